@@ -50,7 +50,7 @@ static int derive_schedule(struct ppo_config *k) {
     k->train_batch_size = a->required * a->updates;
     a->most_open = (int64_t)((double)k->train_batch_size * (1 + a->staleness));
     if (k->raw.prox) k->raw.bypass_mode = false;
-    a->anew = !k->raw.bypass_mode;
+    a->recompute_log_probs = !k->raw.bypass_mode;
     if (k->filter.enable)
         FAIL(ERR_INVAL, "algorithm.filter_groups.enable=True: prompts are not replaced in fully asynchronous training; take "
                         "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
@@ -283,7 +283,7 @@ static int derive_critic_updates(struct ppo_config *k) {
     return 0;
 }
 
-/* Keys of a critic that there is not. */
+/* Notes the keys of a critic where the run has none. */
 static int note_no_critic(const struct ppo_config *k) {
     int64_t n;
     const char *key = conf_first_set(k->conf, "critic.", "critic.enable", &n);
@@ -291,7 +291,7 @@ static int note_no_critic(const struct ppo_config *k) {
     if (n > 1) snprintf(others, sizeof others, " and %lld more", (long long)n - 1);
     if (key)
         log_note("%s%s: no effect, as algorithm.adv_estimator=%s has no critic; gae has one, and critic.enable=True trains one "
-                 "beside any",
+                 "with any estimator",
                  key, others, k->adv_estimator);
     return 0;
 }
@@ -331,7 +331,7 @@ static int derive_critic(struct ppo_config *k) {
     return derive_critic_updates(k);
 }
 
-/* What a key says, or the value that stands for null. */
+/* A key's value, or the default in place of null. */
 static double or_else(const struct conf *c, const char *key, double v, double none) { return conf_is_null(c, key) ? none : v; }
 
 static int derive_distill_loss(struct ppo_config *k) {
@@ -514,16 +514,16 @@ static int derive_reward(struct ppo_config *k) {
     const bool dapo = m && strcmp(m->name, "dapo") == 0;
     if (m) {
         k->reward.style = m->style;
-        k->tell_agent_loop = m->agent_loop;
-        k->tell_turns = m->turns;
-        k->tell_scores = m->scores;
-        k->tell_experiment = m->experiment;
+        k->extra_agent_loop = m->agent_loop;
+        k->extra_turns = m->turns;
+        k->extra_scores = m->scores;
+        k->extra_experiment = m->experiment;
         TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
     }
     TRY(derive_limits(k, m));
     if (dapo && derive_overlong(k) < 0) return err_wrap(ERR_INVAL, "reward.reward_manager.name=dapo");
     if (k->reward.router_address && !k->reward.path && !k->own_manager)
-        FAIL(ERR_INVAL, "reward.reward_model.router_address is for a scorer that asks that server: set "
+        FAIL(ERR_INVAL, "reward.reward_model.router_address is for a scorer that calls that server: set "
                         "reward.custom_reward_function.path");
     json_object_foreach((json_t *)(uintptr_t)k->source_weights, source, w) if (!json_is_number(w))
         FAIL(ERR_INVAL, "reward.source_weights.%s: expected a number", source);
@@ -537,7 +537,7 @@ static int derive_reward_model(struct ppo_config *k) {
     struct ppo_rm_config *r = &k->rm;
     const struct judge_args *j = &r->judge;
     if (!r->enable && !k->reward.router_address) return 0;
-    if (k->reward.router_address) { /* the model is elsewhere; here is its tokenizer at most */
+    if (k->reward.router_address) { /* the model is served elsewhere; this run has at most its tokenizer */
         r->enable = false;
         if (k->raw.rm_path) TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
         k->reward.rm_tokenizer = r->model_dir;
@@ -570,26 +570,26 @@ static bool has_critic(const struct ppo_config *k) {
     return conf_is_null(k->conf, "critic.enable") ? strcmp(k->adv_estimator, "gae") == 0 : k->critic.enable;
 }
 
-struct pool_asked {
+struct pool_request {
     const char *gpus; /* its key of GPUs a host: verl's default is 8, so only a number that was set is a promise */
     const struct ppo_pool_keys *keys;
     bool wanted;
 };
-static struct pool_asked pool_asked(const struct ppo_config *k, int pool) {
+static struct pool_request pool_request(const struct ppo_config *k, int pool) {
     switch ((enum ppo_pool)pool) {
-    case PPO_ROLLOUT: return (struct pool_asked){"rollout.n_gpus_per_node", &k->raw.rollout_pool, k->schedule != PPO_SYNC};
-    case PPO_CRITIC: return (struct pool_asked){"critic.n_gpus_per_node", &k->raw.critic_pool, has_critic(k)};
-    case PPO_TEACHER: return (struct pool_asked){"distillation.n_gpus_per_node", &k->raw.teacher_pool, k->distill.enable};
+    case PPO_ROLLOUT: return (struct pool_request){"rollout.n_gpus_per_node", &k->raw.rollout_pool, k->schedule != PPO_SYNC};
+    case PPO_CRITIC: return (struct pool_request){"critic.n_gpus_per_node", &k->raw.critic_pool, has_critic(k)};
+    case PPO_TEACHER: return (struct pool_request){"distillation.n_gpus_per_node", &k->raw.teacher_pool, k->distill.enable};
     case PPO_REWARD:
-        return (struct pool_asked){"reward.reward_model.n_gpus_per_node", &k->raw.rm_pool, k->rm.enable && k->raw.rm_pool.enable};
-    default: return (struct pool_asked){0};
+        return (struct pool_request){"reward.reward_model.n_gpus_per_node", &k->raw.rm_pool, k->rm.enable && k->raw.rm_pool.enable};
+    default: return (struct pool_request){0};
     }
 }
 
-static struct ppo_pools asked(const struct ppo_config *k, bool by_ranks) {
+static struct ppo_pools requested_pools(const struct ppo_config *k, bool by_ranks) {
     struct ppo_pools p = {{0}};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) {
-        const struct pool_asked a = pool_asked(k, i);
+        const struct pool_request a = pool_request(k, i);
         if (a.wanted && by_ranks) p.n[i] = a.keys->ranks;
         if (a.wanted && !by_ranks && conf_is_set(k->conf, a.gpus)) p.n[i] = a.keys->nnodes * a.keys->n_gpus_per_node;
     }
@@ -597,32 +597,32 @@ static struct ppo_pools asked(const struct ppo_config *k, bool by_ranks) {
 }
 
 struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
-    const struct ppo_pools gpus = asked(k, false), ranks = asked(k, true);
+    const struct ppo_pools gpus = requested_pools(k, false), ranks = requested_pools(k, true);
     struct train_devices_beside b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) { /* hosts of another size are the trainer's, which have room for both */
-        const struct ppo_pool_keys *keys = pool_asked(k, i).keys;
+        const struct ppo_pool_keys *keys = pool_request(k, i).keys;
         if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->devices.n_gpus_per_node) b.nodes += keys->nnodes;
     }
     return b;
 }
 
 void ppo_config_pools(struct ppo_config *k, bool launched) {
-    const struct train_devices_beside beside = ppo_config_beside(k);
-    const bool by_ranks = train_on_cpu(k->run.device) || k->devices.ranks > 0 || beside.gpus == 0;
-    const int64_t pools = by_ranks ? beside.ranks : beside.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
+    const struct train_devices_beside other = ppo_config_beside(k);
+    const bool by_ranks = train_on_cpu(k->run.device) || k->devices.ranks > 0 || other.gpus == 0;
+    const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
     const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->devices));
     k->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->n_ranks}};
     if (pools == 0) return;
     if (k->n_ranks < (launched ? pools + 1 : all)) {
-        log_note("not all %lld ranks that pools and the trainer ask for are there: no pools, the work takes turns on %lld rank%s",
+        log_note("pools and the trainer request %lld ranks, not all there: no pools, the work takes turns on %lld rank%s",
                  (long long)all, (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s");
         return;
     }
-    k->pools = asked(k, by_ranks);
+    k->pools = requested_pools(k, by_ranks);
     k->pools.n[PPO_TRAIN] = k->n_ranks - pools;
 }
 
-/* Pools that are asked for and do not come about; a critic's keys: note_no_critic. */
+/* Notes pools that are requested and not created; a critic's keys: note_no_critic. */
 static void note_no_pools(const struct ppo_config *k) {
     const struct ppo_pool_keys *const rm = &k->raw.rm_pool;
     if (k->raw.teacher_pool.ranks > 0 && !k->distill.enable)
@@ -641,7 +641,7 @@ static void note_no_pools(const struct ppo_config *k) {
 
 /* ---- what is not set ---- */
 
-/* Micro-batches by tokens where nothing says how they are cut. own: the key that asks for them. */
+/* Micro-batches by tokens where no key gives their size. own: the key that requests them. */
 static void default_cut(const struct ppo_config *k, const char *own, struct ppo_cut_keys *w, struct buf *said) {
     if (w->all || w->each || w->dynamic || conf_is_set(k->conf, own) || conf_is_set(k->conf, ARR "actor.use_dynamic_bsz")) return;
     w->dynamic = true;
@@ -658,7 +658,7 @@ static void default_cuts(struct ppo_config *k) {
     buf_free(&said);
 }
 
-/* The keys without which there is no run, all at once: verl's defaults for them are files that are hardly there. */
+/* The keys without which there is no run, all at once: verl's defaults for them are files that seldom exist. */
 static int check_given(const struct ppo_config *k) {
     struct buf b = {0};
     if (!conf_is_set(k->conf, ARR "model.path") && !file_is_dir(k->raw.model_path))
@@ -673,7 +673,7 @@ static int check_given(const struct ppo_config *k) {
     return rc;
 }
 
-/* verl's default file counts where it is there. Without data there is no validation, whatever asks for one. */
+/* verl's default file counts where it exists. Without data there is no validation, whichever key requests one. */
 static int derive_validation(struct ppo_config *k) {
     if (!train_val_files(k->conf, k->val_files, k->n_val_files)) k->n_val_files = 0;
     if (k->n_val_files > 0) return 0;
@@ -702,8 +702,8 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);
     k->n_ranks = k->n_local = k->pools.n[PPO_TRAIN] = 1;
-    const struct train_devices_beside beside = ppo_config_beside(k);
-    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, &beside, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    const struct train_devices_beside other = ppo_config_beside(k);
+    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, &other, k->run.device, &k->n_ranks, &k->n_ray_nodes));
     if (use == PPO_RUN) ppo_config_pools(k, train_launched());
     derive_data(k);
     TRY(data_sampler_spec_check(&k->sampler));

@@ -64,7 +64,7 @@ struct ppo_distill_config {
     char *teacher_dir; /* owned */
     struct algo_distill loss;
     int64_t topk;          /* tokens of a list; read by the ..._topk losses */
-    bool use_task_rewards; /* beside the policy loss, weighted by coef; else alone */
+    bool use_task_rewards; /* added to the policy loss, weighted by coef; else alone */
     double coef;
     struct micro_batch_limits cut; /* of the teacher's passes */
 };
@@ -92,9 +92,9 @@ struct ppo_async_config {
     const char *replay;    /* a run.db, or NULL */
     int64_t total_prompts; /* 0: as the epochs say */
     /* derived */
-    int64_t required;  /* of an update */
-    int64_t most_open; /* begun and not trained yet */
-    bool anew;         /* old log-probs, by the weights of the last exchange */
+    int64_t required;         /* of an update */
+    int64_t most_open;        /* begun and not trained yet */
+    bool recompute_log_probs; /* old log-probs, by the weights of the last exchange */
 };
 
 enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
@@ -197,10 +197,10 @@ struct ppo_config {
     struct ppo_distill_config distill;
     /* reward */
     struct reward_args reward;
-    bool tell_agent_loop, tell_turns, tell_scores, tell_experiment; /* what a manager adds to extra_info (reward.c) */
-    bool trial_call;                                                /* of the scorer, before the run */
-    bool own_manager;                                               /* a class of the user's scores */
-    const char *manager_path, *manager_names[2];                    /* its file, NULL: the scorer's; its name, first that to try */
+    bool extra_agent_loop, extra_turns, extra_scores, extra_experiment; /* what a manager adds to extra_info (reward.c) */
+    bool trial_call;                                                    /* of the scorer, before the run */
+    bool own_manager;                                                   /* a class of the user's scores */
+    const char *manager_path, *manager_names[2]; /* its file, NULL: the scorer's; its name, first that to try */
     enum reward_policy on_error;
     struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */
@@ -209,11 +209,11 @@ struct ppo_config {
     enum ppo_config_use use;
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
-    struct train_devices_keys devices; /* asked for */
+    struct train_devices_keys devices; /* as requested */
     int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
     struct ppo_pools pools;            /* of these ranks */
     enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
-    enum weight_layout layout;         /* of several ranks, as it is asked for */
+    enum weight_layout layout;         /* of several ranks, as requested */
     int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
     int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
     int64_t total_epochs, total_training_steps;
@@ -232,12 +232,12 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);
 void ppo_config_free(struct ppo_config *k);
-/* What the pools' keys ask for beside the trainer's ranks. */
+/* What the pools' keys request in addition to the trainer's ranks. */
 struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
-/* Deals n_ranks, which are known, to the pools that keys ask for; with too few of them there are none, and a note. launched: what
- * started the ranks says how many there are. */
+/* Assigns n_ranks to the pools that keys request. Too few ranks: no pools, and a note. launched: a launcher set the number of
+ * ranks. */
 void ppo_config_pools(struct ppo_config *k, bool launched);
-/* Whether the critic's frozen weights are those of the policy beside it. */
+/* Whether the critic's frozen weights are the policy's on the same ranks. */
 static inline bool ppo_critic_shares(const struct ppo_config *k) { return k->critic.shares_base && k->pools.n[PPO_CRITIC] == 0; }
 /* Whether this process does that part of the work. */
 static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }

@@ -23,7 +23,7 @@ struct generation controller_generation(const struct controller *c) {
     return (struct generation){c->tok, c->reward, c->train_data, c->threads};
 }
 
-/* ---- what the run asks for ---- */
+/* ---- callbacks of the run ---- */
 
 /* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
 static const char *const timed[] = {"seconds", "scoring_seconds", "ended", "num_preempted", NULL};
@@ -44,7 +44,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     const json_t *carried = json_object_get(trainer, "carried");
     double kl_coef;
     TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
-    if (strcmp(c->k.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is what its key says now */
+    if (strcmp(c->k.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
     TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.grad_chunk, where));
     if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
     if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
@@ -102,7 +102,7 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
     return rl_dataset_open(out, &a);
 }
 
-/* The metric of early stopping, by what the validation data tell of the names. */
+/* Checks the metric of early stopping against the names that the validation data imply. */
 static int check_stop_metric(const struct controller *c) {
     const struct rl_dataset *d = c->val_data;
     struct map seen = {0};
@@ -213,8 +213,8 @@ static int open_run(struct controller *c, const struct conf *conf) {
     return 0;
 }
 
-/* What a resumed run may not exchange in silence: the models that it reads from their directories, each time it starts. */
-static int tell_changes(struct controller *c, const struct conf *conf) {
+/* Reports what a resumed run changes: its keys, and the models that it reads from their directories at each start. */
+static int report_changes(struct controller *c, const struct conf *conf) {
     const struct ppo_config *k = &c->k;
     const struct resume_model models[] = {
         {"actor_rollout_ref.model.path", k->model_dir, true},
@@ -256,7 +256,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(check_files(k));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
-    TRY(tell_changes(c, conf));
+    TRY(report_changes(c, conf));
     if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
     if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
     TRY(algo_user_check(k->my_adv));

@@ -19,7 +19,7 @@ struct controller {
     struct algo_kl_ctrl kl_ctrl;
     const struct batch *carry; /* samples that a later step trains, kept with each checkpoint; borrowed, NULL: none */
     json_t *async;             /* what fully_async.c keeps with a checkpoint; owned, NULL: nothing */
-    struct batch carried;      /* those of the checkpoint that the run goes on from, until they are taken; n_cols 0: none */
+    struct batch carried;      /* those of the checkpoint that the run resumes from, until they are taken; n_cols 0: none */
     struct worker worker;
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */
@@ -45,9 +45,9 @@ int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const st
                 void *arg);
 
 /* ---- ppo.c ---- */
-/* One step; drawn: of algorithm.use_pf_ppo. */
+/* One step; drawn: the resampled batch of algorithm.use_pf_ppo. */
 int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
-/* All of it between the rollout and the step's end, and with the end. */
+/* The stages after the rollout, and the step's end. */
 int ppo_update(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
 int ppo_train(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
 

@@ -5,15 +5,15 @@
 
 #include "base/err.h"
 
-/* What a disk plan is asked for, with what it points to. */
-struct asked {
+/* The arguments of a disk plan, with the structs that they point to. */
+struct disk_query {
     struct model_shapes shapes;
     struct disk_model models[2];
     struct disk_plan_args args;
 };
 
-static int ask(struct asked *q, const struct ppo_config *k, const struct ppo_disk_args *a) {
-    *q = (struct asked){0};
+static int fill_query(struct disk_query *q, const struct ppo_config *k, const struct ppo_disk_args *a) {
+    *q = (struct disk_query){0};
     TRY(model_shapes_load(&q->shapes, k));
     q->models[0] = (struct disk_model){&q->shapes.policy, k->model_dir, &k->lora, &k->optim};
     q->models[1] = (struct disk_model){&q->shapes.critic, k->model_dir, &k->critic.lora, &k->critic.optim};
@@ -32,9 +32,9 @@ static int ask(struct asked *q, const struct ppo_config *k, const struct ppo_dis
 }
 
 int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, void (*say)(void *arg, const char *line), void *arg) {
-    struct asked q;
+    struct disk_query q;
     struct disk_plan p;
-    int rc = ask(&q, k, a);
+    int rc = fill_query(&q, k, a);
     if (rc == 0) rc = disk_plan_make(&p, &q.args);
     if (rc == 0) rc = disk_plan_check(&p, &q.args, say, arg);
     model_shapes_free(&q.shapes);
@@ -42,10 +42,10 @@ int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, vo
 }
 
 json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out) {
-    struct asked q;
+    struct disk_query q;
     struct disk_plan p;
     json_t *json = NULL;
-    if (ask(&q, k, a) == 0 && disk_plan_make(&p, &q.args) == 0) json = disk_plan_print(&p, &q.args, out);
+    if (fill_query(&q, k, a) == 0 && disk_plan_make(&p, &q.args) == 0) json = disk_plan_print(&p, &q.args, out);
     model_shapes_free(&q.shapes);
     return json;
 }

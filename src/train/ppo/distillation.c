@@ -1,5 +1,5 @@
-/* distillation.c - on-policy distillation: what a frozen teacher says of the student's samples, and its part of the
- * update's loss.  Formulas live in algo/distillation.c, the log-probs of lists in the LM head of dev.
+/* distillation.c - on-policy distillation: a frozen teacher's log-probs of the student's samples, and its part of the update's
+ * loss.  Formulas live in algo/distillation.c, the log-probs of lists in the LM head of dev.
  *
  * Invariant: what is kept of the teacher is one number or topk (token, log-prob) pairs for each response token, never
  * a row of the vocabulary. */

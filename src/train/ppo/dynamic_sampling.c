@@ -1,5 +1,5 @@
-/* dynamic_sampling.c - DAPO's dynamic sampling (algorithm.filter_groups): a prompt whose samples are all alike teaches
- * nothing and is replaced in the running engine as soon as its last sample is scored.
+/* dynamic_sampling.c - DAPO's dynamic sampling (algorithm.filter_groups): a prompt whose samples are all alike carries no learning
+ * signal and is replaced in the running engine as soon as its last sample is scored.
  *
  * Invariant: which prompts are kept depends on the order of the data alone, never on which sample ended first. */
 #include "train/ppo/generation.h"
@@ -30,7 +30,7 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
     bool alike = true;
     for (int64_t i = k * g->per; i < k * g->per + g->n; i++) {
         if (g->samples[i].reward.status != REWARD_SCORE) {
-            if (g->s->k->on_error != REWARD_DROP_SAMPLE) { /* the group goes, or the run stops */
+            if (g->s->k->on_error != REWARD_DROP_SAMPLE) { /* the group is dropped, or the run stops */
                 *useless = g->s->k->on_error == REWARD_DROP_GROUP;
                 return 0;
             }
@@ -44,8 +44,8 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
     return 0;
 }
 
-/* A group has its last score: a useless one makes room for the next prompt. One comes for each that goes, so
- * that in the end the prompts tried are the shortest run of the data with enough useful ones. */
+/* A group has its last score: a useless one is replaced by the next prompt. Each one that is dropped is replaced, so in the end the
+ * prompts tried are the shortest run of the data with enough useful ones. */
 int dynamic_sampling_close(struct gen *g, int64_t k) {
     const struct ppo_filter_config *f = &g->s->k->filter;
     TRY(group_useless(g, k, &g->groups[k].useless));

@@ -1,13 +1,14 @@
 /* fully_async.c - fully asynchronous training (verl.experimental.fully_async_policy), with partial rollouts.
  *
- * A step is what lies between two exchanges of weights: several updates, each of require_batches mini-batches. Prompts are begun
- * beyond those that it needs (staleness_threshold). When as many as it needs have ended, generation is interrupted; what is not
- * trained now is held over. A sample that was interrupted goes on in the next step, under the weights of then: its KV cache is
- * computed anew from its tokens so far, as verl's servers do after an abort. Each token keeps its log-prob and its version.
+ * A step is what lies between two exchanges of weights: several updates, each of require_batches mini-batches. It begins more
+ * prompts than it needs (staleness_threshold). When as many as it needs have ended, generation is interrupted; what is not trained
+ * now is held for a later step. An interrupted sample continues in the next step under the new weights: its KV cache is recomputed
+ * from its tokens so far, as verl's servers do after an abort. Each token keeps its log-prob and its version.
  *
- * With ranks of its own, generation goes on beside the updates, until the weights are exchanged; else they take turns. Time says
- * which version draws which token, and a run.db has what happened: async_training.replay repeats it, from whichever it came.
- * Invariant: a token's rollout log-prob is that of the weights which drew it; a checkpoint has all samples that are held over. */
+ * Disaggregated, on ranks of its own, generation is overlapped with the updates until the weights are exchanged; colocated, they
+ * take turns. Timing decides which version draws which token. run.db records it, and async_training.replay repeats the record of
+ * either mode.
+ * Invariant: a token's rollout log-prob is that of the weights which drew it; a checkpoint has all samples that are held. */
 #include "train/ppo/controller.h"
 #include "train/ppo/generation.h"
 
@@ -43,7 +44,7 @@ struct fully_async {
     struct gen g;
     int64_t *kept;         /* groups of g that the step trains */
     bool generating, over; /* it is open; all of it has ended */
-    bool apart;            /* on ranks of its own: goes on while others train */
+    bool disaggregated;    /* on ranks of its own, overlapped with training */
 };
 
 /* ---- the number of steps ---- */
@@ -81,7 +82,7 @@ static struct held *hold(struct fully_async *a) {
     return &a->held[a->n_held++];
 }
 
-/* Prompts with a token of before async_training.max_version_lag go; at the next updates it would be older than that. */
+/* Drops prompts with a token that would be older than async_training.max_version_lag at the next updates. */
 static void drop_old(struct fully_async *a, int32_t version) {
     int64_t n = 0;
     for (int64_t k = 0; k < a->n_held; k++) {
@@ -107,7 +108,7 @@ static void begin(struct fully_async *a, const struct stage *s) {
     h->seed = gen_epoch_seed(s);
 }
 
-/* ---- a record that is repeated ---- */
+/* ---- replay of a record ---- */
 
 static const struct track_schedule_row *recorded(const struct fully_async *a, int64_t number, int64_t sample) {
     return track_schedule_find(&a->record, number, sample);
@@ -120,7 +121,7 @@ static int64_t tokens_by(const struct track_schedule_row *r, int32_t version) {
     return n;
 }
 
-/* Begins what the record has begun by this version, and says how far each sample goes in this step. */
+/* Begins the prompts that the record began by this version, and sets how far each sample goes in this step. */
 static int follow(struct fully_async *a, const struct stage *s) {
     const int32_t version = ppo_version(s);
     int64_t last = -1, n = 0, steps = 0;
@@ -130,7 +131,7 @@ static int follow(struct fully_async *a, const struct stage *s) {
         steps = r->step > steps ? r->step : steps;
     }
     if (s->run->step > steps)
-        FAIL(ERR_INPUT, "async_training.replay=%s: the record ends with step %lld; trainer.total_training_steps=%lld asks for more",
+        FAIL(ERR_INPUT, "async_training.replay=%s: the record ends with step %lld; trainer.total_training_steps=%lld is more",
              a->k->async.replay, (long long)steps, (long long)s->run->total_steps);
     while (a->next <= last) begin(a, s);
     for (int64_t k = 0; k < a->n_held; k++) { /* what was never trained is not generated either */
@@ -181,7 +182,7 @@ static int chosen_by_record(const struct fully_async *a, const struct gen *g, in
 
 /* ---- generation ---- */
 
-/* All that is held, into the engine. */
+/* Submits everything that is held to the engine. */
 static int submit(struct fully_async *a, struct gen *g) {
     for (int64_t k = 0; k < a->n_held; k++) {
         struct held *h = &a->held[k];
@@ -200,7 +201,7 @@ static int submit(struct fully_async *a, struct gen *g) {
     return 0;
 }
 
-/* Group k of g is held on. */
+/* Group k of g stays held. */
 static void hold_on(struct fully_async *a, struct gen *g, int64_t k) {
     const size_t bytes = (size_t)a->per * sizeof *g->samples;
     struct held *h = hold(a);
@@ -211,7 +212,7 @@ static void hold_on(struct fully_async *a, struct gen *g, int64_t k) {
     memset(g->samples + k * a->per, 0, bytes);
 }
 
-/* What is not chosen: those that have ended, in that order, then the others. */
+/* Holds what is not chosen: those that have ended, in that order, then the others. */
 static void hold_rest(struct fully_async *a, struct gen *g, const int64_t *kept, int64_t n) {
     bool *chosen = xcalloc((size_t)g->n_groups + 1, sizeof *chosen);
     for (int64_t i = 0; i < n; i++) chosen[kept[i]] = true;
@@ -246,17 +247,17 @@ static int64_t ended_now(const struct gen *g) {
     return n;
 }
 
-/* What is held goes on, with further prompts, by the weights of now. */
+/* Held samples continue, with further prompts, under the current weights. */
 static int open_generation(struct fully_async *a, const struct stage *s, const struct generation *in) {
     const struct ppo_config *k = a->k;
     const bool replay = a->record.n > 0;
     const int64_t n = k->train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
     const int64_t most = k->async.most_open < left ? k->async.most_open : left;
-    a->apart = worker_generates_apart(s->worker);
+    a->disaggregated = worker_generates_apart(s->worker);
     a->s = *s;
     a->in = *in;
     a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->train, .partial = true};
-    if (k->async.partial && !replay && !a->apart) a->g.enough = n;
+    if (k->async.partial && !replay && !a->disaggregated) a->g.enough = n;
     a->generating = true;
     a->over = false;
     TRY(gen_begin(&a->g));
@@ -278,9 +279,9 @@ static bool has_enough(const struct fully_async *a) {
     return enough;
 }
 
-/* Until as many prompts have ended as a step needs; without ranks of their own, or to repeat a record, all that is to come. */
+/* Generates until as many prompts have ended as a step needs; colocated, or in a replay, until all have ended. */
 static int wait_for_samples(struct fully_async *a) {
-    const bool all = !a->apart || a->record.n > 0;
+    const bool all = !a->disaggregated || a->record.n > 0;
     while (!a->over && (all || !has_enough(a))) {
         const int more = gen_step(&a->g, true);
         TRY(more);
@@ -289,8 +290,8 @@ static int wait_for_samples(struct fully_async *a) {
     return 0;
 }
 
-/* While others train. */
-static int generate_beside(void *arg) {
+/* Overlapped with training. */
+static int generate_overlapped(void *arg) {
     struct fully_async *a = arg;
     if (a->over || stage_stop_due()) return 0;
     const int more = gen_step(&a->g, false);
@@ -398,7 +399,7 @@ static int restore_sample(struct gen_sample *x, const struct batch *b, int64_t i
     if (n == 0) return 0;
     if (batch_len(logp, i) != n || batch_len(kept, i) != n || batch_len(versions, i) != n || over->i64[i] < 0 ||
         over->i64[i] > 1 + ROLLOUT_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
-        FAIL(ERR_FORMAT, "a sample that was held over has no sound values");
+        FAIL(ERR_FORMAT, "a held sample has invalid values");
     x->n = n;
     x->ids = copied(ids->i32 + at, n);
     x->logp = copied(logp->f32 + logp->off[i], n);
@@ -421,7 +422,7 @@ static int restore_held(struct fully_async *a, const struct batch *b, const stru
     TRY(batch_get(b, "seed", BATCH_I64, &seed));
     if (b->n_rows % a->per != 0)
         FAIL(ERR_INPUT,
-             "its prompts have another number of samples; go on with the same actor_rollout_ref.rollout.n and estimator");
+             "its prompts have another number of samples; resume with the same actor_rollout_ref.rollout.n and estimator");
     for (int64_t i = 0; i < b->n_rows; i++) {
         if (i % a->per == 0) hold(a);
         struct held *h = &a->held[i / a->per];
@@ -435,7 +436,7 @@ static int restore_held(struct fully_async *a, const struct batch *b, const stru
 }
 
 static int restore(struct fully_async *a, const json_t *o, const struct generation *in) {
-    const char *where = "samples held over in the checkpoint";
+    const char *where = "held samples of the checkpoint";
     struct batch b;
     TRY(json_i64(o, "next", &a->next, where));
     TRY(json_i64(o, "generated", &a->generated, where));
@@ -541,7 +542,7 @@ static void join_metrics(const struct metrics *m, int64_t n, struct metrics *out
 
 struct generation_call {
     struct fully_async *a;
-    const json_t *held; /* of the checkpoint that the run goes on from; NULL: none */
+    const json_t *held; /* of the checkpoint that the run resumes from; NULL: none */
     struct batch *out;
 };
 
@@ -551,7 +552,7 @@ static int start(struct fully_async *a, const struct generation_call *c, const s
     if (c->held) TRY(restore(a, c->held, in));
     if (!a->k->async.replay) return 0;
     if (a->per > a->k->train.n)
-        FAIL(ERR_INVAL, "async_training.replay: algorithm.adv_estimator=%s has greedy responses, which run.db has not",
+        FAIL(ERR_INVAL, "async_training.replay: algorithm.adv_estimator=%s has greedy responses, which run.db does not record",
              a->k->adv_estimator);
     return track_schedule_read(&a->record, a->k->async.replay);
 }
@@ -598,7 +599,7 @@ static int train(struct fully_async *a, struct verlc *v, struct verlc_batch *all
     int rc = 0;
     for (int64_t u = 0; u < n; u++) TRYG(cut(v, a, all, u, part[u]), out);
     /* the policy of the last exchange, before any update: what verl keeps a copy of the weights for */
-    for (int64_t u = 0; u < n && a->k->async.anew; u++) TRYG(verlc_log_probs(v, VERLC_ACTOR, part[u]), out);
+    for (int64_t u = 0; u < n && a->k->async.recompute_log_probs; u++) TRYG(verlc_log_probs(v, VERLC_ACTOR, part[u]), out);
     metrics_merge(&whole, &r->metrics);
     for (int64_t u = 0; u < n; u++) {
         metrics_reset(&r->metrics);
@@ -627,14 +628,14 @@ static int step(struct fully_async *a, struct verlc *v, struct verlc_batch *all,
     struct generation_call call = {a, c->async, verlc_batch_data(all)};
     TRY(verlc_stage(v, worker_generates_apart(w) ? "sync_rollout_weights" : "gen", open_stage, &call));
     TRY(verlc_stage(v, "gen", wait_stage, &call));
-    if (!a->apart) TRY(verlc_stage(v, "gen", close_stage, &call));
-    a->g.beside = a->apart;
-    if (a->apart) worker_beside(w, generate_beside, a);
+    if (!a->disaggregated) TRY(verlc_stage(v, "gen", close_stage, &call));
+    a->g.overlapped = a->disaggregated;
+    if (a->disaggregated) worker_beside(w, generate_overlapped, a);
     TRY(train(a, v, all, part, drawn));
     worker_beside(w, NULL, NULL);
-    a->g.beside = false;
+    a->g.overlapped = false;
     call.out = verlc_batch_data(all); /* with what the updates added */
-    if (a->apart) TRY(verlc_stage(v, "sync_rollout_weights", close_stage, &call));
+    if (a->disaggregated) TRY(verlc_stage(v, "sync_rollout_weights", close_stage, &call));
     json_decref(c->async);
     c->async = state(a);
     return verlc_end_step(v, all);

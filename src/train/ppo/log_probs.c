@@ -1,4 +1,4 @@
-/* log_probs.c - old log-probs and the reference's: what the policy and its frozen start say of the samples' tokens. */
+/* log_probs.c - old log-probs and the reference's: of the samples' tokens, by the policy and by the frozen reference. */
 #include "train/ppo/stages.h"
 
 #include "base/buf.h"
@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *ahead, float *out) {
+int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *precomputed, float *out) {
     const struct progress at = run_progress(s->run);
-    const struct batch_col *there = batch_find(b, ahead);
+    const struct batch_col *there = batch_find(b, precomputed);
     const int64_t *const off = batch_find(b, "responses")->off;
     struct packed_seq *seqs;
     int64_t n = 0, tokens = 0;
@@ -29,7 +29,7 @@ int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, co
         memcpy(out + off[i], done ? there->f32 + there->off[i] : from, (size_t)own * sizeof *out);
         if (!done) from += own;
     }
-    if (there) batch_drop(b, ahead);
+    if (there) batch_drop(b, precomputed);
     free(rest);
     free(seqs);
     return rc;
@@ -87,7 +87,7 @@ int ppo_old_log_probs(const struct stage *s, struct batch *b) {
 
 int ppo_reference(const struct stage *s, struct batch *b) {
     float *logp = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *logp + 1);
-    int rc = ppo_numbers(s, VERLC_REF, b, PPO_REF_AHEAD, logp);
+    int rc = ppo_numbers(s, VERLC_REF, b, PPO_REF_PRECOMPUTED, logp);
     if (rc == 0) rc = ppo_add_numbers(b, "ref_log_prob", logp);
     free(logp);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;

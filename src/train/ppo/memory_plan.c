@@ -116,7 +116,7 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const st
     return 0;
 }
 
-/* The same of an update that keeps so much. */
+/* The same of an update that keeps so many activations. */
 size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                          struct model_keep keep) {
     const struct trained_model_args a = {.dev = dev,
@@ -169,7 +169,7 @@ size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows) {
     return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
 }
 
-/* Rows of the validation data as far as their files' sizes tell before they are read. */
+/* Rows of the validation data, estimated from the files' sizes before they are read. */
 static int64_t validation_rows(const struct ppo_config *k) {
     enum { ROW = 1024 };
     const int64_t rows = k->n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->val_files, k->n_val_files) / ROW) : 0;
@@ -277,14 +277,14 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     return 0;
 }
 
-/* The reward model scores beside generation, so what it needs is its own. */
+/* The reward model scores during generation, so its memory is not part of the block. */
 static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
     const struct ppo_rm_config *r = &k->rm;
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){
         .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
     if (judge_is_wanted(&r->judge)) {
-        const int64_t batch = size_mul(rollout_prompts(k), k->train.n + 1); /* and a baseline: no more are asked for at once */
+        const int64_t batch = size_mul(rollout_prompts(k), k->train.n + 1); /* and a baseline: no more are requested at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
@@ -371,7 +371,7 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
     p->n_kv_blocks = r.n_kv_blocks;
 }
 
-/* Where the plan is to choose: the updates keep of their activations what has room beside everything else. On a GPU that
+/* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
  * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
  * so that it is what the block holds in any case. */
 static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
@@ -387,7 +387,7 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
     }
 }
 
-/* Whether a checkpoint is copied and written beside the next steps. */
+/* Whether a checkpoint is copied and written during the next steps. */
 static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
     const size_t taken = own ? p->offload + p->host_all : p->total, there = own ? p->host_limit : p->limit;

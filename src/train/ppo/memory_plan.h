@@ -22,11 +22,11 @@ struct memory_plan {
     struct model_memory policy;
     size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master and moments */
     size_t critic_grads, critic_chunk;                           /* of critic_pass, as policy.grads and policy.chunk of update */
-    size_t offload, host_limit;                                  /* bytes in host memory beside the device's, and how many may be */
+    size_t offload, host_limit;                                  /* bytes offloaded to host memory, and the limit of those */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
     size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
-    size_t copy;                        /* host memory for checkpoints that are written beside the next steps; 0: they are not */
+    size_t copy;                        /* host memory for asynchronous checkpoints; 0: they are synchronous */
     size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
     size_t controller;                  /* with several ranks, the host memory of the process without one; else 0 */
     /* With as little kept as the keys allow, and one sample generated at a time: those of the block, the total. */
@@ -48,7 +48,8 @@ enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
 /* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has.
- * The layout is k's, or the first that fits; where none does, the last. One that the run cannot have is the one before it. */
+ * The layout is k's, or the first that fits; where none does, the last. A layout that the run cannot have is replaced by the one
+ * before it. */
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
 int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);

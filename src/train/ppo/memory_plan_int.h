@@ -5,7 +5,7 @@
 #include "train/ppo/memory_plan.h"
 #include "train/run/rank_plan.h"
 
-/* Of the block, by an update that keeps so much. */
+/* Bytes of the block for an update that keeps so many activations. */
 size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                          struct model_keep keep);
 size_t plan_fixed_bytes(const struct memory_plan *p); /* all but the block */

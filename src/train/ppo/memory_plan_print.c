@@ -49,7 +49,7 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                  on_host ? "the block that other phases need" : "the limit");
 }
 
-/* What a trained policy has beside its weights, and the reference. */
+/* What a trained policy has in addition to its weights, and the reference. */
 static void training_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
     char note[160];
     snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
@@ -65,7 +65,7 @@ static void training_rows(const struct plan_table *b, const struct memory_plan *
              : k->optim.host_master ? "; with buffers of the master"
                                     : "");
     row(b, "optimizer state", p->policy.moments, note);
-    if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights on their way between ranks");
+    if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights in transfer between ranks");
     if (p->ref)
         row(b, "reference weights", p->ref,
             memory_plan_ref_from(p, k) == MODEL_STREAM_HOST
@@ -86,7 +86,7 @@ static void model_rows(const struct plan_table *b, const struct memory_plan *p, 
                                          : "one buffer for rollout and training");
     if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     if (trains) training_rows(b, p, k, several);
-    else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights on their way between ranks");
+    else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights in transfer between ranks");
     if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
@@ -134,13 +134,13 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
     row(b, "scratch", p->working, "of GEMM, LM head and threads");
     if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
-    if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written beside the next steps");
+    if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written during the next steps");
     text_row(text, "total", p->total, "");
     buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     if (trains) recompute_line(p, k, m, dev, text);
     const size_t copy = p->host ? 0 : p->copy;
     if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
-    if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written beside the next steps");
+    if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written during the next steps");
     if (several) {
         const struct rank_plan r = plan_ranks(p, k, s, dev);
         json_object_set_new(out, "ranks", rank_plan_print(&r, text));

@@ -56,7 +56,7 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 #define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
 
-/* Puts all that can be into host memory, as the text of its keys; false: it is there already, or cannot be. */
+/* Offloads all that it can to host memory, as the text of its keys; false: that is offloaded already, or cannot be. */
 static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
     const bool ref = plan_has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
     if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
@@ -109,11 +109,11 @@ static bool fits_without_chunks(const struct ppo_config *k, const struct model_s
     return (k->grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
 }
 
-/* The host memory of samples alone is more than there is. */
+/* The host memory of samples alone exceeds what the host has. */
 static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
     const bool validation = p->validation > p->batch;
     char need[96];
-    snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are there", (double)p->host_all / 0x1p30,
+    snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are available", (double)p->host_all / 0x1p30,
              (double)there / 0x1p30);
     if (validation)
         FAIL(ERR_NOMEM,

@@ -263,7 +263,7 @@ out:
 
 void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char **dir) {
     if (!*dir || write_dump(s, tok, b, *dir) == 0) return;
-    log_warn("the samples of step %lld were not written: %s; the run goes on without these files", (long long)s->run->step,
+    log_warn("the samples of step %lld were not written: %s; the run continues without these files", (long long)s->run->step,
              err_msg());
     *dir = NULL;
 }

@@ -13,7 +13,7 @@
 /* Also the parts of the work. The first two are neighbours, since weights go from one to the other. */
 enum ppo_pool { PPO_TRAIN, PPO_ROLLOUT, PPO_CRITIC, PPO_TEACHER, PPO_REWARD, PPO_POOLS };
 
-/* What keys ask for; ranks: on a CPU. 0: no pool. */
+/* What keys request; ranks: on a CPU. 0: no pool. */
 struct ppo_pool_keys {
     bool enable; /* reward.reward_model.enable_resource_pool */
     int64_t nnodes, n_gpus_per_node, ranks;

@@ -111,8 +111,8 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     int rc = 0;
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
     k.host_memory = a->host;
-    const struct train_devices_beside beside = ppo_config_beside(&k);
-    TRYG(train_plan_ranks(c, &k.devices, &beside, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    const struct train_devices_beside other = ppo_config_beside(&k);
+    TRYG(train_plan_ranks(c, &k.devices, &other, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
     ppo_config_pools(&k, false);
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), end);

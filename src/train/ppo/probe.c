@@ -45,8 +45,8 @@ static int step(void *ctx, struct time_probe *p) {
 
 static void full_length(void *ctx) { verlc_controller(((struct probe *)ctx)->v)->k.train.ignore_eos = true; }
 
-/* A pass over the validation data, or where they are many over rows spread evenly: so many that a longest sample at the end,
- * beside which nothing runs, weighs little. */
+/* A pass over the validation data, or where they are many over rows spread evenly: so many that the tail, where a longest sample
+ * runs alone, weighs little. */
 static int validate(void *ctx, struct time_probe *p) {
     enum { WAVES = 8 }; /* as many samples as fit at a time, so often */
     struct controller *c = verlc_controller(((struct probe *)ctx)->v);
@@ -64,7 +64,7 @@ static int validate(void *ctx, struct time_probe *p) {
     return rc;
 }
 
-/* What the run would do, before a probe leaves it away. Dynamic sampling may find no groups that differ among responses of
+/* What the run would do, before a probe leaves it out. Dynamic sampling may find no groups that differ among responses of
  * another length, so then there is no step at full length. */
 static int measure(struct probe *x, bool whole, struct time_probe *p) {
     struct controller *c = verlc_controller(x->v);

@@ -1,5 +1,5 @@
-/* reward.c - scores of finished samples, and rewards from them: who is asked (rules, a reward model, compute_score) and with
- * what, samples without a score, weights of data sources, scores on tokens.
+/* reward.c - scores of finished samples, and rewards from them: which scorer is called (rules, a reward model, compute_score), with
+ * which arguments, samples without a score, weights of data sources, scores on tokens.
  *
  * Invariant: an error is never a number (DESIGN 8). */
 #include "train/ppo/generation.h"
@@ -28,8 +28,8 @@ static const json_t *ground_truth_of(const struct gen_group *g) {
     return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
-/* What verl's agent loop tells of sample i, a conversation of one turn. */
-static void tell_agent_loop(const struct gen *g, int64_t i, json_t *extra) {
+/* The fields of verl's agent loop for sample i, a conversation of one turn. */
+static void add_agent_loop(const struct gen *g, int64_t i, json_t *extra) {
     const struct gen_sample *x = &g->samples[i];
     const int64_t now = g->validation ? g->s->run->step : g->s->run->step - 1; /* the version of the weights */
     const int64_t first = x->versions ? x->versions[0] : now, last = x->versions ? x->versions[x->n - 1] : now;
@@ -47,15 +47,15 @@ static json_t *reward_scores(const struct gen_group *group) {
 }
 
 /* What the reward manager adds to extra_info. */
-static void tell_rollout(const struct gen *g, int64_t i, json_t *extra) {
+static void add_rollout(const struct gen *g, int64_t i, json_t *extra) {
     const struct ppo_config *k = g->s->k;
-    if (k->tell_agent_loop) tell_agent_loop(g, i, extra);
-    if (k->tell_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
-    if (k->tell_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
+    if (k->extra_agent_loop) add_agent_loop(g, i, extra);
+    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
+    if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
 }
 
-/* The row's columns beside prompt and data source: what is known of a prompt whose row has not verl's columns. */
+/* The row's columns other than prompt and data source: what is known of a prompt whose row lacks verl's columns. */
 static json_t *other_columns(const struct ppo_config *k, json_t *row) {
     json_t *other = json_copy(row);
     json_object_del(other, k->prompt_key);
@@ -63,21 +63,21 @@ static json_t *other_columns(const struct ppo_config *k, json_t *row) {
     return other;
 }
 
-/* The data's column; a row without it and without reward_model tells all that it has. */
+/* The data's column; a row without it and without reward_model passes all its columns. */
 static json_t *given_info(const struct ppo_config *k, json_t *row) {
     const json_t *given = json_object_get(row, "extra_info"), *truth = json_object_get(row, "reward_model");
     if (json_is_object(given)) return json_copy((json_t *)(uintptr_t)given);
     return truth && !json_is_null(truth) ? json_object() : other_columns(k, row);
 }
 
-/* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and what
- * the rollout tells. */
+/* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and the rollout's
+ * fields. */
 static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_group *group = &g->groups[i / g->per];
     json_t *extra = given_info(g->s->k, batch_find(group->prompts, "row")->json[group->row]);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
-    tell_rollout(g, i, extra);
+    add_rollout(g, i, extra);
     return extra;
 }
 
@@ -89,7 +89,7 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
                            *source = batch_find(group->prompts, "data_source");
     json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
     json_object_del(columns, g->s->k->prompt_key);
-    tell_agent_loop(g, i, fields);
+    add_agent_loop(g, i, fields);
     json_object_set_new(columns, g->s->k->reward_fn_key, json_string(source->str[group->row]));
     json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
@@ -104,7 +104,7 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
 
 /* ---- a call before the run ---- */
 
-#define TRIAL_S 20. /* most of it */
+#define TRIAL_S 20. /* at most */
 
 struct trial { /* of the data's first row, with its ground truth as the answer */
     struct reward_request q;
@@ -112,16 +112,16 @@ struct trial { /* of the data's first row, with its ground truth as the answer *
     json_t *extra, *data;
 };
 
-/* What the rollout would tell, of a step that there is not. */
+/* The rollout's fields, before there is a step. */
 static void trial_info(const struct ppo_config *k, json_t *extra, json_t *row) {
     static const char *const steps[] = {"global_steps", "min_global_steps", "max_global_steps"};
-    for (int i = 0; k->tell_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
-    if (k->tell_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
-    if (k->tell_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
-    if (k->tell_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->prompt_key));
-    if (k->tell_turns) json_object_set_new(extra, "num_turns", json_integer(2));
-    if (k->tell_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
-    if (k->tell_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
+    for (int i = 0; k->extra_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
+    if (k->extra_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
+    if (k->extra_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
+    if (k->extra_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->prompt_key));
+    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2));
+    if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
+    if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
     if (k->rm.enable) json_object_set_new(extra, "rm_score", json_real(0));
 }
 
@@ -211,7 +211,7 @@ int score_submit(struct gen *g, int64_t i) {
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
-    s->asked = clock_now();
+    s->requested = clock_now();
     if (!worker_scores(g->s->worker)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),
@@ -231,8 +231,8 @@ int score_submit(struct gen *g, int64_t i) {
 
 /* ---- from the scorers ---- */
 
-/* The reward model's own work, and its scores: the reward, unless a Python scorer is there to use them (verl). 1: a judge
- * that is served has more to do. */
+/* One step of the reward model, and its scores: they are the reward, unless a Python scorer uses them (verl). 1: a judge that is
+ * served has more to do. */
 static int take_model_scores(struct gen *g, bool flush) {
     int64_t tag;
     struct reward_result r;
@@ -261,7 +261,7 @@ static int take_scores(struct gen *g, double wait_s) {
 int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + worker_score_pending(g->s->worker); }
 
 int score_take(struct gen *g, bool more, bool wait) {
-    const double wait_s = worker_has_judge(g->s->worker) ? 0.002 : 0.5; /* a scorer may ask the judge while it is waited for */
+    const double wait_s = worker_has_judge(g->s->worker) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
     if (!more && worker_score_pending(g->s->worker) == 0) TRY(reward_flush(g->in->reward));
@@ -309,7 +309,7 @@ void score_report_errors(const struct gen *g) {
     struct buf kinds = {0};
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         const enum reward_status kind = g->samples[i].reward.status;
-        if (g->samples[i].earlier) continue; /* said then */
+        if (g->samples[i].earlier) continue; /* reported then */
         if (count[kind]++ == 0) first[kind] = i;
     }
     for (int k = REWARD_SCORE + 1; k < REWARD_N_STATUS; k++) {

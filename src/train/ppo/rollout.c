@@ -1,6 +1,6 @@
 /* rollout.c - the generation stage: prompts in, scored samples out.
  *
- * A sample is decoded and handed to the scorers (reward.c) when it ends, while the rest is still being generated; those that end
+ * A sample is decoded and submitted to the scorers (reward.c) when it ends, while the rest is still being generated; those that end
  * together are decoded by all threads.
  * Invariant: what comes out depends on the weights, the data's order and the seeds
  * alone, not on the order in which samples end or scorers answer. */
@@ -31,8 +31,8 @@ static void count_over(struct gen *g, int64_t i) {
     if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
 }
 
-/* A sample that a step trains. */
-static void add_spare(struct gen *g, int64_t i) {
+/* Submits a sample that the step trains to the idle ranks. */
+static void add_idle_passes(struct gen *g, int64_t i) {
     const struct gen_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct gen_sample *s = &g->samples[i];
@@ -77,7 +77,7 @@ static void decode_one(void *arg, int64_t part, int thread) {
     d->rc[part] = gen_decode(d->g->in, &d->g->samples[d->g->ended[part]]);
 }
 
-/* Those of g->ended, by all threads: samples of one length end together, and the device waits. */
+/* Decodes those of g->ended by all threads: samples of one length end together, and the device waits. */
 static int decode_ended(struct gen *g) {
     struct decoding d = {g, xcalloc((size_t)g->n_ended + 1, sizeof *d.rc)};
     int rc = 0;
@@ -88,7 +88,7 @@ static int decode_ended(struct gen *g) {
     return rc;
 }
 
-/* Samples that have ended go to the scorers. */
+/* Submits finished samples to the scorers. */
 static int take_ended(struct gen *g) {
     if (g->n_ended == 0) return 0;
     TRY(decode_ended(g));
@@ -97,25 +97,25 @@ static int take_ended(struct gen *g) {
         if (g->partial) count_over(g, i);
         g->n_done++;
         g->tokens += g->samples[i].n;
-        add_spare(g, i);
+        add_idle_passes(g, i);
         TRY(score_submit(g, i));
     }
     g->n_ended = 0;
     return 0;
 }
 
-/* A number of pass `pass` for each token of sample i. */
+/* The result of pass `pass`: a number for each token of sample i. */
 static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
     struct gen *g = arg;
     CHECK(n == g->samples[i].n);
-    g->samples[i].ahead[pass] = xmalloc((size_t)n * sizeof *x + 1);
-    memcpy(g->samples[i].ahead[pass], x, (size_t)n * sizeof *x);
-    g->n_ahead++;
+    g->samples[i].precomputed[pass] = xmalloc((size_t)n * sizeof *x + 1);
+    memcpy(g->samples[i].precomputed[pass], x, (size_t)n * sizeof *x);
+    g->n_precomputed++;
     return 0;
 }
 
-/* What a step computes of finished samples by weights that this generation's step does not change before. */
-static int open_spare(struct gen *g) {
+/* Passes of this step over finished samples by weights that no update changes before them. */
+static int open_idle_passes(struct gen *g) {
     struct worker *w = g->s->worker;
     if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return 0;
     if (worker_has(w, VERLC_REF) && !worker_collective(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
@@ -129,19 +129,19 @@ void gen_drop_sample(struct gen_sample *s) {
     free(s->sampling_logp);
     free(s->token_bytes);
     free(s->versions);
-    free(s->ahead[0]);
-    free(s->ahead[1]);
+    free(s->precomputed[0]);
+    free(s->precomputed[1]);
     buf_free(&s->text);
     s->ids = NULL;
     s->token_bytes = NULL;
     s->versions = NULL;
-    s->ahead[0] = s->ahead[1] = NULL;
+    s->precomputed[0] = s->precomputed[1] = NULL;
     s->logp = s->sampling_logp = NULL;
 }
 
 /* ---- submitting ---- */
 
-/* Sample i of a group that is there in part, by the request of its group. */
+/* Sample i of a group that is partly generated, by the request of its group. */
 static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
     const struct gen_sample *o = &g->samples[i];
     const bool baseline = i % g->per == g->n;
@@ -242,14 +242,14 @@ int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
     const int64_t k = tag / g->per;
     g->samples[tag].reward = *r;
     g->samples[tag].scored = true;
-    g->samples[tag].scoring = clock_now() - g->samples[tag].asked;
+    g->samples[tag].scoring = clock_now() - g->samples[tag].requested;
     stage_beat(g->s->run->stages);
     return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
 }
 
 static void show_progress(struct gen *g, int64_t sampled) {
     const double now = clock_now();
-    if (g->beside || now - g->shown < 0.2) return;
+    if (g->overlapped || now - g->shown < 0.2) return;
     track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
                    (double)sampled / (now - g->start));
     g->shown = now;
@@ -270,7 +270,7 @@ int gen_step(struct gen *g, bool wait) {
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
     show_progress(g, st.sampled);
     if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
-    if (!g->beside) TRY(stage_check_stop());
+    if (!g->overlapped) TRY(stage_check_stop());
     return 1;
 }
 
@@ -279,16 +279,16 @@ int gen_step(struct gen *g, bool wait) {
 /* Row i's. */
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
 
-/* What ranks have computed of the samples already; rows without are empty. */
-static int add_ahead(struct gen *g, const int64_t *kept, struct batch *b) {
+/* What idle ranks have computed of the samples; rows without are empty. */
+static int add_precomputed(struct gen *g, const int64_t *kept, struct batch *b) {
     int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
     int rc = 0;
-    for (int p = 0; p < g->n_passes && g->n_ahead > 0 && rc == 0; p++) {
+    for (int p = 0; p < g->n_passes && g->n_precomputed > 0 && rc == 0; p++) {
         struct batch_col *c;
-        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->ahead[p] ? SAMPLE(i)->n : 0;
-        rc = batch_add(b, g->passes[p] == VERLC_REF ? PPO_REF_AHEAD : PPO_VALUES_AHEAD, BATCH_F32, lens, NULL, &c);
+        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->precomputed[p] ? SAMPLE(i)->n : 0;
+        rc = batch_add(b, g->passes[p] == VERLC_REF ? PPO_REF_PRECOMPUTED : PPO_VALUES_PRECOMPUTED, BATCH_F32, lens, NULL, &c);
         for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
-            if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->ahead[p], (size_t)lens[i] * sizeof *c->f32);
+            if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
     }
     free(lens);
     return rc;
@@ -361,7 +361,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
         ended->f64[i] = s->ended;
         preempted->i64[i] = s->n_preempted;
     }
-    TRYG(add_ahead(g, kept, b), out);
+    TRYG(add_precomputed(g, kept, b), out);
     if (!g->baseline) goto out;
     struct batch_col *baseline;
     TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
@@ -379,7 +379,7 @@ static void rollout_metrics(const struct gen *g) {
     const struct rollout_stats st = worker_generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
-    if (g->n_passes > 0) metrics_set_i64(m, g->n_ahead, "perf/passes_beside_generation");
+    if (g->n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
     const int64_t size = g->s->k->filter.gen_batch_size;
@@ -447,7 +447,7 @@ int gen_begin(struct gen *g) {
     TRY(worker_send_weights(g->s->worker));
     if (!g->validation) metrics_set(&g->s->run->metrics, clock_now() - g->start, "timing_s/update_weights");
     TRY(worker_generate_begin(g->s->worker, &g->engine));
-    return open_spare(g);
+    return open_idle_passes(g);
 }
 
 int gen_run(struct gen *g) {
@@ -461,7 +461,7 @@ int gen_run(struct gen *g) {
 }
 
 void gen_end(struct gen *g, int rc) {
-    if (rc < 0) score_drop(g); /* answers still on their way belong to nobody */
+    if (rc < 0) score_drop(g); /* pending answers are dropped */
     gen_free(g);
 }
 
@@ -483,76 +483,79 @@ int ppo_generate(const struct stage *s, const struct generation *in, const struc
     return rc;
 }
 
-/* ---- the next batch of a step, beside other stages ---- */
+/* ---- a rollout that is overlapped with other stages ---- */
 
-struct rollout_ahead {
+struct rollout_async {
     struct stage s;
     struct generation in;
     struct gen g;
-    struct batch prompts; /* n_cols 0: taken while it goes on (filter_groups) */
+    struct batch prompts; /* n_cols 0: taken one by one (filter_groups) */
     bool over;
 };
 
-static int step_beside(void *arg) {
-    struct rollout_ahead *a = arg;
+static int step_overlapped(void *arg) {
+    struct rollout_async *a = arg;
     if (a->over || stage_stop_due()) return 0;
     const int more = gen_step(&a->g, false);
     a->over = more <= 0;
     return more < 0 ? more : 0;
 }
 
-static const struct batch *prompts_of(const struct rollout_ahead *a) { return a->g.filter ? NULL : &a->prompts; }
+static const struct batch *prompts_of(const struct rollout_async *a) { return a->g.filter ? NULL : &a->prompts; }
 
-int ppo_rollout_start(const struct stage *s, const struct generation *in, struct rollout_ahead **out) {
-    struct rollout_ahead *a = xcalloc(1, sizeof *a);
+int ppo_rollout_start(const struct stage *s, const struct generation *in, struct rollout_async **out) {
+    struct rollout_async *a = xcalloc(1, sizeof *a);
     a->s = *s;
     a->in = *in;
-    a->g = (struct gen){
-        .s = &a->s, .in = &a->in, .sp = &a->s.k->train, .filter = s->k->filter.enable, .beside = worker_generates_apart(s->worker)};
+    a->g = (struct gen){.s = &a->s,
+                        .in = &a->in,
+                        .sp = &a->s.k->train,
+                        .filter = s->k->filter.enable,
+                        .overlapped = worker_generates_apart(s->worker)};
     int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
     if (rc < 0) {
         free(a);
         return rc;
     }
     rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
-    if (rc == 0 && a->g.beside) worker_beside(s->worker, step_beside, a);
+    if (rc == 0 && a->g.overlapped) worker_beside(s->worker, step_overlapped, a);
     else if (rc == 0) rc = gen_run(&a->g);
-    if (rc == 0 && !a->g.beside) worker_generate_end(s->worker); /* ranks are asked for other things now, a judge for nothing */
+    if (rc == 0 && !a->g.overlapped) worker_generate_end(s->worker); /* ranks get other calls now, a judge none */
     if (rc < 0) ppo_rollout_drop(a);
     else *out = a;
     return rc;
 }
 
 /* Frees it. */
-static void close_ahead(struct rollout_ahead *a) {
+static void rollout_async_free(struct rollout_async *a) {
     worker_beside(a->s.worker, NULL, NULL);
     batch_free(&a->prompts);
     free(a);
 }
 
-int ppo_rollout_wait(struct rollout_ahead *a, struct batch *out) {
-    const bool beside = a->g.beside;
+int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
+    const bool overlapped = a->g.overlapped;
     int rc = 0;
     worker_beside(a->s.worker, NULL, NULL);
-    a->g.beside = false;
-    if (beside) rc = gen_run(&a->g);
+    a->g.overlapped = false;
+    if (overlapped) rc = gen_run(&a->g);
     if (rc == 0) rc = collect(&a->g, prompts_of(a), out);
     gen_end(&a->g, rc);
-    close_ahead(a);
+    rollout_async_free(a);
     return rc;
 }
 
-void ppo_rollout_drop(struct rollout_ahead *a) {
+void ppo_rollout_drop(struct rollout_async *a) {
     struct err_saved why;
     if (!a) return;
     err_save(&why);
     gen_end(&a->g, ERR_SIGNAL);
-    close_ahead(a);
+    rollout_async_free(a);
     err_restore(&why);
 }
 
 int ppo_rollout(const struct stage *s, const struct generation *in, struct batch *out) {
-    struct rollout_ahead *a;
+    struct rollout_async *a;
     TRY(ppo_rollout_start(s, in, &a));
     return ppo_rollout_wait(a, out);
 }

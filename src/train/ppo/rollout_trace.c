@@ -1,5 +1,5 @@
-/* rollout_trace.c - which samples are traced (actor_rollout_ref.rollout.trace), and what a trace has beside run.db's
- * record of a sample.  Sends nothing: track does.
+/* rollout_trace.c - which samples are traced (actor_rollout_ref.rollout.trace), and what a trace has in addition to run.db's record
+ * of a sample.  Sends nothing: track does.
  * Invariant: the choice is a function of seed and step, so a resumed run traces the same prompts. */
 #include "train/ppo/stages.h"
 
@@ -15,7 +15,7 @@ bool *ppo_traced_rows(const struct stage *s, const struct batch *b) {
     if (!t->backend || b->n_rows == 0) return NULL;
     bool *rows = xcalloc((size_t)b->n_rows, sizeof *rows);
     int64_t *groups = xmalloc((size_t)b->n_rows * sizeof *groups), n = 0;
-    for (int64_t i = 0; i < b->n_rows; i++) { /* a prompt's samples stand together */
+    for (int64_t i = 0; i < b->n_rows; i++) { /* a prompt's samples are adjacent */
         if (i == 0 || group->i64[i] != group->i64[i - 1]) groups[n++] = group->i64[i];
     }
     struct rng rng = {.seed = s->k->seed ^ (uint64_t)s->run->step * 0x9E3779B97F4A7C15u, .stream = RNG_TRACE};

@@ -16,7 +16,7 @@ struct stage {
 };
 
 /* ---- rollout.c, dynamic_sampling.c: prompts -> samples with scores ---- */
-/* What generation reads and whom it asks for scores. */
+/* What generation reads, and its scorers. */
 struct generation {
     const struct tokenizer *tok;
     struct reward *reward;
@@ -27,12 +27,12 @@ struct generation {
  * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
  * are kept depends on the order of the data alone, never on which sample ended first. */
 int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
-/* The same in two parts of one step. Where ranks of their own generate it goes on beside the stages between the two; else it is
- * done when start returns. wait and drop free *out. */
-struct rollout_ahead;
-int ppo_rollout_start(const struct stage *s, const struct generation *g, struct rollout_ahead **out);
-int ppo_rollout_wait(struct rollout_ahead *a, struct batch *out);
-void ppo_rollout_drop(struct rollout_ahead *a); /* NULL ok */
+/* The same in two parts of one step. Where generation has ranks of its own it is overlapped with the stages between the two; else
+ * it is done when start returns. wait and drop free *out. */
+struct rollout_async;
+int ppo_rollout_start(const struct stage *s, const struct generation *g, struct rollout_async **out);
+int ppo_rollout_wait(struct rollout_async *a, struct batch *out);
+void ppo_rollout_drop(struct rollout_async *a); /* NULL ok */
 /* The version of the policy's weights before this step's updates: how many steps have updated it. */
 static inline int32_t ppo_version(const struct stage *s) { return (int32_t)(s->run->step - 1); }
 /* Whether the policy of before this step's updates drew every token of b (column param_versions; without it: yes). */
@@ -65,7 +65,7 @@ int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, vo
 json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out); /* NULL: not known */
 
 /* ---- reward.c ---- */
-/* How many rows of b ended as what that is no score, as metrics prefix + "timeout", "crash", ... */
+/* How many rows of b ended without a score, by reason, as metrics prefix + "timeout", "crash", ... */
 void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);
 /* What scores by rule or by the user's Python, as the configuration says. */
 int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d);
@@ -78,12 +78,12 @@ int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped);
 int ppo_old_log_probs(const struct stage *s, struct batch *b);
 /* What rollout correction takes as the rollout's: sampling_log_probs where they are, else rollout_log_probs. */
 const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
-/* Columns of numbers that ranks have computed while others still generated (rank_spare.h). */
-#define PPO_REF_AHEAD "ref_log_prob_ahead"
-#define PPO_VALUES_AHEAD "values_ahead"
-/* A frozen role's numbers of all responses, or the critic's: a number a token. ahead: one of the columns above, which is taken off
- * the batch; the other rows take a pass. */
-int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *ahead, float *out);
+/* Columns that idle ranks have computed while others still generated (rank_spare.h). */
+#define PPO_REF_PRECOMPUTED "ref_log_prob_precomputed"
+#define PPO_VALUES_PRECOMPUTED "values_precomputed"
+/* One number a token of all responses: a frozen role's log-probs, or the critic's values. precomputed: one of the columns above,
+ * which is removed from the batch; the other rows take a forward pass. */
+int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *precomputed, float *out);
 /* Adds ref_log_prob (f64 ragged). */
 int ppo_reference(const struct stage *s, struct batch *b);
 /* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
@@ -100,7 +100,7 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
 int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
 
 /* ---- update_actor.c, update_critic.c ---- */
-/* Adds entropys (f32 ragged, verl's name): of the policy when it first met a token, NaN where it did not. */
+/* Adds entropys (f32 ragged, verl's name): of the policy at a token's first forward pass, NaN without one. */
 int ppo_update_actor(const struct stage *s, struct batch *b);
 int ppo_update_critic(const struct stage *s, const struct batch *b);
 
@@ -135,8 +135,8 @@ struct ppo_mini {
     const struct stage *s;
     enum verlc_role role;
     const struct batch *whole;
-    micro_loss_fn *loss; /* its argument, and that of told, is this struct */
-    micro_told_fn *told;
+    micro_loss_fn *loss; /* its argument, and that of report, is this struct */
+    micro_told_fn *report;
     int n_work;          /* arrays of a number for each token that the loss works with */
     struct algo_agg agg; /* mode and factor are the caller's */
     /* the mini-batch: its rows, in the order of its micro-batches */
@@ -157,14 +157,14 @@ struct ppo_mini {
 int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr);
 /* By the loss: its metrics to the end of the micro-batch's record. Frees m. */
 int ppo_mini_record(const struct micro_loss *x, struct algo_metrics *m);
-/* A told: a micro-batch is done. The metrics that its record (n bytes) ends with, under verl's names for the role, and the
+/* Reports a micro-batch that is done: the metrics that its record (n bytes) ends with, under verl's names for the role, and the
  * progress. ERR_SIGNAL as run_check_stop. */
 int ppo_mini_told(void *mini, const struct pack_micro *x, const void *record, size_t n);
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
 int ppo_data_metrics(const struct stage *s, const struct batch *b);
-/* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace asks for. */
+/* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace selects. */
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation);
 /* ---- rollout_trace.c ---- */
 /* Which rows are traced, caller frees; NULL: none. All samples of max_samples_per_step_per_worker prompts, which seed and
@@ -193,8 +193,8 @@ struct val_row { /* one scored sample */
     const json_t *extra;
 };
 int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
-/* verlc's pass@k: the chance that k of n samples, drawn without putting back, have one of the c that pass, 1 - C(n-c,k) / C(n,k).
- * Its mean over prompts is an unbiased estimate; verl's best@k draws with putting back. 0 <= c <= n, 1 <= k <= n. */
+/* verlc's pass@k: the chance that k of n samples, drawn without replacement, have one of the c that pass, 1 - C(n-c,k) / C(n,k).
+ * Its mean over prompts is an unbiased estimate; verl's best@k draws with replacement. 0 <= c <= n, 1 <= k <= n. */
 double val_pass_at_k(int64_t n, int64_t c, int64_t k);
 
 #endif

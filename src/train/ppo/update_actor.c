@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the rollout's probabilities beside training's (verl utils/debug/metrics.py calculate_debug_metrics) ---- */
+/* ---- the rollout's probabilities against training's (verl utils/debug/metrics.py calculate_debug_metrics) ---- */
 
 struct rollout_diff {
     int64_t n;
@@ -74,10 +74,10 @@ static void diff_metrics(const struct rollout_diff *d, struct metrics *m) {
 /* ---- the loss ---- */
 
 struct actor_update {
-    struct ppo_mini mini; /* first: it is what the loss is given */
+    struct ppo_mini mini; /* first: the argument of the loss */
     struct rollout_diff diff;
     int64_t first_step; /* optimizer steps before this update */
-    float *entropy;     /* of the whole batch's tokens, NaN: not met yet */
+    float *entropy;     /* of the whole batch's tokens, NaN: no forward pass yet */
 };
 
 /* d: of this micro-batch; it stays empty after the first optimizer step. */
@@ -96,7 +96,7 @@ static void compare_rollout(const struct actor_update *u, const struct micro_los
         }
 }
 
-/* The first time that a token is met. entropy: of the micro-batch's targets. */
+/* Keeps the entropy of a token's first forward pass. entropy: of the micro-batch's targets. */
 static void keep_entropy(struct actor_update *u, const struct pack_micro *x, const float *entropy) {
     const struct batch_col *whole = batch_find(u->mini.whole, "responses");
     for (int64_t i = x->lo; i < x->hi; i++) {
@@ -107,7 +107,7 @@ static void keep_entropy(struct actor_update *u, const struct pack_micro *x, con
 }
 
 /* Of its record: the differences, the entropies, the metrics. */
-static int policy_told(void *arg, const struct pack_micro *x, const void *record, size_t n) {
+static int report_policy(void *arg, const struct pack_micro *x, const void *record, size_t n) {
     struct actor_update *u = arg;
     const char *const p = record;
     const size_t head = sizeof u->diff + (size_t)x->n_targets * sizeof(float);
@@ -163,8 +163,8 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     return ppo_mini_record(x, &m);
 }
 
-/* actor/entropy, as verl has it: of the whole batch before rejection, aggregated without a mini-batch's counts. Tokens that were
- * not met (a mini-batch with a bad gradient ended the stage) are left out. */
+/* actor/entropy, as verl has it: of the whole batch before rejection, aggregated without a mini-batch's counts. Tokens without a
+ * forward pass (a mini-batch with a bad gradient ended the stage) are left out. */
 static int entropy_metric(const struct stage *s, const struct batch *b, const float *entropy) {
     const struct batch_col *c = batch_find(b, "responses");
     const struct algo_agg agg = {
@@ -192,7 +192,7 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
                                       .role = VERLC_ACTOR,
                                       .whole = b,
                                       .loss = policy_loss,
-                                      .told = policy_told,
+                                      .report = report_policy,
                                       .n_work = 4,
                                       .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}},
                              .first_step = trained_model_optim(s->worker->role[VERLC_ACTOR])->step};

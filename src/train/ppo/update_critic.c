@@ -10,7 +10,7 @@
 
 int ppo_values(const struct stage *s, struct batch *b) {
     float *values = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *values + 1);
-    int rc = ppo_numbers(s, VERLC_CRITIC, b, PPO_VALUES_AHEAD, values);
+    int rc = ppo_numbers(s, VERLC_CRITIC, b, PPO_VALUES_PRECOMPUTED, values);
     if (rc == 0) rc = ppo_add_numbers(b, "values", values);
     free(values);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -44,7 +44,7 @@ int ppo_update_critic(const struct stage *s, const struct batch *b) {
                             .role = VERLC_CRITIC,
                             .whole = b,
                             .loss = value_loss,
-                            .told = ppo_mini_told,
+                            .report = ppo_mini_told,
                             .n_work = 2,
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,

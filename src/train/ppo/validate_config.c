@@ -69,7 +69,7 @@ static int check_rollout(const struct ppo_config *k) {
         FAIL(ERR_INVAL, ROLLOUT ".trace.backend=%s is not supported: its client works with W&B's servers alone; use mlflow",
              k->run.trace.backend);
     const json_t *mode, *do_sample;
-    TRY(conf_json(k->conf, ROLLOUT ".mode", &mode)); /* noted keys, whose values can still ask for the impossible */
+    TRY(conf_json(k->conf, ROLLOUT ".mode", &mode)); /* keys that are noted, whose values may still be impossible */
     TRY(conf_json(k->conf, ROLLOUT ".val_kwargs.do_sample", &do_sample));
     if (json_is_string(mode) && strcmp(json_string_value(mode), "sync") == 0)
         FAIL(ERR_INVAL, "Rollout mode 'sync' has been removed. Please set `" ROLLOUT ".mode=async` or remove the mode "
@@ -104,7 +104,7 @@ int ppo_validate_config(const struct ppo_config *k) {
     if (k->use_kl_in_reward && k->use_kl_loss)
         log_warn("You have both enabled in-reward kl and kl loss: the same penalty counts twice, in the rewards with "
                  "algorithm.kl_ctrl.kl_coef and in the loss with " ACTOR ".kl_loss_coef; one of them is usual");
-    if (k->val_batch_size) log_note("data.val_batch_size: verl hands the validation data over whole; here it bounds a batch");
+    if (k->val_batch_size) log_note("data.val_batch_size: verl passes the validation data as one batch; here it bounds a batch");
     if (by_samples && (k->use_kl_in_reward || k->use_kl_loss) && !k->raw.ref_cut.dynamic)
         TRY(set_once(REF, "log_prob_micro_batch_size", &k->raw.ref_cut));
     if (by_samples && !k->raw.logp_cut.dynamic) TRY(set_once(ROLLOUT, "log_prob_micro_batch_size", &k->raw.logp_cut));

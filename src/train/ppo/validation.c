@@ -105,7 +105,7 @@ struct cell {
 struct accum {
     struct map index;   /* source NUL variable NUL metric -> place in cells */
     struct map largest; /* source NUL variable -> the largest N of an @N */
-    struct map graded;  /* source NUL variable with a value that is neither 0 nor 1: pass and fail are not told apart */
+    struct map graded;  /* source NUL variable with a value that is neither 0 nor 1: it has no pass@k */
     struct cell *cells; /* in the order of the first prompt that has them */
     int64_t n, cap;
     struct buf key;

@@ -25,17 +25,17 @@ struct verlc_batch {
 };
 struct verlc {
     struct controller c;
-    struct conf *conf;           /* of verlc_open; NULL: the caller's */
-    int rc;                      /* the first failure */
-    struct err_saved error;      /* its message */
-    struct rollout_ahead *ahead; /* of this step's verlc_rollout_start; NULL: none */
-    bool started, answered;      /* answered: --help, --cfg: there is nothing to run */
+    struct conf *conf;             /* of verlc_open; NULL: the caller's */
+    int rc;                        /* the first failure */
+    struct err_saved error;        /* its message */
+    struct rollout_async *rollout; /* of this step's verlc_rollout_start; NULL: none */
+    bool started, answered;        /* answered: --help, --cfg: there is nothing to run */
 };
 
 /* ---- failures ---- */
 
-/* An update that goes on beside a call which has failed is waited for, so that the state can be saved. */
-static void end_beside(struct verlc *v) {
+/* Waits for an update that still runs when a call has failed, so that the state can be saved. */
+static void join_updates(struct verlc *v) {
     struct err_saved why;
     err_save(&why);
     if (worker_join(&v->c.worker) < 0) log_debug("%s", err_msg());
@@ -46,7 +46,7 @@ static void end_beside(struct verlc *v) {
 static int failed(struct verlc *v, int rc) {
     if (v->rc < 0) return v->rc;
     worker_beside(&v->c.worker, NULL, NULL);
-    end_beside(v);
+    join_updates(v);
     if (v->c.run.in_step) rc = run_fail(&v->c.run, rc);
     v->rc = rc;
     err_save(&v->error);
@@ -73,7 +73,7 @@ static int want(const struct verlc_batch *b, const char *call, const char *name,
     if (c->type != type) FAIL(ERR_INVAL, "%s: the column %s is not of the type that %s gives it", call, name, maker);
     for (int64_t i = 0; type == BATCH_F64 && responses && strcmp(name, "score") != 0 && i < b->b.n_rows; i++)
         if (batch_len(c, i) != batch_len(responses, i))
-            FAIL(ERR_INVAL, "%s: the column %s has not the shape of responses", call, name);
+            FAIL(ERR_INVAL, "%s: the column %s does not have the shape of responses", call, name);
     return 0;
 }
 
@@ -85,7 +85,7 @@ static int want_samples(const struct verlc_batch *b, const char *call) {
 
 /* ---- the run ---- */
 
-/* A program that its own controller, or a launcher beside it, has started as a rank is that rank, and nothing else. */
+/* A program that its own controller, or a launcher, has started as a rank is that rank, and nothing else. */
 static int serve_if_worker(const struct conf *c) {
     struct launch l;
     TRY(launch_read(&l, environ));
@@ -131,7 +131,7 @@ struct verlc *verlc_open(const char *const *own, int argc, char **argv) {
 
 int verlc_end(struct verlc *v) {
     const int rc = v->rc;
-    ppo_rollout_drop(v->ahead);
+    ppo_rollout_drop(v->rollout);
     controller_close(&v->c, rc);
     if (rc < 0) err_restore(&v->error);
     free(v);
@@ -254,14 +254,14 @@ int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const st
 }
 
 /* 0: a generation may begin. */
-static int none_ahead(struct verlc *v, const char *call) {
+static int no_open_rollout(struct verlc *v, const char *call) {
     TRY(ready(v, call));
-    if (!v->ahead) return 0;
+    if (!v->rollout) return 0;
     return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "%s: verlc_rollout_wait comes first, after verlc_rollout_start", call));
 }
 
 int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
-    TRY(none_ahead(v, "verlc_rollout"));
+    TRY(no_open_rollout(v, "verlc_rollout"));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
     batch_free(&b->b);
@@ -270,20 +270,20 @@ int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
 }
 
 int verlc_rollout_start(struct verlc *v) {
-    TRY(none_ahead(v, "verlc_rollout_start"));
+    TRY(no_open_rollout(v, "verlc_rollout_start"));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
     stage_begin(v->c.run.stages, worker_generates_apart(&v->c.worker) ? "sync_rollout_weights" : "gen");
-    return ended(v, ppo_rollout_start(&s, &g, &v->ahead));
+    return ended(v, ppo_rollout_start(&s, &g, &v->rollout));
 }
 
 int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
-    struct rollout_ahead *const a = v->ahead;
+    struct rollout_async *const a = v->rollout;
     TRY(ready(v, "verlc_rollout_wait"));
     if (!a) return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_rollout_wait: verlc_rollout_start comes first"));
     batch_free(&b->b);
     if (worker_generates_apart(&v->c.worker)) stage_begin(v->c.run.stages, "wait_prev_gen");
-    v->ahead = NULL;
+    v->rollout = NULL;
     return ended(v, ppo_rollout_wait(a, &b->b));
 }
 
@@ -420,7 +420,7 @@ static void write_trace(struct controller *c) {
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else
         log_info("the trace of step %lld is in %s%s", (long long)c->run.step, path,
-                 worker_ranks(&c->worker) > 1 ? ", those of other ranks beside it" : "");
+                 worker_ranks(&c->worker) > 1 ? ", those of other ranks next to it" : "");
     free(path);
 }
 
@@ -467,7 +467,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
 }
 
 int verlc_end_step(struct verlc *v, struct verlc_batch *b) {
-    TRY(none_ahead(v, "verlc_end_step"));
+    TRY(no_open_rollout(v, "verlc_end_step"));
     TRY(ended(v, record(&v->c, b)));
     return ended(v, run_end_step(&v->c.run));
 }

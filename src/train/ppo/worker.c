@@ -220,7 +220,7 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
     else if (generates) TRY(open_copy(w));
     if (l->ref > 0) TRY(open_reference_model(w));
     if (l->block > 0) TRY(dev_alloc(&w->dev, l->block, &w->block));
-    if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* the memory is really there, now rather than in mid-run */
+    if (l->block > 0) TRY(dev_zero(&w->dev, w->block, l->block)); /* commits the memory now rather than in mid-run */
     if (l->gathered > 0) TRY(dev_group_share(w->devices, w->block, l->gathered));
     if (generates) TRY(open_decoder(w));
     if (trains) TRY(open_training(w));
@@ -234,7 +234,7 @@ int worker_open(struct worker *w, const struct tokenizer *tok) {
 void worker_close(struct worker *w) {
     worker_group_close(w->group, w->ok);
     rank_weights_close(w->weights);
-    dev_group_close(w->devices); /* first: what waits for a rank that is gone comes to its end, and no memory is read any more */
+    dev_group_close(w->devices); /* first: what waits for a lost rank ends, and no memory is read any more */
     rollout_decoder_close(w->decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->role[i]);
     reward_model_destroy(w->rm);
@@ -398,7 +398,7 @@ static struct forward_out out_at(const struct forward_out *o, struct token_lists
                                 .list = o->list ? list : NULL};
 }
 
-/* The end of what is computed between two beats of the watchdog and looks for a signal: at most one micro-batch. */
+/* The end of what is computed between two heartbeats of the watchdog and checks for a signal: at most one micro-batch. */
 static int64_t piece_end(const struct packed_seq *seqs, int64_t lo, int64_t n, struct micro_batch_limits cut) {
     const int64_t most = cut.max_seqs > 0 ? cut.max_seqs : 16;
     int64_t hi = lo + 1, rows = seqs[lo].n;

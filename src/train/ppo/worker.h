@@ -38,7 +38,7 @@ struct worker {
     struct rollout_decoder *decoder;
     struct rollout_engine *engine; /* of the generation under way */
     struct reward_model *rm;       /* NULL without one */
-    struct judge_server *judge;    /* or this, and a scorer that asks it */
+    struct judge_server *judge;    /* or this, and a scorer that calls it */
 };
 
 /* dev is open: sizes what k needs. ERR_NOMEM: it does not fit. */
@@ -64,28 +64,29 @@ int worker_memory_metrics(struct worker *w, struct metrics *m, const char *prefi
 
 /* Before a generation: those that generate get the trainer's weights of now, unless they are the same ranks or have them. */
 int worker_send_weights(struct worker *w);
-/* Whether ranks of their own generate, so that a generation goes on beside passes and updates. */
+/* Whether generation is disaggregated: on ranks of its own, overlapped with passes and updates. */
 bool worker_generates_apart(const struct worker *w);
 
-/* What goes on while the trainer's ranks are waited for, where others generate; NULL: nothing. An error of it is the wait's. */
+/* What is called again and again while the trainer's ranks are waited for, where others generate; NULL: nothing. Its error is the
+ * wait's. */
 void worker_beside(struct worker *w, int (*step)(void *arg), void *arg);
 
 /* ---- generation: between begin and end requests may be added at any time ---- */
 int worker_generate_begin(struct worker *w, const struct rollout_config *c); /* its limits are the plan's */
 int worker_generate_add(struct worker *w, const struct rollout_request *q);  /* its end tokens are the model's */
-int worker_generate_step(struct worker *w, bool wait);                       /* 1: work remains. wait: for ranks, a little */
+int worker_generate_step(struct worker *w, bool wait);                       /* 1: work remains. wait: for ranks, briefly */
 int worker_generate_interrupt(struct worker *w); /* rollout_interrupt; in a process of its own, not with several ranks */
 struct rollout_stats worker_generate_stats(const struct worker *w);
 void worker_generate_end(struct worker *w);
 
-/* ---- passes over finished samples by ranks that have nothing to generate any more; without several ranks nothing ---- */
+/* ---- passes over finished samples by idle ranks, which have nothing left to generate; with one rank nothing ---- */
 /* Of these roles, n <= 2; after begin. done: as rank_spare_open's. */
 int worker_spare_open(struct worker *w, const enum verlc_role *roles, int n,
                       int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg);
 void worker_spare_add(struct worker *w, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n, int64_t tag);
 void worker_spare_close(struct worker *w); /* after end */
 
-/* ---- scores of finished samples by a model, beside generation ---- */
+/* ---- scores of finished samples by a model, during generation ---- */
 /* The reward model's, as reward_model.h has them; without one there is never anything pending. */
 bool worker_scores(const struct worker *w); /* whether the run has a reward model; a judge that is served is none */
 int worker_score_submit(struct worker *w, const struct reward_model_sample *s, int64_t tag);

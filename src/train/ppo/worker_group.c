@@ -13,20 +13,20 @@
 
 struct worker_group {
     struct rank_group ranks, part[PPO_POOLS];
-    struct rank_dealing dealing[PPO_POOLS]; /* of each part that has ranks */
+    struct rank_dealing dispatch[PPO_POOLS]; /* of each part that has ranks */
     struct ppo_pools pools;
     struct worker_scores *scores;
-    struct rank_spare *spare;                 /* of the generation under way; NULL: none */
+    struct rank_spare *idle_passes;           /* of the generation under way; NULL: none */
     char *judge;                              /* where the judge is that a rank serves; NULL: there is none */
     bool roles[N_ROLES], collective[N_ROLES]; /* collective: its passes are, since its weights are sharded */
-    bool stale;                               /* those that generate have not the trainer's weights */
+    bool stale;                               /* those that generate do not have the trainer's weights */
     bool updating;                            /* the critic's own ranks */
 };
 
 /* The ranks that do this part of the work. */
 static struct rank_group *part_of(struct worker_group *g, enum ppo_pool part) { return &g->part[ppo_pool_of(&g->pools, part)]; }
-static struct rank_dealing *dealing_of(const struct worker_group *g, enum ppo_pool part) {
-    return (struct rank_dealing *)(uintptr_t)&g->dealing[ppo_pool_of(&g->pools, part)];
+static struct rank_dealing *dispatch_of(const struct worker_group *g, enum ppo_pool part) {
+    return (struct rank_dealing *)(uintptr_t)&g->dispatch[ppo_pool_of(&g->pools, part)];
 }
 
 int worker_group_size(const struct worker_group *g) { return g->ranks.n; }
@@ -92,7 +92,7 @@ static void make_parts(struct worker_group *g, const struct ppo_pools *pools) {
     for (int i = 0; i < PPO_POOLS; i++) {
         if (g->pools.n[i] == 0) continue;
         rank_group_part(&g->part[i], &g->ranks, (int)ppo_pool_first(&g->pools, (enum ppo_pool)i), (int)g->pools.n[i]);
-        rank_dealing_init(&g->dealing[i], &g->part[i]);
+        rank_dealing_init(&g->dispatch[i], &g->part[i]);
         const struct rank_group *const part = &g->part[i];
         if (part->n == 1 && all > 1) log_info("rank %d: %s", part->first, ppo_pool_name((enum ppo_pool)i));
         else if (part->n < all)
@@ -119,13 +119,13 @@ int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct 
     make_parts(g, &k->pools);
     int rc = take_plan(w, results);
     json_decref(results);
-    if (rc == 0) rc = worker_scores_open(&g->scores, k, dealing_of(g, PPO_REWARD), k->pools.n[PPO_REWARD] > 0);
+    if (rc == 0) rc = worker_scores_open(&g->scores, k, dispatch_of(g, PPO_REWARD), k->pools.n[PPO_REWARD] > 0);
     return rc;
 }
 
 int worker_group_serve(const struct conf *c, const struct launch *l) {
     struct ppo_config k;
-    log_set_level(LOG_WARN); /* the controller tells what is to be told once */
+    log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = ppo_config_read(&k, c, PPO_WORKER);
     const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
     if (rc == 0) rc = train_worker(l, &a, NULL);
@@ -136,7 +136,7 @@ int worker_group_serve(const struct conf *c, const struct launch *l) {
 void worker_group_close(struct worker_group *g, bool ok) {
     if (!g) return;
     worker_scores_close(g->scores);
-    for (int i = 0; i < PPO_POOLS; i++) rank_dealing_free(&g->dealing[i]);
+    for (int i = 0; i < PPO_POOLS; i++) rank_dealing_free(&g->dispatch[i]);
     free(g->judge);
     rank_group_close(&g->ranks, ok);
     free(g);
@@ -175,21 +175,21 @@ int worker_group_send_weights(struct worker_group *g) {
 }
 
 int worker_group_generate_begin(struct worker_group *g, const struct rollout_config *c) {
-    return rank_generate_begin(dealing_of(g, PPO_ROLLOUT), c);
+    return rank_generate_begin(dispatch_of(g, PPO_ROLLOUT), c);
 }
 
 int worker_group_generate_add(struct worker_group *g, const struct rollout_request *q) {
-    rank_generate_add(dealing_of(g, PPO_ROLLOUT), q);
+    rank_generate_add(dispatch_of(g, PPO_ROLLOUT), q);
     return 0;
 }
 
-int worker_group_generate_interrupt(struct worker_group *g) { return rank_generate_interrupt(dealing_of(g, PPO_ROLLOUT)); }
-int worker_group_generate_step(struct worker_group *g, bool wait) { return rank_generate_step(dealing_of(g, PPO_ROLLOUT), wait); }
+int worker_group_generate_interrupt(struct worker_group *g) { return rank_generate_interrupt(dispatch_of(g, PPO_ROLLOUT)); }
+int worker_group_generate_step(struct worker_group *g, bool wait) { return rank_generate_step(dispatch_of(g, PPO_ROLLOUT), wait); }
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g) {
-    return rank_generate_stats(dealing_of(g, PPO_ROLLOUT));
+    return rank_generate_stats(dispatch_of(g, PPO_ROLLOUT));
 }
 void worker_group_generate_end(struct worker_group *g) {
-    rank_generate_end(dealing_of(g, PPO_ROLLOUT));
+    rank_generate_end(dispatch_of(g, PPO_ROLLOUT));
     worker_scores_rest(g->scores);
 }
 
@@ -201,23 +201,23 @@ void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *a
 int worker_group_spare_open(struct worker_group *g, const enum verlc_role *roles, int n,
                             int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg) {
     struct rank_spare_pass passes[RANK_SPARE_PASSES];
-    struct rank_dealing *const d = dealing_of(g, PPO_ROLLOUT);
+    struct rank_dealing *const d = dispatch_of(g, PPO_ROLLOUT);
     if (n == 0 || d->g->n < 2 || g->pools.n[PPO_ROLLOUT] > 0) return 0;
     for (int i = 0; i < n; i++) passes[i] = (struct rank_spare_pass){.role = roles[i], .value = roles[i] == VERLC_CRITIC};
-    TRY(rank_spare_open(&g->spare, d->g, passes, n, done, arg));
-    d->spare = g->spare;
+    TRY(rank_spare_open(&g->idle_passes, d->g, passes, n, done, arg));
+    d->spare = g->idle_passes;
     return 0;
 }
 
 void worker_group_spare_add(struct worker_group *g, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n,
                             int64_t tag) {
-    if (g->spare) rank_spare_add(g->spare, prompt, n_prompt, response, n, tag);
+    if (g->idle_passes) rank_spare_add(g->idle_passes, prompt, n_prompt, response, n, tag);
 }
 
 void worker_group_spare_close(struct worker_group *g) {
-    dealing_of(g, PPO_ROLLOUT)->spare = NULL;
-    rank_spare_close(g->spare);
-    g->spare = NULL;
+    dispatch_of(g, PPO_ROLLOUT)->spare = NULL;
+    rank_spare_close(g->idle_passes);
+    g->idle_passes = NULL;
 }
 
 int worker_group_forward(struct worker_group *g, const struct worker_group_pass *p, struct forward_out out) {
@@ -227,7 +227,7 @@ int worker_group_forward(struct worker_group *g, const struct worker_group_pass 
     static const enum ppo_pool parts[N_ROLES] = {PPO_TRAIN, PPO_TRAIN, PPO_CRITIC, PPO_TEACHER};
     int rc = parts[role] == PPO_CRITIC ? worker_group_join(g) : 0;
     if (rc == 0)
-        rc = rank_forward(dealing_of(g, parts[role]), args, g->collective[role], phases[role], p->at, p->seqs, p->n, p->k, out);
+        rc = rank_forward(dispatch_of(g, parts[role]), args, g->collective[role], phases[role], p->at, p->seqs, p->n, p->k, out);
     json_decref(args);
     return rc;
 }
@@ -245,12 +245,12 @@ int worker_group_update(struct worker_group *g, enum verlc_role role, const stru
     json_object_set_new(m.head, "step", json_integer((json_int_t)s->run->step));
     message_columns(&m, b, read);
     struct rank_group *const part = part_of(g, role == VERLC_CRITIC ? PPO_CRITIC : PPO_TRAIN);
-    const bool beside = role == VERLC_CRITIC && g->pools.n[PPO_CRITIC] > 0; /* it goes on while the policy is updated */
-    int rc = beside ? worker_group_join(g) : 0;
-    json_object_set_new(m.head, "may_stop", json_boolean(!beside && !stage_stop_held()));
+    const bool overlapped = role == VERLC_CRITIC && g->pools.n[PPO_CRITIC] > 0; /* overlapped with the policy's update */
+    int rc = overlapped ? worker_group_join(g) : 0;
+    json_object_set_new(m.head, "may_stop", json_boolean(!overlapped && !stage_stop_held()));
     part->steps = -1;
     if (role != VERLC_CRITIC) g->stale = g->pools.n[PPO_ROLLOUT] > 0;
-    if (rc == 0 && beside) {
+    if (rc == 0 && overlapped) {
         rc = rank_group_start_all(part, "update", &m);
         g->updating = rc == 0;
     } else if (rc == 0) {

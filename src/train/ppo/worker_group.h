@@ -1,7 +1,7 @@
 /* worker_group.h - the ranks of a run, from its controller: worker.h's calls to the processes that have the devices.
  *
- * Generation and forward passes are dealt (rank_dealing.h). An update runs on all ranks with the whole batch, and each ends
- * with the same weights. The workers' side is worker_service.c.  Private to train.
+ * Generation and forward passes are dispatched in parts (rank_dealing.h). An update runs on all ranks with the whole batch, and
+ * each ends with the same weights. The workers' side is worker_service.c.  Private to train.
  * Invariant: results do not depend on the number of ranks, nor on which rank did what; what all ranks computed is compared. */
 #ifndef VERLC_TRAIN_PPO_WORKER_GROUP_H
 #define VERLC_TRAIN_PPO_WORKER_GROUP_H
@@ -28,14 +28,14 @@ bool worker_group_has(const struct worker_group *g, enum verlc_role role);
 bool worker_group_collective(const struct worker_group *g, enum verlc_role role); /* worker_collective */
 
 int worker_group_send_weights(struct worker_group *g); /* worker_send_weights */
-/* What goes on while the trainer's ranks are waited for; NULL: nothing any more. */
+/* What is called while the trainer's ranks are waited for; NULL: nothing any more. */
 void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg);
 
 /* ---- as worker_generate_begin to worker_generate_end ---- */
 int worker_group_generate_begin(struct worker_group *g, const struct rollout_config *c);
 int worker_group_generate_add(struct worker_group *g, const struct rollout_request *q);
 int worker_group_generate_interrupt(struct worker_group *g);
-int worker_group_generate_step(struct worker_group *g, bool wait); /* 1: work remains. wait: a little, for samples */
+int worker_group_generate_step(struct worker_group *g, bool wait); /* 1: work remains. wait: briefly, for samples */
 struct rollout_stats worker_group_generate_stats(const struct worker_group *g);
 void worker_group_generate_end(struct worker_group *g);
 
@@ -69,7 +69,7 @@ struct worker_group_pass {
 };
 /* As worker_forward. */
 int worker_group_forward(struct worker_group *g, const struct worker_group_pass *p, struct forward_out out);
-/* ppo_update_actor or ppo_update_critic on all ranks of theirs. A critic's own go on when it returns. */
+/* ppo_update_actor or ppo_update_critic on all ranks of theirs. A critic's own ranks still run when it returns. */
 int worker_group_update(struct worker_group *g, enum verlc_role role, const struct stage *s, struct batch *b);
 int worker_group_join(struct worker_group *g); /* worker_join */
 /* The ranks' state in checkpoints, which rank 0 writes. */

@@ -1,5 +1,5 @@
-/* worker_scores.c - the reward model on several ranks: finished samples are dealt to the ranks between slices of generation, and
- * their scores come back; both sides of it. A judge that is served is rank 0's, which steps it as often as it is asked.
+/* worker_scores.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of generation,
+ * and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call.
  * Invariant: a score depends on its own sample alone (reward_model.h), so not on which rank gave it. */
 #include "train/ppo/worker_group.h"
 
@@ -15,7 +15,7 @@
 #define SCORE_S 0.05
 enum { ENOUGH = 8 };
 
-/* What a sample is beside its JSON: lengths of prompt and response in tokens, of the response's text in bytes. */
+/* What a sample has in addition to its JSON: lengths of prompt and response in tokens, of the response's text in bytes. */
 struct score_item {
     int64_t tag, n_prompt, n_response, n_text;
     uint64_t seed, uid;
@@ -31,7 +31,7 @@ struct scored {
     struct reward_result result;
 };
 struct worker_scores {
-    struct rank_dealing *dealing;
+    struct rank_dealing *dispatch;
     bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
     bool flush, judge_busy;
     bool alone;          /* on ranks that do nothing else */
@@ -61,7 +61,7 @@ static int start(void *arg, int rank) {
     json_object_set(m.head, "texts", h->texts ? h->texts : json_null());
     message_add(&m, h->items, (size_t)h->n * sizeof *h->items);
     message_add(&m, h->bytes.p, h->bytes.n);
-    const int rc = rank_group_start(s->dealing->g, rank, "score", &m);
+    const int rc = rank_group_start(s->dispatch->g, rank, "score", &m);
     message_free(&m);
     share_clear(h);
     return rc < 0 ? rc : 1;
@@ -85,7 +85,7 @@ static int take_one(struct worker_scores *s, const json_t *x, double score, cons
 
 static int take(void *arg, int rank, const struct hub_reply *reply) {
     struct worker_scores *s = arg;
-    struct message_reader in = rank_group_reader(s->dealing->g, rank, reply);
+    struct message_reader in = rank_group_reader(s->dispatch->g, rank, reply);
     const json_t *results = json_object_get(in.head, "results");
     const size_t n = json_array_size(results);
     struct comm_bytes scores;
@@ -98,7 +98,7 @@ static int take(void *arg, int rank, const struct hub_reply *reply) {
 
 int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
     struct worker_scores *s = xcalloc(1, sizeof *s);
-    s->dealing = d;
+    s->dispatch = d;
     s->alone = alone;
     s->model = k->rm.enable && !k->rm.judge.serve;
     s->generates = s->model && k->rm.judge.prompt_template;
@@ -110,7 +110,7 @@ int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, s
 }
 
 static void forget(struct worker_scores *s) {
-    for (int r = 0; r < s->dealing->g->n; r++) {
+    for (int r = 0; r < s->dispatch->g->n; r++) {
         share_clear(&s->share[r]);
         s->share[r].open = 0;
     }
@@ -128,7 +128,7 @@ void worker_scores_close(struct worker_scores *s) {
 
 int worker_scores_submit(struct worker_scores *s, const struct reward_model_sample *x, int64_t tag) {
     struct share *h = s->share;
-    for (int r = 1; r < s->dealing->g->n; r++)
+    for (int r = 1; r < s->dispatch->g->n; r++)
         if (s->share[r].open < h->open) h = &s->share[r];
     if (!h->texts) h->texts = json_array();
     xgrow((void **)&h->items, &h->cap, h->n + 1, sizeof *h->items);
@@ -142,10 +142,10 @@ int worker_scores_submit(struct worker_scores *s, const struct reward_model_samp
     return 0;
 }
 
-/* On ranks that generate too, the calls are made by the dealing of generation, which goes on while scores are pending. */
+/* On ranks that generate too, the calls are made by the dispatch of generation, which continues while scores are pending. */
 int worker_scores_step(struct worker_scores *s, bool flush) {
     s->flush = flush;
-    if (s->alone) TRY(rank_generate_step(s->dealing, false));
+    if (s->alone) TRY(rank_generate_step(s->dispatch, false));
     return s->judge_busy;
 }
 
@@ -159,7 +159,7 @@ int worker_scores_poll(struct worker_scores *s, int64_t *tag, struct reward_resu
 
 int64_t worker_scores_pending(const struct worker_scores *s) {
     int64_t n = s->n_done - s->at_done;
-    for (int r = 0; r < s->dealing->g->n; r++) n += s->share[r].open;
+    for (int r = 0; r < s->dispatch->g->n; r++) n += s->share[r].open;
     return n;
 }
 
@@ -167,7 +167,7 @@ void worker_scores_rest(struct worker_scores *s) {
     struct err_saved why;
     if (!s->alone) return;
     err_save(&why);
-    rank_group_drain(s->dealing->g); /* of a judge, which is asked all the time whether it has something to do */
+    rank_group_drain(s->dispatch->g); /* of a judge, which is polled all the time */
     s->judge_busy = false;
     err_restore(&why);
 }
@@ -175,9 +175,9 @@ void worker_scores_rest(struct worker_scores *s) {
 void worker_scores_drop(struct worker_scores *s) {
     struct err_saved why;
     err_save(&why);
-    rank_group_drain(s->dealing->g);
+    rank_group_drain(s->dispatch->g);
     forget(s);
-    if (s->model || s->judge) (void)rank_group_plain_call(s->dealing->g, "score_drop", json_object(), NULL);
+    if (s->model || s->judge) (void)rank_group_plain_call(s->dispatch->g, "score_drop", json_object(), NULL);
     err_restore(&why);
 }
 

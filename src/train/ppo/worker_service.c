@@ -23,7 +23,7 @@ static struct {
     struct tokenizer *tok;
 } self;
 
-/* ---- what the shared calls ask for ---- */
+/* ---- callbacks of the shared calls ---- */
 
 static int get_role(const json_t *args, enum verlc_role *role) {
     int64_t v;

@@ -1,4 +1,4 @@
-/* worker_service.h - a rank of a ppo run: its own calls beside rank_service.h's.  Private to train. */
+/* worker_service.h - a rank of a ppo run: its own calls in addition to rank_service.h's.  Private to train. */
 #ifndef VERLC_TRAIN_PPO_WORKER_SERVICE_H
 #define VERLC_TRAIN_PPO_WORKER_SERVICE_H
 
