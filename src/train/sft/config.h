@@ -49,7 +49,7 @@ struct sft_config {
     double warmup_ratio;
     struct data_sampler_spec sampler;
     uint64_t seed;
-    struct train_devices_keys devices;                   /* asked for */
+    struct train_devices_keys devices;                   /* as requested */
     int64_t n_ranks, n_local, host_memory;               /* of a run or a plan, as in struct ppo_config */
     int n_ray_nodes;                                     /* of a run: on which Ray starts them; 0: not Ray */
     const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */

@@ -99,10 +99,10 @@ struct sft_plan {
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
     size_t least;              /* with as little kept as the keys allow */
-    size_t copy;               /* host memory for checkpoints that are written beside the next steps; 0: they are not */
+    size_t copy;               /* host memory for asynchronous checkpoints; 0: they are synchronous */
 };
 
-/* Whether a checkpoint is copied and written beside the next steps. SFT_EVERY_EPOCH is midway, too. */
+/* Whether a checkpoint is copied and written during the next steps. SFT_EVERY_EPOCH is midway, too. */
 static void plan_async_save(struct sft_plan *p, const struct sft_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
     const size_t taken = own ? p->model.host : p->fixed + p->pass,
@@ -171,11 +171,11 @@ static void parts_table(const struct sft_plan *p, const struct sft_config *k, co
     snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
     if (p->model.chunk + p->model.shared_chunk) row(b, "gradients of a chunk", p->model.chunk + p->model.shared_chunk, note);
     row(b, "optimizer state", p->model.moments, optim_kind_name(k->optim.kind));
-    if (several) row(b, "exchange", p->model.exchange, "gradients and weights on their way between ranks");
+    if (several) row(b, "exchange", p->model.exchange, "gradients and weights in transfer between ranks");
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)a->max_rows,
              train_keep_text(a->keep, c, text, sizeof text));
     row(b, "activations, scratch", p->pass, note);
-    if (p->copy) row(b, "checkpoint", p->copy, "a copy in host memory, written beside the next steps");
+    if (p->copy) row(b, "checkpoint", p->copy, "a copy in host memory, written during the next steps");
 }
 
 void sft_planned_free(struct sft_planned *p) {

@@ -9,11 +9,11 @@
 
 #include "base/buf.h"
 
-/* What a plan says to the run. */
+/* What a plan decides for the run. */
 struct sft_planned {
     json_t *json;    /* its rows for run.db */
     char *text;      /* a line for people: what it chose */
-    bool async_save; /* checkpoints are written beside the next steps */
+    bool async_save; /* asynchronous checkpoints: written during the next steps */
 };
 void sft_planned_free(struct sft_planned *p); /* a zeroed one is fine */
 

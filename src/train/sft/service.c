@@ -14,7 +14,7 @@ static struct {
     struct sft_worker w;
 } self;
 
-/* ---- what the shared calls ask for ---- */
+/* ---- callbacks of the shared calls ---- */
 
 static int forward(const json_t *args, const struct packed_seq *seqs, int64_t n, struct forward_out out) {
     const struct progress at = run_progress(&rank_self()->run);

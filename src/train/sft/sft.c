@@ -27,9 +27,9 @@ extern char **environ;
 struct sft {
     struct sft_config k;
     struct run run;
-    struct sft_worker worker;    /* several ranks: without a device */
-    struct rank_group ranks;     /* n 0: this process is the only one */
-    struct rank_dealing dealing; /* of validations, to them */
+    struct sft_worker worker;     /* several ranks: without a device */
+    struct rank_group ranks;      /* n 0: this process is the only one */
+    struct rank_dealing dispatch; /* of validations, to them */
     struct tokenizer *tok;
     struct chat_template *chat;
     struct sft_dataset *train, *val;
@@ -98,7 +98,7 @@ static int forward(struct sft *s, const struct packed_seq *seqs, int64_t n, floa
     const struct progress at = run_progress(&s->run);
     if (s->ranks.n == 0) return sft_worker_forward(&s->worker, &at, seqs, n, logp);
     json_t *args = json_object();
-    const int rc = rank_forward(&s->dealing, args, false, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
+    const int rc = rank_forward(&s->dispatch, args, false, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
     json_decref(args);
     return rc;
 }
@@ -124,7 +124,7 @@ static int validate(void *ctx) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-/* ---- what the run asks for ---- */
+/* ---- callbacks of the run ---- */
 
 static void state(const void *ctx, json_t *trainer) {
     const struct sft *s = ctx;
@@ -195,7 +195,7 @@ static int open_device(struct sft *s) {
     s->worker.k = &s->k;
     if (k->n_ranks == 1) return run_open_device(&s->run, &s->worker.dev);
     TRY(rank_group_open(&s->ranks, &a, "sft_device", NULL, NULL));
-    rank_dealing_init(&s->dealing, &s->ranks);
+    rank_dealing_init(&s->dispatch, &s->ranks);
     return 0;
 }
 
@@ -279,7 +279,7 @@ static int open_all(struct sft *s, const struct conf *c) {
 
 static void close_all(struct sft *s, int rc) {
     run_close(&s->run, rc);
-    rank_dealing_free(&s->dealing);
+    rank_dealing_free(&s->dispatch);
     rank_group_close(&s->ranks, rc == 0 || rc == ERR_SIGNAL);
     sft_worker_close(&s->worker);
     sft_dataset_close(s->train);
@@ -298,11 +298,11 @@ static int steps(struct sft *s) {
     return 0;
 }
 
-/* A process that a launcher has started beside the controller's. Bad configuration ends it by itself: the controller, which
+/* A rank's process that a launcher has started next to the controller. Bad configuration ends it by itself: the controller, which
  * refuses the same, never opens the group. */
 static int serve(const struct conf *c, const struct launch *l) {
     struct sft_config k = {0};
-    log_set_level(LOG_WARN); /* the controller tells what is to be told once */
+    log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = sft_config_read(&k, c);
     const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
     if (rc == 0) rc = train_worker(l, &a, NULL);

@@ -73,7 +73,7 @@ static int loss_fn(void *arg, const struct micro_loss *m) {
     return buf_add(m->record, &sum, sizeof sum);
 }
 
-static int told_fn(void *arg, const struct pack_micro *m, const void *record, size_t n) {
+static int report_fn(void *arg, const struct pack_micro *m, const void *record, size_t n) {
     struct sft_batch *b = arg;
     const struct progress at = run_progress(b->run);
     double loss;
@@ -94,7 +94,7 @@ static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_bat
         targets += packed_seq_targets(&b->seqs[i]);
     }
     b->scale = targets ? 1.0 / (double)targets : 0;
-    *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .told = told_fn, .arg = b};
+    *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .told = report_fn, .arg = b};
     return 0;
 }
 
