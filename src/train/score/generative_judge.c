@@ -64,7 +64,7 @@ static struct reward_result failure(enum reward_status status, char *why) {
 static bool find_score(const struct judge *j, const char *text, size_t n, double *score) {
     const PCRE2_SIZE *at = pcre2_get_ovector_pointer(j->match);
     bool found = false;
-    /* what the matcher gives up on is no match */
+    /* where the matcher reaches its limits there is no match */
     for (size_t from = 0; from <= n && pcre2_match(j->regex, (PCRE2_SPTR)text, n, from, 0, j->match, NULL) > 0;) {
         const int group = pcre2_get_ovector_count(j->match) > 1 && at[2] != PCRE2_UNSET ? 2 : 0;
         char *number = xstrndup(text + at[group], at[group + 1] - at[group]), *end;
@@ -142,7 +142,7 @@ static int open_all(struct judge *j) {
     d.model = j->model;
     j->block_bytes = rollout_decoder_bytes(&j->model->cfg, j->a.act, &d);
     TRY(dev_alloc(j->a.dev, j->block_bytes, &j->block));
-    TRY(dev_zero(j->a.dev, j->block, j->block_bytes)); /* the memory is really there, now rather than in mid-run */
+    TRY(dev_zero(j->a.dev, j->block, j->block_bytes)); /* commits the memory now rather than in mid-run */
     d.block = j->block;
     TRY(rollout_decoder_open(&j->decoder, &d));
     const struct rollout_config c = {.tok = j->tok, .done = on_answer, .done_arg = j};
@@ -179,7 +179,7 @@ void judge_destroy(struct judge *j) {
     free(j);
 }
 
-/* ---- asking ---- */
+/* ---- requests ---- */
 
 /* A text as it is, another value as its JSON, NULL as nothing. */
 static struct buf text_of(const json_t *v) {
@@ -189,7 +189,7 @@ static struct buf text_of(const json_t *v) {
     return b;
 }
 
-/* The template with its three names filled in; what is filled in is not looked at again. */
+/* The template with its three names filled in; what is filled in is not expanded again. */
 static struct buf fill(const char *template, const struct judge_sample *s) {
     const size_t n = json_array_size(s->messages);
     const json_t *question = n ? json_object_get(json_array_get(s->messages, n - 1), "content") : NULL;
@@ -261,7 +261,7 @@ int judge_submit(struct judge *j, const struct judge_sample *s, int64_t tag) {
     return rc;
 }
 
-static int ask_ids(struct judge *j, const struct text_ids *ids, struct judge_question q, int64_t tag) {
+static int submit_conversation(struct judge *j, const struct text_ids *ids, struct judge_question q, int64_t tag) {
     const int64_t most = j->a.prompt_length + j->a.response_length, left = most - ids->n;
     if (ids->n == 0) FAIL(ERR_INVAL, "the conversation has no tokens");
     if (left < 1 || q.max_tokens > left)
@@ -278,7 +278,7 @@ int judge_ask(struct judge *j, const struct judge_question *q, int64_t tag) {
     json_t *request = json_pack("{s:O, s:b}", "messages", (json_t *)(uintptr_t)q->messages, "add_generation_prompt", 1);
     CHECK(request != NULL);
     int rc = chat_template_encode(j->chat, request, NULL, &ids);
-    if (rc == 0) rc = ask_ids(j, &ids, *q, tag);
+    if (rc == 0) rc = submit_conversation(j, &ids, *q, tag);
     json_decref(request);
     text_ids_free(&ids);
     return rc;

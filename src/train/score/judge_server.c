@@ -19,19 +19,19 @@
 
 enum { MAX_HEADER_BYTES = 16 << 10, MAX_BODY_BYTES = 16 << 20, IDLE_S = 60 };
 
-struct asked { /* a request that the judge works on */
+struct open_request { /* a request that the judge works on */
     struct judge_server *server;
-    struct evhttp_request *request; /* NULL: nobody waits for it any more */
+    struct evhttp_request *request; /* NULL: its client has left */
     char *model;                    /* as the request names it */
     uint64_t uid;
-    struct asked *next;
+    struct open_request *next;
 };
 struct judge_server {
     struct judge_args a;
     struct judge *judge;
     struct event_base *base;
     struct evhttp *http;
-    struct asked *asked;
+    struct open_request *open;
     char *address;
 };
 
@@ -57,8 +57,8 @@ static void reply_error(struct evhttp_request *r, int status, const char *reason
                     status < 500 ? "invalid_request_error" : "server_error", "code", status));
 }
 
-static void asked_free(struct asked *q) {
-    for (struct asked **p = &q->server->asked; *p; p = &(*p)->next)
+static void open_request_free(struct open_request *q) {
+    for (struct open_request **p = &q->server->open; *p; p = &(*p)->next)
         if (*p == q) {
             *p = q->next;
             break;
@@ -70,7 +70,7 @@ static void asked_free(struct asked *q) {
 
 static void on_answer(void *arg, int64_t tag, const struct judge_answer *a) {
     (void)arg;
-    struct asked *q = (struct asked *)(intptr_t)tag;
+    struct open_request *q = (struct open_request *)(intptr_t)tag;
     struct evhttp_request *r = q->request;
     if (r) {
         char id[32];
@@ -84,10 +84,10 @@ static void on_answer(void *arg, int64_t tag, const struct judge_answer *a) {
                         "finish_reason", rollout_finish_name(a->finish), "usage", "prompt_tokens", (json_int_t)a->n_prompt,
                         "completion_tokens", (json_int_t)a->n, "total_tokens", (json_int_t)(a->n_prompt + a->n)));
     }
-    asked_free(q);
+    open_request_free(q);
 }
 
-/* ---- questions ---- */
+/* ---- requests ---- */
 
 static int check_keys(const json_t *body) {
     static const char *const known[] = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
@@ -154,22 +154,23 @@ static int read_question(const struct judge_server *s, const json_t *body, struc
     return 0;
 }
 
-static void on_close(struct evhttp_connection *c, void *arg) { /* whoever asked has left; the answer is thrown away */
+static void on_close(struct evhttp_connection *c, void *arg) { /* the client has left; its answer is dropped */
     (void)c;
-    struct asked *q = arg;
+    struct open_request *q = arg;
     if (!evhttp_request_get_connection(q->request)) evhttp_request_free(q->request); /* taken from its connection, so ours */
     q->request = NULL;
 }
 
-static int ask(struct judge_server *s, struct evhttp_request *r, const json_t *body) {
+static int submit(struct judge_server *s, struct evhttp_request *r, const json_t *body) {
     struct judge_question q;
     TRY(read_question(s, body, &q));
     const char *model = json_string_value(json_object_get(body, "model"));
-    struct asked *one = xcalloc(1, sizeof *one);
-    *one = (struct asked){.server = s, .request = r, .model = xstrdup(model ? model : s->a.dir), .uid = q.uid, .next = s->asked};
-    s->asked = one;
+    struct open_request *one = xcalloc(1, sizeof *one);
+    *one =
+        (struct open_request){.server = s, .request = r, .model = xstrdup(model ? model : s->a.dir), .uid = q.uid, .next = s->open};
+    s->open = one;
     const int rc = judge_ask(s->judge, &q, (int64_t)(intptr_t)one);
-    if (rc < 0) asked_free(one);
+    if (rc < 0) open_request_free(one);
     else evhttp_connection_set_closecb(evhttp_request_get_connection(r), on_close, one);
     return rc;
 }
@@ -180,7 +181,7 @@ static void complete(struct judge_server *s, struct evhttp_request *r) {
     const char *text = n ? (const char *)evbuffer_pullup(in, -1) : "";
     json_t *body = NULL;
     int rc = json_parse(&body, text, n, "the request");
-    if (rc == 0) rc = ask(s, r, body);
+    if (rc == 0) rc = submit(s, r, body);
     json_decref(body);
     if (rc == ERR_NOMEM || rc == ERR_INTERNAL) reply_error(r, 500, "Internal Server Error", err_msg());
     else if (rc < 0) reply_error(r, 400, "Bad Request", err_msg());
@@ -257,9 +258,9 @@ int judge_server_step(struct judge_server *s) {
 
 void judge_server_drop(struct judge_server *s) {
     if (s->judge) judge_drop(s->judge);
-    while (s->asked) {
-        if (s->asked->request) reply_error(s->asked->request, 503, "Service Unavailable", "the samples were given up");
-        asked_free(s->asked);
+    while (s->open) {
+        if (s->open->request) reply_error(s->open->request, 503, "Service Unavailable", "the samples were given up");
+        open_request_free(s->open);
     }
 }
 

@@ -1,7 +1,7 @@
 /* judge_server.h - a judge behind an address, as verl's generative reward model: POST /v1/chat/completions and GET /v1/models
  * of OpenAI's HTTP interface, on a free port of 127.0.0.1, for the user's reward function. Private to train.
  *
- * There is no thread: requests are read and the judge goes on in judge_server_step alone.
+ * No thread: requests are read and the judge runs in judge_server_step alone.
  * Invariant: an answer is a function of the conversation, the sampling and the request's seed, not of the order of requests. */
 #ifndef VERLC_TRAIN_JUDGE_SERVER_H
 #define VERLC_TRAIN_JUDGE_SERVER_H
@@ -16,6 +16,6 @@ const char *judge_server_address(const struct judge_server *s); /* HOST:PORT */
 int judge_server_load(struct judge_server *s, const struct judge_args *a);
 /* Reads and answers what there is, and one step of the judge's engine. 1: work remains. */
 int judge_server_step(struct judge_server *s);
-void judge_server_drop(struct judge_server *s); /* what is asked is answered by an error */
+void judge_server_drop(struct judge_server *s); /* open requests are answered by an error */
 
 #endif

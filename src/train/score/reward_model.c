@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct waiting { /* one sample on its way */
+struct waiting { /* one sample in flight */
     int64_t tag;
     json_t *messages; /* prompt and answer; NULL when ids is set */
     struct text_ids ids;
@@ -136,7 +136,7 @@ void reward_model_destroy(struct reward_model *r) {
 
 /* ---- submitting ---- */
 
-/* The answer's text, special tokens kept and the end token cut out wherever it stands: what verl renders. */
+/* The answer's text, special tokens kept and the end token cut out wherever it occurs: what verl renders. */
 static int answer_text(const struct reward_model *r, const struct reward_model_sample *s, json_t **out) {
     struct buf raw = {0}, text = {0};
     const size_t n = r->policy_eos ? strlen(r->policy_eos) : 0;

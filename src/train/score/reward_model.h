@@ -1,4 +1,4 @@
-/* reward_model.h - scores of finished responses by a second model beside generation: one with a
+/* reward_model.h - scores of finished responses by a second model during generation: one with a
  * sequence-classification head, a micro-batch at a time, or a generative judge (generative_judge.h).  Private to train.
  *
  * The conversation (prompt and answer) is rendered through the reward model's own chat template and tokenised by its
@@ -24,7 +24,7 @@ struct reward_model_args {
     const struct tokenizer *policy_tok; /* borrowed */
     struct judge_args judge;            /* with a prompt_template: a judge; dir to policy_tokens are not read */
 };
-/* Device bytes: weights, then activations and batch arrays. c has gone through model_config_make_reward, but a judge's. */
+/* Device bytes: weights, then activations and batch arrays. c was prepared by model_config_make_reward, except a judge's. */
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a);
 
 struct reward_model;
