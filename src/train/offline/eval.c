@@ -1,7 +1,7 @@
-/* eval.c - verl's main_eval: scores of responses that stand in a file.
+/* eval.c - verl's main_eval: scores of responses in a file.
  *
  * Prints test_score/SOURCE, the mean over prompts of the mean over their responses,
- * as verl does, and beside it the validation statistics of the same scores (mean@n,
+ * as verl does, and in addition the validation statistics of the same scores (mean@n,
  * best@k, pass@k, maj@k), under the names that training gives them.
  * Invariant: a response without a score is counted, never a number. */
 #include "train/ppo/stages.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_S = 2, SAY_S = 5 }; /* until something is said of the scores, and from there */
+enum { FIRST_S = 2, SAY_S = 5 }; /* until the next line about the scores, and from there */
 
 struct eval {
     const char *path, *response_key, *source_key, *reward_key;
@@ -36,7 +36,7 @@ static const struct conf_binding bindings[] = {
 #include "conf/keys_eval.def"
 };
 
-/* Responses of a row; a string stands for a list of one. */
+/* Responses of a row; a string is a list of one. */
 static size_t n_responses(const json_t *list) { return json_is_string(list) ? 1 : json_array_size(list); }
 static const json_t *response(const json_t *list, size_t i) { return json_is_string(list) ? list : json_array_get(list, i); }
 
@@ -68,7 +68,7 @@ static int read_rows(struct eval *e) {
     return 0;
 }
 
-/* Before the first score: whether every row's grader is there. */
+/* Before the first score: checks that every row has a grader. */
 static int check_sources(const struct eval *e) {
     const json_t *row;
     size_t i;

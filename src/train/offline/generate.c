@@ -1,5 +1,5 @@
-/* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written
- * beside the rows they belong to in a column "responses" (a list of texts).
+/* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written with the rows
+ * that they belong to, in a column "responses" (a list of texts).
  *
  * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks.
  * Invariant: the file does not depend on batches nor on ranks. */
@@ -26,9 +26,9 @@ extern char **environ;
 
 struct generate {
     struct generate_config k;
-    struct generator generator;  /* several ranks: without a device */
-    struct rank_group ranks;     /* n 0: this process is the only one */
-    struct rank_dealing dealing; /* to them */
+    struct generator generator;   /* several ranks: without a device */
+    struct rank_group ranks;      /* n 0: this process is the only one */
+    struct rank_dealing dispatch; /* to them */
     struct tokenizer *tok;
     struct chat_template *chat;
     json_t *rows;
@@ -103,7 +103,7 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
     const int rc = rank_group_open(&g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
-    rank_dealing_init(&g->dealing, &g->ranks);
+    rank_dealing_init(&g->dispatch, &g->ranks);
     return rank_group_plain_call(
         &g->ranks, "generator_model",
         json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts", (json_int_t)((prompts + g->ranks.n - 1) / g->ranks.n)),
@@ -146,7 +146,7 @@ static int submit(struct generate *g, int64_t row) {
                                       .ignore_eos = k->ignore_eos,
                                       .user = (void *)(intptr_t)row};
     if (g->ranks.n == 0) return generator_add(&g->generator, &q);
-    rank_generate_add(&g->dealing, &q);
+    rank_generate_add(&g->dispatch, &q);
     return 0;
 }
 
@@ -154,12 +154,12 @@ static int submit(struct generate *g, int64_t row) {
 static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
     const struct rollout_config c = {.done = on_sample, .done_arg = g};
     const bool ranks = g->ranks.n > 0;
-    int rc = ranks ? rank_generate_begin(&g->dealing, &c) : generator_begin(&g->generator, &c);
+    int rc = ranks ? rank_generate_begin(&g->dispatch, &c) : generator_begin(&g->generator, &c);
     for (int64_t i = lo; i < hi && rc >= 0; i++) rc = submit(g, i);
     if (rc >= 0) do
-            rc = ranks ? rank_generate_step(&g->dealing, true) : generator_step(&g->generator);
+            rc = ranks ? rank_generate_step(&g->dispatch, true) : generator_step(&g->generator);
         while (rc > 0);
-    if (ranks) rank_generate_end(&g->dealing);
+    if (ranks) rank_generate_end(&g->dispatch);
     else generator_end(&g->generator);
     return rc;
 }
@@ -200,7 +200,7 @@ static int write_rows(struct generate *g) {
 }
 
 static void generate_close(struct generate *g, bool ok) {
-    rank_dealing_free(&g->dealing);
+    rank_dealing_free(&g->dispatch);
     rank_group_close(&g->ranks, ok);
     generator_close(&g->generator);
     chat_template_destroy(g->chat);
@@ -213,7 +213,7 @@ static void generate_close(struct generate *g, bool ok) {
     generate_config_free(&g->k);
 }
 
-/* A process that a launcher has started beside the controller's. */
+/* A rank's process that a launcher has started next to the controller. */
 static int serve(const struct conf *c, const struct launch *l) {
     struct generate_config k = {0};
     char *dir = NULL;

@@ -34,7 +34,7 @@ int generator_add(struct generator *g, const struct rollout_request *q);  /* its
 int generator_step(struct generator *g);                                  /* 1: work remains */
 void generator_end(struct generator *g);
 
-/* A rank's own calls beside rank_service.h's; they end with a name NULL. */
+/* A rank's own calls in addition to rank_service.h's; they end with a name NULL. */
 extern const struct ctl_service generator_services[];
 
 #endif
