@@ -57,7 +57,7 @@ void verlc_batch_free(struct verlc_batch *b); /* NULL ok */
 
 /* One column: sample i owns the elements off[i] .. off[i + 1) of the array that is not
  * NULL.  A column of one number a sample has off[i] == i.  The numbers may be written;
- * they are the batch's and valid until a column is added or the batch is filled anew. */
+ * they are the batch's and valid until a column is added or the batch is filled again. */
 struct verlc_column {
     int64_t n;          /* samples */
     const int64_t *off; /* n + 1 */
@@ -95,7 +95,7 @@ bool verlc_carried(struct verlc *v, struct verlc_batch *b);
  * finds extra_info, as in verl.  With algorithm.filter_groups useless prompts are replaced meanwhile. */
 int verlc_rollout(struct verlc *v, struct verlc_batch *b);
 /* The same in two calls of one step, by the weights of the first. Where ranks of their own generate (rollout.n_gpus_per_node of
- * --config-name=one_step_off_ppo_trainer) it goes on beside the calls between them; else it is done when verlc_rollout_start
+ * --config-name=one_step_off_ppo_trainer) it is overlapped with the calls between them; else it is done when verlc_rollout_start
  * returns. The samples are the same. */
 int verlc_rollout_start(struct verlc *v);
 int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b);
