@@ -1,4 +1,4 @@
-/* base64.h - bytes as text and back (RFC 4648, with padding): how arrays stand in JSON, so that no number changes. */
+/* base64.h - bytes as text and back (RFC 4648, with padding): how arrays are stored in JSON, so that no number changes. */
 #ifndef VERLC_BASE_BASE64_H
 #define VERLC_BASE_BASE64_H
 

@@ -32,7 +32,7 @@ static void start_ticking(void) {
     pthread_attr_t a;
     pthread_attr_init(&a);
     pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    (void)pthread_create(&t, &a, tick, NULL); /* without it deadlines come late, by what nobody counted */
+    (void)pthread_create(&t, &a, tick, NULL); /* without it deadlines come late, by time that is not counted */
     pthread_attr_destroy(&a);
 }
 

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Opens a file for reading, a descriptor. ERR_INPUT: it cannot be opened, or it is no regular file; a FIFO or a device could
- * keep its reader for ever. What the shell hands over (/dev/stdin, /dev/fd/N of <(...)) may be a pipe. */
+ * keep its reader for ever. What the shell passes (/dev/stdin, /dev/fd/N of <(...)) may be a pipe. */
 int file_open_read(const char *path);
 int file_check(const char *path); /* ERR_INPUT as file_open_read, for a file that another program will read */
 /* Appends the file to b. ERR_INPUT if it cannot be read or is over max_bytes (0: no limit). */
@@ -28,7 +28,7 @@ int file_mkdirs(const char *path);      /* mkdir -p; ERR_IO */
 int file_fsync_dir(const char *dir);    /* ERR_IO */
 int file_remove_tree(const char *path); /* rm -rf; a missing path is fine; ERR_IO */
 
-/* PATH.PID-RANDOM.tmp: a name beside path that no other process has; a long last part is cut. Caller frees. */
+/* PATH.PID-RANDOM.tmp: a name next to path that no other process has; a long last part is cut. Caller frees. */
 char *file_temp_path(const char *path);
 bool file_is_temp_name(const char *name); /* whether the last part of a path is one of these */
 /* Removes the files and directories of such names in dir (not below). For whoever knows that nobody else writes there. ERR_IO. */

@@ -1,5 +1,5 @@
-/* file_writer.c - see file_writer.h. Pieces of fixed size go round: queued, read and hashed, written by one of the threads, free
- * again. */
+/* file_writer.c - see file_writer.h. Pieces of fixed size are recycled: queued, read and hashed, written by one of the threads,
+ * free again. */
 #include "base/file_writer.h"
 
 #include "base/buf.h"
@@ -56,8 +56,8 @@ static void keep_error(struct file_writer *w, int rc) {
     err_save(&w->why);
 }
 
-/* Reads and hashes: the former side by side, the latter in order. A file's first piece that is not hashed has left the queue
- * before those behind it, so that nobody waits for one that waits. */
+/* Reads and hashes: reads are concurrent, hashing is in order. A file's first piece that is not hashed has left the queue
+ * before those behind it, so that no thread waits for a waiting one. */
 static void load(struct file_writer *w, struct piece *k) {
     struct out_file *f = k->file;
     w->n_reading++;
@@ -196,7 +196,7 @@ static int create(struct file_writer *w, const char *path, size_t bytes, const s
     const bool direct = fd >= 0;
     if (!direct) fd = open(path, flags, 0644);
     if (fd < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
-    /* Room at once: writes side by side need not wait for each other. A file system without this call does without. */
+    /* Room at once: concurrent writes need not wait for each other. A file system without this call does without. */
     if (direct && fallocate(fd, 0, 0, (off_t)bytes) < 0 && errno == ENOSPC) {
         close(fd);
         FAIL(ERR_IO, "%s: %s", path, strerror(ENOSPC));

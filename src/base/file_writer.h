@@ -2,7 +2,7 @@
  *
  * A file is a function of a range of its bytes. Memory that has them is written from there: no byte is copied where it lies as in
  * the file, to a block. Writes go past the page cache where the file system lets them (O_DIRECT), so that fsync finds little left
- * to do; writes and fsync of a file run beside the reads of the next.
+ * to do; writes and fsync of a file overlap the reads of the next.
  * Invariant: once file_writer_finish returns 0 all bytes of all files are on disk, and each hash is that of its file's bytes. */
 #ifndef VERLC_BASE_FILE_WRITER_H
 #define VERLC_BASE_FILE_WRITER_H
@@ -10,14 +10,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What O_DIRECT asks of addresses and places in a file. */
+/* The alignment that O_DIRECT requires of addresses and offsets. */
 enum { FILE_WRITER_BLOCK = 4096 };
 
 struct file_source {
     /* n bytes from byte `at` on: filled into dst, or *p is set to memory that has them until file_writer_finish or close. */
     int (*read)(void *arg, size_t at, size_t n, char *dst, const char **p);
     void *arg;
-    bool any_thread; /* threads may read side by side, in any order; else the caller's reads, in order */
+    bool any_thread; /* threads may read concurrently, in any order; else the caller's reads, in order */
 };
 
 struct file_writer;

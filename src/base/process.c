@@ -1,7 +1,7 @@
 /* process.c - see process.h: our half, and the reaper's.
  * The reaper is started before main by an environment variable, so that every program that links this has one. It is a
  * process of its own executable, since a fork that stays would hold copies of our memory.
- * Invariant: the reaper's end of the lifeline has one other end, ours; end of file there means that we are gone or want
+ * Invariant: the reaper's end of the lifeline has one other end, ours; end of file there means that we have exited or want
  * the program to end. */
 #include "base/process.h"
 
@@ -270,8 +270,8 @@ void process_stop(struct process *p, double grace_s, char *how, size_t n) {
     const bool by_itself = wait_exit(p, grace_s);
     close(p->lifeline);
     /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and the reaper then waits alone */
-    const bool gone = by_itself || wait_exit(p, 5);
-    if (gone && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {
+    const bool exited = by_itself || wait_exit(p, 5);
+    if (exited && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {
         if (WIFEXITED(status)) snprintf(how, n, "exit code %d", WEXITSTATUS(status));
         else snprintf(how, n, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     }

@@ -3,7 +3,7 @@
  * Between us and the program stands a reaper: this executable again, as a process that does nothing but wait. It is the
  * subreaper of the program (PR_SET_CHILD_SUBREAPER), so that what the program starts stays below it, by whatever forks and
  * setsids.
- * Invariant: when the program has ended, or is stopped, or this process is gone, by SIGKILL too, then all that descends
+ * Invariant: when the program has ended, or is stopped, or this process has exited, by SIGKILL too, then all that descends
  * from the program is killed. */
 #ifndef VERLC_BASE_PROCESS_H
 #define VERLC_BASE_PROCESS_H

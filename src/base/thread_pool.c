@@ -2,7 +2,7 @@
  *
  * One 64-bit word holds the job's number (odd while it is open) and how many
  * workers are inside.  A worker enters by a compare-and-swap on an open job; the
- * caller closes the job when all parts are handed out and waits only for those
+ * caller closes the job when all parts are dispatched and waits only for those
  * that are inside.  So a worker that sleeps, or that the system does not run,
  * costs nothing: the caller does its parts. */
 #include "base/thread_pool.h"
