@@ -46,7 +46,7 @@ def rows(verlc, program):
         status, text = next(((s, text.removeprefix(p)) for p, s in (("noted: ", "noted"), ("fixed: ", "refused"),
                                                                    ("older name of ", "older")) if text.startswith(p)),
                             ("used", text))
-        if status != "older" and not text.startswith("gone in verl") and ABOUT.fullmatch(key):
+        if status != "older" and not text.startswith("removed in verl") and ABOUT.fullmatch(key):
             found[key] = default, kind, status, text
     return found
 

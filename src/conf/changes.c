@@ -1,6 +1,6 @@
 /* changes.c - what differs between this configuration and the one of a checkpoint, which conf_yaml printed: one call a key.
  *
- * Told are keys that this program uses; a key that is noted or unknown changes nothing, and an older name is told as the key
+ * Keys that this program uses are reported. A key that is noted or unknown changes nothing. An older name is reported as the key
  * that takes its value. Knows no key by name; which of them a caller leaves out is its own affair.
  * Invariant: a configuration that is loaded with the same values as before has no changes, whatever names and files it is
  * written in. */
@@ -72,7 +72,7 @@ static void add_value(const struct conf_node *v, struct buf *b) {
     }
 }
 
-/* Of a long one its beginning, and what tells it from another with the same. Caller frees. */
+/* Of a long one its beginning, and a checksum that distinguishes it from another with the same beginning. Caller frees. */
 static char *value_text(const struct conf_node *v) {
     struct buf b = {0};
     add_value(v, &b);
@@ -96,18 +96,18 @@ static bool same(const struct conf_node *a, const struct conf_node *b) {
     return conf__node_equal(a, b);
 }
 
-static void tell(const struct comparison *x, const char *key, const struct conf_node *was, const struct conf_node *now) {
+static void report(const struct comparison *x, const char *key, const struct conf_node *was, const struct conf_node *now) {
     char *a = value_text(was), *b = value_text(now);
     x->each(x->arg, &(struct conf_change){key, a, b});
     free(a);
     free(b);
 }
 
-/* Of an open dict the members that differ, where it is null on one side all; those that have a row of their own are told there. */
-static void tell_members(const struct comparison *x, const char *key, const struct conf_node *was, const struct conf_node *now) {
+/* Of an open dict the members that differ, where it is null on one side all; those with a row of their own are reported there. */
+static void report_members(const struct comparison *x, const char *key, const struct conf_node *was, const struct conf_node *now) {
     const struct conf_node *const both[] = {was, now};
     if (!(is_dict(was) || is_null(was)) || !(is_dict(now) || is_null(now)) || (is_null(was) && is_null(now))) {
-        tell(x, key, was, now);
+        report(x, key, was, now);
         return;
     }
     for (int i = 0; i < 2; i++)
@@ -117,12 +117,12 @@ static void tell_members(const struct comparison *x, const char *key, const stru
                                    *b = now ? conf__node_child(now, name, strlen(name)) : NULL;
             if ((i == 1 && a) || same(a, b)) continue; /* once */
             char *path = xasprintf("%s.%s", key, name);
-            if (!conf__table_row(&x->c->table, path)) tell_members(x, path, a, b);
+            if (!conf__table_row(&x->c->table, path)) report_members(x, path, a, b);
             free(path);
         }
 }
 
-/* Whether the value is the default's text with ${...}, then as now: what it reads has changed, and is told itself. */
+/* Whether the value is the default's text with ${...}, then as now: what it reads has changed, and is reported itself. */
 static bool is_derived(const struct comparison *x, const char *key, const struct conf_node *was) {
     const struct conf_node *raw = conf__node_at(x->c->raw, key);
     if (conf_is_set(x->c, key) || !raw || raw->kind != CONF_STR || raw->literal || !strstr(raw->s, "${")) return false;
@@ -157,13 +157,13 @@ static void compare_key(const struct comparison *x, const struct conf_key *row) 
     was = counts(x, row, was);
     now = counts(x, row, now);
     if (same(was, now) || is_derived(x, row->path, was)) return;
-    if (is_dict(was) || is_dict(now)) tell_members(x, row->path, was, now);
-    else tell(x, row->path, was, now);
+    if (is_dict(was) || is_dict(now)) report_members(x, row->path, was, now);
+    else report(x, row->path, was, now);
 }
 
 /* ---- the whole ---- */
 
-/* Older names hand over their values, as they did when the configuration was loaded. */
+/* The values of older names move to the new ones, as they did when the configuration was loaded. */
 static int forward(const struct comparison *x) {
     const struct conf *c = x->c;
     for (int64_t k = 0; k < c->table.n; k++) {

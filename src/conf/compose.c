@@ -349,7 +349,7 @@ static int apply_all(struct loader *l) {
 
 /* ---- resolution and checks ---- */
 
-/* Older names hand their value (from `resolved`) to the key that took their place
+/* Older names pass their value (from `resolved`) to the key that took their place
  * in raw, unless the user set that one. */
 static int forward(struct conf *c, const struct conf_node *resolved, struct conf_node *raw) {
     for (int64_t k = 0; k < c->table.n; k++) {

@@ -11,7 +11,7 @@
 int conf_load(struct conf **out, const char *schema, int argc, char **argv) {
     struct conf *c = xcalloc(1, sizeof *c);
     c->paths = xcalloc(1, sizeof *c->paths);
-    c->asked = xstrdup(schema);
+    c->schema = xstrdup(schema);
     c->args = xcalloc((size_t)argc + 1, sizeof *c->args);
     for (; c->n_args < argc; c->n_args++) c->args[c->n_args] = xstrdup(argv[c->n_args]);
     const int rc = conf__load_args(c, schema, argc, argv);
@@ -39,13 +39,13 @@ void conf_free(struct conf *c) {
     free(c->ignored);
     for (int i = 0; i < c->n_args; i++) free(c->args[i]);
     free(c->args);
-    free(c->asked);
+    free(c->schema);
     free(c->help_prefix);
     free(c);
 }
 
 struct conf_args conf_args(const struct conf *c) {
-    return (struct conf_args){c->asked, c->args, c->n_args};
+    return (struct conf_args){c->schema, c->args, c->n_args};
 }
 
 const char *conf_schema(const struct conf *c) { return c->table.schema; }
@@ -150,7 +150,7 @@ static bool is_default(const struct conf *c, const char *path) {
     return conf__node_equal(v, d);
 }
 
-/* Whether the user's value needs no note: the key is used, or keeps its default, or asks for what is done anyway
+/* Whether the user's value needs no note: the key is used, or keeps its default, or requests what is done anyway
  * (rollout.name=verlc). */
 static bool is_plain(const struct conf *c, const char *path, const struct conf_key *row) {
     const struct conf_node *v = conf__node_at(c->tree, path);

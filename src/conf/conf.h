@@ -4,8 +4,8 @@
  * conf_schemas lists them).  It starts from the defaults of keys_*.def, takes
  * YAML files (--config-path, --config-name) and overrides (k=v, +k=v, ++k=v, ~k),
  * then resolves ${...} and checks every value against the table's type.
- * What a key means here is its status: used, noted (accepted, said once in a
- * note), or rejected (refused unless it keeps its default).
+ * What a key means here is its status: used, noted (accepted, reported once
+ * in a note), or rejected (refused unless it keeps its default).
  *
  * Invariant: after conf_load no key set by the user is unknown to the program
  * without a note, and no value has another type or range than the table says. */
@@ -101,8 +101,8 @@ struct conf_change {
     const char *key, *was, *now;
 };
 /* What is otherwise in c than in a configuration that conf_yaml printed (n bytes; where: its name, for messages), key by key. Not
- * told: keys that nothing reads, keys that the earlier program had not and that are not set, and those that follow another key by
- * default, which is told. ERR_INVAL: not such a text. */
+ * reported: keys that nothing reads, keys that the earlier program had not and that are not set, and those that follow another key
+ * by default, which is reported. ERR_INVAL: not such a text. */
 int conf_changes(const struct conf *c, const char *yaml, size_t n, const char *where,
                  void (*each)(void *arg, const struct conf_change *change), void *arg);
 /* The first key under prefix ("critic.") that the user set, other than except; NULL: none. *n: how many. */

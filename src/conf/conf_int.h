@@ -104,7 +104,7 @@ const char *conf__engine_schema(const char *program, const char *engine); /* ppo
 int conf__table_open(struct conf_table *t, const char *schema);           /* ERR_INVAL lists the schemas */
 void conf__table_free(struct conf_table *t);
 const struct conf_key *conf__table_row(const struct conf_table *t, const char *path); /* exact; NULL: none */
-/* The row that speaks for path: its own, or the nearest dict row above it. */
+/* The row that applies to path: its own, or the nearest dict row above it. */
 const struct conf_key *conf__table_owner(const struct conf_table *t, const char *path);
 bool conf__table_is_group(const struct conf_table *t, const char *path); /* rows lie below it */
 /* The nearest known key, for "did you mean"; NULL: nothing is near. */
@@ -138,7 +138,7 @@ struct conf {
     char **ignored; /* hydra.* settings and other notes to print, owned */
     int64_t n_ignored;
     struct conf_paths *paths; /* with ~ expanded, as conf_fill gives them */
-    char *asked, **args;      /* of conf_load: the schema and its n_args arguments */
+    char *schema, **args;     /* of conf_load: the schema's name and its n_args arguments */
     int n_args;
     enum { CONF_RUN, CONF_PRINT, CONF_HELP } action;
     char *help_prefix; /* owned; may be NULL */

@@ -238,7 +238,7 @@ static bool starts(const char *t, size_t n, const char *word) {
 
 static bool word_is(const char *t, size_t n, const char *word) { return n == strlen(word) && starts(t, n, word); }
 
-/* One alternative t[0..n) against v; v NULL only asks whether the text is a type. */
+/* One alternative t[0..n) against v; v NULL only checks whether the text is a type. */
 static bool one_type(const char *t, size_t n, const struct conf_node *v) {
     struct interval whole = {-0x1p53L, 0x1p53L, false, false}, real = {-INFINITY, INFINITY, true, true};
     if (word_is(t, n, "any")) return true;
