@@ -119,7 +119,7 @@ static void drain_output(struct helper *h) {
 /* Ends the process and forgets every pending request. */
 static void stop(struct helper *h, double grace_s, char *how, size_t n) {
     drain_output(h);
-    /* the last words come after the socket's end: wait for the exit before the last read */
+    /* the last output comes after the socket's end: wait for the exit before the last read */
     for (const double until = clock_awake() + grace_s;
          h->proc.process.pid > 0 && !process_exited(&h->proc.process) && clock_awake() < until;)
         poll(NULL, 0, 5);
@@ -169,7 +169,7 @@ static int start(struct helper *h) {
 void helper_destroy(struct helper *h) {
     if (!h) return;
     if (h->proc.process.pid > 0) {
-        /* a helper that still owes replies is not asked, only ended */
+        /* a helper that still owes replies gets no request, it is only ended */
         const double grace = h->n_pending == 0 ? 2.0 : 0.0;
         drain_output(h);
         helper__stop(&h->proc, grace, NULL, 0);
@@ -187,7 +187,7 @@ void helper_destroy(struct helper *h) {
 
 /* --- messages --- */
 
-/* "No module named 'pyarrow'" as the last words of a start: name the command that mends it. */
+/* "No module named 'pyarrow'" as the last line of a failed start: name the command that fixes it. */
 static bool missing_package(const struct helper *h, char name[64]) {
     const char *s = strstr(h->last_line, "No module named '");
     if (!s) return false;
@@ -322,7 +322,7 @@ static bool settle(struct helper *h, const json_t *id) {
     return false;
 }
 
-/* 1: a reply frame is one request's value or error; 0: it answered the init; < 0: the process is gone. */
+/* 1: a reply frame is one request's value or error; 0: it answered the init; < 0: the process has exited. */
 static int give_reply(struct helper *h, json_t *frame, struct helper__reply *r) {
     const json_t *id = json_object_get(frame, "id"), *text = json_object_get(frame, "error");
     json_t *ok = json_object_get(frame, "ok");

@@ -33,7 +33,7 @@ struct helper_args {
 };
 
 /* The directory of verlc's Python modules, in which `module` ("verlc_helpers.reward") must have its file: VERLC_HELPERS_DIR,
- * else python/ or share/verlc/python/ beside the executable. ERR_HELPER: not found. Caller frees. */
+ * else python/ or share/verlc/python/ next to the executable. ERR_HELPER: not found. Caller frees. */
 int helper_find_dir(const char *module, char **path);
 
 /* Checks that the interpreter and the module's file exist; the process itself
@@ -57,7 +57,7 @@ int helper_send(struct helper *h, const json_t *request);
 int helper_recv(struct helper *h, double timeout_s, json_t **reply);
 int64_t helper_pending(const struct helper *h);
 
-/* n processes of one kind behind one queue.  No threads: work moves on inside send and recv. */
+/* n processes of one kind behind one queue.  No threads: progress is made inside send and recv. */
 struct helper_pool_args {
     int n;           /* processes, 1 to 256 */
     int64_t n_calls; /* requests in flight in each, 0: 1; above 1 the module has to serve them concurrently (protocol.py:

@@ -21,7 +21,7 @@ struct helper__spawn_args {
     const char *python, *dir, *module;
     int64_t memory_bytes; /* < 0: no limit */
 };
-int helper__find_python(const char *asked, char **path); /* asked: the user's choice or NULL; caller frees */
+int helper__find_python(const char *requested, char **path); /* requested: the user's choice or NULL; caller frees */
 int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a);
 /* Closes both descriptors and ends the process (process_stop). */
 void helper__stop(struct helper__proc *p, double grace_s, char *how, size_t n);
@@ -38,7 +38,7 @@ struct helper__reply {
     json_t *value; /* rc 0: new reference */
 };
 /* Reads and writes what is possible without waiting.  1: *r answers one pending request; 0: nothing
- * yet; < 0: the process is gone, and with it every pending request. */
+ * yet; < 0: the process has exited, and every pending request is lost. */
 int helper__step(struct helper *h, struct helper__reply *r);
 bool helper__ready(const struct helper *h); /* past start-up */
 double helper__start_deadline(const struct helper *h);

@@ -3,8 +3,8 @@
  * at once, where the module keeps their deadlines itself.  Results come in the order of finishing.
  *
  * What a dead process was serving is sent again, to a new process.  Which request ended it is known of a helper that
- * serves one at a time: the oldest.  Where many were in flight they are sent again in smaller and smaller company, until
- * the one that ends its process is alone in it.
+ * serves one at a time: the oldest.  Where many were in flight they are sent again with fewer and fewer others in flight, until
+ * the one that ends its process is alone.
  * Invariant: every ticket yields exactly one result, unless the pool is cancelled. */
 #include "helper/helper_int.h"
 
@@ -16,17 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_WORKERS = 256, SLICE_MS = 100, SHRINK = 8, MAX_FAILED_STARTS = 10, QUEUED_AHEAD = 2 };
+enum { MAX_WORKERS = 256, SLICE_MS = 100, SHRINK = 8, MAX_FAILED_STARTS = 10, QUEUED_IN_ADVANCE = 2 };
 #define GRACE_S 5.   /* for a module that keeps deadlines itself to say that one has passed */
-#define SHORT_S 0.01 /* a call after which the next is sent ahead: waiting behind one costs no more than this */
+#define SHORT_S 0.01 /* a call after which the next is sent in advance: waiting behind one costs no more than this */
 #define NO_MORE INT64_MAX
 
 struct job {
     int64_t ticket;
     json_t *request;
     double timeout_s;
-    int64_t lost;    /* processes that died with it and may have died of it */
-    int64_t company; /* most requests in flight in a process that serves it */
+    int64_t lost;          /* processes that died with it and may have died of it */
+    int64_t max_in_flight; /* most requests in flight in a process that serves it */
 };
 struct queue { /* FIFO: job[head .. n) */
     struct job *job;
@@ -40,13 +40,13 @@ struct worker {
     struct helper *h;
     struct call *calls; /* oldest first */
     int64_t n_calls, cap_calls;
-    int64_t company;  /* least of the calls' */
-    bool again;       /* its calls are those of processes that died */
-    bool brief;       /* its last call was a short one */
-    double timeout_s; /* the longest of the calls' */
-    double deadline;  /* for its next answer; 0: the helper is still starting */
-    double since;     /* when the oldest call became the oldest */
-    double looked;    /* when it was last moved on */
+    int64_t max_in_flight; /* least of the calls' */
+    bool again;            /* its calls are those of processes that died */
+    bool brief;            /* its last call was a short one */
+    double timeout_s;      /* the longest of the calls' */
+    double deadline;       /* for its next answer; 0: the helper is still starting */
+    double since;          /* when the oldest call became the oldest */
+    double polled_at;      /* when it was last stepped */
 };
 struct helper_pool {
     int n;
@@ -72,7 +72,7 @@ static void drop_jobs(struct queue *q) {
 
 int helper_pool_create(struct helper_pool **out, const struct helper_args *args, const struct helper_pool_args *pool) {
     if (pool->n < 1 || pool->n > MAX_WORKERS)
-        FAIL(ERR_INVAL, "helper %s: %d processes asked for; 1 to %d are possible", args->module, pool->n, MAX_WORKERS);
+        FAIL(ERR_INVAL, "helper %s: %d processes requested; 1 to %d are possible", args->module, pool->n, MAX_WORKERS);
     struct helper_pool *p = xcalloc(1, sizeof *p);
     p->n_calls = pool->n_calls > 0 ? pool->n_calls : 1;
     p->n_tries = pool->n_tries > 0 ? pool->n_tries : 1;
@@ -132,7 +132,7 @@ static void finish(struct helper_pool *p, const struct job *j, int rc, json_t *r
     json_decref(j->request);
 }
 
-/* ---- processes that are gone ---- */
+/* ---- lost processes ---- */
 
 /* One of n calls was in a process that died and may have died of it: another try, or the thread's error as its result. */
 static void try_again(struct helper_pool *p, struct job *j, int64_t n) {
@@ -140,11 +140,11 @@ static void try_again(struct helper_pool *p, struct job *j, int64_t n) {
         finish(p, j, ERR_HELPER, NULL);
         return;
     }
-    j->company = n / SHRINK > 1 && j->lost < p->n_tries ? n / SHRINK : 1;
+    j->max_in_flight = n / SHRINK > 1 && j->lost < p->n_tries ? n / SHRINK : 1;
     push(&p->again, j);
 }
 
-/* The process is gone (the thread's error says why), and its calls with it. served: it had been up. */
+/* The process has exited (the thread's error says why), and its calls are lost. served: it had been up. */
 static void lose_calls(struct helper_pool *p, struct worker *w, int rc, bool served) {
     const bool serial = p->n_calls == 1;
     const int64_t n = w->n_calls;
@@ -168,8 +168,8 @@ static void lose_calls(struct helper_pool *p, struct worker *w, int rc, bool ser
 /* ---- to the helpers ---- */
 
 static int64_t room(const struct helper_pool *p, const struct worker *w) {
-    int64_t most = p->n_calls == 1 && w->brief && p->n_tries > 1 ? QUEUED_AHEAD : p->n_calls;
-    if (w->n_calls > 0 && w->company < most) most = w->company;
+    int64_t most = p->n_calls == 1 && w->brief && p->n_tries > 1 ? QUEUED_IN_ADVANCE : p->n_calls;
+    if (w->n_calls > 0 && w->max_in_flight < most) most = w->max_in_flight;
     return most - w->n_calls;
 }
 
@@ -177,7 +177,7 @@ static int64_t room(const struct helper_pool *p, const struct worker *w) {
 static struct queue *queue_for(struct helper_pool *p, const struct worker *w) {
     const bool again = p->again.head < p->again.n;
     if (room(p, w) <= 0) return NULL;
-    if (again && (w->n_calls == 0 || (w->again && p->again.job[p->again.head].company > w->n_calls))) return &p->again;
+    if (again && (w->n_calls == 0 || (w->again && p->again.job[p->again.head].max_in_flight > w->n_calls))) return &p->again;
     if (p->jobs.head < p->jobs.n && (w->n_calls == 0 || !w->again)) return &p->jobs;
     return NULL;
 }
@@ -201,7 +201,7 @@ static void arm(const struct helper_pool *p, struct worker *w) {
     w->deadline = helper__ready(w->h) ? w->since + timeout_of(p, w) + (p->n_calls > 1 ? GRACE_S : 0) : 0;
 }
 
-static void hand_to(struct helper_pool *p, struct worker *w) {
+static void dispatch_to(struct helper_pool *p, struct worker *w) {
     struct queue *q = queue_for(p, w);
     struct job *j = &q->job[q->head++];
     int64_t id;
@@ -212,11 +212,11 @@ static void hand_to(struct helper_pool *p, struct worker *w) {
         return;
     }
     if (w->n_calls == 0) {
-        w->company = NO_MORE;
+        w->max_in_flight = NO_MORE;
         w->timeout_s = 0;
         w->again = q == &p->again;
     }
-    if (j->company < w->company) w->company = j->company;
+    if (j->max_in_flight < w->max_in_flight) w->max_in_flight = j->max_in_flight;
     if (j->timeout_s > w->timeout_s) w->timeout_s = j->timeout_s;
     xgrow((void **)&w->calls, &w->cap_calls, w->n_calls + 1, sizeof *w->calls);
     w->calls[w->n_calls++] = (struct call){*j, id};
@@ -224,8 +224,8 @@ static void hand_to(struct helper_pool *p, struct worker *w) {
     p->running++;
 }
 
-static void hand_out(struct helper_pool *p) {
-    for (struct worker *w; (w = freest(p));) hand_to(p, w);
+static void dispatch(struct helper_pool *p) {
+    for (struct worker *w; (w = freest(p));) dispatch_to(p, w);
 }
 
 /* ---- from the helpers ---- */
@@ -243,10 +243,10 @@ static void take(struct helper_pool *p, struct worker *w, const struct helper__r
     arm(p, w);
 }
 
-/* Moves one busy worker on; it may become idle. */
+/* Steps one busy worker; it may become idle. */
 static void advance(struct helper_pool *p, struct worker *w) {
     struct helper__reply r;
-    w->looked = clock_now();
+    w->polled_at = clock_now();
     while (w->n_calls > 0) {
         int rc = helper__step(w->h, &r);
         if (rc > 0) {
@@ -262,7 +262,7 @@ static void advance(struct helper_pool *p, struct worker *w) {
     }
 }
 
-/* Waits at most ms until some helper has something for us, and moves those on. */
+/* Waits at most ms until some helper is readable or writable, and steps those. */
 static int advance_all(struct helper_pool *p, int ms) {
     struct pollfd *fds = xmalloc(sizeof *fds * HELPER__N_FDS * (size_t)p->n);
     nfds_t n = 0;
@@ -283,11 +283,11 @@ static int advance_all(struct helper_pool *p, int ms) {
         short events = 0;
         for (int k = 0; k < HELPER__N_FDS; k++) events |= rc > 0 ? fds[n + (nfds_t)k].revents : 0;
         n += HELPER__N_FDS;
-        if (events || w->looked < slice) advance(p, w);
+        if (events || w->polled_at < slice) advance(p, w);
     }
     free(fds);
     if (rc < 0 && e != EINTR) FAIL(ERR_INTERNAL, "poll: %s", strerror(e));
-    hand_out(p);
+    dispatch(p);
     return 0;
 }
 
@@ -295,7 +295,7 @@ int helper_pool_send(struct helper_pool *p, const json_t *request, double timeou
     const struct job j = {p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s, 0, NO_MORE};
     push(&p->jobs, &j);
     *ticket = p->next_ticket++;
-    hand_out(p);
+    dispatch(p);
     return advance_all(p, 0);
 }
 

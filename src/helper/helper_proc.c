@@ -35,7 +35,7 @@ static char *find_in(const char *dir, const char *const *names, bool (*good)(con
 /* The first of `names` (NULL ends them) in the program's directory, else in one of the four above it
  * (build/debug/verlc inside a source tree), else in the source tree the program was built from: the
  * nearest directory wins. NULL if there is none. */
-static char *find_beside(const char *const *names, bool (*good)(const char *)) {
+static char *find_near_program(const char *const *names, bool (*good)(const char *)) {
     char *dir = file_program_dir(), *found = NULL;
     for (int up = 0; dir && !found && up < 5; up++) {
         found = find_in(dir, names, good);
@@ -75,17 +75,17 @@ static int named_python(const char *from, const char *name, char **path) {
     return 0;
 }
 
-int helper__find_python(const char *asked, char **path) {
+int helper__find_python(const char *requested, char **path) {
     const char *env = getenv("VERLC_PYTHON");
-    if (asked) return named_python("", asked, path);
+    if (requested) return named_python("", requested, path);
     if (env && *env) return named_python("VERLC_PYTHON=", env, path);
     char *dir = file_program_dir();
     char *p = dir ? find_in(dir, (const char *const[]){"python3", NULL}, runnable) : NULL; /* of an environment's bin/ */
     free(dir);
-    if (!p) p = find_beside((const char *const[]){".venv/bin/python", NULL}, runnable);
+    if (!p) p = find_near_program((const char *const[]){".venv/bin/python", NULL}, runnable);
     if (!p) p = find_in_path("python3");
     if (!p)
-        FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, python3 or .venv/bin/python beside the program, python3 in "
+        FAIL(ERR_HELPER, "no Python found (VERLC_PYTHON, python3 or .venv/bin/python next to the program, python3 in "
                          "PATH); install it with 'apt-get install python3 python3-venv'");
     *path = p;
     return 0;
@@ -109,9 +109,9 @@ int helper_find_dir(const char *module, char **path) {
                  env);
         dir = xstrdup(env);
     } else {
-        dir = find_beside((const char *const[]){"python", "share/verlc/python", NULL}, has_helpers);
+        dir = find_near_program((const char *const[]){"python", "share/verlc/python", NULL}, has_helpers);
         if (!dir)
-            FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found beside the "
+            FAIL(ERR_HELPER, "verlc's python/ directory with the helper modules was not found next to the "
                              "program; set VERLC_HELPERS_DIR to it");
     }
     /* verlc_helpers.NAME -> verlc_helpers/NAME.py: a missing file is named now, not at the first request. */
