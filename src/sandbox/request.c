@@ -1,5 +1,5 @@
 /* request.c - what to run as JSON, and what happened as JSON: `verlc sandbox --request`.
- * Knows no limits: they come from whoever asks, never from the request, which may hold a model's words.
+ * Knows no limits: they come from the caller, never from the request, which may hold a model's words.
  * Invariant: the strings of a request belong to its JSON and are used as they are. */
 #include "sandbox/request.h"
 

@@ -141,7 +141,7 @@ static bool may_mount(void) {
 static enum owner owner_of(void) { return geteuid() != 0 ? CALLER : may_mount() ? NOBODY : NOBODY_2; }
 
 /* A user whom no account and no other run has, among those that this user namespace knows; 0: it knows root alone. */
-static unsigned spare_user(void) {
+static unsigned unused_user(void) {
     enum { RUNS = 64, WANTED = 1 << 15, FIRST = 1 << 30 };
     static atomic_uint runs;
     const unsigned mine = (unsigned)getpid() * RUNS + atomic_fetch_add(&runs, 1) % RUNS;
@@ -156,7 +156,7 @@ static unsigned spare_user(void) {
 }
 
 static void add_user(struct command *c) {
-    const unsigned id = spare_user();
+    const unsigned id = unused_user();
     ADD(c, "/usr/bin/setpriv", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all");
     addf(c, "--reuid=%u", id);
     addf(c, "--regid=%u", id);
@@ -307,7 +307,7 @@ static void watch(struct run *r) {
         struct pollfd fds[] = {{r->out, POLLIN, 0}, {r->err, POLLIN, 0}, {r->status, POLLIN, 0}};
         const int left = clock_poll_ms(deadline);
         if (left == 0) kill_for(r, SANDBOX_WALL_LIMIT);
-        /* all ends closed: it is about to be gone, or has closed them itself */
+        /* all ends closed: it is about to exit, or has closed them itself */
         const int wait_ms = r->status < 0 ? 1 : left < LOOK_MS ? left : LOOK_MS;
         poll(fds, 3, wait_ms);
         read_all(r);
@@ -323,7 +323,7 @@ static int finish(struct run *r) {
     if (was_killed || r->killed) return 0;
     if (code < 0) {
         struct buf why = {0};
-        buf_add_visible(&why, r->result->err.p ? r->result->err.p : "it said nothing", false);
+        buf_add_visible(&why, r->result->err.p ? r->result->err.p : "it printed nothing", false);
         err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "%s", why.p);
         buf_free(&why);
         return ERR_UNSUPPORTED;
@@ -425,7 +425,7 @@ int sandbox_run(const struct sandbox_args *a, struct sandbox_result *out) {
         FAILG(out, ERR_UNSUPPORTED,
               "code is run in a sandbox that limits its processes, for which Linux 5.14 is needed where verlc is not "
               "run as root. Nothing is run without it");
-    if (owner_of() != CALLER && spare_user() == 0)
+    if (owner_of() != CALLER && unused_user() == 0)
         FAILG(out, ERR_UNSUPPORTED,
               "verlc is root of a user namespace that has no other user, to whom code in a sandbox could belong; run "
               "verlc as an ordinary user, or with more ids in /etc/subuid. Nothing is run without it");
@@ -453,11 +453,11 @@ int sandbox_check(void) {
     TRY(sandbox_run(&(struct sandbox_args){.argv = (const char *const[]){"/bin/true", NULL}, .limits = sandbox_default_limits},
                     &r));
     const bool good = r.end == SANDBOX_EXITED && r.status == 0;
-    char *const said = xstrndup(r.err.p ? r.err.p : "", r.err.n);
+    char *const text = xstrndup(r.err.p ? r.err.p : "", r.err.n);
     const char *const how = sandbox_end_name(r.end);
     const int status = r.status;
     sandbox_result_free(&r);
-    if (!good) err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "the sandbox does not run /bin/true: %s %d: %s", how, status, said);
-    free(said);
+    if (!good) err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "the sandbox does not run /bin/true: %s %d: %s", how, status, text);
+    free(text);
     return good ? 0 : ERR_UNSUPPORTED;
 }

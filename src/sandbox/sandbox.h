@@ -1,4 +1,4 @@
-/* sandbox.h - runs a program that nobody has vouched for, and says what happened.
+/* sandbox.h - runs an untrusted program, and reports what happened.
  *
  * The program runs in namespaces of its own (pid, network, ipc, uts, cgroup, mount, and user where we are not root), made by
  * bubblewrap, as a user who is never root: no network, no /proc, no terminal, no descriptor and no environment of ours, no
