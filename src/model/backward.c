@@ -138,7 +138,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
         TRY(layer_backward(m, b, a, i, g));
         TRY(model__bucket_end(m, g));
     }
-    a->n_head = 0; /* the stages are spent */
+    a->n_head = 0; /* the stages are consumed */
     return m->lora ? bucket_close(g) : embedding_backward(m, b, a, g->sink);
 }
 

@@ -98,7 +98,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     return 0;
 }
 
-/* bitsandbytes' NF4 as transformers saves it; what is not said has that method's default. */
+/* bitsandbytes' NF4 as transformers saves it; what is not given has that method's default. */
 static int read_quantization(struct model_config *c, const json_t *q, const char *where) {
     const char *method = "", *type = "fp4", *storage = "uint8";
     bool four = false, eight = false;
@@ -348,11 +348,12 @@ static int refuse_dir(const char *dir) {
     if (rc == 0 && !path)
         rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no config.json; is this a Hugging Face model directory?", dir);
     else if (rc == 0)
-        rc = err_set(ERR_INPUT, __FILE__, __LINE__,
-                     "%s is a LoRA adapter, not a model; give its base model%s%s as the model and the adapter beside it (--adapter "
-                     "DIR; the key lora_adapter_path=DIR beside the model's path), or make one model of both with 'verlc model "
-                     "merge --adapter %s --out DIR'",
-                     dir, base ? " " : "", base ? base : "", dir);
+        rc = err_set(
+            ERR_INPUT, __FILE__, __LINE__,
+            "%s is a LoRA adapter, not a model; give its base model%s%s as the model and the adapter in addition (--adapter "
+            "DIR; the key lora_adapter_path=DIR next to the model's path), or make one model of both with 'verlc model "
+            "merge --adapter %s --out DIR'",
+            dir, base ? " " : "", base ? base : "", dir);
     json_decref(o);
     free(path);
     return rc;

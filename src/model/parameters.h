@@ -71,7 +71,7 @@ struct model {
                                     as model_is_flat says */
     int flags;                   /* model_load_flags it was opened with */
     const struct model *base;    /* whose weights it reads below its head; NULL: its own */
-    struct model_stream *stream; /* how weights come that are not here as a whole; NULL: they are; private to model */
+    struct model_stream *stream; /* how weights that are not here as a whole are streamed; NULL: they are here; private */
     size_t weights_bytes;        /* of weights: all of them, or a rank's shares */
     /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
     float *master;

@@ -1,5 +1,5 @@
-/* segments.h - the segments of what a model trains, and runs of them: what a gradient's norm is summed by, and what is dealt to
- * ranks.
+/* segments.h - the segments of what a model trains, and runs of them: what a gradient's norm is summed by, and the unit of
+ * distribution over ranks.
  *
  * A segment is at most DEV_SEGMENT consecutive elements of one parameter. Whatever holds a part of the flat arrays holds
  * whole segments, so a block of 8-bit codes, a segment's sum and an element's update do not depend on who has them.

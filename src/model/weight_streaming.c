@@ -1,11 +1,11 @@
 /* weight_streaming.c - passes with weights that are in host memory, or sharded over ranks: two layers of them are on the device
- * at a time, the next one is brought while one is computed; and sharded weights that are gathered for a while.
+ * at a time, the next one is prefetched while one is computed; and sharded weights that are gathered for a while.
  *
- * What is brought at once is a span: a layer, the final norm, the head, the embedding. All but layers stay on the device for a
+ * The unit of a transfer is a span: a layer, the final norm, the head, the embedding. All but layers stay on the device for a
  * phase. The embedding is read from host memory where it is there, as a pass reads few of its rows; of a sharded model it is
  * gathered. Knows nothing of the arithmetic: groups point into the buffers, so the passes are those of forward.c and backward.c.
  * Where spans are arrays in the master's order, a rank's share is what it owns of the master (segments.h); else a run of bytes.
- * Invariant: layer l is read from buffer l % 2, after it has come, and all ranks ask for the same spans in the same order. */
+ * Invariant: layer l is read from buffer l % 2, after its transfer, and all ranks request the same spans in the same order. */
 #include "model/weight_streaming.h"
 
 #include "base/arena.h"

@@ -12,7 +12,7 @@
 
 enum model_stream_from { MODEL_STREAM_NONE, MODEL_STREAM_HOST, MODEL_STREAM_RANKS };
 int model_stream_flags(enum model_stream_from from); /* of model_load_flags: what such a model is opened with */
-/* Device bytes through which a pass brings them: two layers, the final norm, the head and, from ranks, the embedding. */
+/* Device bytes of a pass's buffers: two layers, the final norm, the head and, from ranks, the embedding. */
 size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from);
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
@@ -25,7 +25,7 @@ int model_stream_end(struct model *m);
 /* Instead of a model_forward of this rank. */
 int model_stream_idle(struct model *m);
 int model_stream_idle_back(struct model *m); /* of the model_backward after it */
-/* Layer l is read from here on, and layer `next` (-1: none) soon; for whoever goes through the layers by itself. */
+/* Layer l is read from here on, and layer `next` (-1: none) soon; for a caller that walks through the layers by itself. */
 int model_stream_layer(struct model *m, int64_t l, int64_t next);
 
 /* ---- sharded weights as a whole, and new ones ---- */
@@ -36,7 +36,8 @@ int model_gather(struct model *m, void *block);
 /* Whether a rank's share of a bucket (segments.h) is what it owns of the master; and where it is. */
 bool model_share_is_owned(const struct model *m);
 void *model_share(struct model *m, struct model_range own);
-/* Else: this rank's share, from the master of the whole bucket on the device. Uses the room that passes use: begin anew. */
+/* Else: this rank's share, from the master of the whole bucket on the device. Uses the room that passes use: begin the
+ * stream again. */
 int model_share_from(struct model *m, struct model_range bucket, float *flat);
 
 #endif

@@ -1,5 +1,5 @@
 /* bitsandbytes.c - matrices that bitsandbytes has saved in 4 bits (NF4, Dettmers et al. 2023): the packed codes as they
- * are, the scales of their blocks, themselves quantised or not, and the description beside them.
+ * are, the scales of their blocks, themselves quantised or not, and the description next to them.
  *
  * Nothing is quantised here, and FP4 and other block sizes are refused.  Invariant: codes and scales give the f32
  * values that bitsandbytes' dequantize_4bit gives, to the bit. */

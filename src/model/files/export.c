@@ -29,7 +29,7 @@ struct reader {
     void *stage;        /* device, one group; NULL when there is a master */
     size_t stage_bytes;
     int64_t group; /* in stage, -1: none */
-    char *host;    /* what a read asks for, of a device with its own memory */
+    char *host;    /* what a read requests, of a device with its own memory */
     size_t host_bytes;
     const float *master; /* fp32 weights, NULL: the compute copy is read */
     struct lora_host adapter;

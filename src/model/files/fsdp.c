@@ -135,7 +135,7 @@ static int open_rank(struct fsdp *f, const char *dir, int64_t rank) {
 static int open_files(struct fsdp *f, const char *dir) {
     char *config;
     TRY(find_world(dir, &f->world_size));
-    TRY(file_in_dir(&config, dir, "huggingface/config.json")); /* no link out of the checkpoint: read beside the shards */
+    TRY(file_in_dir(&config, dir, "huggingface/config.json")); /* no link out of the checkpoint: read next to the shards */
     free(config);
     TRY(open_rank(f, dir, 0));
     const int64_t shards = torch_file_shards(f->files[0]), n = shards ? shards : f->world_size;

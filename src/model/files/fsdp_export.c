@@ -2,9 +2,9 @@
  * compared with one: what verl.model_merger does.
  *
  * Any architecture: names and shapes are those of the trainer's model, and nothing
- * here asks what they mean.  Publishing (temporary name, rename) is the command's.
+ * here interprets them.  Publishing (temporary name, rename) is the command's.
  * Invariant: a tensor is written with the bits that the shards hold, or rounded
- * once to the dtype that was asked for. */
+ * once to the requested dtype. */
 #include "model/files/fsdp.h"
 
 #include "base/buf.h"
@@ -122,7 +122,7 @@ static int check_disk(const char *dir, size_t need) {
     return 0;
 }
 
-/* ---- the files beside the weights ---- */
+/* ---- the files next to the weights ---- */
 
 static bool has_ending(const char *name, const char *ending) {
     const size_t n = strlen(name), k = strlen(ending);

@@ -73,7 +73,7 @@ static int open_index(struct weights_dir *w, const char *dir, const char *path) 
     json_object_foreach(weight_map, name, file) {
         const char *shard = json_string_value(file);
         if (!shard || !*shard || strchr(shard, '/') || shard[0] == '.')
-            FAILG(out, ERR_FORMAT, "%s: tensor %s: not the name of a file beside the index", path, name);
+            FAILG(out, ERR_FORMAT, "%s: tensor %s: not the name of a file next to the index", path, name);
         int64_t i;
         if (!map_gets(&files, shard, &i)) {
             if (w->n >= MAX_SHARDS) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported: more than %d shards", path, MAX_SHARDS);
@@ -99,7 +99,7 @@ static int open_fsdp(struct weights_dir *w, const char *shards) {
     TRY(fsdp_open(&w->fsdp, shards));
     if (fsdp_has_adapter(w->fsdp))
         FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported as a model: the checkpoint of a LoRA run, whose base model and adapter are apart; give the base "
+             "%s: unsupported as a model: the checkpoint of a LoRA run, whose base model and adapter are separate; give the base "
              "model and "
              "%s/lora_adapter as the adapter (lora_adapter_path), or 'verlc model_merger merge --backend fsdp --local_dir %s "
              "--target_dir OUT', then 'verlc model merge --model OUT --adapter OUT/lora_adapter --out DIR'",
@@ -351,7 +351,7 @@ static int load_own(struct model *m, const struct source *src, void *chunk) {
     return 0;
 }
 
-/* Each span of a sharded model is made beside, and a share of it kept. */
+/* Each span of a sharded model is made in a buffer of its own, and a share of it is kept. */
 static int load_shares(struct model *m, const struct source *src, void *stage, void *chunk) {
     const size_t bytes = model__span_most(m);
     struct model_range groups;

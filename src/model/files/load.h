@@ -34,13 +34,13 @@ int model_open(struct model **out, struct dev *dev, const struct model_open_args
 int model_open_value(struct model **out, struct dev *dev, const struct model_open_args *a, uint64_t head_seed);
 /* The same directory as a reward model (model_config_make_reward): its head must be there. */
 int model_open_reward(struct model **out, struct dev *dev, const struct model_open_args *a);
-/* What tells one model from another without reading all of it, 32 hex digits: XXH3-128 of config.json, less what names its origin,
- * and of each tensor's name, type, shape and values at its beginning, middle and end, whatever files they are in. ERR_INPUT,
- * ERR_FORMAT as model_open. */
+/* What distinguishes one model from another without reading all of it, 32 hex digits: XXH3-128 of config.json, less what
+ * names its origin, and of each tensor's name, type, shape and values at its beginning, middle and end, whatever files they are
+ * in. ERR_INPUT, ERR_FORMAT as model_open. */
 int model_fingerprint(const char *dir, char out[33]);
 void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
- * For a critic c has gone through model_config_make_value. The master of a shard: of the largest. */
+ * For a critic c has passed model_config_make_value. The master of a shard: of the largest. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
 
 #endif

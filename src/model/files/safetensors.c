@@ -53,7 +53,7 @@ static int parse_dtype(struct st_tensor *t, const json_t *o, const char *path) {
     FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s", path, t->name, name);
 }
 
-/* Shape and the bytes that it asks for. */
+/* Shape and the bytes that it requires. */
 static int parse_shape(struct st_tensor *t, const json_t *o, const char *path) {
     const json_t *shape = json_object_get(o, "shape");
     if (!json_is_array(shape)) FAIL(ERR_FORMAT, "%s: tensor %s: no \"shape\"", path, t->name);
@@ -248,7 +248,7 @@ static int read_elements(const struct st_write_tensor *t, size_t off, char *dst,
     return check(t, off, dst, n);
 }
 
-/* Some of n bytes of a tensor from off on: whole elements, or of one what is asked for. */
+/* Some of n bytes of a tensor from off on: whole elements, or the requested part of one. */
 static int read_tensor(const struct st_write_tensor *t, size_t off, char *dst, size_t n, size_t *got) {
     const size_t size = dtype_size(t->dt), skip = off % size;
     char element[8];

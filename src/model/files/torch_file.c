@@ -495,7 +495,7 @@ static int read_tensor(struct torch_file *f, struct torch_tensor *t, const struc
 
 /* A name that a safetensors file can have. */
 static int check_name(const struct torch_file *f, const char *s, size_t n) {
-    static const char taken[] = "__metadata__"; /* what the header of such a file has beside its tensors */
+    static const char taken[] = "__metadata__"; /* what the header of such a file has in addition to its tensors */
     if (n == strlen(taken) && memcmp(s, taken, n) == 0) FAIL(ERR_FORMAT, "%s: a tensor may not have the name %s", f->path, taken);
     for (size_t i = 0; i < n;) {
         const int step = utf8_step(s + i, n - i);

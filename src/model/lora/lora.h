@@ -13,14 +13,14 @@
 /* An adapted linear layer of n outputs and k inputs computes y = W x + scale B (A x), A (r, k), B (n, r);
  * W and everything else is frozen.  A x is rounded to act; the sum is f32 and rounded once, as without an
  * adapter.  Compute copies: A, and scale B, each rounded to act.  No dropout.
- * On a value model the head is trained beside the adapter, in full: peft's modules_to_save of a TOKEN_CLS adapter. */
+ * On a value model the head is trained with the adapter, in full: peft's modules_to_save of a TOKEN_CLS adapter. */
 struct lora_config {
     int64_t rank;
     double alpha;
     bool rslora;     /* scale = alpha / sqrt(rank) (Kalajdzievski 2023) instead of alpha / rank */
     json_t *targets; /* target_modules: list of names, "all-linear", or one regular expression; owned */
     json_t *exclude; /* exclude_modules: list or regular expression, NULL: none; owned */
-    char *base;      /* base_model_name_or_path: what the adapter is for; NULL: not said; owned */
+    char *base;      /* base_model_name_or_path: what the adapter is for; NULL: not given; owned */
     bool saves_head; /* modules_to_save has the score head: a critic's adapter */
 };
 /* Reads dir/adapter_config.json. ERR_UNSUPPORTED names what only peft can. Caller: lora_config_free. */

@@ -4,7 +4,7 @@
  * A list names modules by their last component (or more of their path); a string
  * is a regular expression for the whole path, or "all-linear", which is every
  * linear layer but lm_head.  Embeddings and lm_head take no adapter here.
- * Invariant: what adapter_config.json asks for is done or refused, never skipped. */
+ * Invariant: what adapter_config.json requests is done or refused, never skipped. */
 #include "model/lora/lora.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -36,7 +36,7 @@ struct lora_match {
     bool all_linear;
     struct rule targets, exclude;
     int64_t n_matched;
-    const json_t *asked; /* borrowed, for messages */
+    const json_t *requested; /* borrowed, for messages */
 };
 
 static int rule_regex(struct rule *r, const char *key, const char *pattern) {
@@ -92,7 +92,7 @@ int model__lora_match_create(struct lora_match **out, const struct lora_config *
     int rc = 0;
     struct lora_match *t = xcalloc(1, sizeof *t);
     const char *s = json_string_value(l->targets);
-    t->asked = l->targets;
+    t->requested = l->targets;
     t->all_linear = s && strcasecmp(s, "all-linear") == 0;
     if (!l->targets || json_is_null(l->targets))
         FAILG(fail, ERR_INVAL, "target_modules is null; give all-linear, a list such as [q_proj,v_proj], or a regular expression");
@@ -157,12 +157,12 @@ int model__lora_match_check(const struct lora_match *t, const struct model *m) {
         if (!t->targets.hit[i]) return unknown_name(json_string_value(json_array_get(t->targets.names, i)), m);
     if (t->n_matched > 0) return 0;
     struct buf names = {0};
-    char *asked = json_dumps(t->asked, JSON_ENCODE_ANY);
+    char *requested = json_dumps(t->requested, JSON_ENCODE_ANY);
     add_modules(&names, m);
     const int rc = err_set(
-        ERR_INVAL, __FILE__, __LINE__, "target_modules=%s%s matches no module; there are %s in model.layers.0 to %lld", asked,
+        ERR_INVAL, __FILE__, __LINE__, "target_modules=%s%s matches no module; there are %s in model.layers.0 to %lld", requested,
         t->exclude.names || t->exclude.re ? " without exclude_modules" : "", names.p, (long long)m->cfg.n_layers - 1);
-    free(asked);
+    free(requested);
     buf_free(&names);
     return rc;
 }
@@ -207,7 +207,7 @@ static int read_saved(const json_t *o, const char *path, bool *head) {
     }
     if (other || !*head)
         FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported modules_to_save; beside an adapter only a critic's score head is trained; merge it "
+             "%s: unsupported modules_to_save; with an adapter only a critic's score head is trained; merge it "
              "with peft instead",
              path);
     return 0;

@@ -3,8 +3,8 @@
  * adapter_model.safetensors holds base_model.model.MODULE.lora_A.weight (r, k) and
  * lora_B.weight (n, r); written in f32, read in any float dtype.  A fingerprint of
  * the base goes into its metadata, which peft does not read.
- * Invariant: an adapter that is loaded has every tensor that its configuration asks
- * for, of the right shape, finite, and no other. */
+ * Invariant: an adapter that is loaded has every tensor that its configuration
+ * requires, of the right shape, finite, and no other. */
 #include "model/lora/lora.h"
 
 #include "base/buf.h"
@@ -59,7 +59,7 @@ out:
 
 static int check_base(const struct model *m, const struct st_file *f, const char *dir) {
     const char *want = st_metadata(f, FINGERPRINT);
-    if (!want) return 0; /* written by peft: the shapes alone can tell */
+    if (!want) return 0; /* written by peft: only the shapes show it */
     if (strcmp(want, m->lora->base_hash) == 0) return 0;
     FAIL(ERR_INPUT, "adapter %s was trained on another base model than this one; it names %s", dir,
          m->lora->cfg.base ? m->lora->cfg.base : "none");

@@ -117,7 +117,7 @@ struct optim_result {
     char bad_tensor[96]; /* first tensor with a non-finite gradient, or "" */
 };
 /* Clips by global norm, updates master and state, refreshes the compute copy. A
- * non-finite norm changes nothing and is reported in r (return is 0). grads is spoiled. */
+ * non-finite norm changes nothing and is reported in r (return is 0). grads is overwritten. */
 int optim_step(struct optim *o, struct model *m, float *grads, const struct optim_config *c, double lr, struct optim_result *r);
 
 /* Its two parts, for an optimizer of some ranges: o->sums; then, given the sums of all segments of the model (n, in order),
