@@ -47,7 +47,7 @@ int text__char_byte(int32_t c) {
 
 static const char *entry_str(const struct text__vocab *v, const struct text__entry *e) { return v->chars.p + e->at; }
 
-/* Open addressing, never more than half full. The tag spares most string comparisons.
+/* Open addressing, never more than half full. The tag avoids most string comparisons.
  * The slot of the string, or the empty slot where it belongs. */
 static int64_t vocab_slot(const struct text__vocab *v, const char *p, size_t n, uint64_t h) {
     const int64_t mask = v->n_slots - 1;
@@ -427,7 +427,7 @@ static int load_symbols(const struct text__bpe *b, struct text__word_scratch *w,
 }
 
 /* sym[0, n) merged in place; returns how many are left. rank[i] and id[i] are those of
- * the pair (i, i + 1) and only change beside a merge. */
+ * the pair (i, i + 1) and only change next to a merge. */
 static int64_t merge_short(const struct text__bpe *b, int32_t *sym, int64_t n) {
     uint32_t rank[SHORT_WORD];
     int32_t id[SHORT_WORD];

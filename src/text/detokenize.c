@@ -1,11 +1,11 @@
 /* detokenize.c - the "decoder" section: from tokens to text, all at once or as they come.
  *
  * The reference passes the whole list of tokens through each decoder in turn.  Here
- * each stage takes one token at a time and hands on what has become certain, and
+ * each stage takes one token at a time and passes on what is final, and
  * decoding a list is the same run with all its tokens at hand; so a stream gives
  * the same text by construction.  Where a stage must see all that comes before it
  * can say anything, it holds it until the end.
- * Invariant: every stage hands on whole characters. */
+ * Invariant: every stage passes on whole characters. */
 #include "text/text_int.h"
 
 #include "base/json.h"
@@ -99,7 +99,7 @@ void text__decodes_free(struct text__decodes *v) {
 /* ---- running ---------------------------------------------------------------------------- */
 
 struct stage_state {
-    struct buf hold; /* bytes that cannot be handed on yet */
+    struct buf hold; /* bytes that cannot be passed on yet */
     struct buf tmp;
     int64_t n_tokens; /* taken so far */
     int64_t n_cut;    /* Strip over a fused token: characters taken off its start, or -1 at the first other */

@@ -2,7 +2,7 @@
  *
  * A vocabulary with its merges is half a million small strings; building a JSON
  * tree of them costs more than everything else in opening a tokenizer.  This
- * reader walks the file once and hands out strings and numbers in place; small
+ * reader walks the file once and returns strings and numbers in place; small
  * parts are cut out whole (text__json_skip) and go through jansson.
  * Invariant: never reads at or past end; the caller has checked that the bytes
  * are UTF-8. */

@@ -2,7 +2,7 @@
  *
  * A tokenizer is a Hugging Face tokenizer.json with a BPE model, byte-level or
  * SentencePiece style, and gives the ids and the text that the `tokenizers`
- * library gives.  What the file asks for and this module does not do is refused
+ * library gives.  What the file requires and this module does not do is refused
  * when the file is opened (ERR_UNSUPPORTED, with the feature's name), never
  * approximated.  Chat templates are Jinja and are rendered by a Python helper.
  *
@@ -37,7 +37,7 @@ bool text_utf8_valid(const char *text, size_t n);
 struct tokenizer;
 
 /* path: a model directory with tokenizer.json, or that file itself; the files
- * beside it (tokenizer_config.json, special_tokens_map.json,
+ * next to it (tokenizer_config.json, special_tokens_map.json,
  * chat_template.jinja) are read where they exist.
  * ERR_INPUT, ERR_FORMAT, ERR_UNSUPPORTED. */
 int tokenizer_open(struct tokenizer **out, const char *path);

@@ -321,7 +321,7 @@ struct tokenizer {
 int text__side_files(struct tokenizer *t, const char *dir); /* tokenizer_config.c */
 /* What a decoder sees of an id: NULL where it has no token. */
 const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n);
-/* Scratch is lent: taken from the tokenizer's free ones, or new. */
+/* Scratch is borrowed: taken from the tokenizer's free ones, or new. */
 int text__scratch_take(const struct tokenizer *t, struct text__scratch **out);
 void text__scratch_give(const struct tokenizer *t, struct text__scratch *s);
 

@@ -98,7 +98,7 @@ static void pool_free(struct text__scratch_pool *p) {
 
 /* ---- added tokens -------------------------------------------------------------------- */
 
-/* "normalized" is true when it is not said, as in the reference. */
+/* "normalized" is true when it is not given, as in the reference. */
 static int parse_added_token(struct text__added_token *t, const json_t *v, const char *where) {
     const char *s;
     if (!json_is_object(v)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: an added token that is not an object", where);
@@ -266,7 +266,7 @@ static int parse_cls_sep(struct tokenizer *t, const json_t *v, const char *where
     return 0;
 }
 
-/* ByteLevel here only trims offsets, which nobody asks for. */
+/* ByteLevel here only trims offsets, which nothing here uses. */
 static int parse_post(struct tokenizer *t, const json_t *v, const char *where) {
     if (!v || json_is_null(v)) return 0;
     const char *type;

@@ -1,4 +1,4 @@
-/* tokenizer_config.c - the files beside tokenizer.json: special tokens and chat templates.
+/* tokenizer_config.c - the files next to tokenizer.json: special tokens and chat templates.
  *
  * As transformers reads them: tokenizer_config.json, over it special_tokens_map.json
  * where the former lists no added_tokens_decoder, and chat_template.jinja over a
