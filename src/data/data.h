@@ -27,7 +27,7 @@ enum batch_type { BATCH_I32, BATCH_I64, BATCH_F32, BATCH_F64, BATCH_STR, BATCH_J
 
 /* One column: row r holds the elements off[r] .. off[r+1] of the array that
  * `type` selects.  A scalar column has one element in every row.  A string may hold NUL: its
- * length stands beside it (batch_set_str keeps the two together). */
+ * length is stored with it (batch_set_str keeps the two together). */
 struct batch_col {
     char *name;
     enum batch_type type;
@@ -116,7 +116,7 @@ struct data_sampler_args {
     enum data_order order;
     const double *keys; /* (n_rows): weights or places, copied; NULL for the other orders */
 };
-/* The cursor (epoch, index) says how many rows of which epoch are handed out;
+/* The cursor (epoch, index) says how many rows of which epoch have been drawn;
  * the order of an epoch (the draw of a batch) depends on seed, epoch (and index) alone. */
 struct data_sampler {
     struct data_sampler_args a;
@@ -269,7 +269,7 @@ struct data_arith_args {
     bool jsonl, parquet; /* which files; at least one */
 };
 /* train and test (RL rows, verl's columns), sft_train and sft_test (prompt, response, messages).
- * No question occurs in two of train, test and sft_train; sft_test asks test's. */
+ * No question occurs in two of train, test and sft_train; sft_test has test's. */
 int data_make_arith(const struct data_arith_args *a);
 
 /* tokenizer.json and tokenizer_config.json in dir (made if need be): a byte-level BPE tokenizer

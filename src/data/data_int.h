@@ -1,4 +1,4 @@
-/* data_int.h - private to src/data: programs beside us, and remote paths. */
+/* data_int.h - private to src/data: child programs, and remote paths. */
 #ifndef VERLC_DATA_INT_H
 #define VERLC_DATA_INT_H
 

@@ -1,6 +1,6 @@
 /* hub.c - models and datasets of the Hugging Face hub: what the local cache has, and the download of the rest by a helper
  * (huggingface_hub does the work), with its progress.  Does not read what it fetched.
- * Invariant: a directory that is returned has every file that its patterns ask for, as far as the cache can tell. */
+ * Invariant: a directory that is returned has every file that its patterns name, as far as the cache shows. */
 #include "data/data.h"
 
 #include "base/buf.h"
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 enum {
-    CALL_S = 180,  /* one question to the helper; listing a repository asks the network */
-    STALL_S = 300, /* a download that brings nothing for so long is given up */
+    CALL_S = 180,  /* one question to the helper; listing a repository uses the network */
+    STALL_S = 300, /* a download without progress for so long is aborted */
     LINE_S = 10    /* between lines in a pipe */
 };
 

@@ -1,6 +1,6 @@
 /* rl_dataset.c - the RL dataset (verl/utils/dataset/rl_dataset.py): rows with a list
  * of messages, rendered by the chat template and tokenised once when opened, then
- * handed out as batches under verl's column names.  Order is the sampler's.
+ * returned as batches under verl's column names.  Order is the sampler's.
  * Invariant: every prompt of an open dataset has 1 to max_prompt_length ids. */
 #include "data/data_int.h"
 

@@ -1,5 +1,5 @@
 /* rows.c - rows of Parquet, JSON and JSONL files as JSON objects, and back.
- * JSON is read here, Parquet by a helper process that hands over some hundred
+ * JSON is read here, Parquet by a helper process that sends some hundred
  * rows at a time, fewer where they are large, the next ones being decoded while these are taken in.
  * Invariant: a file is read whole or not at all, and written whole or not at all. */
 #include "data/data_int.h"
@@ -121,7 +121,7 @@ static int read_parquet(json_t *rows, const char *path, const struct data__colum
     TRYG(check_columns(columns, need, path), out);
     TRYG(helper_send(h, ask_next), out);
     for (bool more = true; more;) {
-        TRYG(helper_send(h, ask_next), out); /* one ahead: it decodes while we parse */
+        TRYG(helper_send(h, ask_next), out); /* one request in advance: it decodes while we parse */
         TRYG(helper_recv(h, CALL_S, &part), out);
         more = json_array_size(part) > 0;
         json_array_extend(rows, part);

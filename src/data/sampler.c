@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is asked for ---- */
+/* ---- what is requested ---- */
 
 static const char *const orders[] = {"sequential", "shuffle", "weighted", "curriculum"};
 
@@ -165,7 +165,7 @@ int64_t data_sampler_take(struct data_sampler *s) {
     return s->order[at];
 }
 
-/* What tells one set of keys from another; "" without keys. */
+/* What distinguishes one set of keys from another; "" without keys. */
 static void keys_sum(const struct data_sampler *s, char out[33]) {
     out[0] = '\0';
     if (s->keys) hash_hex(s->keys, (size_t)s->a.n_rows * sizeof *s->keys, out);
@@ -196,11 +196,11 @@ static int same_order(const struct data_sampler *s, const json_t *state, const c
     if (strcmp(name, orders[s->a.order]) != 0 || (s->a.order != DATA_SEQUENTIAL && strtoull(seed, NULL, 10) != s->a.seed))
         FAIL(ERR_INPUT,
              "%s: saved with data.shuffle=%s data.sampler.name=%s data.seed=%s, which gives another order; resume with these, or "
-             "start anew with trainer.resume_mode=disable",
+             "start from scratch with trainer.resume_mode=disable",
              where, shuffle ? "true" : "false", name, seed);
     if (strcmp(keys, own) != 0)
         FAIL(ERR_INPUT,
-             "%s: saved with other data.sampler weights or another column; resume with these, or start anew with "
+             "%s: saved with other data.sampler weights or another column; resume with these, or start from scratch with "
              "trainer.resume_mode=disable",
              where);
     return 0;
@@ -214,7 +214,7 @@ int data_sampler_restore(struct data_sampler *s, const json_t *state, const char
     if (n_rows != s->a.n_rows)
         FAIL(ERR_INPUT,
              "%s: the data had %lld rows when this was saved and has %lld now; resume with the same files, "
-             "filters and caps, or start anew with trainer.resume_mode=disable",
+             "filters and caps, or start from scratch with trainer.resume_mode=disable",
              where, (long long)n_rows, (long long)s->a.n_rows);
     TRY(same_order(s, state, where));
     if (epoch < 0 || epoch >= (int64_t)1 << 31 || index < 0 || index > n_rows)

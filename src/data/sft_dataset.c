@@ -110,7 +110,7 @@ static int find_affixes(struct opening *o) {
     const int64_t turn = two.n - one.n, before = one.n - turn;
     if (turn <= 0 || before < 0 || gen.n < one.n)
         FAILG(out, ERR_UNSUPPORTED,
-              "unsupported chat template: turns of a conversation cannot be told apart; use prompt_key and "
+              "unsupported chat template: turns of a conversation cannot be distinguished; use prompt_key and "
               "response_key");
     text_ids_add(&o->system, one.p, before);
     text_ids_add(&o->header, gen.p + one.n, gen.n - one.n);
@@ -333,7 +333,7 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
     int rc = 0;
     if (a->max_length < 2) FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);
     if (a->truncation == DATA_TRUNC_MIDDLE)
-        FAILG(out, ERR_INVAL, "data.truncation=middle cuts a conversation apart; use error, left or right");
+        FAILG(out, ERR_INVAL, "data.truncation=middle cuts a conversation in the middle; use error, left or right");
     TRYG(data__table_read(&o.t, &ta), out);
     if (a->messages_key) TRYG(find_affixes(&o), out);
     d->samples = xcalloc((size_t)o.t.n, sizeof *d->samples);

@@ -34,7 +34,7 @@ static const char chat_template[] =
     "    {{- '<|im_start|>assistant\\n' }}\n"
     "{%- endif %}\n";
 
-/* Texts of other datasets' prompts, so that they do not fall apart into bytes. */
+/* Texts of other datasets' prompts, so that they are not split into single bytes. */
 static const char *const extra_texts[] = {
     "system\nYou are a helpful assistant.",
     "user\n",
