@@ -57,7 +57,7 @@ static void hold(struct held_list *l, json_t *call, struct sample s) {
 
 /* ---- start and end ---- */
 
-/* What a helper is asked for a sample; NULL: a text is not UTF-8. */
+/* The request to a helper for a sample; NULL: a text is not UTF-8. */
 static json_t *request_json(const struct reward_request *q) {
     json_t *solution = json_stringn(q->solution, q->n_solution);
     if (!solution) return NULL;
@@ -106,7 +106,7 @@ static int load_once(const struct helper_args *h, const struct reward_args *a, b
     return rc;
 }
 
-/* Every process is up: else what the rate has let go waits for its start and is called all at once. */
+/* Every process is up: else calls that the rate limit has admitted wait for its start and run all at once. */
 static int start_all(struct helper_pool *p, int n) {
     json_t *ping = json_pack("{s:b}", "ping", 1);
     int64_t ticket;
@@ -211,7 +211,7 @@ static int send(struct reward__calls *c, json_t *call, const struct sample *samp
     return 0;
 }
 
-/* Sends what the limits let go. Seconds until more may go: INFINITY where that waits for a call to end, or nothing is held. */
+/* Sends what the limits admit. Seconds until more may go: INFINITY where that waits for a call to end, or nothing is held. */
 static int send_held(struct reward__calls *c, double *wait_s) {
     *wait_s = INFINITY;
     if (c->batch) return 0;

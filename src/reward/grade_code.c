@@ -1,5 +1,5 @@
 /* grade_code.c - programs by their tests, as verl's prime_code and sandbox_fusion score them: one helper process
- * (verlc_helpers/code_reward.py) that has many programs run at once, each in a sandbox, or asks a SandboxFusion service.
+ * (verlc_helpers/code_reward.py) that has many programs run at once, each in a sandbox, or sends them to a SandboxFusion service.
  *
  * Invariant: before the first program this machine has shown that it can make a sandbox. */
 #include "reward/reward_int.h"
@@ -25,9 +25,9 @@ int reward__code_create(struct reward__calls **out, const struct reward_args *a)
     enum { DEFAULT_MB = 1024, DEFAULT_CALLS = 64, TRIES = 2 };
     const struct reward_code_args *c = &a->code;
     const bool service = c->service_url != NULL;
-    const int64_t asked = service ? c->service_max_concurrent : c->max_concurrent,
+    const int64_t requested = service ? c->service_max_concurrent : c->max_concurrent,
                   mb = service ? c->service_memory_limit_mb : c->memory_limit_mb;
-    const int64_t parallel = asked > 0 ? asked : service ? DEFAULT_CALLS : n_cores();
+    const int64_t parallel = requested > 0 ? requested : service ? DEFAULT_CALLS : n_cores();
     json_t *init = json_pack("{s:I, s:I, s:s?}", "parallel", (json_int_t)parallel, "memory_mb",
                              (json_int_t)(mb > 0 ? mb : DEFAULT_MB), "url", c->service_url);
     const struct helper_args h = {

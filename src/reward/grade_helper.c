@@ -94,7 +94,7 @@ static int send_question(struct reward__graders *s, struct job *j, json_t *quest
     return 0;
 }
 
-/* 1: *out is the job's result, and the job is freed; 0: it has asked. */
+/* 1: *out is the job's result, and the job is freed; 0: it has sent a request. */
 static int advance(struct reward__graders *s, struct job *j, struct reward_result *out) {
     struct reward__grading g = {.text = j->text, .n = j->n, .truth = j->truth, .targets = j->targets, .answers = j->answers};
     reward__budget_begin(s->timeout_s);

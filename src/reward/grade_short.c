@@ -61,17 +61,17 @@ static int64_t count(const char *s, const char *what) {
 
 double reward__search_r1(const char *s, const json_t *targets, bool substring) {
     enum { MANY_TAGS = 10 };
-    char *answer = last_answer(s), *said = answer ? reward__qa_normal(answer) : NULL;
+    char *answer = last_answer(s), *given = answer ? reward__qa_normal(answer) : NULL;
     bool right = false;
-    for (size_t i = 0; said && !right && i < (json_is_string(targets) ? 1 : json_array_size(targets)); i++) {
+    for (size_t i = 0; given && !right && i < (json_is_string(targets) ? 1 : json_array_size(targets)); i++) {
         char *text = reward__text(json_is_string(targets) ? targets : json_array_get(targets, i)),
              *target = reward__qa_normal(text);
-        right = substring ? strstr(said, target) != NULL : strcmp(said, target) == 0;
+        right = substring ? strstr(given, target) != NULL : strcmp(given, target) == 0;
         free(text);
         free(target);
     }
     free(answer);
-    free(said);
+    free(given);
     const bool many = !substring && (count(s, "<answer>") > MANY_TAGS || count(s, "</answer>") > MANY_TAGS);
     return right ? (many ? 0.25 : 1) : 0;
 }
@@ -79,9 +79,9 @@ double reward__search_r1(const char *s, const json_t *targets, bool substring) {
 /* ---- multiple choice ---- */
 
 double reward__choice(const char *s, size_t n, const char *letter) {
-    char *said = reward__first_group(s, n, "(?i)Answer[ \\t]*:[ \\t]*\\$?([A-D])\\$?");
-    const bool right = said && strcmp(said, letter) == 0;
-    free(said);
+    char *given = reward__first_group(s, n, "(?i)Answer[ \\t]*:[ \\t]*\\$?([A-D])\\$?");
+    const bool right = given && strcmp(given, letter) == 0;
+    free(given);
     return right;
 }
 

@@ -1,7 +1,7 @@
 /* grade_sympy.c - PRM800K's grade_answer (Lightman et al., arXiv 2305.20050) in the two forms that verl uses: its own of
  * prime_math, and mathruler's, for Geometry3K.
  *
- * Text rules decide here; pylatexenc's reading of LaTeX and sympy's difference of two expressions are asked of the helper.
+ * Text rules decide here; pylatexenc's reading of LaTeX and sympy's difference of two expressions are requests to the helper.
  * Invariant: where Python's version raises, this one takes the same way out. */
 #include "reward/reward_int.h"
 

@@ -219,7 +219,7 @@ char *reward__words(const char *s) {
     return buf_take(&out);
 }
 
-/* Unicode's Cased and Case_Ignorable, as far as the categories tell them. */
+/* Unicode's Cased and Case_Ignorable, as far as the categories define them. */
 static bool is_cased(int32_t c) { return c >= 0 && (utf8proc_toupper(c) != c || utf8proc_tolower(c) != c); }
 static bool is_case_ignorable(int32_t c) {
     if (c < 0) return false;

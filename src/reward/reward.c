@@ -29,7 +29,7 @@ struct reward {
     struct reward__calls *code;      /* of rows that are programs; NULL: there was none yet */
     struct done *done;               /* finished, not yet polled: done[done_at .. n_done) */
     int64_t done_at, n_done, done_cap;
-    bool told[REWARD_N_STATUS];
+    bool reported[REWARD_N_STATUS];
 };
 
 static const char *const status_names[REWARD_N_STATUS] = {"score", "timeout", "crash", "unparsed", "missing"};
@@ -82,7 +82,7 @@ static void add_done(struct reward *r, int64_t tag, struct reward_result result)
     r->done[r->n_done++] = (struct done){tag, result};
 }
 
-/* Of the graders and of code: the one waits where the other has nothing under way, else they take turns. */
+/* Of the graders and of code: waits for the one that has work in flight; where both have, they take turns. */
 static int take_grade(struct reward *r, double wait_s, struct reward__called *out) {
     const bool code = r->code && reward__calls_pending(r->code) > 0, other = reward__graders_pending(r->graders) > 0;
     const double deadline = clock_awake() + wait_s, turn = fmin(wait_s, code && other ? TURN_S : wait_s);
@@ -194,8 +194,8 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
     return 0;
 }
 
-bool reward_is_news(const struct reward *r, enum reward_status s) { return !r->told[s]; }
-void reward_told(struct reward *r, enum reward_status s) { r->told[s] = true; }
+bool reward_is_news(const struct reward *r, enum reward_status s) { return !r->reported[s]; }
+void reward_told(struct reward *r, enum reward_status s) { r->reported[s] = true; }
 
 int reward_flush(struct reward *r) { return r->calls ? reward__calls_flush(r->calls) : 0; }
 

@@ -49,8 +49,8 @@ double reward__rate_wait(struct reward__rate *r, double now);
 void reward__rate_sent(struct reward__rate *r);
 
 /* --- one answer under way --- */
-/* A grader is a function of the text and of what the helper has answered so far: where it needs an answer more, it asks, and
- * is called again from the start with that one too. */
+/* A grader is a function of the text and of what the helper has answered so far: where it needs another answer, it sends a request,
+ * and is called again from the start with that one too. */
 struct reward__grading {
     const char *text; /* the response, without NUL (reward__text) */
     size_t n;
@@ -91,7 +91,7 @@ double reward__math(const char *s, size_t n, const char *truth);
 /* 1 or -1; *pred (caller frees) is the answer that was compared, NULL: a strict box that is not there. */
 double reward__math_dapo(const char *s, size_t n, const char *truth, bool strict_box_verify, char **pred);
 enum reward__dialect { REWARD__PRIME_MATH, REWARD__MATHRULER };
-/* PRM800K's grade_answer (grade_sympy.c); may ask. */
+/* PRM800K's grade_answer (grade_sympy.c); may send a request. */
 bool reward__grade_answer(struct reward__grading *g, const char *given, const char *truth, enum reward__dialect d);
 double reward__prime_math(struct reward__grading *g);
 double reward__geo3k(struct reward__grading *g);
