@@ -57,7 +57,7 @@ static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struc
                     struct rank_copy_piece **pieces, int64_t *n, int64_t *cap) {
     struct optim_piece *own;
     int64_t n_own;
-    const bool here = p->model->own || !s->comm || comm_rank(s->comm) == 0; /* what is not dealt to the ranks is rank 0's */
+    const bool here = p->model->own || !s->comm || comm_rank(s->comm) == 0; /* what is not sharded over the ranks is rank 0's */
     l->n = optim_pieces(p->optim, p->model, l->whole, &own, &n_own);
     *bytes += (ckpt_optim_begin(p, l->whole, l->n) - *bytes) % FILE_WRITER_BLOCK;
     for (int i = 0; i < l->n; i++) {
@@ -75,7 +75,7 @@ static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struc
     free(own);
 }
 
-/* The compute copy stays on the device, where the writing thread must not look. */
+/* The compute copy stays on the device, which the writing thread must not read. */
 static void hide_weights(struct model *m) {
     m->embed = m->head = (struct weight){0};
     m->final_norm = m->rope = m->flat = (struct tensor){0};

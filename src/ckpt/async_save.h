@@ -24,8 +24,8 @@ int ckpt_async_save(struct ckpt_async *s, const struct ckpt_save_args *a);
 /* This and the next on rank 0 alone. Begins to write the copy. before(arg) is called by the writing thread first: what must be on
  * disk before the checkpoint is. */
 void ckpt_async_write(struct ckpt_async *s, void (*before)(void *arg), void *arg);
-/* 1: the checkpoint of *step is published, or < 0 why it is not, as ckpt_save says it; told once. 0: there is none under way, or
- * it is not done within wait_s. */
+/* 1: the checkpoint of *step is published, or < 0 why it is not, as ckpt_save says it; reported once. 0: there is none under way,
+ * or it is not done within wait_s. */
 int ckpt_async_take(struct ckpt_async *s, double wait_s, int64_t *step);
 
 #endif

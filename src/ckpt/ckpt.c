@@ -29,7 +29,7 @@
 
 #define PREFIX "global_step_"
 #define OLD ".old.tmp"     /* file_replace_dir's */
-#define APART ".parts.tmp" /* parts that wait for the rest of their checkpoint */
+#define PARTS ".parts.tmp" /* parts that wait for the rest of their checkpoint */
 #define TRACKER "latest_checkpointed_iteration.txt"
 enum { FORMAT = 2, MANIFEST_MAX = 16 << 20, TRAINER_MAX = 2047 << 20 };
 
@@ -152,7 +152,7 @@ static int read_device(void *arg, size_t off, void *dst, size_t n) {
     return dev_copy_out(a->part->model->dev, dst, a->base + off, n);
 }
 
-/* Where a part's optimizer state is: beside the model directories, since loaders read every *.safetensors of one. */
+/* Where a part's optimizer state is: next to the model directories, since loaders read every *.safetensors of one. */
 static char *optim_name(const char *part) { return xasprintf("optim/%s.safetensors", part); }
 /* Where checkpoints of format 1 have it. */
 static char *optim_name_1(const char *part) { return xasprintf("%s/optim.safetensors", part); }
@@ -257,13 +257,13 @@ struct manifest {
     const struct file_writer *w;
     json_t *files;
     const json_t *joined; /* of another process: hashed and on disk; NULL: none */
-    bool apart;           /* all files are to be taken into a checkpoint */
+    bool parts_only;      /* all files are to be taken into a checkpoint */
 };
 
 /* What the writer wrote is hashed and on disk; the rest are small. */
 static int manifest_add(void *arg, const char *rel, const char *full) {
     const struct manifest *m = arg;
-    if (!m->apart && ckpt__is_verl_name(rel)) return 0;
+    if (!m->parts_only && ckpt__is_verl_name(rel)) return 0;
     const json_t *theirs = json_object_get(m->joined, rel);
     if (theirs) return json_object_set(m->files, rel, (json_t *)(uintptr_t)theirs);
     const char *known = file_writer_hash(m->w, full);
@@ -295,7 +295,7 @@ static int fsync_dirs(const char *dir) {
 /* joined: the manifest of parts that another process has written, whose files are there by now; NULL: none. */
 static int write_manifest(const struct file_writer *w, const char *tmp, const struct ckpt_save_args *a, const json_t *joined) {
     json_t *files = json_object(), *parts = json_array();
-    struct manifest of = {w, files, json_object_get(joined, "files"), a->apart};
+    struct manifest of = {w, files, json_object_get(joined, "files"), a->parts_only};
     int rc = each_file(tmp, "", manifest_add, &of);
     for (int i = 0; i < a->n_parts; i++) json_array_append_new(parts, json_string(a->parts[i].name));
     if (joined) json_array_extend(parts, json_object_get(joined, "parts"));
@@ -308,7 +308,7 @@ static int write_manifest(const struct file_writer *w, const char *tmp, const st
     return rc;
 }
 
-static char *parts_dir(const struct ckpt_save_args *a) { return xasprintf("%s/" PREFIX "%lld" APART, a->root, (long long)a->step); }
+static char *parts_dir(const struct ckpt_save_args *a) { return xasprintf("%s/" PREFIX "%lld" PARTS, a->root, (long long)a->step); }
 
 /* A file of parts that another process has written, into tmp. */
 static int take_in(const char *from, const char *tmp, const char *rel) {
@@ -350,7 +350,7 @@ static int write_parts(struct file_writer *w, const char *tmp, const struct ckpt
     return 0;
 }
 
-/* All of them is on disk, and has the names that verl gives it besides. */
+/* All of them is on disk, and has verl's names for it too. */
 static int finish_parts(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     TRY(file_writer_finish(w));
     for (int i = 0; i < a->n_parts; i++) TRY(ckpt__add_verl_names(tmp, &a->parts[i], a->hf_model));
@@ -358,7 +358,7 @@ static int finish_parts(struct file_writer *w, const char *tmp, const struct ckp
 }
 
 /* The parts alone, with a manifest of them. */
-static int save_apart(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
+static int save_parts_only(struct file_writer *w, const char *tmp, const struct ckpt_save_args *a) {
     TRY(write_parts(w, tmp, a));
     TRY(finish_parts(w, tmp, a));
     TRY(write_manifest(w, tmp, a, NULL));
@@ -429,10 +429,10 @@ int ckpt_save(const struct ckpt_save_args *a) {
     char *dir = step_dir(a->root, a->step), *tmp = file_temp_path(dir);
     struct file_writer *w;
     file_writer_open(&w);
-    int rc = a->apart ? save_apart(w, tmp, a) : write_all(w, tmp, a);
+    int rc = a->parts_only ? save_parts_only(w, tmp, a) : write_all(w, tmp, a);
     file_writer_close(w);
     free(dir);
-    if (rc == 0 && !a->apart) rc = publish(a->root, tmp, a->step);
+    if (rc == 0 && !a->parts_only) rc = publish(a->root, tmp, a->step);
     if (rc < 0) {
         struct err_saved why;
         err_save(&why);
@@ -444,7 +444,7 @@ int ckpt_save(const struct ckpt_save_args *a) {
     }
     free(tmp);
     TRY(rc);
-    if (a->apart) return 0;
+    if (a->parts_only) return 0;
     if (retire(a->root, a->step, a->keep, a->best) < 0) log_warn("an old checkpoint was not deleted: %s", err_msg());
     return 0;
 }
@@ -460,7 +460,7 @@ static bool ends_with(const char *s, const char *end) {
 static bool is_temporary(const char *name) {
     if (strncmp(name, TRACKER ".", strlen(TRACKER ".")) == 0) return file_is_temp_name(name);
     const size_t n = strlen(PREFIX), digits = strncmp(name, PREFIX, n) == 0 ? strspn(name + n, "0123456789") : 0;
-    return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, APART) == 0 ||
+    return digits > 0 && (strcmp(name + n + digits, ".tmp") == 0 || strcmp(name + n + digits, PARTS) == 0 ||
                           strcmp(name + n + digits, OLD) == 0 || file_is_temp_name(name));
 }
 
@@ -737,7 +737,7 @@ static int check_modules(const char *dir, const struct ckpt_part *p) {
     if (odd || there != here)
         FAILG(out, ERR_INPUT,
               "%s: its adapter is on %lld modules, this run's on %lld%s%.*s%s; resume with the target_modules and exclude_modules "
-              "that it was trained with, or start anew in another trainer.default_local_dir",
+              "that it was trained with, or start from scratch in another trainer.default_local_dir",
               part, (long long)there, (long long)here, odd ? ", without " : "", n, odd ? odd : "", odd ? " for one" : "");
 out:
     st_close(f);

@@ -29,7 +29,7 @@ struct ckpt_part {
     const char *name;
     struct model *model;
     struct optim *optim;                     /* NULL, when loading alone: only the weights are wanted */
-    const struct tokenizer_files *tokenizer; /* they go along; NULL: none */
+    const struct tokenizer_files *tokenizer; /* saved with it; NULL: none */
 };
 struct ckpt_save_args {
     const char *root; /* trainer.default_local_dir */
@@ -39,10 +39,10 @@ struct ckpt_save_args {
     const json_t *trainer; /* everything else that a resumed run needs */
     const char *config_yaml;
     int64_t keep; /* newest checkpoints kept on disk after this one; <= 0: all */
-    int64_t best; /* the step of a checkpoint that is kept besides these; <= 0: none */
-    /* Parts that another process has, of the same root and step. apart: these go to root/global_step_N.parts.tmp and are published
-     * there, with nothing else. joins: what is there comes into this checkpoint, behind its own parts. */
-    bool apart, joins;
+    int64_t best; /* the step of a checkpoint that is kept in addition to these; <= 0: none */
+    /* Parts that another process has, of the same root and step. parts_only: these go to root/global_step_N.parts.tmp and are
+     * published there, with nothing else. joins: what is there comes into this checkpoint, behind its own parts. */
+    bool parts_only, joins;
     bool hf_model; /* PART/huggingface/ has the weights too */
 };
 /* ERR_IO (disk full, not writable; global_step_N is there and not ours), ERR_NUMERIC (a weight is not finite; named):

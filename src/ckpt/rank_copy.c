@@ -98,7 +98,7 @@ static int pin_pages(struct rank_copy *r) {
     for (r->n_pinned = 0; r->n_pinned < spans; r->n_pinned++) { /* those that are pinned, where one cannot be */
         const struct span s = r->pinned[r->n_pinned];
         if (madvise(s.p, s.n, MADV_POPULATE_WRITE) < 0 && errno != EINVAL) /* a kernel before 5.14 */
-            FAIL(ERR_NOMEM, "the host has no %.3f GiB for checkpoints beside the next steps: %s", (double)s.n / 0x1p30,
+            FAIL(ERR_NOMEM, "the host has no %.3f GiB for checkpoints during the next steps: %s", (double)s.n / 0x1p30,
                  strerror(errno));
         TRY(dev_host_register(r->dev, s.p, s.n));
     }
@@ -200,7 +200,7 @@ void *rank_copy_memory(const struct rank_copy *r) { return r->rank == 0 ? r->mem
 
 /* ---- a copy ---- */
 
-/* Where the stream of a rank's pieces has come to. */
+/* How much of the stream of a rank's pieces has been sent. */
 struct cursor {
     uint64_t piece, done; /* done of the piece */
 };
@@ -253,7 +253,7 @@ out:
 }
 
 int rank_copy_run(struct rank_copy *r) {
-    if (r->comm) TRY(comm_barrier(r->comm)); /* rank 0 has come to the end of what it did with the last one */
+    if (r->comm) TRY(comm_barrier(r->comm)); /* rank 0 has finished with the last one */
     for (int64_t i = 0; r->memory && i < r->n; i++)
         TRY(dev_evict(r->dev, COPY_STREAM, r->memory + r->pieces[i].to, r->pieces[i].from, r->pieces[i].n));
     TRY(dev_copy_stream_sync(r->dev, COPY_STREAM));

@@ -2,7 +2,7 @@
  *
  * For scripts that look there; nothing of verlc reads them. Scripts write there as well (a merged model, say), so nothing that a
  * resume needs is there, and what is small is a copy.
- * Invariant: no link leads out of a directory, and weights are linked only where the run asked for them here. */
+ * Invariant: no link leads out of a directory, and weights are linked only where the run requested them here. */
 #include "ckpt/ckpt_int.h"
 
 #include "base/buf.h"

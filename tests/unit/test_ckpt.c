@@ -89,7 +89,7 @@ static uint64_t sum(struct fix *f, const float *p) { /* order-dependent, over th
     return h;
 }
 
-static int save_part(struct fix *f, int64_t step, int64_t keep, const char *name, bool apart, bool joins) {
+static int save_part(struct fix *f, int64_t step, int64_t keep, const char *name, bool parts_only, bool joins) {
     const struct ckpt_part part = {name, f->model, f->optim, NULL};
     json_t *trainer = json_pack("{s:I}", "global_step", (json_int_t)step);
     const struct ckpt_save_args a = {.root = f->root,
@@ -99,7 +99,7 @@ static int save_part(struct fix *f, int64_t step, int64_t keep, const char *name
                                      .trainer = trainer,
                                      .config_yaml = "a: 1\n",
                                      .keep = keep,
-                                     .apart = apart,
+                                     .parts_only = parts_only,
                                      .joins = joins};
     const int rc = ckpt_save(&a);
     json_decref(trainer);

@@ -123,7 +123,7 @@ static int joint_load(void *ctx, const char *dir) {
 
 static struct ckpt_save_args as_first(const struct ckpt_save_args *a) {
     struct ckpt_save_args b = *a;
-    b.apart = true;
+    b.parts_only = true;
     return b;
 }
 static struct ckpt_save_args as_last(const struct ckpt_save_args *a) {

@@ -327,8 +327,8 @@ static int load(void *ctx, const char *dir) {
 
 static json_t *save_args(const struct ckpt_save_args *a) {
     return json_pack("{s:s, s:I, s:O, s:s, s:I, s:I, s:b, s:b, s:b}", "root", a->root, "step", (json_int_t)a->step, "trainer",
-                     a->trainer, "config_yaml", a->config_yaml, "keep", (json_int_t)a->keep, "best", (json_int_t)a->best, "apart",
-                     a->apart, "joins", a->joins, "hf_model", a->hf_model);
+                     a->trainer, "config_yaml", a->config_yaml, "keep", (json_int_t)a->keep, "best", (json_int_t)a->best,
+                     "parts_only", a->parts_only, "joins", a->joins, "hf_model", a->hf_model);
 }
 
 static int save(void *ctx, const struct ckpt_save_args *a) { return rank_group_plain_call(ctx, "save", save_args(a), NULL); }

@@ -340,7 +340,7 @@ static int save_args(const struct comm_call *call, struct ckpt_save_args *a) {
     TRY(json_i64(call->args, "step", &a->step, call->name));
     TRY(json_str(call->args, "config_yaml", &a->config_yaml, call->name));
     TRY(json_i64(call->args, "keep", &a->keep, call->name));
-    TRY(json_bool(call->args, "apart", &a->apart, call->name));
+    TRY(json_bool(call->args, "parts_only", &a->parts_only, call->name));
     TRY(json_bool(call->args, "joins", &a->joins, call->name));
     TRY(json_bool(call->args, "hf_model", &a->hf_model, call->name));
     return json_i64(call->args, "best", &a->best, call->name);
