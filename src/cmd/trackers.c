@@ -38,7 +38,7 @@ static const char *key(const json_t *config, const char *a, const char *b, const
     return json_string_value(config);
 }
 
-/* How the run ended, as its trackers would have been told; one that could not say it was killed. */
+/* How the run ended, as it would have been reported to its trackers; a run that could not report it was killed. */
 static int how_it_ended(struct over *o) {
     struct run_status s;
     const char *exit = o->meta.exit ? o->meta.exit : "killed";
@@ -164,7 +164,7 @@ static int cmd_trackers_list(int argc, char **argv) {
 
 /* ---- sync ---- */
 
-static volatile sig_atomic_t stop; /* the signal that asked for it */
+static volatile sig_atomic_t stop; /* the signal that requested it */
 
 /* The request under way is waited for, so that what the client has taken is on record; a second signal ends at once. */
 static void on_stop(int sig) {
@@ -175,7 +175,7 @@ static void on_stop(int sig) {
 struct progress_line {
     double say_at;
 };
-static int tell(void *arg, const char *name, int64_t done, int64_t total) {
+static int report_progress(void *arg, const char *name, int64_t done, int64_t total) {
     struct progress_line *p = arg;
     if (stop) FAIL(ERR_SIGNAL, "stopped by %s", strsignal(stop));
     if (done == total || clock_now() < p->say_at) return 0;
@@ -187,7 +187,8 @@ static int tell(void *arg, const char *name, int64_t done, int64_t total) {
 static int sync_one(const struct over *o, const struct track_pending *p) {
     struct progress_line line = {clock_now() + SAY_S};
     struct buf text = {0};
-    const struct track_sync_args a = {.track = &o->track, .how = o->how, .ended = o->ended, .tell = tell, .arg = &line};
+    const struct track_sync_args a = {
+        .track = &o->track, .how = o->how, .ended = o->ended, .progress = report_progress, .arg = &line};
     TRY(track_client_usable(p->name));
     log_info("tracker %s: sending %lld records", p->name, (long long)p->n_records);
     TRY(track_sync(p->name, &a));

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* After the end of a run, beside what the caller gives (track.c). */
+/* After the end of a run, in addition to what the caller gives (track.c). */
 #define FIRST_S 60.0       /* for a client that has not answered yet: imports, a database, a first connection */
 #define MORE_S 60.0        /* more time for each request that worked, */
 #define LONGEST_S 600.0    /* this long at most */
@@ -87,8 +87,8 @@ static int start(struct client *c, const struct track_args *a) {
     TRY(client__take_up(c, a->resume_step, &n_kept, &n_left));
     if (n_kept > 0) log_info("tracker %s: %lld records that could not be sent before are sent now", c->name, (long long)n_kept);
     if (a->resume_step <= 0 && n_left > 0)
-        log_warn("tracker %s: %lld records of the run before in %s were never sent; this run starts anew without them", c->name,
-                 (long long)n_left, a->run_dir);
+        log_warn("tracker %s: %lld records of the run before in %s were never sent; this run starts from scratch without them",
+                 c->name, (long long)n_left, a->run_dir);
     if (is_absent(c, a->loggers)) return 0;
     TRY(client__start_helper(c, a));
     const int e = pthread_create(&c->sender, NULL, client__send_loop, c);

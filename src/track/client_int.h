@@ -36,7 +36,7 @@ struct client {
     /* the sender's */
     int64_t sent; /* number of the record sent last */
     json_t *run;  /* what the client calls its run; NULL: none yet */
-    json_t *end;  /* how its run ended there; null: it is open, NULL: not told by an older verlc */
+    json_t *end;  /* how its run ended there; null: it is open, NULL: not reported by an older verlc */
     bool failing;
     double delay;
     int64_t most; /* records of a request: one after a failure, so that a record which ends the client is alone with it */
@@ -47,7 +47,8 @@ struct client {
 /* A client without a thread: paths and locks, no file is open yet. name is static. */
 struct client *client__new(const char *name, const char *run_dir);
 void client__free(struct client *c); /* closes its file, ends its helper */
-/* What an earlier run of the directory left, of steps up to resume_step (0: nothing; the run begins anew); opens the file. */
+/* What an earlier run of the directory left, of steps up to resume_step (0: nothing; the run starts from scratch); opens the
+ * file. */
 int client__take_up(struct client *c, int64_t resume_step, int64_t *n_kept, int64_t *n_left);
 /* Appends a record, which it takes over. droppable: not one of those that come last where there is no room. */
 int client__spool(struct client *c, json_t *record, bool droppable);

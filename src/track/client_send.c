@@ -22,7 +22,7 @@
 #define CALL_S 600.0     /* one request; the first may make a database, which breaks if it is cut off */
 #define START_S 300.0    /* interpreter and imports, behind everything else on the machine */
 #define SLICE_S 0.2      /* how soon the end of the run is seen within a request */
-#define CLOSE_S 10.0     /* of the time after a run's end: left for saying how it ended */
+#define CLOSE_S 10.0     /* of the time after a run's end: left for reporting how it ended */
 #define SAY_FIRST_S 2.0  /* of a wait for it, then every */
 #define SAY_AGAIN_S 10.0
 enum {
@@ -48,7 +48,7 @@ bool client__is_over(struct client *c) {
     return over;
 }
 
-/* True: the remaining time after the run's end is for saying how it ended. */
+/* True: the remaining time after the run's end is for reporting how it ended. */
 static bool is_late(struct client *c) {
     pthread_mutex_lock(&c->lock);
     const bool late = c->ending && clock_awake() >= c->give_up - CLOSE_S;
@@ -88,7 +88,7 @@ static void say_refused(struct client *c, const json_t *refused) {
     c->n_refused += (int64_t)json_array_size(refused);
 }
 
-/* The first n records of the batch are with the client. */
+/* The client has accepted the first n records of the batch. */
 static void are_sent(struct client *c, const struct client_batch *b, int64_t n) {
     if (n == 0) return;
     pthread_mutex_lock(&c->lock);

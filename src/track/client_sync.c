@@ -37,9 +37,9 @@ static int send_all(struct client *c, const struct track_sync_args *a) {
         const bool last = b->n == 0;
         rc = client__exchange(c, b, last ? a->how : NULL, a->ended);
         if (rc == 0 && last) break;
-        const int told = a->tell(a->arg, c->name, total - c->n_unsent, total);
-        if (told < 0) {
-            rc = told;
+        const int reported = a->progress(a->arg, c->name, total - c->n_unsent, total);
+        if (reported < 0) {
+            rc = reported;
             break;
         }
         tries = rc == 0 || c->n_unsent < before ? 0 : tries + 1;

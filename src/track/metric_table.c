@@ -1,4 +1,4 @@
-/* metric_table.c - see metric_table.h.  Invariant: of two patterns that match a name the first speaks. */
+/* metric_table.c - see metric_table.h.  Invariant: of two patterns that match a name the first applies. */
 #include "track/metric_table.h"
 
 #include <fnmatch.h>

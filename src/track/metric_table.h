@@ -10,7 +10,7 @@ struct metric_row {
     const char *text;    /* what it is */
     const char *reading; /* how to read it; "" where that says it all */
 };
-/* The row that speaks for a metric's name, or whose pattern it is; NULL: none. */
+/* The row that applies to a metric's name, or whose pattern it is; NULL: none. */
 const struct metric_row *metric_row_of(const char *name);
 /* All rows, in the order of the table. */
 const struct metric_row *metric_rows(size_t *n);

@@ -21,8 +21,8 @@
  *           "score" and "response_length" of the step's samples; counts: little-endian int32, as many bins of equal width
  *           from lo to hi, the last one with hi; samples without a score are in none
  *   status(key, value)               what the run does: step, phase (a name of timing_s/..., "" between them), done, total (of the
- *                                    phase, total 0: not told), tok_s (0: not told), phase_since and wall (wall clock: of the
- *                                    phase's start, of this record), pid, host; at most once a second
+ *                                    phase, total 0: not reported), tok_s (0: not reported), phase_since and wall (wall clock: of
+ *                                    the phase's start, of this record), pid, host; at most once a second
  *   events(id, step, wall, kind, message)  what happened, in order: "warning", "checkpoint", "reward_error", "resume",
  *                                    "changed" (docs/checkpoints.md)
  *
@@ -106,7 +106,7 @@ static int run_stmt(struct db_ctx *c, sqlite3_stmt *st) {
     return rc == SQLITE_DONE ? 0 : db_fail(c, c->db);
 }
 
-/* Room for a record of so many bytes beside its row. */
+/* Room for a record of so many bytes in addition to its row. */
 static bool has_room(struct db_ctx *c, int64_t bytes, bool is_sample) {
     enum { ROW = 128 };
     return run_db_store_room(c->store, bytes + ROW, is_sample);
@@ -250,7 +250,7 @@ static int forget_later(struct db_ctx *c, int64_t resume_step) {
 }
 
 static int start(struct db_ctx *c, const struct track_args *a) {
-    const struct run_db_store_args s = {.dir = a->run_dir, .schema = schema, .complete = add_columns, .anew = a->resume_step <= 0};
+    const struct run_db_store_args s = {.dir = a->run_dir, .schema = schema, .complete = add_columns, .fresh = a->resume_step <= 0};
     TRY(run_db_store_open(&c->store, &s));
     c->db = run_db_store_stage(c->store);
     TRY(prepare_all(c));

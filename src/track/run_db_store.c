@@ -36,9 +36,9 @@ enum { N_TABLES = sizeof tables / sizeof *tables };
 struct run_db_store {
     struct run_db_store_args a;
     char *path, *kept_path;
-    sqlite3 *db, *stage, *kept; /* kept: NULL where nothing is kept; db: NULL after a failure that asks for another open */
+    sqlite3 *db, *stage, *kept; /* kept: NULL where nothing is kept; db: NULL after a failure that requires another open */
     int64_t bytes;              /* of the stage */
-    bool failing, told, news, kept_failed;
+    bool failing, reported, news, kept_failed;
     int64_t n_outages;
     int code;     /* SQLite's, of the last failure */
     double again; /* clock_awake of the next try */
@@ -70,7 +70,7 @@ static int open_db(sqlite3 **db, const char *path, int flags, int wait_ms) {
 
 /* ---- rows from one database to another ---- */
 
-/* An INSERT for the columns of the query from; ids are given anew. NULL: no memory. */
+/* An INSERT for the columns of the query from; ids are assigned again. NULL: no memory. */
 static char *insert_for(sqlite3_stmt *from, const char *table) {
     sqlite3_str *sql = sqlite3_str_new(NULL);
     const int n = sqlite3_column_count(from);
@@ -223,7 +223,7 @@ static int stage_to_file(struct run_db_store *s) {
         const int code = s->code = sqlite3_errcode(s->db) & 0xff;
         sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
         if (code == SQLITE_BUSY || code == SQLITE_LOCKED) return rc;
-        sqlite3_close(s->db); /* a file that was gone or read-only may be another one now */
+        sqlite3_close(s->db); /* a file that was missing or read-only may be another one now */
         s->db = NULL;
         return rc;
     }
@@ -240,8 +240,8 @@ static void has_failed(struct run_db_store *s) {
     snprintf(s->why, sizeof s->why, "%s", err_msg());
     if (!s->failing) s->n_outages++;
     s->failing = true;
-    if (s->n_outages > 1 || s->told) return;
-    s->told = s->news = true;
+    if (s->n_outages > 1 || s->reported) return;
+    s->reported = s->news = true;
     log_warn("run.db cannot be written: %s; the run goes on, and what is not written is kept in %s until it can", s->why,
              s->kept_path);
 }
@@ -261,7 +261,7 @@ int run_db_store_flush(struct run_db_store *s) {
         has_failed(s);
     }
     if (s->bytes == 0 || stage_to_kept(s) == 0) return 0;
-    if (!s->kept_failed) log_warn("nor can the records be kept beside it: %s; they stay in memory", err_msg());
+    if (!s->kept_failed) log_warn("nor can the records be kept next to it: %s; they stay in memory", err_msg());
     s->kept_failed = true;
     return 0;
 }
@@ -308,10 +308,10 @@ static int take_in(sqlite3 *db, const char *path, const char *kept_path) {
     return in_use ? 0 : rc < 0 ? rc : 1;
 }
 
-/* A kept file that cannot be read is put aside, so that a later one has its place. */
+/* A kept file that cannot be read is renamed, so that a later one has its place. */
 static int take_in_at_start(struct run_db_store *s) {
     if (!file_exists(s->kept_path)) return 0;
-    if (s->a.anew) {
+    if (s->a.fresh) {
         remove_kept(s->kept_path);
         return 0;
     }

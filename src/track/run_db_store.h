@@ -12,12 +12,12 @@
 #include <stdint.h>
 
 struct run_db_store;
-/* Opens run.db of the directory, which may be new, with schema, and takes in what an earlier run kept, unless anew: then it is
+/* Opens run.db of the directory, which may be new, with schema, and takes in what an earlier run kept, unless fresh: then it is
  * removed. schema: SQL, and a function that adds what an older database lacks. ERR_IO names who may have locked it. */
 struct run_db_store_args {
     const char *dir, *schema;
     int (*complete)(sqlite3 *db, const char *path);
-    bool anew;
+    bool fresh;
 };
 int run_db_store_open(struct run_db_store **out, const struct run_db_store_args *a);
 /* What is not moved by then (clock_awake) goes to the kept file, with one line that says where; NULL ok. */

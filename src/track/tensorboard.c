@@ -125,7 +125,7 @@ static int tb_log(void *v, int64_t step, const struct metrics *m, double wall) {
     return rc;
 }
 
-/* verl's Markdown of the samples; a "text" summary is a string tensor with the plugin's name beside it. */
+/* verl's Markdown of the samples; a "text" summary is a string tensor with the plugin's name next to it. */
 static int tb_generations(void *v, int64_t step, const json_t *rows, double wall) {
     static const char tag[] = "val/generations/text_summary";
     struct buf text = {0}, tensor = {0}, meta = {0}, plugin = {0}, shape = {0}, dim = {0}, value = {0}, summary = {0}, event = {0};

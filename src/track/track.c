@@ -91,7 +91,7 @@ struct track {
     } out[MAX_TRACKERS];
     int n_out;
     pthread_t writer;
-    bool started, stop, flush; /* flush: asked for */
+    bool started, stop, flush; /* flush: requested */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct record *head, *tail;
@@ -246,7 +246,7 @@ static int choose_one(struct track_loggers *out, const char *name) {
          name);
 }
 
-/* A client that cannot send keeps its records where it was asked for, else it is left out. */
+/* A client that cannot send keeps its records where that was requested, else it is left out. */
 static void is_logged_out(struct track_loggers *out, int client, bool chosen) {
     if (chosen) {
         log_warn("trainer.logger: wandb is not logged in: " TRACK_WANDB_LOGIN ". Until then its records are kept in the run's "

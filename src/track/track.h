@@ -34,7 +34,7 @@ struct track_text { /* may hold NUL */
     const char *p;  /* NULL: empty */
     size_t n;
 };
-/* What a trace of a sample has beside the sample. */
+/* What a trace of a sample has in addition to the sample. */
 struct track_trace {
     bool wanted;
     int64_t sample_index;               /* its prompt's, as the data counts */
@@ -83,8 +83,8 @@ struct track_args {
     const char *project, *experiment;
     const char *run_dir;                          /* run.db, and files whose place is not set in the environment */
     const json_t *config;                         /* resolved configuration */
-    const json_t *set;                            /* the keys of it that the user set, a list; NULL: not told */
-    const json_t *special_tokens;                 /* {"151645": "<|im_end|>", ...}, those without text; NULL: not told */
+    const json_t *set;                            /* the keys of it that the user set, a list; NULL: not known */
+    const json_t *special_tokens;                 /* {"151645": "<|im_end|>", ...}, those without text; NULL: not known */
     const json_t *plan;                           /* the memory plan (run_db.c says its form); NULL: none */
     int64_t total_steps;                          /* for the progress bar; 0: unknown */
     int64_t resume_step;                          /* > 0: append, and drop what is newer than this step */
@@ -98,7 +98,7 @@ struct track;
 int track_open(struct track **out, const struct track_args *a);
 /* Flushes and closes; prints counts of lost records if any. rc: how the run ended. Clients have a minute for what they have
  * not sent, up to ten while they are sending; where a signal ended the run 10 s, a minute where they are still starting, up to
- * 90 s while they are sending. What is waited for is said. NULL ok. */
+ * 90 s while they are sending. What is waited for is reported. NULL ok. */
 void track_close(struct track *t, int rc);
 /* What a run could not write to run.db, because another program had locked it or the disk was full, from run.kept.db into it. 1: it
  * is there now; 0: there is nothing, or its run goes on; ERR_IO, ERR_FORMAT. */
@@ -127,8 +127,8 @@ struct track_pending {
     int64_t n_records, n_metrics, bytes; /* not sent; of them metrics of a step */
     int64_t first_step, last_step;       /* of these */
     int64_t sent;                        /* records that it has been sent, all of them numbered */
-    bool open;                           /* it has not been told how the run ended */
-    char id[200], end[16];               /* what the tracker calls the run, "": none yet; how it ended there, "": not told */
+    bool open;                           /* the end of the run has not been reported to it */
+    char id[200], end[16];               /* what the tracker calls the run, "": none yet; how it ended there, "": not reported */
 };
 /* The trackers with a client that a run directory knows, with what it has not sent them: their number, in the order in
  * which they are to be sent. Reads only. ERR_INPUT: a file cannot be read. */
@@ -137,11 +137,11 @@ struct track_sync_args {
     const struct track_args *track; /* as the run had it: project, experiment, run_dir, config, proxy, traces */
     const char *how;                /* the run is "done", "failed" or "killed" */
     double ended;                   /* wall clock, 0: not known */
-    int (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* after each request; its error ends the sync */
+    int (*progress)(void *arg, const char *name, int64_t done, int64_t total); /* after each request; its error ends the sync */
     void *arg;
 };
 /* Sends one tracker all that is kept for it, in order, and ends its run there as the run has ended. The caller has the run's
- * lock. What is sent is taken out of the file as it goes, so that a sync that ends at any point is gone on with by the next.
+ * lock. What is sent is taken out of the file as it goes, so that the next sync continues one that ends at any point.
  * ERR_HELPER: it fails (several attempts), with its own words; ERR_INPUT: a file cannot be read. */
 int track_sync(const char *name, const struct track_sync_args *a);
 /* ERR_HELPER: the client's package is missing or it is not logged in; says what to do. */

@@ -1,4 +1,4 @@
-/* track_int.h - what track.c asks of each tracker; private to track. */
+/* track_int.h - what track.c requires of each tracker; private to track. */
 #ifndef VERLC_TRACK_INT_H
 #define VERLC_TRACK_INT_H
 
@@ -6,8 +6,8 @@
 
 /* What the run does at the moment. */
 struct track_status {
-    int64_t step, done, total; /* done of total: of the phase; total 0: not told */
-    double tok_s, since;       /* tokens per second, 0: not told; wall clock at which the phase began */
+    int64_t step, done, total; /* done of total: of the phase; total 0: not reported */
+    double tok_s, since;       /* tokens per second, 0: not reported; wall clock at which the phase began */
     char phase[48];            /* "": nothing that is timed */
 };
 
