@@ -1,7 +1,7 @@
-/* http_server.c - see http_server.h. evhttp of libevent reads requests and writes answers; here is who may ask, and limits:
+/* http_server.c - see http_server.h. evhttp of libevent reads requests and writes answers; here are access control and limits:
  * of connections and of each peer's, of a request's size, of the time of a request and of an answer.
  *
- * What connections there are is read from the process's sockets, by number and inode: libevent does not tell when it closes
+ * What connections there are is read from the process's sockets, by number and inode: libevent does not report when it closes
  * one. A connection is dropped by shutdown(2), and libevent does the rest.
  *
  * It knows nothing of runs. One thread: a handler is short or answers with a stream. */
@@ -114,7 +114,7 @@ static int make_token(char *out) {
     return 0;
 }
 
-/* In a time that does not tell where they differ. */
+/* In a time that does not depend on where they differ. */
 static bool same_token(const char *token, const char *got, size_t n) {
     unsigned char differ = 0;
     if (n != 2 * TOKEN_BYTES) return false;
@@ -262,7 +262,7 @@ static void drop(struct http_server *s, int fd) {
     shutdown(fd, SHUT_RDWR);
 }
 
-/* Notes those that have come and gone; how many there are. */
+/* Notes those that were opened and closed; how many there are. */
 static int look_at_connections(struct http_server *s) {
     int n = 0;
     for (int fd = 3; fd < MAX_FD; fd++) {
@@ -308,7 +308,7 @@ static int count_of(const struct http_server *s, const struct sockaddr_storage *
     return n;
 }
 
-/* A peer with too many, and then whoever waits longest, makes room. */
+/* A connection of a peer with too many is dropped, then the one that waits longest. */
 static void keep_to_limits(struct http_server *s) {
     for (int fd = 3; fd < MAX_FD; fd++) {
         const struct connection *c = &s->connections[fd];
@@ -319,7 +319,7 @@ static void keep_to_limits(struct http_server *s) {
         if (!drop_oldest(s, NULL)) break;
 }
 
-/* Bytes that drip in, or that nobody takes, hold no connection for ever. */
+/* A slow sender or a slow reader holds no connection for ever. */
 static void on_tick(evutil_socket_t fd, short what, void *arg) {
     (void)fd, (void)what;
     struct http_server *s = arg;

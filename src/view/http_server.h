@@ -1,7 +1,7 @@
 /* http_server.h - answers GET requests of browsers, on one thread, until SIGINT or SIGTERM.
  *
  * Invariant: nothing is answered to a request whose Host is not this server's (on loopback) or that lacks the token (where one
- * is asked for), and no path of a request reaches the file system: the handler knows the names that it serves. */
+ * is required), and no path of a request reaches the file system: the handler knows the names that it serves. */
 #ifndef VERLC_VIEW_HTTP_SERVER_H
 #define VERLC_VIEW_HTTP_SERVER_H
 
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* One request. Names and values of the query are decoded; a request has at most one value of each name but those that
- * http_params asks for. */
+ * http_params reads. */
 struct http_get {
     const char *path; /* as it was sent, without the query */
     const void *params;
@@ -40,14 +40,14 @@ struct http_reply {
 struct http_server_args {
     const char *host; /* an address or name to listen on */
     int64_t port;     /* 0: a free one, 8266 if it is */
-    bool token;       /* ask for a token on loopback too, where other users of the machine are */
+    bool token;       /* require a token on loopback too, where other users of the machine are */
     /* ERR_INPUT: there is no such thing (404); ERR_INVAL: a wrong parameter (400); another error is a 500. The message is the
      * body then: {"error": ...}. */
     int (*handle)(void *arg, const struct http_get *get, struct http_reply *reply);
     void *arg;
 };
 struct http_server;
-/* Listens. ERR_IO: the address cannot be had. */
+/* Listens. ERR_IO: the address cannot be bound. */
 int http_server_open(struct http_server **out, const struct http_server_args *a);
 void http_server_close(struct http_server *s);            /* NULL ok */
 const char *http_server_url(const struct http_server *s); /* with the token; borrowed */

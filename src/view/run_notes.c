@@ -87,7 +87,7 @@ static int remove_tag(json_t *tags, const char *tag, size_t n) {
     return json_array_remove(tags, (size_t)at);
 }
 
-/* Each of a list apart by commas, without the space around it. */
+/* Each of a list separated by commas, without the space around it. */
 static int each_tag(json_t *tags, const char *list, int (*fn)(json_t *tags, const char *tag, size_t n)) {
     for (const char *p = list; p;) {
         const char *comma = strchr(p, ','), *end = comma ? comma : p + strlen(p);

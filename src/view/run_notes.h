@@ -1,4 +1,4 @@
-/* run_notes.h - what people say of a run: notes and tags, in notes.json beside its run.db.
+/* run_notes.h - what people say of a run: notes and tags, in notes.json next to its run.db.
  *
  * {"tags": ["baseline"], "notes": [{"wall": 1765432100.5, "text": "lr too high"}]}. verlc note writes it; the run never does,
  * and run.db is not touched. */
@@ -18,8 +18,8 @@ int run_notes_read(json_t **out, const char *dir);
 
 struct run_notes_change {
     const char *text;  /* a new note, NULL: none */
-    const char *tags;  /* new tags, apart by commas, NULL: none; one that is there stays */
-    const char *untag; /* tags to take away, apart by commas */
+    const char *tags;  /* new tags, separated by commas, NULL: none; one that is there stays */
+    const char *untag; /* tags to remove, separated by commas */
     int64_t remove;    /* number of the note to take away, from 1; 0: none */
 };
 /* ERR_INVAL: too long, an empty tag, a tag or note that is not there; ERR_FORMAT, ERR_IO. Nothing is changed then. */

@@ -1,6 +1,6 @@
 /* run_reader.h - reads run.db (src/track/run_db.c has the schema), while its run goes on or afterwards.
  *
- * Changes nothing in the database; SQLite may make its -wal and -shm files beside it. Each call is one short read of what
+ * Changes nothing in the database; SQLite may make its -wal and -shm files next to it. Each call is one short read of what
  * is committed, so that it never holds up the run. What a file does not have (format 1: entropy, histograms, events,
  * status) is absent, not an error. The file may come from anybody: what has another type or size than it should have is
  * absent, text is UTF-8 after repair, every number of rows is bounded, and a query ends after a deadline.
@@ -36,17 +36,17 @@ void run_reader_close(struct run_reader *r); /* NULL ok */
 const char *run_reader_dir(const struct run_reader *r);
 
 struct run_meta {
-    int64_t format, total_steps, last_step; /* total_steps 0: not told; last_step: with metrics, -1: none yet */
-    char *version, *project, *experiment;   /* "" where not told */
+    int64_t format, total_steps, last_step; /* total_steps 0: not known; last_step: with metrics, -1: none yet */
+    char *version, *project, *experiment;   /* "" where not known */
     char *exit;                             /* how it ended; NULL: it has not, or was killed with SIGKILL */
-    double started, ended;                  /* wall clock, 0: not told */
+    double started, ended;                  /* wall clock, 0: not known */
     json_t *config, *plan, *headline;       /* an object, an object or NULL, an array; headline never NULL */
-    json_t *set, *special_tokens;           /* a list of keys that the user set; an object, id -> name; NULL: not told */
+    json_t *set, *special_tokens;           /* a list of keys that the user set; an object, id -> name; NULL: not known */
 };
 int run_reader_meta(struct run_reader *r, struct run_meta *m);
 void run_meta_free(struct run_meta *m);
 
-/* What the run does, as it last said. */
+/* What the run does, by its last report. */
 struct run_status {
     bool known;
     char phase[48], host[256];

@@ -1,4 +1,4 @@
-/* show.h - a run as text for a terminal: the run, runs beside each other, a step, a sample, what the run does at the moment; and as
+/* show.h - a run as text for a terminal: the run, runs side by side, a step, a sample, what the run does at the moment; and as
  * JSON for scripts.
  * Reads through run_reader.h alone; nothing is printed here. */
 #ifndef VERLC_VIEW_SHOW_H
@@ -24,7 +24,7 @@ struct show_args {
 int show_run(struct run_reader *r, const struct show_args *a, struct buf *out);
 int show_step(struct run_reader *r, const struct show_args *a, struct buf *out);
 int show_sample(struct run_reader *r, const struct show_args *a, struct buf *out);
-/* n runs beside each other; one with a chosen metric. ERR_INVAL: no run has that metric. */
+/* n runs side by side; one with a chosen metric. ERR_INVAL: no run has that metric. */
 enum { SHOW_MAX_RUNS = 8 };
 int show_compare(struct run_reader *const *runs, int n, const struct show_args *a, struct buf *out);
 /* *alive: a process has the run's lock. */

@@ -1,4 +1,4 @@
-/* show_compare.c - runs beside each other in a terminal: the chosen metric as curves over each other, the last metrics side by
+/* show_compare.c - runs side by side in a terminal: the chosen metric as curves over each other, the last metrics side by
  * side, the keys in which their configurations differ. One run with a chosen metric is the case of n = 1.
  * Reads through run_reader.h alone. */
 #include "view/show.h"

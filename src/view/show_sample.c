@@ -220,7 +220,7 @@ static int show_one(void *arg, const struct run_sample *s) {
     return 0;
 }
 
-/* The last step that has samples, where none is asked for. */
+/* The last step that has samples, where none is given. */
 static int find_step(struct run_reader *r, const struct show_args *a, int64_t *step) {
     struct run_steps s;
     *step = a->step;

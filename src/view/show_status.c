@@ -112,7 +112,7 @@ static void process(const struct run_meta *m, const struct run_status *s, const 
             term_when(out, s->wall);
         }
         buf_adds(out, "\n  the same command goes on from its last checkpoint (trainer.resume_mode=auto)\n");
-    } else buf_adds(out, "no process has its lock (an earlier verlc wrote it, which does not tell how it ended)\n");
+    } else buf_adds(out, "no process has its lock (an earlier verlc wrote it, which does not record how it ended)\n");
 }
 
 int show_process(struct run_reader *r, const struct run_meta *m, const struct terminal *t, struct buf *out) {
@@ -199,7 +199,7 @@ int show_status(struct run_reader *r, const struct show_args *a, struct buf *out
     struct run_holder h;
     struct step_time list[MEAN_STEPS];
     int n = 0;
-    run_lock_look(&h, run_reader_dir(r)); /* before the end is read: a run that ends in between has then said so */
+    run_lock_look(&h, run_reader_dir(r)); /* before the end is read: a run that ends in between has then reported it */
     *alive = h.state == RUN_HELD;
     TRY(run_reader_meta(r, &m));
     int rc = run_reader_status(r, &s);

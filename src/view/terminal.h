@@ -65,7 +65,7 @@ struct term_curve {
     const double *x, *y; /* as of a plot */
     int64_t n;
     const char *sgr; /* its colour */
-    char mark;       /* stands at its last point, so that it is told without colours too */
+    char mark;       /* stands at its last point, so that it is identified without colours too */
 };
 struct term_axes {
     double x_lo, x_hi, y_lo, y_hi;

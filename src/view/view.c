@@ -124,7 +124,7 @@ static int find_runs(struct view *v) {
             char *dir = realpath(places.v[k].dir, NULL);
             struct run *r = dir ? take_run(v, dir) : NULL;
             free(dir);
-            if (!r) continue; /* gone since */
+            if (!r) continue; /* removed since */
             if (r->modified != places.v[k].modified) {
                 json_decref(r->summary);
                 r->summary = NULL;
@@ -215,7 +215,7 @@ void view_close(struct view *v) {
 
 /* ---- runs and what they do ---- */
 
-/* "running", "done", "failed", "killed"; "lost": it has not said that it ended, and is no longer there. Where a file system
+/* "running", "done", "failed", "killed"; "lost": it has not reported its end, and has exited. Where a file system
  * has no locks, a run that has written lately is there. */
 static const char *state_of(const struct run *r, const struct run_meta *m, const struct run_status *s) {
     static const char *const ends[] = {"done", "failed", "killed"};
@@ -322,7 +322,7 @@ static json_t *config_number(const json_t *config, const char *const *keys) {
     return json_null();
 }
 
-/* What the list of runs shows beside the head. */
+/* What the list of runs shows in addition to the head. */
 static int add_results(json_t *o, struct run *r, const struct run_meta *m) {
     static const char *const rewards[] = {"critic/rewards/mean", "critic/score/mean", NULL};
     static const char *const validations[] = {"val-core/", "val/loss", "val-", NULL};

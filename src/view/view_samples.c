@@ -271,9 +271,9 @@ int view__errors(struct view *v, const struct http_get *g, struct http_reply *re
 struct search {
     struct run_reader *reader;
     struct run_search *search;
-    bool ids; /* tells which samples, not what is in them */
+    bool ids; /* only which samples, not what is in them */
     int64_t n_hits, most;
-    double told;
+    double reported;
 };
 
 /* The line around its match: {from, to} are in bytes, cut at characters. */
@@ -299,7 +299,7 @@ static int add_line(struct buf *out, json_t *o) {
     return rc < 0 ? rc : buf_addc(out, '\n');
 }
 
-/* Some 10 ms of it; RUN_SEARCH_END or RUN_SEARCH_MORE. ids: of the samples found, where those are asked for. */
+/* Some 10 ms of it; RUN_SEARCH_END or RUN_SEARCH_MORE. ids: of the samples found, where those are requested. */
 static int search_slice(struct search *s, json_t *ids, struct buf *out) {
     struct run_match m;
     const double end = clock_now() + 0.01;
@@ -325,9 +325,9 @@ static int search_next(void *state, struct buf *out) {
     json_decref(ids);
     TRY(what);
     const bool more = what == RUN_SEARCH_MORE && s->n_hits < s->most;
-    if (more && out->n == 0 && clock_now() - s->told < 0.2) return 1;
+    if (more && out->n == 0 && clock_now() - s->reported < 0.2) return 1;
     run_search_progress(s->search, &done, &total);
-    s->told = clock_now();
+    s->reported = clock_now();
     TRY(add_line(out, json_pack("{s:I, s:I, s:b, s:b}", "done", (json_int_t)done, "total", (json_int_t)total, "more", more, "full",
                                 s->n_hits >= s->most)));
     return more;
