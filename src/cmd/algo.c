@@ -108,7 +108,7 @@ static int one_line(void *arg, char *line, size_t n, int64_t no) {
     struct tool *t = arg;
     char where[32];
     json_t *answer = NULL;
-    if (strspn(line, " \t\r") == n) return 0; /* an empty line asks nothing */
+    if (strspn(line, " \t\r") == n) return 0; /* an empty line is no request */
     snprintf(where, sizeof where, "stdin:%lld", (long long)no);
     if (evaluate(t, line, n, where, &answer) < 0) {
         log_warn("%s", err_msg());
@@ -119,7 +119,7 @@ static int one_line(void *arg, char *line, size_t n, int64_t no) {
     json_decref(answer);
     TRY(rc);
     TRY(cmd_print_line(t->out.p, t->out.n));
-    return cmd_flush(); /* who asks line by line waits for it */
+    return cmd_flush(); /* a caller that writes line by line waits for it */
 }
 
 static int open_mine(struct algo_user **out, const char *option, const char *spec, bool loss) {

@@ -33,7 +33,7 @@ struct request {
     void *owned[MAX_OWNED];
     int n_owned;
     const struct algo_json_user *user; /* NULL: none */
-    struct map *looked_for;            /* keys that the operation asked for; NULL: not kept */
+    struct map *looked_for;            /* keys that the operation read; NULL: not kept */
     struct algo_metrics metrics;
 };
 
@@ -769,7 +769,7 @@ static const struct {
 };
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 
-/* A key that nothing asked for is likely misspelt: say so, once for each name. */
+/* A key that nothing read is likely misspelt: warn, once for each name. */
 static void note_unread(const struct map *looked_for, const char *op, const json_t *object) {
     static const char *const containers[] = {"op",
                                              "config",

@@ -45,7 +45,7 @@
 CMD_MAP(X)
 #undef X
 
-/* Tells the `verlc exec` around this process, if there is one, that something of verl has been started (exec.c). */
+/* Reports to the `verlc exec` around this process, if there is one, that something of verl has been started (exec.c). */
 void cmd_exec_tell(void);
 
 /* ---- the table of them (commands.c) ---- */
@@ -72,7 +72,7 @@ struct conf;
 int cmd_load(struct conf **c, const char *schema, int argc, char **argv);
 /* ERR_INVAL: the key of the model is not set, and verl's default for it is no directory of this machine. */
 int cmd_want_model(const struct conf *c, const char *command, const char *key);
-int cmd_ended(int rc); /* ERR_SIGNAL becomes 128 + signal, as the shell counts, and is said */
+int cmd_ended(int rc); /* ERR_SIGNAL becomes 128 + signal, as the shell counts, and is reported */
 /* The engine's keys, unless --config-name says sft_trainer or a legacy key is used. */
 const char *cmd_sft_schema(int argc, char **argv);
 /* The schema of the program whose keys these are: one of verl's two generation programs. ERR_INVAL: keys of both. */
@@ -118,13 +118,13 @@ int cmd_flush(void);
 /* The last such failure was a reader that has closed its end: nothing to report. */
 bool cmd_reader_gone(void);
 
-/* Makes the directory `out` complete or not at all: write fills a temporary one beside it. force: as --force of the
+/* Makes the directory `out` complete or not at all: write fills a temporary one next to it. force: as --force of the
  * model commands. ERR_INVAL: out holds something that is not to be replaced. */
 int cmd_write_dir(const char *out, bool force, int (*write)(void *arg, const char *dir), void *arg);
 /* verl's FSDP shards in dir as a model directory. */
 struct cmd_merge_args {
     const char *dir, *out;
-    const char *config_dir; /* NULL: beside the shards */
+    const char *config_dir; /* NULL: next to the shards */
     int dt;                 /* -1: each tensor's own */
     int64_t shard_mb;
     bool force;

@@ -20,14 +20,14 @@
 
 struct completion {
     const char *word; /* the last one, not yet whole */
-    struct map said;
+    struct map printed;
 };
 
 /* n bytes of text, once, where it begins with the word. */
 static void offer(struct completion *c, const char *text, size_t n, const char *tail) {
     char *s = xasprintf("%.*s%s", (int)n, text, tail);
-    if (strncmp(s, c->word, strlen(c->word)) == 0 && !map_gets(&c->said, s, NULL)) {
-        map_set(&c->said, s, strlen(s), 0);
+    if (strncmp(s, c->word, strlen(c->word)) == 0 && !map_gets(&c->printed, s, NULL)) {
+        map_set(&c->printed, s, strlen(s), 0);
         puts(s);
     }
     free(s);
@@ -276,6 +276,6 @@ int cmd_complete(int argc, char **argv) {
     } else if (argc > 1) {
         offer_arguments(&c, argc - help, argv + help);
     }
-    map_free(&c.said);
+    map_free(&c.printed);
     return 0;
 }

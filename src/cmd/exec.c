@@ -1,6 +1,6 @@
 /* exec.c - `verlc exec COMMAND...`: a launcher of verl as it stands, with a stand-in `verl` package first on PYTHONPATH.
  * Sets the environment of that one command, waits for it and ends as it does, signals included. What the stand-in does is
- * python/verlc_standin's; here is whether anything reached it, which is told over a datagram socket (VERLC_EXEC_SOCKET).
+ * python/verlc_standin's; here is whether anything reached it, which is reported over a datagram socket (VERLC_EXEC_SOCKET).
  * Invariant: nothing outside the command's own environment is changed, and a command that passed the stand-in by is an error. */
 #include "base/buf.h"
 #include "base/clock.h"
@@ -39,7 +39,7 @@ static void print_help(void) {
          "  --set KEY=VALUE   an override put behind those of every program of verl; may be given several times\n"
          "  --allow-nothing   a command that starts nothing of verl is no error\n\n"
          "A command that ends well and has started nothing of verl in this way is an error. The stand-in is found by PATH and\n"
-         "PYTHONPATH. A script that sets PYTHONPATH anew and activates an environment, or uses python -I, -E or -S, env -i or an\n"
+         "PYTHONPATH. A script that overwrites PYTHONPATH and activates an environment, or uses python -I, -E or -S, env -i or an\n"
          "interpreter by its path, passes it by, and a verl that is installed runs. Call python3 by its name, and put behind what\n"
          "sets the two:\n"
          "  export PATH=\"$VERLC_EXEC_DIR/bin:$PATH\" PYTHONPATH=\"$VERLC_EXEC_DIR:$PYTHONPATH\"");
@@ -73,7 +73,7 @@ static int open_socket(int *fd) {
 
 enum reached { NOTHING, TOUCHED, PROGRAM }; /* TOUCHED: by data preparation, or Python that imports verl */
 
-/* The most that has been told by now. */
+/* The most that has been reported so far. */
 static enum reached reached(int fd, enum reached so_far) {
     char text[16];
     ssize_t n;
@@ -82,7 +82,7 @@ static enum reached reached(int fd, enum reached so_far) {
     return so_far;
 }
 
-static void tell(const char *name, enum reached what) {
+static void report(const char *name, enum reached what) {
     struct sockaddr_un a;
     const socklen_t n = address(&a, name);
     const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -94,7 +94,7 @@ static void tell(const char *name, enum reached what) {
 
 void cmd_exec_tell(void) {
     const char *name = getenv(SOCKET);
-    if (name && *name) tell(name, PROGRAM);
+    if (name && *name) report(name, PROGRAM);
 }
 
 /* ---- the command ---- */
@@ -141,18 +141,18 @@ out:
 
 static const int forwarded[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 enum { N_FORWARDED = sizeof forwarded / sizeof *forwarded };
-static volatile pid_t command;      /* 0: not started, or ended */
-static volatile sig_atomic_t asked; /* a signal came behind its end */
+static volatile pid_t command;            /* 0: not started, or ended */
+static volatile sig_atomic_t interrupted; /* a signal that came after its end */
 
 /* A signal of the terminal goes to the whole process group, and so to the command too. */
 static void forward(int sig, siginfo_t *info, void *context) {
     (void)context;
-    if (command == 0) asked = sig;
+    if (command == 0) interrupted = sig;
     else if (info->si_code <= 0) kill(command, sig);
 }
 
-/* In the child, whose signals are blocked. tell: where the reason goes when the command cannot be executed. */
-static void become(char **argv, const sigset_t *mask, pid_t parent, int tell_fd) {
+/* In the child, whose signals are blocked. reason_fd: where errno goes when the command cannot be executed. */
+static void become(char **argv, const sigset_t *mask, pid_t parent, int reason_fd) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* as when this process was the command */
     if (getppid() != parent) raise(SIGKILL);
     signal(SIGPIPE, SIG_DFL); /* main ignores them, and an ignored signal stays ignored */
@@ -160,31 +160,31 @@ static void become(char **argv, const sigset_t *mask, pid_t parent, int tell_fd)
     sigprocmask(SIG_SETMASK, mask, NULL);
     execvp(argv[0], argv);
     const int e = errno;
-    (void)!write(tell_fd, &e, sizeof e);
+    (void)!write(reason_fd, &e, sizeof e);
     _exit(127);
 }
 
 /* Starts the command; what it leaves behind when it ends becomes a child of this process. */
 static int start(char **argv) {
     sigset_t ours, old;
-    int tells[2], e = 0;
-    if (pipe2(tells, O_CLOEXEC) < 0) FAIL(ERR_IO, "verlc exec: a pipe: %s", strerror(errno));
+    int reason[2], e = 0;
+    if (pipe2(reason, O_CLOEXEC) < 0) FAIL(ERR_IO, "verlc exec: a pipe: %s", strerror(errno));
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     sigemptyset(&ours);
     for (int i = 0; i < N_FORWARDED; i++) sigaddset(&ours, forwarded[i]);
     sigprocmask(SIG_BLOCK, &ours, &old);
     fflush(NULL);
     const pid_t parent = getpid(), pid = fork();
-    if (pid == 0) become(argv, &old, parent, tells[1]);
+    if (pid == 0) become(argv, &old, parent, reason[1]);
     const int failed = pid < 0 ? errno : 0;
-    close(tells[1]);
+    close(reason[1]);
     command = pid;
     struct sigaction sa = {.sa_sigaction = forward, .sa_flags = SA_SIGINFO | SA_RESTART}, was;
     for (int i = 0; i < N_FORWARDED && pid > 0; i++)
         if (sigaction(forwarded[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN) sigaction(forwarded[i], &sa, NULL);
     sigprocmask(SIG_SETMASK, &old, NULL);
-    if (pid > 0 && read(tells[0], &e, sizeof e) != sizeof e) e = 0;
-    close(tells[0]);
+    if (pid > 0 && read(reason[0], &e, sizeof e) != sizeof e) e = 0;
+    close(reason[0]);
     if (failed) FAIL(ERR_NOMEM, "verlc exec: fork: %s", strerror(failed));
     if (!e) return 0;
     waitpid(pid, NULL, 0);
@@ -214,12 +214,12 @@ static enum reached settle(int fd, bool *left) {
         while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) continue;
         *left = pid == 0;
         so_far = reached(fd, so_far);
-        if (so_far == PROGRAM || !*left || asked || clock_now() > deadline) return so_far;
+        if (so_far == PROGRAM || !*left || interrupted || clock_now() > deadline) return so_far;
         poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 100);
     }
 }
 
-/* Ends as the command did, by its signal too, which a shell that waits tells apart. */
+/* Ends as the command did, by its signal too, which a waiting shell distinguishes. */
 static int end_by(int status) {
     if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
     const int sig = WTERMSIG(status);
@@ -253,7 +253,7 @@ static int run(char **argv, bool allow_nothing) {
         const int status = wait_for(command);
         const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
         const enum reached what = well ? settle(fd, &left) : reached(fd, NOTHING);
-        if (what != NOTHING && outer) tell(outer, what);
+        if (what != NOTHING && outer) report(outer, what);
         if (!allow_nothing) rc = judge(argv[0], what, well, left);
         if (rc == 0) rc = end_by(status);
     }

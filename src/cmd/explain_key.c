@@ -15,7 +15,7 @@
 
 enum { LABEL = 12, MAX_LISTED = 40, ENDS = 0, BEGINS, HAS };
 
-/* The programs whose keys are told apart, the first that has a key speaks for it. */
+/* The programs whose keys are distinguished; the first that has a key explains it. */
 static const struct program {
     const char *schema, *name;
 } programs[] = {{"ppo_trainer", "ppo"},

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SILENT_S 2.0 /* so long without a word */
+#define SILENT_S 2.0 /* so long without a progress line */
 #define SLICE_S 0.25
 
 struct output {

@@ -1,9 +1,9 @@
 /* model.c - verlc model init | info | export | merge: Hugging Face model directories.
  *
- * A result directory is written beside its final name and takes it when it is
+ * A result directory is written next to its final name and takes it when it is
  * complete.
  * Invariant: an output directory that exists is never changed, unless --force
- * asks for it and it holds a model; then the old or the new one is there at any moment. */
+ * requests it and it holds a model; then the old or the new one is there at any moment. */
 #include "cmd/cmd.h"
 
 #include "base/buf.h"
@@ -419,7 +419,7 @@ static bool is_pickle(const char *name) {
 }
 
 /* Pickles of other trainers (Megatron's mp_rank_*, .distcp, pytorch_model.bin) run code when they are read by their own
- * programs; they are named and refused where no safetensors stand beside them. */
+ * programs; they are named and refused where there are no safetensors next to them. */
 static int refuse_pickles(const char *path) {
     static const char *const subs[] = {"", "actor", "dist_ckpt"};
     char *one = file_join(path, "model.safetensors"), *index = file_join(path, "model.safetensors.index.json");
@@ -576,7 +576,7 @@ int cmd_copy_merged(const struct cmd_merge_args *a) {
     struct merged m = {.a = a, .adapter = is_adapter(a->dir) ? a->dir : NULL};
     int rc = 0;
     TRYG(find_checkpoint(&m.of, a->dir), out);
-    if (m.adapter) { /* verl's merger writes the base model, and the adapter beside it */
+    if (m.adapter) { /* verl's merger writes the base model, and the adapter next to it */
         free(m.of.ckpt_dir);
         m.of.ckpt_dir = NULL;
         m.of.critic = false;

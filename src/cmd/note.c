@@ -1,4 +1,4 @@
-/* note.c - verlc note: what people say of a run, in notes.json beside its run.db. */
+/* note.c - verlc note: what people say of a run, in notes.json next to its run.db. */
 #include "cmd/cmd.h"
 
 #include "base/buf.h"

@@ -1,7 +1,7 @@
 /* output.c - standard output of the tools, a line at a time and checked.
  *
  * Invariant: a tool never goes on after a line was lost, and never exits 0 then: a full disk, a file size limit
- * and a reader that has gone (`| head -1`) end it with ERR_IO. */
+ * and a reader that has exited (`| head -1`) end it with ERR_IO. */
 #include "cmd/cmd.h"
 
 #include "base/err.h"
@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool reader_gone;
+static bool reader_closed;
 
 static int written(bool ok) {
     if (ok && !ferror(stdout)) return 0;
-    reader_gone = errno == EPIPE;
+    reader_closed = errno == EPIPE;
     FAIL(ERR_IO, "cannot write the results to standard output: %s", strerror(errno));
 }
 
@@ -22,4 +22,4 @@ int cmd_print_line(const char *line, size_t n) { return written(fwrite(line, 1, 
 
 int cmd_flush(void) { return written(fflush(stdout) == 0); }
 
-bool cmd_reader_gone(void) { return reader_gone; }
+bool cmd_reader_gone(void) { return reader_closed; }

@@ -1,6 +1,6 @@
 /* plan.c - verlc plan: the memory of a run, and with --probe its time: a few real steps of it in a scratch directory.
  * Without --probe nothing runs.
- * Invariant: the run's own directory, trackers and checkpoints are read at most; what a probe writes is gone afterwards. */
+ * Invariant: the run's own directory, trackers and checkpoints are read at most; what a probe writes is removed afterwards. */
 #include "cmd/cmd.h"
 
 #include "base/err.h"
@@ -57,7 +57,7 @@ static void print_help(void) {
          "  --json            one JSON object instead of the table\n");
 }
 
-/* The value of option `name` at argv[*i], joined or apart; *i moves past it. NULL: another option. */
+/* The value of option `name` at argv[*i], joined or as the next argument; *i moves past it. NULL: another option. */
 static int value_of(const char *name, int argc, char **argv, int *i, const char **value) {
     const size_t n = strlen(name);
     *value = NULL;
@@ -152,7 +152,7 @@ static int make_scratch(const struct conf *c, char **dir) {
     if (mkdtemp(*dir)) return 0;
     const int e = errno;
     const int rc = err_set(ERR_IO, __FILE__, __LINE__,
-                           "%s: the probe's directory, beside trainer.default_local_dir, cannot be made: %s", *dir, strerror(e));
+                           "%s: the probe's directory, next to trainer.default_local_dir, cannot be made: %s", *dir, strerror(e));
     free(*dir);
     *dir = NULL;
     return rc;
@@ -170,7 +170,7 @@ static char *quoted(const char *key, const char *value) {
     return buf_take(&b);
 }
 
-/* What a probe changes of the run's keys: where it writes, and whom it tells. dumps stay, in its own directory, since they
+/* What a probe changes of the run's keys: where it writes, and its trackers. dumps stay, in its own directory, since they
  * take time. Returns how many; the caller frees each. */
 static int own_overrides(const struct conf *c, const char *scratch, bool ppo, char *out[MAX_OVERRIDES]) {
     static const char *const dumps[] = {"trainer.rollout_data_dir", "trainer.validation_data_dir"};
@@ -200,7 +200,7 @@ static int own_overrides(const struct conf *c, const char *scratch, bool ppo, ch
     return n;
 }
 
-/* One probe with the run's keys, with `change` beside them where it is not NULL. */
+/* One probe with the run's keys, with `change` in addition where it is not NULL. */
 static int probe(const struct plan *p, const struct conf *run, const char *change, struct time_probe *out) {
     char *own[MAX_OVERRIDES], *scratch = NULL;
     struct conf *c = NULL;

@@ -2,7 +2,7 @@
  *
  * The program comes from the command line, or with --request as a JSON object on standard input: so verlc_helpers/sandbox.py
  * calls it. The limits are options in both cases. The exit status is 0 whatever the program did.
- * Invariant: every limit is what was asked for or its default; never none. */
+ * Invariant: every limit is the requested one or its default; never none. */
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"

@@ -28,7 +28,7 @@ static int print_line(struct job *j, const json_t *answer) {
     buf_reset(&j->line);
     TRY(json_dump_line(&j->line, answer));
     TRY(cmd_print_line(j->line.p, j->line.n));
-    return cmd_flush(); /* who asks line by line waits for it */
+    return cmd_flush(); /* a caller that writes line by line waits for it */
 }
 
 static int answer_text(struct job *j, const json_t *in, json_t *out, const char *where) {

@@ -166,7 +166,7 @@ static int cmd_trackers_list(int argc, char **argv) {
 
 static volatile sig_atomic_t stop; /* the signal that requested it */
 
-/* The request under way is waited for, so that what the client has taken is on record; a second signal ends at once. */
+/* The request under way is waited for, so that what the client has accepted is recorded; a second signal ends at once. */
 static void on_stop(int sig) {
     stop = sig;
     signal(sig, SIG_DFL);

@@ -14,7 +14,7 @@ int cmd_view(int argc, char **argv) {
     struct http_server_args a = {.host = "127.0.0.1", .handle = view_answer};
     const struct cmd_opt opts[] = {
         {"--port", CMD_I64("int[1,65535]"), &a.port, "N", "the port (default: 8266, or a free one)"},
-        {"--host", CMD_STR, &a.host, "ADDRESS", "listen there (default 127.0.0.1); beyond this machine a token is asked for"},
+        {"--host", CMD_STR, &a.host, "ADDRESS", "listen there (default 127.0.0.1); beyond this machine a token is required"},
         {"--token", CMD_FLAG, &a.token, NULL, "ask for the token on 127.0.0.1 too: other users of this machine can reach that"}};
     struct cmd_spec spec =
         CMD_SPEC(opts, "verlc view [RUN ...]",

@@ -83,7 +83,7 @@ def check_bench_update(s, test):
     traces = [tracks(s.dir / name) for name in ("update.json", "update_rank_1.json")]
     folds = [len([x for x in t["exchange"] if x[0] == "fold"]) for t in traces]
     test("bench update: a step's trace of each rank", folds[0] == folds[1] > 0 and folds[0] % 3 == 0, folds)
-    rows = re.search(r"^ +1 +3 .*\n +3 +1 .*\n\ngrad_chunk=1 costs -?[\d.]+ % beside grad_chunk=3", out, re.M)
+    rows = re.search(r"^ +1 +3 .*\n +3 +1 .*\n\ngrad_chunk=1 costs -?[\d.]+ % over grad_chunk=3", out, re.M)
     test("bench update: a table", rows, out)
     p = run("bench", "update", "--model", s.dir / "nothing", "--device", "cpu", check=False)
     test.refused("bench update: the first rank's error", p, 3, "rank ", "nothing does not exist")

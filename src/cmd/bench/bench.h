@@ -10,16 +10,16 @@
 #include "rollout/rollout.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
-#define BENCH_MAP(X)                                                                         \
-    X(gemm, "GEMMs of a device; on the CPU beside memory bandwidth, the roofline of decode") \
-    X(read, "memory bandwidth (reads): the roofline of decoding one sequence")               \
-    X(train, "forward and backward of a model, tokens per second")                           \
-    X(logprob, "log-probs of a model, tokens per second")                                    \
-    X(generate, "sampling from a model, tokens per second")                                  \
-    X(update, "an optimizer step on several ranks: what the order of its sums costs")        \
-    X(step, "generation, reference log-probs and update of one GRPO step, seconds")          \
-    X(checkpoint, "a checkpoint: how long a run waits, how fast it is written")              \
-    X(grade, "responses that the native graders score per second on one core")               \
+#define BENCH_MAP(X)                                                                          \
+    X(gemm, "GEMMs of a device; on the CPU next to memory bandwidth, the roofline of decode") \
+    X(read, "memory bandwidth (reads): the roofline of decoding one sequence")                \
+    X(train, "forward and backward of a model, tokens per second")                            \
+    X(logprob, "log-probs of a model, tokens per second")                                     \
+    X(generate, "sampling from a model, tokens per second")                                   \
+    X(update, "an optimizer step on several ranks: what the order of its sums costs")         \
+    X(step, "generation, reference log-probs and update of one GRPO step, seconds")           \
+    X(checkpoint, "a checkpoint: how long a run waits, how fast it is written")               \
+    X(grade, "responses that the native graders score per second on one core")                \
     X(reward, "scoring responses, natively or with a Python function, milliseconds each")
 
 #define X(name, help) int bench_##name(int argc, char **argv);

@@ -1,5 +1,5 @@
 /* bench_checkpoint.c - `verlc bench checkpoint`: how long a run waits for a checkpoint of a model with AdamW; how fast it is
- * written, alone and beside training passes, and by how much these take longer; what the disk takes of plain writes. One JSON
+ * written, alone and during training passes, and by how much these take longer; what the disk takes of plain writes. One JSON
  * line. */
 #include "cmd/bench/bench.h"
 
@@ -33,10 +33,10 @@ struct bench {
     struct ckpt_part part;
     struct ckpt_async *async;
     json_t *trainer;
-    char *root, *plain;                                  /* checkpoints, the plain file */
-    double disk, save, copy, write, cpu, beside, delete; /* seconds, the best of all; cpu: of all threads, of a write alone */
-    double alone_s, beside_s;                            /* all training passes without a write, and beside one */
-    int64_t alone_n, beside_n;
+    char *root, *plain;                                      /* checkpoints, the plain file */
+    double disk, save, copy, write, cpu, overlapped, delete; /* seconds, the best of all; cpu: of all threads, of a write alone */
+    double alone_s, overlapped_s;                            /* all training passes without a write, and during one */
+    int64_t alone_n, overlapped_n;
     size_t bytes; /* of the checkpoint */
 };
 
@@ -203,7 +203,7 @@ static int write_alone(struct bench *b) {
     return delete (b);
 }
 
-static int write_beside(struct bench *b) {
+static int write_overlapped(struct bench *b) {
     struct wait w = {.async = b->async};
     pthread_t waiting;
     int rc = 0;
@@ -211,13 +211,13 @@ static int write_beside(struct bench *b) {
     const double start = clock_now();
     ckpt_async_write(b->async, NULL, NULL);
     if (pthread_create(&waiting, NULL, wait, &w) != 0) FAIL(ERR_NOMEM, "no thread is to be had");
-    do rc = train(b, &b->beside_s, &b->beside_n);
+    do rc = train(b, &b->overlapped_s, &b->overlapped_n);
     while (rc == 0 && !w.done);
     pthread_join(waiting, NULL);
     TRY(rc);
     if (w.rc < 0) err_restore(&w.why);
     TRY(w.rc);
-    keep_best(&b->beside, w.end - start);
+    keep_best(&b->overlapped, w.end - start);
     for (const double until = clock_now() + (w.end - start); rc == 0 && clock_now() < until;)
         rc = train(b, &b->alone_s, &b->alone_n);
     TRY(rc);
@@ -234,18 +234,19 @@ static int measure(struct bench *b) {
         TRY(write_alone(b));
         TRY(time_disk(b->plain, b->bytes, &seconds));
         keep_best(&b->disk, seconds);
-        TRY(write_beside(b));
+        TRY(write_overlapped(b));
     }
     return 0;
 }
 
 static void print(const struct bench *b) {
-    const double gb = (double)b->bytes / 1e9, alone = b->alone_s / (double)b->alone_n, beside = b->beside_s / (double)b->beside_n;
+    const double gb = (double)b->bytes / 1e9, alone = b->alone_s / (double)b->alone_n,
+                 overlapped = b->overlapped_s / (double)b->overlapped_n;
     printf("{\"subject\":\"checkpoint\",\"bytes\":%zu,\"foreground_seconds\":%.3f,\"copy_seconds\":%.3f,\"write_seconds\":%.3f,"
            "\"write_cpu_seconds\":%.3f,\"delete_seconds\":%.3f,\"write_gb_s\":%.3f,\"beside_gb_s\":%.3f,\"disk_gb_s\":%.3f,"
            "\"training_slower\":%.3f}\n",
-           b->bytes, b->save, b->copy, b->write, b->cpu, b->delete, gb / b->write, gb / b->beside, gb / b->disk,
-           beside / alone - 1);
+           b->bytes, b->save, b->copy, b->write, b->cpu, b->delete, gb / b->write, gb / b->overlapped, gb / b->disk,
+           overlapped / alone - 1);
 }
 
 static int run(struct bench *b) {
@@ -277,7 +278,7 @@ int bench_checkpoint(int argc, char **argv) {
     const struct cmd_spec spec =
         CMD_SPEC(opts, "verlc bench checkpoint --model DIR --dir DIR [options]",
                  "A checkpoint of a model with AdamW: written in the foreground, copied, the copy written\n"
-                 "alone and beside training passes; and plain writes of as many bytes.");
+                 "alone and during training passes; and plain writes of as many bytes.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!b.model || !b.dir) FAIL(ERR_INVAL, "--model or --dir is missing; usage: verlc bench checkpoint --model DIR --dir DIR");

@@ -1,4 +1,4 @@
-/* bench_gemm.c - `verlc bench gemm`: rates of a device's GEMMs on the shapes of Qwen2.5-0.5B, on the CPU beside memory
+/* bench_gemm.c - `verlc bench gemm`: rates of a device's GEMMs on the shapes of Qwen2.5-0.5B, on the CPU next to memory
  * bandwidth (the roofline at small M).
  *
  * With --jsonl it times GEMMs named on standard input, so that a script can

@@ -129,7 +129,7 @@ int bench_train(int argc, char **argv) {
     struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
     const int rc = parse(&b, argc, argv, "verlc bench train --model DIR [options]",
                          "Forward and backward over --batch packed sequences of --len tokens;\n"
-                         "the optimizer step is timed beside it.");
+                         "the optimizer step is timed separately.");
     return rc != 0 ? (rc < 0 ? rc : 0) : run_actor(&b, true);
 }
 

@@ -1,6 +1,6 @@
 /* bench_update.c - `verlc bench update`: what it costs that gradients are summed in the order of micro-batches, whatever the
- * number of ranks. An optimizer step of a model on ranks, with an exchange for every wave of micro-batches (grad_chunk=1), beside
- * the same step with one exchange, which moves the bytes of an f32 reduce-scatter. In one run, by turns; medians. */
+ * number of ranks. An optimizer step of a model on ranks, with an exchange for every wave of micro-batches (grad_chunk=1), next to
+ * the same step with one exchange, which moves the bytes of an f32 reduce-scatter. In one run, alternating; medians. */
 #include "cmd/bench/bench.h"
 
 #include "base/buf.h"
@@ -110,7 +110,7 @@ static void print_table(const struct update_bench *b, const struct figures *f) {
     for (int k = 0; k < N_CHUNKS; k++)
         printf("%10lld  %9lld  %10.5f  %10.5f  %10.0f\n", (long long)b->chunks[k], (long long)exchanges(b, b->chunks[k]),
                f[k].median, f[k].least, (double)(b->batch * b->len) / f[k].median);
-    printf("\ngrad_chunk=%lld costs %.2f %% beside grad_chunk=%lld: medians of %lld steps each\n", (long long)b->chunks[0],
+    printf("\ngrad_chunk=%lld costs %.2f %% over grad_chunk=%lld: medians of %lld steps each\n", (long long)b->chunks[0],
            100 * (f[0].median / f[1].median - 1), (long long)b->chunks[1], (long long)b->n);
 }
 
@@ -178,10 +178,11 @@ int bench_update(int argc, char **argv) {
         {"--deadline", CMD_F64("float[1,1e6]"), &b.deadline_s, "S", "for the whole measurement (3600)"},
         {"--json", CMD_FLAG, &b.json, NULL, "one line of JSON, with the seconds of every step"},
     };
-    const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench update --model DIR [--ranks N] [options]",
-                                          "An optimizer step on several ranks, with AdamW: gradients exchanged with every wave of\n"
-                                          "micro-batches, as by default, beside one exchange a step, by turns. The difference is\n"
-                                          "what it costs that results do not depend on the number of ranks.");
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc bench update --model DIR [--ranks N] [options]",
+                 "An optimizer step on several ranks, with AdamW: gradients exchanged with every wave of\n"
+                 "micro-batches, as by default, against one exchange a step, alternating. The difference is\n"
+                 "what it costs that results do not depend on the number of ranks.");
     struct launch l;
     struct model_keep keep;
     enum dtype act;

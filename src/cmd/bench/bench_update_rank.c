@@ -1,7 +1,7 @@
 /* bench_update_rank.c - the ranks' side of `verlc bench update`: optimizer steps of a model on random tokens, timed with several
  * values of grad_chunk in turn, so that what changes on the machine meanwhile meets them all.
  *
- * Each turn opens the group of devices and what trains the model anew, as a run with that value does, so that it takes a run's
+ * Each turn opens the group of devices and the trained model again, as a run with that value does, so that it takes a run's
  * memory; its first step warms up.
  * Invariant: all ranks make the same steps, each between two barriers. */
 #include "cmd/bench/bench.h"

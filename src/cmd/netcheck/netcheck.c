@@ -1,6 +1,6 @@
-/* netcheck.c - `verlc netcheck`: worker processes, and what the links between them give: latency and bandwidth of every pair,
- * time of every operation, in host memory; and between the memories of the ranks' devices what an update moves. A link far below
- * the others of its kind is named. */
+/* netcheck.c - `verlc netcheck`: worker processes, and the performance of the links between them: latency and bandwidth of every
+ * pair, time of every operation, in host memory; and between the memories of the ranks' devices what an update moves. A link far
+ * below the others of its kind is named. */
 #include "cmd/netcheck/netcheck.h"
 
 #include "base/buf.h"
@@ -186,12 +186,12 @@ static int measure_devices_of(struct check *c, int i) {
     return 0;
 }
 
-/* asked: --device. */
-static int measure_devices(struct check *c, const char *asked) {
+/* requested: --device. */
+static int measure_devices(struct check *c, const char *requested) {
     bool gpus = false;
-    if (c->size == 1 || strcmp(asked, "none") == 0) return 0;
-    if (strcmp(asked, "auto") == 0) TRY(all_have_gpus(c, &gpus));
-    c->device = strcmp(asked, "auto") != 0 ? asked : gpus ? "cuda" : NULL;
+    if (c->size == 1 || strcmp(requested, "none") == 0) return 0;
+    if (strcmp(requested, "auto") == 0) TRY(all_have_gpus(c, &gpus));
+    c->device = strcmp(requested, "auto") != 0 ? requested : gpus ? "cuda" : NULL;
     for (int i = 0; c->device && i < N_DEVICE_SIZES; i++) TRY(measure_devices_of(c, i));
     return 0;
 }

@@ -3,7 +3,7 @@
  * A case is a function that makes inputs on a device, calls ops and keeps their results; it
  * runs on ref and on the device, and the results are compared by their normalised mean
  * square error.  The same inputs come from the same seed, so the two runs differ in the
- * device only.  tests/ops asks more of each op; this is what a user's machine can answer.
+ * device only.  tests/ops checks more of each op; this is what a user's machine can answer.
  * Invariant: a case with no result is a failure. */
 #include "cmd/selftest/selftest.h"
 

@@ -110,16 +110,16 @@ static int submit(struct rollout_engine *e, const struct model *m, const struct 
     return rc;
 }
 
-/* To the end, with a word now and then where that takes long. */
+/* To the end, with a progress line now and then where that takes long. */
 static int run(struct rollout_engine *e, const char *what) {
-    double said = clock_now();
+    double reported = clock_now();
     int more;
     do {
         more = rollout_step(e);
         TRY(more);
-        if (clock_now() - said < SAY_SECONDS) continue;
+        if (clock_now() - reported < SAY_SECONDS) continue;
         log_info("selftest: %s: %lld tokens sampled", what, (long long)rollout_stats(e).sampled);
-        said = clock_now();
+        reported = clock_now();
     } while (more > 0);
     return 0;
 }
