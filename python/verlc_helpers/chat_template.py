@@ -174,12 +174,12 @@ def render_many(request):
     common, texts, size = request.get("common") or {}, [], 0
     for each in request["many"]:
         if size > PIECE:
-            break  # verlc asks for the rest
+            break  # verlc requests the rest
         try:
             texts.append(render({**common, **each}))
             size += len(texts[-1])
         except HelperError:
-            break  # asked for alone next, and then it is told
+            break  # requested alone next, and then it is reported
     return texts
 
 

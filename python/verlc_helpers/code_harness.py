@@ -43,10 +43,10 @@ class Channel:
     def __init__(self, fd):
         self.fd = fd
 
-    def tell(self, i, word, what):
-        self.tell_raw(i, word, json.dumps(what).encode())
+    def report(self, i, word, what):
+        self.report_raw(i, word, json.dumps(what).encode())
 
-    def tell_raw(self, i, word, data):
+    def report_raw(self, i, word, data):
         code_program.write_all(self.fd, b"%d %s %s\n" % (i, word.encode(), data))
 
 
@@ -214,11 +214,11 @@ def run_tests(task, numbers, channel):
             word, data = program.receive()
             if word not in WORDS:
                 raise program.garbled()
-            channel.tell_raw(i, word, data)
+            channel.report_raw(i, word, data)
             if word in FAILURES:
                 break
     except code_program.Failed as failure:
-        channel.tell(i, failure.kind, failure.detail)
+        channel.report(i, failure.kind, failure.detail)
     program.close()
     end_others()
 
@@ -234,20 +234,20 @@ def read_input(place, n):
 
 
 def answer_statement(task, i, channel):
-    """In a process of its own, which reads the statement when the program's process is apart."""
+    """In a process of its own, which reads the statement when the program has a process of its own."""
     try:
         program = Program(lambda answers, questions: code_objects.serve_statement(task, answers, questions),
                           task["seconds"] + 1, task["longest"])
         word, data = program.receive()
         if word in FAILURES:
-            return channel.tell_raw(i, word, data)
+            return channel.report_raw(i, word, data)
         sys.setrecursionlimit(code_values.DEEP)
         place, n = task["parts"][i]
         secret, statement = json.loads(read_input(task["rest"] + place, n))
         code_statement.run(program, statement)
-        channel.tell(i, "held", secret)
+        channel.report(i, "held", secret)
     except code_program.Failed as failure:
-        channel.tell(i, failure.kind, failure.detail)
+        channel.report(i, failure.kind, failure.detail)
 
 
 def wait(pid, seconds):
@@ -272,9 +272,9 @@ def run_statement(task, i, channel):
     status = wait(pid, task["seconds"] + 2)
     end_others()
     if status is None:
-        channel.tell(i, "time_limit", f"over {task['seconds']} s")
+        channel.report(i, "time_limit", f"over {task['seconds']} s")
     elif status != 0:
-        channel.tell(i, "runtime_error", "the statement's process has ended")
+        channel.report(i, "runtime_error", "the statement's process has ended")
 
 
 # ---- the start ----
@@ -297,7 +297,7 @@ def silence():
 
 
 def import_modules(statements):
-    """They lie beside this file, where programs may write later."""
+    """They are next to this file, where programs may write later."""
     global code_program, code_objects, code_statement, code_values
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

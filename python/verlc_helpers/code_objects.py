@@ -95,7 +95,7 @@ class Objects:
             args = {"tuple": []}
         return {"kind": self.error_class(type(error)), "args": args, "object": self.number(error)}
 
-    def decode(self, said, kept):
+    def decode(self, encoded, kept):
         def other(kind, what, one):
             if kind == "object":
                 return self.objects[what]
@@ -108,7 +108,7 @@ class Objects:
                 return lambda *args, **kwargs: self.call_back(what, args, kwargs)
             raise ValueError(kind)
 
-        return code_values.decode(said, other)
+        return code_values.decode(encoded, other)
 
     def call_back(self, number, args, kwargs):
         """A function of the statement's."""
@@ -132,8 +132,8 @@ class Objects:
         deeper(self.reply, value, reply, kept, before)
 
     def arguments(self, question, kept):
-        args = [self.decode(said, kept) for said in question["args"]]
-        kwargs = {name: self.decode(said, kept) for name, said in question["kwargs"].items()}
+        args = [self.decode(encoded, kept) for encoded in question["args"]]
+        kwargs = {name: self.decode(encoded, kept) for name, encoded in question["kwargs"].items()}
         return args, kwargs, self.states(kept)
 
     def reply(self, value, reply, kept, before):

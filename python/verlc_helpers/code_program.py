@@ -43,7 +43,7 @@ def send(fd, word, what):
 
 
 def receive(fd):
-    """What the harness asks; it says nothing that is not of this form."""
+    """The harness's requests; it says nothing that is not of this form."""
     head = b""
     while not head.endswith(b"\n"):
         head += os.read(fd, 1) or os._exit(0)
@@ -130,7 +130,7 @@ def int_keys(args):
 
 
 def tagged(value):
-    """JSON that tells a tuple from a list and a key 1 from a key '1'."""
+    """JSON that distinguishes a tuple from a list and a key 1 from a key '1'."""
     if isinstance(value, dict):
         return {"dict": [[tagged(k), tagged(v)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):

@@ -204,13 +204,13 @@ ENDS = {"wall_limit": "time_limit", "cpu_limit": "time_limit", "exited": "runtim
 
 def answer_of(line, n):
     """(test, (word, what it says)) of a line of the harness; None: it is none."""
-    number, word, said = (line.split(" ", 2) + ["", ""])[:3]
+    number, word, detail = (line.split(" ", 2) + ["", ""])[:3]
     if not (number.isascii() and number.isdigit() and len(number) < 10 and int(number) < n) or word not in code_harness.WORDS:
         return None
     if len(line) > LONGEST_ANSWER + 64:
         return int(number), ("output_limit", f"over {LONGEST_ANSWER} bytes")
     try:
-        return int(number), (word, json.loads(said))
+        return int(number), (word, json.loads(detail))
     except (ValueError, RecursionError):
         return int(number), ("runtime_error", "an answer that is too deep, or has a number of thousands of digits")
 
@@ -247,44 +247,44 @@ async def in_thread(function, *args):
 
 
 def judge_output(answer, expected):
-    word, said = answer
-    if word != "output" or not isinstance(said, str):
+    word, detail = answer
+    if word != "output" or not isinstance(detail, str):
         return "runtime_error" if word in ANSWERS else word
-    return "passed" if same_output(said, expected) else "wrong_answer"
+    return "passed" if same_output(detail, expected) else "wrong_answer"
 
 
 def judge_value(answer, expected):
-    word, said = answer
+    word, detail = answer
     if word != "value":
         return "runtime_error" if word in ANSWERS else word
     try:
-        return "passed" if same_value(untagged(said), expected) else "wrong_answer"
+        return "passed" if same_value(untagged(detail), expected) else "wrong_answer"
     except (ValueError, TypeError, RecursionError):
         return "runtime_error"
 
 
 def judge_statement(answer, secret):
-    word, said = answer
+    word, detail = answer
     if word != "held":
         return "runtime_error" if word in ANSWERS else word
-    return "passed" if said == secret else "runtime_error"
+    return "passed" if detail == secret else "runtime_error"
 
 
 def short(text):
     return one_line(text)[:LONGEST_TEXT]
 
 
-def told(answer, kind, i):
+def reported(answer, kind, i):
     """One line about a test that failed."""
-    said = answer[1]
-    said = said[:10 * LONGEST_TEXT] if isinstance(said, str) else said
-    return short(f"test {i}: {kind}: {text_of(said) if kind != 'wrong_answer' else 'answered ' + text_of(said, repr)}")
+    detail = answer[1]
+    detail = detail[:10 * LONGEST_TEXT] if isinstance(detail, str) else detail
+    return short(f"test {i}: {kind}: {text_of(detail) if kind != 'wrong_answer' else 'answered ' + text_of(detail, repr)}")
 
 
 def first_failure(answers, kinds):
     for i, (answer, kind) in enumerate(zip(answers, kinds)):
         if kind != "passed":
-            return kind, told(answer, kind, i)
+            return kind, reported(answer, kind, i)
     return "passed", ""
 
 
@@ -430,8 +430,8 @@ def judge_reply(reply, expected, mark):
         if expected is None or output.rstrip("\n") == str(expected).rstrip("\n"):
             return "passed", ""
         return "wrong_answer", output
-    said = one_line(reply.get("message"))[:300]
-    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {said}")
+    detail = one_line(reply.get("message"))[:300]
+    raise SandboxError(f"{SETTINGS['url']} answers {status!r}, of the run {ran.get('status')!r}: {detail}")
 
 
 async def score_there(request):

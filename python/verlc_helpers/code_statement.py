@@ -3,7 +3,7 @@ program is not in.  The program's functions and objects are Remotes here: what t
 program's process (code_objects.py); what they answer is copied, so that the statement compares data, with Python's own ==.
 
 The program learns the arguments that it is called with, and no more.  So the operators of its objects are asked for two of its
-own alone: with data beside them, == is False, + and < are a TypeError, and `in` goes through the object.  Builtins are Python's,
+own alone: with other data, == is False, + and < are a TypeError, and `in` goes through the object.  Builtins are Python's,
 whatever the program calls its own, but where a statement has no other name that could be the program's (`assert sum(1, 2) == 3`).
 
 Invariant: whatever the other process sends, the statement goes on with values of code_values and Remotes, or fails.
@@ -68,7 +68,7 @@ class Session:
         self.callbacks.append(value)
         return {"callback": len(self.callbacks) - 1}
 
-    def decode(self, said, kept):
+    def decode(self, encoded, kept):
         def other(kind, what, one):
             if kind == "kept":
                 return kept[what]
@@ -80,7 +80,7 @@ class Session:
                 raise ValueError(kind)
             return self.remote(*what)
 
-        return code_values.decode(said, other)
+        return code_values.decode(encoded, other)
 
     def remote(self, n, has_data):
         if n not in self.remotes:
@@ -97,12 +97,12 @@ class Session:
             self.errors[n] = type(str(name), (base, ), {"_of_program": self.remote(n, False), "__getattr__": from_program})
         return self.errors[n]
 
-    def raised(self, said):
-        args = self.decode(said["args"], [])
-        kind = self.error_class(said["kind"])
+    def raised(self, encoded):
+        args = self.decode(encoded["args"], [])
+        kind = self.error_class(encoded["kind"])
         error = kind.__new__(kind, *args)
         error.args = args
-        error._object = self.remote(said["object"], False)
+        error._object = self.remote(encoded["object"], False)
         return error
 
     # ---- questions ----
@@ -127,8 +127,8 @@ class Session:
             word, reply = self.exchange(self.call_back(reply))
         if word != "result":
             raise ValueError(word)
-        for k, said in reply.get("changed", []):
-            change(kept[k], self.decode(said, kept))
+        for k, encoded in reply.get("changed", []):
+            change(kept[k], self.decode(encoded, kept))
         error = self.raised(reply["raised"]) if "raised" in reply else None
         value = None if error is not None else self.decode(reply["value"], kept)
         return error, value, str(reply["printed"])

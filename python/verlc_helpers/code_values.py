@@ -103,18 +103,18 @@ def decode_std(name, *parts):
 def encode(value, other):
     """The JSON of a value.  other(value, one): of what only its owner knows, or None: it is of no such kind."""
     def one(value):
-        said = other(value, one)
-        return exactly(value, one) if said is None else said
+        encoded = other(value, one)
+        return exactly(value, one) if encoded is None else encoded
 
     return one(value)
 
 
-def decode(said, other):
+def decode(encoded, other):
     """The value of its JSON.  other(kind, what, one): of a kind that is not of this file."""
-    def one(said):
-        if type(said) in SCALARS or type(said) is int:
-            return said
-        (kind, what), = said.items()
+    def one(encoded):
+        if type(encoded) in SCALARS or type(encoded) is int:
+            return encoded
+        (kind, what), = encoded.items()
         if kind in MANY:
             return MANY[kind]([one(item) for item in what])
         if kind == "dict":
@@ -129,7 +129,7 @@ def decode(said, other):
             return BUILTINS[what]
         return other(kind, what, one)
 
-    return one(said)
+    return one(encoded)
 
 
 def builtin_name(value):

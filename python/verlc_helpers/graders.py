@@ -1,4 +1,4 @@
-"""What the native graders cannot tell from text: LaTeX through pylatexenc, expressions through sympy, and math-verify.
+"""What the native graders cannot decide from text: LaTeX through pylatexenc, expressions through sympy, and math-verify.
 
   {"packages": "sympy pylatexenc"} -> {"missing": text or null, "python": PATH}   imports what pip installs under these names
   {"latex": text}                  -> {"text": plain text, null where pylatexenc cannot read it}

@@ -27,7 +27,7 @@ for name in [n for n, v in os.environ.items() if n.startswith("HF_") and not v]:
 try:
     import huggingface_hub
     from huggingface_hub import constants, errors
-except ImportError:  # said at the first request
+except ImportError:  # reported at the first request
     huggingface_hub = None
 
 TRIES = 4

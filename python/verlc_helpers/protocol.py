@@ -38,7 +38,7 @@ class HelperError(Exception):
 
 
 def install_line(package):
-    """What gives this interpreter a package. A distribution's own refuses pip: there the environment beside the program is the
+    """What gives this interpreter a package. A distribution's own refuses pip: there the environment next to the program is the
     way, as src/helper/helper.c says of a helper that does not start."""
     if not sys.executable.startswith("/usr/bin/"):
         return f"install it with '{sys.executable} -m pip install -U {package}'"
@@ -193,4 +193,4 @@ def serve(handle, init=None, block_stops=False):
     try:
         serve_socket(sock, handle, init)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # verlc has gone: nobody to tell
+        pass  # verlc has exited: nobody reads it

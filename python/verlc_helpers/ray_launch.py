@@ -95,7 +95,7 @@ def forward(rank, actor):
     try:
         for line in actor.lines.options(num_returns="streaming").remote():
             print(f"[rank {rank}] {ray.get(line)}", flush=True)
-    except Exception as error:  # the actor is gone: the group notices it
+    except Exception as error:  # the actor has exited: the group notices it
         print(f"[rank {rank}] {one_line(error)}", flush=True)
 
 

@@ -100,8 +100,8 @@ class Hdfs:
         if missing_ok and b"No such file or directory" in p.stderr:
             return None
         lines = [line for line in p.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        said = next((line for line in reversed(lines) if line.startswith(words[0].lstrip("-") + ":")), lines[-1] if lines else "")
-        raise HelperError(f"'hdfs dfs {' '.join(words)[:200]}' ended with exit code {p.returncode}: {said}", "IO")
+        text = next((line for line in reversed(lines) if line.startswith(words[0].lstrip("-") + ":")), lines[-1] if lines else "")
+        raise HelperError(f"'hdfs dfs {' '.join(words)[:200]}' ended with exit code {p.returncode}: {text}", "IO")
 
     def read(self, path):
         return self.run("-cat", path, missing_ok=True)
@@ -243,7 +243,7 @@ def manifest_of(store, folder):
     return value if isinstance(value, dict) and isinstance(value.get("files"), dict) else {}
 
 
-def beside(files):
+def verl_files(files):
     """Of {relative path: size}: what a checkpoint has for scripts written for verl, which no manifest lists."""
     return {rel: size for rel, size in files.items() if VERLS.fullmatch(rel)}
 
@@ -317,7 +317,7 @@ def take(request):
     for rel, size in sizes.items():
         if there.get(rel) != size:
             raise HelperError(f"{folder}/{rel}: {there.get(rel, 'no')} bytes where the manifest says {size}", "FORMAT")
-    sizes |= beside(there)
+    sizes |= verl_files(there)
     check_room(to, sum(sizes.values()))
     store.get([(join(folder, rel), os.path.join(to, rel)) for rel in [*sizes, MANIFEST]])
     return {"bytes": sum(sizes.values())}
@@ -329,7 +329,7 @@ def put(request):
     source, name = os.path.abspath(request["from"]), f"global_step_{request['step']}"
     folder = join(root, name)
     with open(os.path.join(source, MANIFEST), "rb") as file:
-        sizes = sizes_of(json.loads(file.read()), source) | beside(Directory().files(source))
+        sizes = sizes_of(json.loads(file.read()), source) | verl_files(Directory().files(source))
     if not is_ours(store, folder):
         raise HelperError(f"{folder} is there and was not written by verlc, which never writes over such a one", "UNSUPPORTED")
     notes = os.path.join(os.path.abspath(request["notes"]), name)

@@ -100,7 +100,7 @@ def python_path():
 
 
 def python_dirs():
-    """What this interpreter needs beside /usr."""
+    """What this interpreter needs in addition to /usr."""
     dirs = [os.path.dirname(os.path.dirname(python_path())), sys.prefix, sys.base_prefix,
             os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))]
     dirs = [os.path.realpath(d) for d in dirs]

@@ -2,7 +2,7 @@
 
   init {"tracker": "wandb", "project", "experiment", "config": {...}, "run_dir", "version", "proxy": of wandb,
         "trace_project", "trace_experiment", "has_run": of mlflow_traces}
-  {"run": what the last reply said or null, "records": [...]}
+  {"run": that of the last reply or null, "records": [...]}
       -> {"run": {"id": ...}, "done": n, "error": text or null, "refused": [text]}
          the first n records are with the client (after BATCH_S s perhaps not all); error: why the next one is not
   {"run": ..., "records": [], "finish": "done" | "failed" | "killed", "ended": seconds since 1970 or 0: now}
@@ -93,7 +93,7 @@ class Client:
         """After a failure: forget the open run."""
 
     def put_all(self, records):
-        """Hands over records in order: (how many, the error that stopped it, refusals)."""
+        """Sends records in order: (how many, the error that stopped it, refusals)."""
         refused, until = [], time.monotonic() + BATCH_S
         for n, record in enumerate(records):
             if n > 0 and time.monotonic() > until:

@@ -87,7 +87,7 @@ class Mlflow(Client):
         return self.client.create_run(self.experiment_id, run_name=self.experiment, tags=tags).info.run_id
 
     def parameters(self):
-        """Those that the run does not have; MLflow's never change, so after a resume config.yaml tells."""
+        """Those that the run does not have; MLflow's never change, so after a resume config.yaml shows them."""
         from mlflow.entities import Param
 
         there = self.client.get_run(self.run_id).data.params

@@ -153,7 +153,7 @@ for value in walk():
         %s
     except BaseException: pass
 """
-FRAME_WORK = ["value.tell(0, {w!r}, 'passed')", "value.tell_raw(0, b{w!r}, b'1')", "value.write({w!r})",
+FRAME_WORK = ["value.report(0, {w!r}, 'passed')", "value.report_raw(0, b{w!r}, b'1')", "value.write({w!r})",
     "value['expected'] = value['outputs'] = ''",
               "if isinstance(value, dict): value.update(code='', tests=[], parts=[])", "value.FAILURES.append({w!r})",
               "value.WORDS[:] = [{w!r}]",
