@@ -18,6 +18,7 @@
  *   /api/search?run=ID&q=&case=&in=&step=&min=&max=&ids=   a stream: a JSON object a line */
 #include "view/view_int.h"
 
+#include "base/base64.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -62,18 +63,9 @@ json_t *view__text(const char *p, size_t n) {
 json_t *view__text0(const char *p) { return p ? view__text(p, strlen(p)) : json_null(); }
 
 json_t *view__base64(const void *data, size_t n) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *p = data;
-    char *out = xmalloc((n + 2) / 3 * 4 + 1), *o = out;
-    for (size_t i = 0; i < n; i += 3) {
-        const uint32_t b = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
-        *o++ = digits[b >> 18];
-        *o++ = digits[b >> 12 & 63];
-        *o++ = i + 1 < n ? digits[b >> 6 & 63] : '=';
-        *o++ = i + 2 < n ? digits[b & 63] : '=';
-    }
-    json_t *v = json_stringn_nocheck(out, (size_t)(o - out));
-    free(out);
+    char *text = base64_text(data, n);
+    json_t *v = json_stringn_nocheck(text, (n + 2) / 3 * 4);
+    free(text);
     return v;
 }
 json_t *view__steps(const int64_t *v, int64_t n) { return view__base64(v, (size_t)n * sizeof *v); }
