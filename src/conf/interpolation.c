@@ -159,18 +159,23 @@ static const struct {
     {"oc.decode", 1, 1, call_decode},
 };
 
-static int eval_call(struct resolver *r, const char *name, size_t n_name, const char *args, size_t n_args, const struct call *proto,
-                     struct conf_node **out) {
+/* The text of a call. */
+struct call_text {
+    const char *name, *args;
+    size_t n_name, n_args;
+};
+
+static int eval_call(struct resolver *r, const struct call_text *t, const struct call *proto, struct conf_node **out) {
     struct conf_node *list = NULL, *done = conf__node_new(CONF_LIST);
     struct call c = *proto;
     int rc = 0;
     size_t k = 0;
     const size_t n_resolvers = sizeof resolvers / sizeof resolvers[0];
-    while (k < n_resolvers && (strlen(resolvers[k].name) != n_name || memcmp(resolvers[k].name, name, n_name) != 0)) k++;
+    while (k < n_resolvers && (strlen(resolvers[k].name) != t->n_name || memcmp(resolvers[k].name, t->name, t->n_name) != 0)) k++;
     if (k == n_resolvers)
         FAILG(out_, ERR_INVAL, "%s: resolver '%.*s' is not known; there are oc.select, oc.env, oc.decode", c.what,
-              (int)(n_name < 60 ? n_name : 60), name);
-    TRYG(conf__parse_args(&list, args, n_args, c.what), out_);
+              (int)(t->n_name < 60 ? t->n_name : 60), t->name);
+    TRYG(conf__parse_args(&list, t->args, t->n_args, c.what), out_);
     if (list->n < resolvers[k].min_args || list->n > resolvers[k].max_args)
         FAILG(out_, ERR_INVAL, "%s: %s takes %d to %d arguments, not %lld", c.what, resolvers[k].name, resolvers[k].min_args,
               resolvers[k].max_args, (long long)list->n);
@@ -206,7 +211,8 @@ static int eval_ref(struct resolver *r, const char *body, size_t n, const struct
     while (colon < n && (isalnum((unsigned char)body[colon]) || strchr("_.-", body[colon]))) colon++;
     if (colon < n && body[colon] == ':') {
         const struct call c = {.what = what, .base = base};
-        rc = eval_call(r, body, colon, body + colon + 1, n - colon - 1, &c, out);
+        rc = eval_call(r, &(struct call_text){.name = body, .n_name = colon, .args = body + colon + 1, .n_args = n - colon - 1}, &c,
+                       out);
         goto done;
     }
     if (n == 0) FAILG(done, ERR_INVAL, "%s: an empty interpolation", what);
