@@ -91,12 +91,18 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     return model__head_norm_backward(m, a, n, dxn, g);
 }
 
-/* dx += the backward of a norm of x, and dx_act with it where someone will read that. */
-static int norm_backward(struct model *m, struct model_acts *a, const struct model_group *norm, struct tensor dxn, struct tensor x,
-                         struct tensor rstd, bool read, const struct model_grads *g) {
-    const struct tensor dx = model__top(a->dx, x.dim[0]), dw = model__vec_grad(m, g, norm);
-    if (m->act == DT_F32 || !read) return dev_rmsnorm_bwd(m->dev, dx, dw, dxn, x, norm->vec, rstd);
-    return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, x.dim[0]), dw, dxn, x, norm->vec, rstd);
+struct norm_backward_args {
+    const struct model_group *norm;
+    struct tensor dxn, x, rstd; /* x: its input; dxn: the gradient of its output */
+    bool needs_dx_act;          /* dx_act is read later */
+};
+
+/* dx += the backward of a norm, and dx_act with it where that is read. */
+static int norm_backward(struct model *m, struct model_acts *a, const struct norm_backward_args *n, const struct model_grads *g) {
+    const int64_t rows = n->x.dim[0];
+    const struct tensor dx = model__top(a->dx, rows), dw = model__vec_grad(m, g, n->norm), weight = n->norm->vec;
+    if (m->act == DT_F32 || !n->needs_dx_act) return dev_rmsnorm_bwd(m->dev, dx, dw, n->dxn, n->x, weight, n->rstd);
+    return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, rows), dw, n->dxn, n->x, weight, n->rstd);
 }
 
 /* dx and dx_act: of the layer's output, then of its input (of layer 0's nobody reads dx_act). */
@@ -116,13 +122,17 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, y->down_bias, dmlp, dy, model__top(s->mlp, n), g}));
     TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, y->gate_up_bias, dxn, dgate_up, model__top(s->xn2, n), g}));
-    TRY(norm_backward(m, a, y->mlp_norm, dxn, model__top(s->x_mid, n), model__top(s->rstd2, n), true, g));
+    const struct norm_backward_args mlp_norm = {
+        .norm = y->mlp_norm, .dxn = dxn, .x = model__top(s->x_mid, n), .rstd = model__top(s->rstd2, n), .needs_dx_act = true};
+    TRY(norm_backward(m, a, &mlp_norm, g));
     /* x_mid = x + o(attn(norm(x))) */
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, g}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), g}));
-    return norm_backward(m, a, y->attn_norm, dxn, model__top(a->x[l], n), model__top(s->rstd1, n), l > 0, g);
+    const struct norm_backward_args attn_norm = {
+        .norm = y->attn_norm, .dxn = dxn, .x = model__top(a->x[l], n), .rstd = model__top(s->rstd1, n), .needs_dx_act = l > 0};
+    return norm_backward(m, a, &attn_norm, g);
 }
 
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g) {
@@ -142,12 +152,13 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
     return m->lora ? bucket_close(g) : embedding_backward(m, b, a, g->sink);
 }
 
-int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
-                   const float *dlogp, const float *dentropy, const struct model_grad_sink *sink) {
-    struct model_grads g = {.sink = sink};
+int model_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args) {
+    const struct model_batch *const b = args->batch;
+    const struct model_logp_args *const l = args->logp;
+    struct model_grads g = {.sink = args->sink};
     CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
-    CHECK(dentropy == NULL || a->head_entropy);
-    TRY(head_backward(m, a, l, dlogp, dentropy, &g));
+    CHECK(args->dentropy == NULL || a->head_entropy);
+    TRY(head_backward(m, a, l, args->dlogp, args->dentropy, &g));
     return model__body_backward(m, b, a, &g);
 }

@@ -106,13 +106,23 @@ struct model_grad_sink {
     int (*rows)(void *ctx, struct model_range table, struct tensor ids, struct tensor dx);
 };
 
-/* After model_forward (keep.train) and model_logp over the same rows: d loss / d parameters to the sink, given dlogp (n) and
- * dentropy (n, may be NULL; needs l->entropy), host. */
-int model_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_logp_args *l,
-                   const float *dlogp, const float *dentropy, const struct model_grad_sink *sink);
+struct model_backward_args {
+    const struct model_batch *batch;    /* of model_forward */
+    const struct model_logp_args *logp; /* of model_logp */
+    const float *dlogp, *dentropy;      /* (n) host; dentropy may be NULL, and needs logp->entropy */
+    const struct model_grad_sink *sink;
+};
+/* After model_forward (keep.train) and model_logp over the same rows: d loss / d parameters to the sink. */
+int model_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args);
 
-/* The same after model_value over the same distinct rows, given dvalue (n) host. */
-int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
-                         const float *dvalue, const struct model_grad_sink *sink);
+struct model_value_backward_args {
+    const struct model_batch *batch; /* of model_forward */
+    int64_t n;
+    const int32_t *row;  /* (n) host, those of model_value, distinct */
+    const float *dvalue; /* (n) host */
+    const struct model_grad_sink *sink;
+};
+/* The same after model_value. */
+int model_value_backward(struct model *m, struct model_acts *a, const struct model_value_backward_args *args);
 
 #endif

@@ -49,11 +49,11 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
     return model__head_norm_backward(m, a, n, dxn, g);
 }
 
-int model_value_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const int32_t *row, int64_t n,
-                         const float *dvalue, const struct model_grad_sink *sink) {
-    struct model_grads g = {.sink = sink};
+int model_value_backward(struct model *m, struct model_acts *a, const struct model_value_backward_args *args) {
+    const struct model_batch *const b = args->batch;
+    struct model_grads g = {.sink = args->sink};
     CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
-    CHECK(a->n_rows == b->n_rows && a->n_head == n); /* the forward was of this batch */
-    TRY(head_backward(m, a, row, n, dvalue, &g));
+    CHECK(a->n_rows == b->n_rows && a->n_head == args->n); /* the forward was of this batch */
+    TRY(head_backward(m, a, args->row, args->n, args->dvalue, &g));
     return model__body_backward(m, b, a, &g);
 }

@@ -54,7 +54,12 @@ static void check_case(const char *name, const char *backend, struct model_keep 
     const double e_logp = case_worst(c.l.logp, c.want_logp, c.l.n), e_ent = case_worst(c.l.entropy, c.want_entropy, c.l.n);
 
     float *g_dev = case_garbage(&c.dev, (size_t)c.m->n_elems * 4), *g = xmalloc((size_t)c.m->n_elems * 4);
-    OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, &(struct model_grad_sink){.flat = g_dev}));
+    OK(model_backward(c.m, a,
+                      &(struct model_backward_args){.batch = &b,
+                                                    .logp = &c.l,
+                                                    .dlogp = c.dlogp,
+                                                    .dentropy = c.dentropy,
+                                                    .sink = &(struct model_grad_sink){.flat = g_dev}}));
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
     double worst;
     const double e_grad = case_gradient_error(c.golden, c.m->params, c.m->n_params, g, &worst);
@@ -165,7 +170,12 @@ static void check_adamw(const char *backend) {
         OK(model_logp(c.m, a, &c.l));
         for (int64_t k = 0; k < c.l.n; k++)
             loss += (double)c.dlogp[k] * (double)c.l.logp[k] + (double)c.dentropy[k] * (double)c.l.entropy[k];
-        OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, &(struct model_grad_sink){.flat = g}));
+        OK(model_backward(c.m, a,
+                          &(struct model_backward_args){.batch = &b,
+                                                        .logp = &c.l,
+                                                        .dlogp = c.dlogp,
+                                                        .dentropy = c.dentropy,
+                                                        .sink = &(struct model_grad_sink){.flat = g}}));
         memcpy(&want, &rates[i], sizeof want);
         const double lr = optim_lr(&o, i);
         assert_true(fabs(lr - want) <= 1e-15); /* both in double */

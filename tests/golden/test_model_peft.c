@@ -47,7 +47,12 @@ static void check_case(size_t i, const char *backend, struct model_keep keep) {
     const double e_logp = case_worst(c.l.logp, c.want_logp, c.l.n), e_ent = case_worst(c.l.entropy, c.want_entropy, c.l.n);
     const size_t bytes = (size_t)c.m->n_train * 4;
     float *g_dev = case_garbage(&c.dev, bytes), *g = xmalloc(bytes);
-    OK(model_backward(c.m, &b, a, &c.l, c.dlogp, c.dentropy, &(struct model_grad_sink){.flat = g_dev}));
+    OK(model_backward(c.m, a,
+                      &(struct model_backward_args){.batch = &b,
+                                                    .logp = &c.l,
+                                                    .dlogp = c.dlogp,
+                                                    .dentropy = c.dentropy,
+                                                    .sink = &(struct model_grad_sink){.flat = g_dev}}));
     OK(dev_copy_out(&c.dev, g, g_dev, bytes));
     const double e_grad = case_gradient_error(c.golden, c.m->train_params, c.m->n_train_params, g, &nmse);
     print_message("%-12s %-3s: logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", CASES[i].name, backend, e_logp, e_ent,

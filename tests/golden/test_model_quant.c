@@ -104,7 +104,10 @@ static float *both_ways(struct model_case *c, struct model_keep keep, size_t *by
     OK(model_acts_create(&a, c->m, c->n_rows, keep, NULL));
     OK(model_forward(c->m, &b, a));
     OK(model_logp(c->m, a, &c->l));
-    OK(model_backward(c->m, &b, a, &c->l, c->dlogp, c->dentropy, &(struct model_grad_sink){.flat = g}));
+    OK(model_backward(
+        c->m, a,
+        &(struct model_backward_args){
+            .batch = &b, .logp = &c->l, .dlogp = c->dlogp, .dentropy = c->dentropy, .sink = &(struct model_grad_sink){.flat = g}}));
     memcpy(out, c->l.logp, n_logp);
     OK(dev_copy_out(&c->dev, out + c->l.n, g, n_grad));
     dev_free(&c->dev, g, n_grad);

@@ -58,8 +58,12 @@ static void check(const char *arch, const char *backend, struct model_keep keep)
     const double e_score = case_worst(score, case_data(r.want, "score", DT_F32, NULL), r.n);
     const size_t bytes = (size_t)r.m->n_elems * 4;
     float *g_dev = case_garbage(&r.dev, bytes), *g = xmalloc(bytes);
-    OK(model_value_backward(r.m, &b, a, r.row, r.n, case_data(r.want, "weight", DT_F32, NULL),
-                            &(struct model_grad_sink){.flat = g_dev}));
+    const struct model_value_backward_args args = {.batch = &b,
+                                                   .row = r.row,
+                                                   .n = r.n,
+                                                   .dvalue = case_data(r.want, "weight", DT_F32, NULL),
+                                                   .sink = &(struct model_grad_sink){.flat = g_dev}};
+    OK(model_value_backward(r.m, a, &args));
     OK(dev_copy_out(&r.dev, g, g_dev, bytes));
     double nmse;
     const double e_grad = case_gradient_error(r.want, r.m->params, r.m->n_params, g, &nmse);

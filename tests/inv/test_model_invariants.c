@@ -357,7 +357,9 @@ static float *gradient(struct rig *r, int micro, struct model_keep keep, bool fo
             k->n_buckets = model_buckets(r->m, &k->buckets);
             sink = (struct model_grad_sink){.ctx = k, .begin = kept_begin, .rows = kept_rows};
         }
-        OK(model_backward(r->m, &b, a, &t->l, dlogp, dentropy, &sink));
+        OK(model_backward(
+            r->m, a,
+            &(struct model_backward_args){.batch = &b, .logp = &t->l, .dlogp = dlogp, .dentropy = dentropy, .sink = &sink}));
         case_unpack(&r->dev, &b);
     }
     if (folded) fold_kept(r, g, parts, n_parts);

@@ -246,27 +246,35 @@ static const uint8_t *elements(const struct source *s, int64_t first, int64_t n,
     return raw;
 }
 
-/* Copies elements [lo, hi) of parameter p as dtype dt to dst on the device, refusing what is not finite. */
-static int load_range(struct model *m, const struct model_param *p, const struct source *s, struct model_range r, void *dst,
-                      enum dtype dt, void *chunk) {
-    if (!s->t) return draw_param(m, p, s->seed, r, dst, dt);
-    const size_t dst_size = dtype_size(dt);
+/* Elements of a parameter on the device. */
+struct target {
+    struct model_range range;
+    void *data;
+    enum dtype dt;
+};
+
+/* Copies a range of parameter p to the target, refusing what is not finite. */
+static int load_range(struct model *m, const struct model_param *p, const struct source *s, const struct target *to, void *chunk) {
+    const struct model_range r = to->range;
+    if (!s->t) return draw_param(m, p, s->seed, r, to->data, to->dt);
+    const size_t size = dtype_size(to->dt);
     for (int64_t i = r.lo; i < r.hi; i += CHUNK) {
         const int64_t k = r.hi - i < CHUNK ? r.hi - i : CHUNK;
         const uint8_t *src = elements(s, i, k, (float *)chunk + CHUNK);
         TRY(check_finite(p, s, src, k));
-        if (s->t->dt != dt) {
-            model__convert(chunk, dt, src, s->t->dt, k);
+        if (s->t->dt != to->dt) {
+            model__convert(chunk, to->dt, src, s->t->dt, k);
             src = chunk;
         }
-        TRY(dev_copy_in(m->dev, (char *)dst + (size_t)(i - r.lo) * dst_size, src, (size_t)k * dst_size));
+        TRY(dev_copy_in(m->dev, (char *)to->data + (size_t)(i - r.lo) * size, src, (size_t)k * size));
         TRY(dev_sync(m->dev)); /* the chunk is used again */
     }
     return 0;
 }
 
 static int load_param(struct model *m, const struct model_param *p, const struct source *s, void *dst, enum dtype dt, void *chunk) {
-    return load_range(m, p, s, (struct model_range){0, p->rows * p->cols}, dst, dt, chunk);
+    const struct target whole = {.range = {0, p->rows * p->cols}, .data = dst, .dt = dt};
+    return load_range(m, p, s, &whole, chunk);
 }
 
 /* Codes of parameter i as they were saved. */
@@ -345,7 +353,7 @@ static int load_own(struct model *m, const struct source *src, void *chunk) {
             if (r.lo < 0) r.lo = 0;
             if (r.hi > n) r.hi = n;
             if (r.lo >= r.hi) continue;
-            TRY(load_range(m, p, &src[i], r, at, DT_F32, chunk));
+            TRY(load_range(m, p, &src[i], &(struct target){.range = r, .data = at, .dt = DT_F32}, chunk));
             at += r.hi - r.lo;
         }
     return 0;

@@ -294,8 +294,12 @@ static int forward_loss(struct trained_model *t, const struct mini_batch *s, con
 
 static int backward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c,
                     const struct model_grad_sink *sink) {
-    if (t->model->cfg.value) return model_value_backward(t->model, &c->b, t->acts, t->pack.row, m->n_targets, t->dout, sink);
-    return model_backward(t->model, &c->b, t->acts, &c->l, t->dout, s->entropy_grad ? t->dentropy : NULL, sink);
+    const struct model_value_backward_args value = {
+        .batch = &c->b, .row = t->pack.row, .n = m->n_targets, .dvalue = t->dout, .sink = sink};
+    const struct model_backward_args logp = {
+        .batch = &c->b, .logp = &c->l, .dlogp = t->dout, .dentropy = s->entropy_grad ? t->dentropy : NULL, .sink = sink};
+    if (t->model->cfg.value) return model_value_backward(t->model, t->acts, &value);
+    return model_backward(t->model, t->acts, &logp);
 }
 
 static int tell(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
