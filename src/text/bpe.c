@@ -544,15 +544,20 @@ static int split_word(const struct text__bpe *b, struct text__word_scratch *w, c
     return 0;
 }
 
-static bool cached_is(const struct text__word_scratch *w, const struct cached *c, uint64_t h, const char *p, size_t n) {
-    return c->hash == h && c->key_n == n && memcmp(w->keys.p + c->key_at, p, n) == 0;
+struct key {
+    uint64_t hash;
+    const char *p;
+    size_t n;
+};
+
+static bool cached_is(const struct text__word_scratch *w, const struct cached *c, const struct key *k) {
+    return c->hash == k->hash && c->key_n == k->n && memcmp(w->keys.p + c->key_at, k->p, k->n) == 0;
 }
 
 /* Full: everything is forgotten at once, which needs no bookkeeping and is rare. */
-static void cache_put(struct text__word_scratch *w, struct cached *at, uint64_t h, const char *p, size_t n, const int32_t *ids,
-                      int64_t n_ids) {
-    *at = (struct cached){h, (uint32_t)w->keys.n, (uint32_t)n, (uint32_t)w->cached_ids.n, (uint32_t)n_ids};
-    CHECK(buf_add(&w->keys, p, n) == 0);
+static void cache_put(struct text__word_scratch *w, struct cached *at, const struct key *k, const int32_t *ids, int64_t n_ids) {
+    *at = (struct cached){k->hash, (uint32_t)w->keys.n, (uint32_t)k->n, (uint32_t)w->cached_ids.n, (uint32_t)n_ids};
+    CHECK(buf_add(&w->keys, k->p, k->n) == 0);
     text_ids_add(&w->cached_ids, ids, n_ids);
     if (++w->n_cached < CACHE_ENTRIES) return;
     memset(w->slots, 0, CACHE_SLOTS * sizeof *w->slots);
@@ -565,15 +570,15 @@ static void cache_put(struct text__word_scratch *w, struct cached *at, uint64_t 
 int text__bpe_word(const struct text__bpe *b, struct text__word_scratch *w, const char *p, size_t n, struct text_ids *ids) {
     if (n == 0) return 0;
     if (n > CACHED_WORD) return split_word(b, w, p, n, ids);
-    const uint64_t h = hash64(p, n);
-    struct cached *c = &w->slots[h & (CACHE_SLOTS - 1)];
-    while (c->key_n && !cached_is(w, c, h, p, n)) c = c + 1 < w->slots + CACHE_SLOTS ? c + 1 : w->slots;
+    const struct key k = {.hash = hash64(p, n), .p = p, .n = n};
+    struct cached *c = &w->slots[k.hash & (CACHE_SLOTS - 1)];
+    while (c->key_n && !cached_is(w, c, &k)) c = c + 1 < w->slots + CACHE_SLOTS ? c + 1 : w->slots;
     if (c->key_n) {
         text_ids_add(ids, w->cached_ids.p + c->ids_at, c->ids_n);
         return 0;
     }
     const int64_t start = ids->n;
     TRY(split_word(b, w, p, n, ids));
-    cache_put(w, c, h, p, n, ids->p + start, ids->n - start);
+    cache_put(w, c, &k, ids->p + start, ids->n - start);
     return 0;
 }

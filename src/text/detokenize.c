@@ -229,7 +229,7 @@ static int take(const struct ctx *c, int64_t k, const char *p, size_t n) {
     case DECODE_FUSE: return push(c, k + 1, p, n);
     case DECODE_REPLACE:
         buf_reset(&st->tmp);
-        TRY(text__replace(d->pattern, c->s, p, n, d->text, d->text_n, &st->tmp));
+        TRY(text__replace(&(struct text__replacement){d->pattern, d->text, d->text_n}, c->s, p, n, &st->tmp));
         return push(c, k + 1, st->tmp.p, st->tmp.n);
     case DECODE_JOIN:
         if (st->n_tokens > 1) TRY(push(c, k + 1, " ", 1));

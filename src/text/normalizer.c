@@ -100,19 +100,17 @@ static bool form_keeps(enum text__form form, const char *p, size_t n) {
     return true;
 }
 
-int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n, const char *by, size_t by_n,
-                  struct buf *out) {
-    const char *subject = text__regex_is_literal(r) ? text : text__proxy(&s->proxy, text, n);
+int text__replace(const struct text__replacement *r, struct text__scratch *s, const char *text, size_t n, struct buf *out) {
+    const char *subject = text__regex_is_literal(r->pattern) ? text : text__proxy(&s->proxy, text, n);
     struct text__regex_iter it = {0};
-    int64_t lo, hi;
     size_t done = 0;
     for (;;) {
-        const int found = n == 0 ? 0 : text__regex_next(r, s->regex, subject, n, &it, &lo, &hi);
+        const int found = n == 0 ? 0 : text__regex_next(r->pattern, s->regex, subject, n, &it);
         TRY(found);
         if (!found) break;
-        TRY(buf_add(out, text + done, (size_t)lo - done));
-        TRY(buf_add(out, by, by_n));
-        done = (size_t)hi;
+        TRY(buf_add(out, text + done, (size_t)it.lo - done));
+        TRY(buf_add(out, r->by, r->by_n));
+        done = (size_t)it.hi;
     }
     return buf_add(out, text + done, n - done);
 }
@@ -140,7 +138,7 @@ static int run_step(const struct text__norm *step, struct text__scratch *s, cons
         if (!form_keeps(step->form, *p, *n)) return text__normal_form(out, &s->chars, step->form, *p, *n);
         break;
     case NORM_LOWERCASE: return text__lowercase(out, *p, *n);
-    case NORM_REPLACE: return text__replace(step->pattern, s, *p, *n, step->text, step->text_n, out);
+    case NORM_REPLACE: return text__replace(&(struct text__replacement){step->pattern, step->text, step->text_n}, s, *p, *n, out);
     case NORM_PREPEND:
         if (*n == 0) break;
         TRY(buf_add(out, step->text, step->text_n));

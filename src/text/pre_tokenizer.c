@@ -178,11 +178,10 @@ static int cut_regex(const struct text__split *st, struct text__scratch *s, stru
                      struct text__span piece) {
     const size_t n = (size_t)(piece.hi - piece.lo);
     struct text__regex_iter it = {0};
-    int64_t done = piece.lo, lo, hi;
+    int64_t done = piece.lo;
     int found;
-    while ((found = text__regex_next(st->pattern, s->regex, subject + piece.lo, n, &it, &lo, &hi)) > 0) {
-        lo += piece.lo;
-        hi += piece.lo;
+    while ((found = text__regex_next(st->pattern, s->regex, subject + piece.lo, n, &it)) > 0) {
+        const int64_t lo = it.lo + piece.lo, hi = it.hi + piece.lo;
         if (done != lo) cut(c, done, lo, st->invert);
         cut(c, lo, hi, !st->invert);
         done = hi;

@@ -342,13 +342,15 @@ void text__regex_scratch_destroy(struct text__regex_scratch *s) {
     free(s);
 }
 
-static int search(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n, size_t from,
-                  int64_t *lo, int64_t *hi) {
+/* The first match from it->from on. */
+static int search(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n,
+                  struct text__regex_iter *it) {
+    const size_t from = it->from;
     if (!r->code) {
         const char *at = memmem(subject + from, n - from, r->literal, r->literal_n);
         if (!at) return 0;
-        *lo = at - subject;
-        *hi = *lo + (int64_t)r->literal_n;
+        it->lo = at - subject;
+        it->hi = it->lo + (int64_t)r->literal_n;
         return 1;
     }
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
@@ -362,25 +364,25 @@ static int search(const struct text__regex *r, struct text__regex_scratch *s, co
         FAIL(ERR_INPUT, "tokenizer: its regular expression gave up on this text: %s", msg);
     }
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(s->match);
-    *lo = (int64_t)v[0];
-    *hi = (int64_t)v[1];
+    it->lo = (int64_t)v[0];
+    it->hi = (int64_t)v[1];
     return 1;
 }
 
 /* Walks as the onig crate's find_iter: an empty match where the last one ended is
  * passed over by one character. */
 int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n,
-                     struct text__regex_iter *it, int64_t *lo, int64_t *hi) {
+                     struct text__regex_iter *it) {
     for (;;) {
         if (it->from > n) return 0;
-        const int rc = search(r, s, subject, n, it->from, lo, hi);
+        const int rc = search(r, s, subject, n, it);
         if (rc <= 0) return rc;
-        if (*lo != *hi || it->last_end != *hi + 1) break;
+        if (it->lo != it->hi || it->last_end != it->hi + 1) break;
         int len = 1;
         if (it->from < n) text__char(subject + it->from, &len);
         it->from += (size_t)len;
     }
-    it->from = (size_t)*hi;
-    it->last_end = *hi + 1;
+    it->from = (size_t)it->hi;
+    it->last_end = it->hi + 1;
     return 1;
 }

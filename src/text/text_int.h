@@ -87,6 +87,7 @@ int text__json_skip(struct text__json *j, const char **lo, const char **hi); /* 
 struct text__regex; /* Oniguruma syntax, run by PCRE2; or a plain string */
 struct text__regex_scratch;
 struct text__regex_iter { /* zeroed to begin */
+    int64_t lo, hi;       /* the match */
     size_t from;
     int64_t last_end; /* end of the last match + 1; 0: none yet */
 };
@@ -95,10 +96,10 @@ int text__regex_create_literal(struct text__regex **out, const char *s, size_t n
 void text__regex_destroy(struct text__regex *r);
 int text__regex_scratch_create(struct text__regex_scratch **out);
 void text__regex_scratch_destroy(struct text__regex_scratch *s);
-/* 1: [*lo, *hi) is the next match; 0: no more; < 0: error. subject is a whole
+/* 1: [it->lo, it->hi) is the next match; 0: no more; < 0: error. subject is a whole
  * text of its own: nothing before it is looked at. */
 int text__regex_next(const struct text__regex *r, struct text__regex_scratch *s, const char *subject, size_t n,
-                     struct text__regex_iter *it, int64_t *lo, int64_t *hi);
+                     struct text__regex_iter *it);
 bool text__regex_is_literal(const struct text__regex *r);
 
 /* ---- normalizers (normalizer.c) --------------------------------------------- */
@@ -290,9 +291,13 @@ struct text__scratch {
 /* Normalizes into s->norm or leaves the text; *out and *out_n say where it is. */
 int text__normalize(const struct text__norms *v, struct text__scratch *s, const char *text, size_t n, const char **out,
                     size_t *out_n);
+struct text__replacement {
+    const struct text__regex *pattern;
+    const char *by;
+    size_t by_n;
+};
 /* Appends text to out with every match replaced. */
-int text__replace(const struct text__regex *r, struct text__scratch *s, const char *text, size_t n, const char *by, size_t by_n,
-                  struct buf *out);
+int text__replace(const struct text__replacement *r, struct text__scratch *s, const char *text, size_t n, struct buf *out);
 /* Leaves the words in s->spans, over *out. at_start: the text's first piece. */
 int text__pre_tokenize(const struct text__splits *v, struct text__scratch *s, const char *text, size_t n, bool at_start,
                        const char **out);

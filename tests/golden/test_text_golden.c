@@ -158,9 +158,8 @@ static void check_regex(const json_t *row, const char *pattern) {
     for (int32_t c = -1; next_code_point(&c);) {
         char text[4];
         const size_t n = (size_t)text__put_char(text, c);
-        int64_t lo, hi;
         struct text__regex_iter it = {0};
-        const int found = text__regex_next(r, s, text__proxy(&tmp, text, n), n, &it, &lo, &hi);
+        const int found = text__regex_next(r, s, text__proxy(&tmp, text, n), n, &it);
         assert_true(found >= 0);
         const uint8_t bit = (uint8_t)found;
         count += found;
