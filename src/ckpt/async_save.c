@@ -52,25 +52,31 @@ struct layout {
     int n;
 };
 
-/* A part's layout behind *bytes, as its file has it, and what this rank copies to it, added to pieces. */
-static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struct layout *l, size_t *bytes,
-                    struct rank_copy_piece **pieces, int64_t *n, int64_t *cap) {
+/* What this rank copies, and how large the memory is. */
+struct copy_plan {
+    size_t bytes;
+    struct rank_copy_piece *pieces;
+    int64_t n, cap;
+};
+
+/* A part's layout behind plan->bytes, as its file has it, and what this rank copies to it, added to the plan. */
+static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struct layout *l, struct copy_plan *plan) {
     struct optim_piece *own;
     int64_t n_own;
     const bool here = p->model->own || !s->comm || comm_rank(s->comm) == 0; /* what is not sharded over the ranks is rank 0's */
     l->n = optim_pieces(p->optim, p->model, l->whole, &own, &n_own);
-    *bytes += (ckpt_optim_begin(p, l->whole, l->n) - *bytes) % FILE_WRITER_BLOCK;
+    plan->bytes += (ckpt_optim_begin(p, l->whole, l->n) - plan->bytes) % FILE_WRITER_BLOCK;
     for (int i = 0; i < l->n; i++) {
         const size_t size = dtype_size(l->whole[i].dt);
-        l->at[i] = (*bytes + size - 1) / size * size;
-        *bytes = l->at[i] + (size_t)l->whole[i].n * size;
+        l->at[i] = (plan->bytes + size - 1) / size * size;
+        plan->bytes = l->at[i] + (size_t)l->whole[i].n * size;
     }
     for (int64_t i = 0; here && i < n_own; i++) {
         const struct optim_array *a = &l->whole[own[i].array];
         const size_t size = dtype_size(a->dt);
-        xgrow((void **)pieces, cap, *n + 1, sizeof **pieces);
-        (*pieces)[(*n)++] = (struct rank_copy_piece){(const char *)a->data + (size_t)own[i].own * size,
-                                                     l->at[own[i].array] + (size_t)own[i].at * size, (size_t)own[i].n * size};
+        xgrow((void **)&plan->pieces, &plan->cap, plan->n + 1, sizeof *plan->pieces);
+        plan->pieces[plan->n++] = (struct rank_copy_piece){(const char *)a->data + (size_t)own[i].own * size,
+                                                           l->at[own[i].array] + (size_t)own[i].at * size, (size_t)own[i].n * size};
     }
     free(own);
 }
@@ -103,12 +109,10 @@ static void make_view(struct ckpt_async *s, struct copy *c, const struct ckpt_pa
 
 static int open_memory(struct ckpt_async *s, const struct ckpt_part *parts) {
     struct layout l[MAX_PARTS];
-    struct rank_copy_piece *pieces = NULL;
-    int64_t n = 0, cap = 0;
-    size_t bytes = 0;
-    for (int i = 0; i < s->n_parts; i++) lay_out(s, &parts[i], &l[i], &bytes, &pieces, &n, &cap);
-    const int rc = rank_copy_open(&s->memory, parts[0].model->dev, s->comm, bytes, pieces, n);
-    free(pieces);
+    struct copy_plan plan = {0};
+    for (int i = 0; i < s->n_parts; i++) lay_out(s, &parts[i], &l[i], &plan);
+    const int rc = rank_copy_open(&s->memory, parts[0].model->dev, s->comm, plan.bytes, plan.pieces, plan.n);
+    free(plan.pieces);
     TRY(rc);
     for (int i = 0; i < s->n_parts && rank_copy_memory(s->memory); i++) make_view(s, &s->copy[i], &parts[i], &l[i]);
     return 0;
