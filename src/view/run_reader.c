@@ -491,13 +491,18 @@ int run_reader_last(struct run_reader *r, int (*each)(void *arg, const char *nam
     return rc;
 }
 
-/* A metric of a step into *name and *value, the first one in [lo, hi); 1: there is one. */
-static int first_of_step(struct run_reader *r, sqlite3_stmt *st, int64_t step, const char *lo, const char *hi, char **name,
+/* Names from lo on, below hi; both owned. */
+struct name_range {
+    char *lo, *hi;
+};
+
+/* A metric of a step into *name and *value, the first one in the range; 1: there is one. */
+static int first_of_step(struct run_reader *r, sqlite3_stmt *st, int64_t step, const struct name_range *range, char **name,
                          double *value) {
     sqlite3_reset(st);
     sqlite3_bind_int64(st, 1, step);
-    sqlite3_bind_text(st, 2, lo, -1, SQLITE_TRANSIENT);
-    sqlite3_bind_text(st, 3, hi, -1, SQLITE_TRANSIENT);
+    sqlite3_bind_text(st, 2, range->lo, -1, SQLITE_TRANSIENT);
+    sqlite3_bind_text(st, 3, range->hi, -1, SQLITE_TRANSIENT);
     const int rc = reader__row(r, st);
     if (rc != 1) return rc;
     *name = text_copy(st, 0);
@@ -507,7 +512,7 @@ static int first_of_step(struct run_reader *r, sqlite3_stmt *st, int64_t step, c
 
 int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t look, char name[256], double *mean) {
     sqlite3_stmt *before = NULL, *st = NULL;
-    char *lo = xstrdup(prefix), *hi = xasprintf("%s\xff", prefix);
+    struct name_range range = {.lo = xstrdup(prefix), .hi = xasprintf("%s\xff", prefix)};
     int64_t step = INT64_MAX;
     double sum = 0;
     int found = 0, rc = reader__query(r, &before, "SELECT MAX(step) FROM metrics WHERE step < ?");
@@ -525,14 +530,13 @@ int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t l
         rc = reader__row(r, before);
         if (rc != 1 || sqlite3_column_type(before, 0) != SQLITE_INTEGER) break;
         step = sqlite3_column_int64(before, 0);
-        rc = first_of_step(r, st, step, lo, hi, &got, &v);
+        rc = first_of_step(r, st, step, &range, &got, &v);
         if (rc != 1) continue;
         if (!name[0]) { /* from now on this one alone */
             snprintf(name, 256, "%.*s", (int)utf8_cut(got, 255), got);
-            free(lo);
-            free(hi);
-            lo = xstrdup(got);
-            hi = xasprintf("%s\x01", got);
+            free(range.lo);
+            free(range.hi);
+            range = (struct name_range){.lo = xstrdup(got), .hi = xasprintf("%s\x01", got)};
         }
         free(got);
         if (!isfinite(v)) continue;
@@ -542,8 +546,8 @@ int run_reader_recent(struct run_reader *r, const char *prefix, int n, int64_t l
     if (found > 0) *mean = sum / found;
     sqlite3_finalize(before);
     sqlite3_finalize(st);
-    free(lo);
-    free(hi);
+    free(range.lo);
+    free(range.hi);
     return rc < 0 ? rc : 0;
 }
 

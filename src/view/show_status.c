@@ -146,9 +146,21 @@ static double mean_seconds(const struct step_time *list, int n) {
     return n > 0 ? sum / n : 0;
 }
 
-static int as_text(struct run_reader *r, const struct show_args *a, const struct run_meta *m, const struct run_status *s,
-                   const struct run_holder *h, const struct step_time *list, int n, struct buf *out) {
-    const struct terminal *t = &a->term;
+/* All that is shown. */
+struct snapshot {
+    struct run_meta meta;
+    struct run_status status;
+    struct run_holder holder;
+    struct step_time list[MEAN_STEPS]; /* the last n steps, the newest first */
+    int n;
+};
+
+static int as_text(struct run_reader *r, const struct snapshot *x, const struct terminal *t, struct buf *out) {
+    const struct run_meta *const m = &x->meta;
+    const struct run_status *const s = &x->status;
+    const struct run_holder *const h = &x->holder;
+    const struct step_time *const list = x->list;
+    const int n = x->n;
     const double mean = mean_seconds(list, n);
     TRY(show_heading(r, m, t, out));
     process(m, s, h, t, out);
@@ -170,8 +182,12 @@ static int as_text(struct run_reader *r, const struct show_args *a, const struct
     return 0;
 }
 
-static int as_json(struct run_reader *r, const struct run_meta *m, const struct run_status *s, const struct run_holder *h,
-                   const struct step_time *list, int n, struct buf *out) {
+static int as_json(struct run_reader *r, const struct snapshot *x, struct buf *out) {
+    const struct run_meta *const m = &x->meta;
+    const struct run_status *const s = &x->status;
+    const struct run_holder *const h = &x->holder;
+    const struct step_time *const list = x->list;
+    const int n = x->n;
     json_t *times = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(times,
@@ -194,18 +210,14 @@ static int as_json(struct run_reader *r, const struct run_meta *m, const struct 
 }
 
 int show_status(struct run_reader *r, const struct show_args *a, struct buf *out, bool *alive) {
-    struct run_meta m;
-    struct run_status s;
-    struct run_holder h;
-    struct step_time list[MEAN_STEPS];
-    int n = 0;
-    run_lock_look(&h, run_reader_dir(r)); /* before the end is read: a run that ends in between has then reported it */
-    *alive = h.state == RUN_HELD;
-    TRY(run_reader_meta(r, &m));
-    int rc = run_reader_status(r, &s);
-    if (rc == 0) rc = n = last_steps(r, list, MEAN_STEPS);
-    if (rc >= 0) rc = a->json ? as_json(r, &m, &s, &h, list, n, out) : as_text(r, a, &m, &s, &h, list, n, out);
-    for (int i = 0; i < n; i++) metrics_free(&list[i].m);
-    run_meta_free(&m);
+    struct snapshot x = {0};
+    run_lock_look(&x.holder, run_reader_dir(r)); /* before the end is read: a run that ends in between has then reported it */
+    *alive = x.holder.state == RUN_HELD;
+    TRY(run_reader_meta(r, &x.meta));
+    int rc = run_reader_status(r, &x.status);
+    if (rc == 0) rc = x.n = last_steps(r, x.list, MEAN_STEPS);
+    if (rc >= 0) rc = a->json ? as_json(r, &x, out) : as_text(r, &x, &a->term, out);
+    for (int i = 0; i < x.n; i++) metrics_free(&x.list[i].m);
+    run_meta_free(&x.meta);
     return rc;
 }

@@ -261,15 +261,23 @@ bool term_plot(const struct term_plot *p, char **lines, double *lo, double *hi) 
     return true;
 }
 
+/* n curves, each drawn on a canvas of its own; end: the cell of its last point, -1: none. */
+struct drawn {
+    const struct term_curve *curve;
+    struct canvas *canvas;
+    int64_t *end;
+    int n;
+};
+
 /* One character: a curve's end, else the dots of all curves there, in the colour of one that is alone. */
-static void add_cell(const struct term_curve *c, const struct canvas *v, int n, int64_t at, const int64_t *end,
-                     const struct terminal *t, struct buf *out) {
+static void add_cell(const struct drawn *d, int64_t at, const struct terminal *t, struct buf *out) {
+    const struct term_curve *const c = d->curve;
     int owner = -1, owners = 0, ends = -1;
     uint8_t dots = 0;
-    for (int i = 0; i < n; i++) {
-        if (end[i] == at && ends < 0) ends = i;
-        if (!v[i].cells[at]) continue;
-        dots |= v[i].cells[at];
+    for (int i = 0; i < d->n; i++) {
+        if (d->end[i] == at && ends < 0) ends = i;
+        if (!d->canvas[i].cells[at]) continue;
+        dots |= d->canvas[i].cells[at];
         owner = i;
         owners++;
     }
@@ -292,19 +300,18 @@ bool term_plot_curves(const struct term_curve *c, int n, const struct term_plot 
         (void)range(c[i].x, c[i].n, false, &a.x_lo, &a.x_hi);
     }
     if (!any) return false;
-    struct canvas *v = xcalloc((size_t)n, sizeof *v);
-    int64_t *end = xcalloc((size_t)n, sizeof *end);
+    const struct drawn d = {c, xcalloc((size_t)n, sizeof *d.canvas), xcalloc((size_t)n, sizeof *d.end), n};
     for (int i = 0; i < n; i++) {
         const struct term_plot p = {c[i].x, c[i].y, c[i].n, shape->width, shape->height, shape->log};
         int px, py = 0;
-        v[i] = canvas_of(&p);
-        draw(&p, &v[i], &a, &px, &py);
-        end[i] = px < 0 ? -1 : (int64_t)((4 * p.height - 1 - py) / 4) * p.width + px / 2;
+        d.canvas[i] = canvas_of(&p);
+        draw(&p, &d.canvas[i], &a, &px, &py);
+        d.end[i] = px < 0 ? -1 : (int64_t)((4 * p.height - 1 - py) / 4) * p.width + px / 2;
     }
-    for (int64_t at = 0; at < (int64_t)shape->width * shape->height; at++) add_cell(c, v, n, at, end, t, &lines[at / shape->width]);
-    for (int i = 0; i < n; i++) free(v[i].cells);
-    free(v);
-    free(end);
+    for (int64_t at = 0; at < (int64_t)shape->width * shape->height; at++) add_cell(&d, at, t, &lines[at / shape->width]);
+    for (int i = 0; i < n; i++) free(d.canvas[i].cells);
+    free(d.canvas);
+    free(d.end);
     unscale(&a, shape->log);
     *axes = a;
     return true;
