@@ -154,20 +154,31 @@ static int64_t differing(const struct rollout *o, const float *scored) {
     return bad;
 }
 
-static int compare(struct selftest *t, struct model *m, const char *name, const struct rollout_size *size, const struct way *ways,
-                   int n_ways, int64_t batch_rows) {
+struct compare_args {
+    struct model *model;
+    const char *name; /* of the model, for the line */
+    const struct rollout_size *size;
+    const struct way *ways;
+    int n_ways;
+    int64_t batch_rows; /* most rows of a training pass */
+};
+
+static int compare(struct selftest *t, const struct compare_args *x) {
+    struct model *const m = x->model;
+    const struct rollout_size *const size = x->size;
+    const struct way *const ways = x->ways;
     struct rollout *o = rollout_new(size);
     float *scored = xcalloc((size_t)(size->seqs * size->new), sizeof *scored);
     struct trained_model *a = NULL;
-    const struct trained_model_args args = {.dev = m->dev, .model = m, .max_rows = batch_rows, .max_seqs = size->seqs};
+    const struct trained_model_args args = {.dev = m->dev, .model = m, .max_rows = x->batch_rows, .max_seqs = size->seqs};
     int rc = trained_model_create(&a, &args);
-    for (int i = 0; i < n_ways && rc == 0; i++) {
+    for (int i = 0; i < x->n_ways && rc == 0; i++) {
         char what[96], detail[96];
         if ((rc = sample(m, &ways[i], o)) < 0) break;
         rc = trained_model_forward(a, o->seqs, size->seqs, ways[i].cut, TEMPERATURE, (struct forward_out){.logp = scored});
         if (rc < 0) break;
         const int64_t bad = differing(o, scored);
-        snprintf(what, sizeof what, "rollout = training, %s, %s", name, ways[i].what);
+        snprintf(what, sizeof what, "rollout = training, %s, %s", x->name, ways[i].what);
         snprintf(detail, sizeof detail, "%lld of %lld log-probs differ", (long long)bad, (long long)o->tokens);
         const size_t end = strlen(detail);
         if (o->preempted) snprintf(detail + end, sizeof detail - end, "; %lld preemptions", (long long)o->preempted);
@@ -209,7 +220,12 @@ static int check_small(struct selftest *t, bool qwen3, enum dtype act) {
     TRYG(model_init_dir(c, path, 3, DT_F32), out);
     TRYG(model_open(&m, t->dev, &(struct model_open_args){.dir = path, .act = act, .flags = MODEL_INFER, .max_len = longest}), out);
     snprintf(name, sizeof name, "%s %s", qwen3 ? "qwen3" : "qwen2", dtype_name(act));
-    rc = compare(t, m, name, &size, ways, (int)(sizeof ways / sizeof *ways), size.seqs * longest);
+    rc = compare(t, &(struct compare_args){.model = m,
+                                           .name = name,
+                                           .size = &size,
+                                           .ways = ways,
+                                           .n_ways = (int)(sizeof ways / sizeof *ways),
+                                           .batch_rows = size.seqs * longest});
 out:
     model_close(m);
     json_decref(c);
@@ -234,7 +250,12 @@ int selftest_model(struct selftest *t, const char *dir, enum dtype act, const st
     struct model *m = NULL;
     TRY(model_open(&m, t->dev, &(struct model_open_args){.dir = dir, .act = act, .flags = MODEL_INFER, .max_len = longest}));
     const char *slash = strrchr(dir, '/');
-    const int rc = compare(t, m, slash && slash[1] ? slash + 1 : dir, size, ways, (int)(sizeof ways / sizeof *ways), batch);
+    const int rc = compare(t, &(struct compare_args){.model = m,
+                                                     .name = slash && slash[1] ? slash + 1 : dir,
+                                                     .size = size,
+                                                     .ways = ways,
+                                                     .n_ways = (int)(sizeof ways / sizeof *ways),
+                                                     .batch_rows = batch});
     model_close(m);
     return rc;
 }
