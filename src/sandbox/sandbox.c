@@ -317,10 +317,9 @@ static void watch(struct run *r) {
 
 /* After the end of all its processes. */
 static int finish(struct run *r) {
+    read_all(r); /* what came between the last look and the end; the exit code is the last of it */
+    if (r->killed) return 0;
     const int64_t code = reported(r, REPORT_EXIT);
-    const bool was_killed = r->killed;
-    read_all(r);
-    if (was_killed || r->killed) return 0;
     if (code < 0) {
         struct buf why = {0};
         buf_add_visible(&why, r->result->err.p ? r->result->err.p : "it printed nothing", false);
@@ -382,8 +381,7 @@ static const char *advice(void) {
         return "AppArmor keeps users from making namespaces; an AppArmor profile for /usr/bin/bwrap with 'userns,' or 'sysctl "
                "kernel.apparmor_restrict_unprivileged_userns=0' as root allows it";
     return "in a container, start that with 'docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined' or "
-           "on "
-           "the host; docs/troubleshooting.md has more";
+           "on the host; docs/troubleshooting.md has more";
 }
 
 /* Before Linux 5.14 RLIMIT_NPROC counted all processes of the user, in this sandbox and elsewhere. */
