@@ -1,4 +1,4 @@
-/* comm.h - a group of ranks and their controller: bytes between hosts' memories, calls, and whether all are alive.
+/* comm.h - a group of ranks and their controller: bytes between hosts' memories, calls, and liveness.
  *
  * The controller (hub_*) is a process of its own without a rank. It opens a port, the ranks join it, and each rank is then
  * connected to each other one. Every connection is ZeroMQ over TCP with CURVE encryption; who has the group's key may join.
@@ -7,8 +7,8 @@
  *  - Operations of the ranks among each other (comm_barrier to comm_exchange). Every rank makes the same calls in the same
  *    order. Bytes move, nothing is added. One that is not everywhere the same is refused by name.
  *  - Calls of the controller: a name, JSON arguments and byte arrays go to a rank, a result comes back.
- *  - Heartbeats: each rank tells the controller every second what it does, how far it is and for how long. A rank that is silent
- *    for COMM_SILENCE_S is lost. A lost connection is seen at once. The other way goes that a stop is asked for.
+ *  - Heartbeats: each rank reports to the controller every second: its stage, its progress, and for how long. A rank that is
+ *    silent for COMM_SILENCE_S is lost. A lost connection is detected at once. The controller sends a stop request back.
  *
  * Large arrays of calls and results are shared memory between the controller and the ranks of its host. All other
  * messages are cut into frames of at most COMM_FRAME bytes, and a connection holds at most COMM_QUEUE of them a side.
@@ -63,7 +63,7 @@ struct comm_args {
     const char *dir, *job;
     double start_s;                           /* for the group to be complete */
     double deadline_s;                        /* of each operation */
-    void (*lost)(void *arg, const char *why); /* on a thread of comm's, once: the controller is gone; may not return */
+    void (*lost)(void *arg, const char *why); /* on a thread of comm's, once: the controller is lost; may not return */
     void *lost_arg;
 };
 /* Joins, and returns when all ranks are connected. ERR_TIMEOUT, ERR_RANK: refused, with the controller's reason. */
@@ -82,10 +82,10 @@ double comm_deadline_s(const struct comm *c); /* of an operation */
 /* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. A new stage has done 0 of 0. */
 void comm_stage(struct comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void comm_progress(struct comm *c, int64_t done, int64_t total);
-/* 0; else the signal of hub_ask_stop. Ranks hear it at different times: those that stop together agree first. Any thread. */
+/* 0; else the signal of hub_ask_stop. Ranks receive it at different times: those that stop together agree first. Any thread. */
 int comm_stop_asked(const struct comm *c);
 
-/* The operations. ERR_TIMEOUT; ERR_RANK: another rank failed, is gone or made a different call. After an error all further
+/* The operations. ERR_TIMEOUT; ERR_RANK: another rank failed, was lost or made a different call. After an error all further
  * ones fail with ERR_RANK; calls still work. No memory is held beyond the connections' queues. */
 int comm_barrier(struct comm *c);
 int comm_broadcast(struct comm *c, int root, void *p, size_t n);
@@ -106,7 +106,7 @@ struct comm_call {
 };
 void comm_call_free(struct comm_call *call);
 /* Waits for the controller's next call. 1: a call, to be answered by comm_reply or comm_reply_error and freed; 0: the
- * controller has ended the group; ERR_RANK: it is gone. */
+ * controller has ended the group; ERR_RANK: it is lost. */
 int comm_next_call(struct comm *c, struct comm_call *call);
 int comm_reply(struct comm *c, const json_t *result, const struct comm_bytes *arrays, int n); /* result: borrowed; NULL: {} */
 int comm_reply_error(struct comm *c, int code);                                               /* with err_msg() */
@@ -122,7 +122,7 @@ struct hub_args {
 };
 int hub_open(struct hub **out, const struct hub_args *a); /* the port is open; the ranks are still to join */
 const struct comm_where *hub_where(const struct hub *h);
-/* Waits until all ranks have joined and are connected. check (may be NULL) is asked all the time: < 0 ends the wait.
+/* Waits until all ranks have joined and are connected. check (may be NULL) is polled: < 0 ends the wait.
  * ERR_TIMEOUT names who is missing; ERR_RANK: a rank of another version, build or size, by name. */
 int hub_join(struct hub *h, int (*check)(void *arg), void *arg);
 /* end: ranks in comm_next_call get their 0 first. NULL ok. */
@@ -134,23 +134,28 @@ int hub_pid(const struct hub *h, int rank);
 void hub_state(struct hub *h, int rank, char *text, size_t n);
 struct hub_progress {
     char stage[COMM_STAGE];
-    int64_t done, total; /* of the stage, as comm_progress said; 0 of 0: it said nothing */
+    int64_t done, total; /* of the stage, as comm_progress reported; 0 of 0: nothing */
 };
 void hub_progress(struct hub *h, int rank, struct hub_progress *p); /* as of its last heartbeat */
-/* All ranks hear that a stop is asked for, now or when they have joined (comm_stop_asked). sig > 0; the first one stays. Any
- * thread, a signal handler too. */
+/* Requests a stop of all ranks, now or when they have joined (comm_stop_asked). sig > 0; the first one stays. Any thread, a
+ * signal handler too. */
 void hub_ask_stop(struct hub *h, int sig);
-/* Any thread: the group is at an end, and every wait of every rank with it. rank: whose failure it is; -1: none's. */
+/* Any thread: ends the group, and with it every wait of every rank. rank: whose failure it is; -1: none's. */
 void hub_fail(struct hub *h, int rank, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own error ended the calls; -1: none */
 
-/* Starts a call on a rank that has none under way; the arrays are sent when it returns. answer_s: for its result, from now on.
- * ERR_RANK, ERR_TIMEOUT; an error ends all calls, as hub_take's. */
-int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-             double answer_s);
+struct hub_call_args {
+    const char *name;
+    const json_t *args; /* an object; NULL: {} */
+    const struct comm_bytes *arrays;
+    int n_arrays;
+    double answer_s; /* deadline of its result, from now on */
+};
+/* Starts a call on a rank that has none under way; the arrays are sent when it returns. ERR_RANK, ERR_TIMEOUT; an error ends all
+ * calls, as hub_take's. */
+int hub_call(struct hub *h, int rank, const struct hub_call_args *a);
 /* The same call on ranks first..first + ranks - 1: its arrays are copied once for all ranks of the controller's host. */
-int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays,
-                   int n, double answer_s);
+int hub_call_ranks(struct hub *h, int first, int ranks, const struct hub_call_args *a);
 struct hub_reply {
     json_t *result; /* an object */
     struct comm_bytes *arrays;
@@ -160,7 +165,7 @@ struct hub_reply {
 void hub_reply_free(struct hub_reply *r);
 /* Takes the result of a call that is under way, of whichever rank. 1: *rank and *reply; 0: none came within wait_s, or no call is
  * under way. The first error ends all calls: a rank's own keeps its code, with the rank's name in front, and the others leave
- * their operations. ERR_TIMEOUT names the ranks that are behind, not those that wait for them. */
+ * their operations. ERR_TIMEOUT names the stragglers, not the ranks that wait for them. */
 int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply);
 /* The results of all calls that are under way; replies: one a rank, {0} for those not called. Errors as hub_take. */
 int hub_collect(struct hub *h, struct hub_reply *replies);

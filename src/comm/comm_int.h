@@ -59,10 +59,10 @@ struct comm__frame {
 };
 _Static_assert(sizeof(struct comm__frame) == 40 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "frames are sent as they lie in memory");
-/* Fills f from a message of n bytes. ERR_FORMAT: it is none, in itself. who: the sender, for the message. */
+/* Fills f from a message of n bytes. ERR_FORMAT: it is malformed in itself. who: the sender, for the message. */
 int comm__frame_read(struct comm__frame *f, const void *p, size_t n, const char *who);
 
-/* The JSON messages beside the frames: what a rank sends the controller's door, and the controller's answers. */
+/* The JSON messages next to the frames: what a rank sends to the control endpoint, and the controller's answers. */
 struct comm__join {
     int rank, size, pid;
     const char *build, *version, *host, *machine, *calls; /* borrowed from the JSON; machine: comm__machine's */
@@ -71,7 +71,7 @@ struct comm__join {
 enum { COMM__NAME = 64, COMM__ENDPOINT = 128, COMM__ADDRESSES = 512, COMM__MACHINE = 128 };
 enum { COMM__CONTROLLER = -1, COMM__NOBODY = -2 };
 int comm__join_read(struct comm__join *j, const json_t *m, const char *where);
-struct comm__pulse {
+struct comm__pulse { /* a heartbeat */
     struct hub_progress progress;
     double age;    /* seconds since the last progress */
     int waits_for; /* a rank; COMM__CONTROLLER; COMM__NOBODY */
@@ -89,7 +89,7 @@ int comm__arrays_read(struct comm__arrays *a, const json_t *head, bool own, cons
 void comm__arrays_free(struct comm_bytes *p, int n, struct comm_bytes map);
 int comm__rendezvous_parse(struct comm_where *w, const char *job, const char *text, size_t n, const char *path);
 const char *comm__build(void);            /* the hash of this program's file */
-void comm__machine(char *text, size_t n); /* the same in all processes of this host alone: names are given twice at times */
+void comm__machine(char *text, size_t n); /* the same in all processes of this host, and there alone: host names may repeat */
 
 /* ---- a connection to one peer ---- */
 struct comm__link {
@@ -109,8 +109,8 @@ struct comm__link {
 int comm__link_listen(struct comm__link *l, void *ctx, const char *key, const char *address, int *port);
 int comm__link_connect(struct comm__link *l, void *ctx, const char *key, const char *endpoint);
 void comm__link_close(struct comm__link *l, bool linger);
-void comm__link_events(struct comm__link *l); /* takes what the monitor says */
-/* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: it does not say). */
+void comm__link_events(struct comm__link *l); /* takes the monitor's events */
+/* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: unknown). */
 void comm__link_known(struct comm__link *l, const char *fd);
 /* Options of every socket: CURVE, keepalive, queue. server: it listens. */
 int comm__set_options(void *sock, const char *key, bool server);
@@ -128,13 +128,13 @@ struct comm__move {
     bool out_done, in_done;
 };
 struct comm__wait {
-    int rank; /* this one's; -1 */
+    int rank; /* this one's; -1: the controller */
     enum comm__kind kind;
     uint32_t part;
     uint64_t seq;
     double deadline;                      /* of clock_awake */
     struct comm__alarm *alarm;            /* ends the wait; NULL ok */
-    void (*waiting)(void *arg, int rank); /* tells the heartbeats for whom, or COMM__NOBODY; NULL ok */
+    void (*waiting)(void *arg, int rank); /* reports to the heartbeats for whom, or COMM__NOBODY; NULL ok */
     void *arg;
 };
 /* Until all is moved. ERR_RANK: a peer is lost, or the alarm; ERR_TIMEOUT; ERR_FORMAT: not what the other side should send. */
@@ -159,7 +159,7 @@ int comm__probe_new(struct comm__probe *p);
 int comm__probe_copy(struct comm__probe *p); /* of a token that is there already */
 bool comm__probe_seen(const struct comm__probe *p, int pid, int fd);
 
-/* ---- messages of JSON, on the door ---- */
+/* ---- messages of JSON, on the control endpoint ---- */
 int comm__send_json(void *sock, const void *to, size_t n_to, json_t *m); /* takes m; to: a ROUTER's address of the peer */
 /* 1: one was read; 0: none there; ERR_FORMAT: malformed. from: COMM__ID bytes, the length of the sender's address. */
 enum { COMM__ID = 32 };

@@ -1,8 +1,7 @@
 /* group.c - a rank: how it joins, its heartbeats, its operations with the other ranks, the calls that it serves.
- * A thread of its own has the connection to the controller's door: it sends a heartbeat every second and hears that the group
- * is at an end. All other connections belong to the caller's thread.
- * A part of the ranks (comm_part) is another struct comm over the same connections: it has its own numbers of operations and
- * nothing else.
+ * A thread of its own has the connection to the controller's control endpoint: it sends a heartbeat every second, and receives
+ * the abort when the group has ended. All other connections belong to the caller's thread.
+ * A part of the ranks (comm_part) is another struct comm over the same connections. Only its operations' numbers are its own.
  * Invariant: after an operation has failed no further one moves a byte, since the connections' streams are out of step. */
 #include "comm/comm_int.h"
 
@@ -27,22 +26,22 @@ struct comm {
     struct comm_args a; /* from here on what a part does not have, but as views: mesh, machine */
     int rank, size;     /* in this part */
     void *ctx;
-    struct comm__link door, calls, *mesh; /* mesh[rank] is not used */
-    char (*machine)[COMM__MACHINE];       /* of each rank */
-    uint64_t seq, call;                   /* operations and calls so far, with the call that is waited for */
-    uint64_t taken;                       /* the last call that arrived; under the lock, like told */
-    int lent;                             /* shared memory of the last reply, or of the probe; -1: none */
-    bool shares;                          /* large arrays of replies go there */
+    struct comm__link control, calls, *mesh; /* mesh[rank] is not used */
+    char (*machine)[COMM__MACHINE];          /* of each rank */
+    uint64_t seq, call;                      /* operations and calls so far, including the call that is waited for */
+    uint64_t taken;                          /* the last call that arrived; under the lock, like reported */
+    int shared_fd;                           /* shared memory of the last reply, or of the probe; -1: none */
+    bool shares;                             /* large arrays of replies go to shared memory */
     bool broken;
-    struct comm__alarm cancel, gone; /* the group is at an end; the controller is gone */
+    struct comm__alarm cancel, lost; /* the group has ended; the controller is lost */
     pthread_t thread;
     bool threaded;
-    atomic_bool ending;   /* the controller has said that it goes */
-    atomic_int asked;     /* to stop: by which signal */
-    int stop;             /* an eventfd */
-    pthread_mutex_t lock; /* of what the heartbeats tell */
-    struct hub_progress told;
-    double progress; /* when, of clock_awake */
+    atomic_bool ending;     /* the controller has announced the group's end */
+    atomic_int stop_signal; /* of a stop that was requested; 0: none */
+    int stop;               /* an eventfd */
+    pthread_mutex_t lock;   /* of what the heartbeats report */
+    struct hub_progress reported;
+    double progress; /* time of the last one, of clock_awake */
     int waits_for;
 };
 
@@ -61,8 +60,8 @@ void comm_stage(struct comm *part, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     pthread_mutex_lock(&c->lock);
-    c->told = (struct hub_progress){0};
-    vsnprintf(c->told.stage, sizeof c->told.stage, fmt, ap);
+    c->reported = (struct hub_progress){0};
+    vsnprintf(c->reported.stage, sizeof c->reported.stage, fmt, ap);
     c->progress = clock_awake();
     pthread_mutex_unlock(&c->lock);
     va_end(ap);
@@ -71,24 +70,24 @@ void comm_stage(struct comm *part, const char *fmt, ...) {
 void comm_progress(struct comm *part, int64_t done, int64_t total) {
     struct comm *const c = part->whole;
     pthread_mutex_lock(&c->lock);
-    c->told.done = done;
-    c->told.total = total;
+    c->reported.done = done;
+    c->reported.total = total;
     c->progress = clock_awake();
     pthread_mutex_unlock(&c->lock);
 }
 
-int comm_stop_asked(const struct comm *c) { return atomic_load(&c->whole->asked); }
+int comm_stop_asked(const struct comm *c) { return atomic_load(&c->whole->stop_signal); }
 
-static json_t *pulse(struct comm *c) {
+static json_t *heartbeat(struct comm *c) {
     pthread_mutex_lock(&c->lock);
-    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "pulse", "stage", c->told.stage, "done",
-                          (json_int_t)c->told.done, "total", (json_int_t)c->told.total, "age", clock_awake() - c->progress,
+    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "pulse", "stage", c->reported.stage, "done",
+                          (json_int_t)c->reported.done, "total", (json_int_t)c->reported.total, "age", clock_awake() - c->progress,
                           "waits_for", c->waits_for, "call", (json_int_t)c->taken);
     pthread_mutex_unlock(&c->lock);
     return m;
 }
 
-/* The group of this file is complete or at an end; a controller that was killed has left it. */
+/* The file's group is complete or has ended. A controller that was killed leaves the file behind. */
 static void remove_rendezvous(const struct comm *c) {
     struct comm_where now = {0};
     struct err_saved e;
@@ -99,28 +98,28 @@ static void remove_rendezvous(const struct comm *c) {
     err_restore(&e);
 }
 
-static void gone(struct comm *c, const char *why) {
+static void controller_lost(struct comm *c, const char *why) {
     if (atomic_load(&c->ending)) return;
-    if (!comm__alarm_ring(&c->cancel, why)) { /* it has said why before it went */
+    if (!comm__alarm_ring(&c->cancel, why)) { /* it has sent the reason before */
         (void)comm__alarm_error(&c->cancel);
         why = err_msg();
     }
     remove_rendezvous(c);
-    if (comm__alarm_ring(&c->gone, why) && c->a.lost) c->a.lost(c->a.lost_arg, why);
+    if (comm__alarm_ring(&c->lost, why) && c->a.lost) c->a.lost(c->a.lost_arg, why);
 }
 
 /* The controller's messages to a rank that has joined. */
-static void hear(struct comm *c) {
+static void receive(struct comm *c) {
     json_t *m;
     int rc;
-    while ((rc = comm__recv_json(c->door.sock, NULL, NULL, &m, "the controller")) > 0) {
+    while ((rc = comm__recv_json(c->control.sock, NULL, NULL, &m, "the controller")) > 0) {
         const char *type = json_string_value(json_object_get(m, "type")), *why = json_string_value(json_object_get(m, "why"));
         if (type && strcmp(type, "abort") == 0 && why) comm__alarm_ring(&c->cancel, why);
         if (type && strcmp(type, "end") == 0) atomic_store(&c->ending, true);
-        if (type && strcmp(type, "stop") == 0) atomic_store(&c->asked, (int)json_integer_value(json_object_get(m, "signal")));
+        if (type && strcmp(type, "stop") == 0) atomic_store(&c->stop_signal, (int)json_integer_value(json_object_get(m, "signal")));
         json_decref(m);
     }
-    if (rc < 0) gone(c, err_msg());
+    if (rc < 0) controller_lost(c, err_msg());
 }
 
 static void *heartbeats(void *arg) {
@@ -129,17 +128,17 @@ static void *heartbeats(void *arg) {
     for (;;) {
         const double now = clock_awake();
         if (now >= next) {
-            (void)comm__send_json(c->door.sock, NULL, 0, pulse(c)); /* a controller that is stopped has a full queue */
+            (void)comm__send_json(c->control.sock, NULL, 0, heartbeat(c)); /* it fails where a stopped controller's queue is full */
             next = now + 1;
         }
         zmq_pollitem_t items[] = {
-            {c->door.sock, 0, ZMQ_POLLIN, 0}, {c->door.events, 0, ZMQ_POLLIN, 0}, {NULL, c->stop, ZMQ_POLLIN, 0}};
+            {c->control.sock, 0, ZMQ_POLLIN, 0}, {c->control.events, 0, ZMQ_POLLIN, 0}, {NULL, c->stop, ZMQ_POLLIN, 0}};
         (void)zmq.poll(items, 3, clock_poll_ms(next));
         if (items[2].revents) return NULL;
-        if (items[0].revents) hear(c);
-        comm__link_events(&c->door);
-        if (c->door.lost_at > 0) {
-            gone(c, "the controller is gone");
+        if (items[0].revents) receive(c);
+        comm__link_events(&c->control);
+        if (c->control.lost_at > 0) {
+            controller_lost(c, "the connection to the controller was lost");
             return NULL;
         }
     }
@@ -177,34 +176,34 @@ static int send_join(struct comm *c, const char *own) {
                           "pid", (int)getpid(), "calls", calls, "mesh", mesh);
     if (rc < 0) json_decref(m);
     TRY(rc);
-    TRY(comm__send_json(c->door.sock, NULL, 0, m));
+    TRY(comm__send_json(c->control.sock, NULL, 0, m));
     return 0;
 }
 
 static void close_links(struct comm *c, bool linger) {
-    comm__link_close(&c->door, linger);
+    comm__link_close(&c->control, linger);
     comm__link_close(&c->calls, linger);
     for (int r = 0; r < c->size; r++) comm__link_close(&c->mesh[r], linger);
-    c->door = c->calls = (struct comm__link){.rank = COMM__CONTROLLER, .who = "the controller"};
+    c->control = c->calls = (struct comm__link){.rank = COMM__CONTROLLER, .who = "the controller"};
 }
 
 /* Its answer to the join. 1: *m; 0: no controller with this key is there. */
-static int hear_answer(struct comm *c, double deadline, json_t **m) {
+static int wait_answer(struct comm *c, double deadline, json_t **m) {
     for (;;) {
-        zmq_pollitem_t items[] = {{c->door.sock, 0, ZMQ_POLLIN, 0}, {c->door.events, 0, ZMQ_POLLIN, 0}};
+        zmq_pollitem_t items[] = {{c->control.sock, 0, ZMQ_POLLIN, 0}, {c->control.events, 0, ZMQ_POLLIN, 0}};
         const int left = clock_poll_ms(deadline);
         (void)zmq.poll(items, 2, left < SLICE_MS ? left : SLICE_MS);
-        const int rc = comm__recv_json(c->door.sock, NULL, NULL, m, "the controller");
+        const int rc = comm__recv_json(c->control.sock, NULL, NULL, m, "the controller");
         if (rc != 0) return rc;
-        comm__link_events(&c->door);
-        if (c->door.refused) return 0;
-        if (c->door.lost_at > 0) FAIL(ERR_RANK, "the controller at %s ended before all ranks had joined", c->a.where.address);
+        comm__link_events(&c->control);
+        if (c->control.refused) return 0;
+        if (c->control.lost_at > 0) FAIL(ERR_RANK, "the controller at %s ended before all ranks had joined", c->a.where.address);
         if (clock_awake() >= deadline) FAIL(ERR_TIMEOUT, "not all ranks had joined the controller before the deadline");
     }
 }
 
-/* The controller is found, and answers. 1: *m; 0: not yet. */
-static int ask(struct comm *c, double deadline, json_t **m) {
+/* Finds the controller and sends it the join. 1: *m, its answer; 0: not yet. */
+static int try_join(struct comm *c, double deadline, json_t **m) {
     struct comm_where *w = &c->a.where;
     char endpoint[COMM__ENDPOINT], own[COMM__NAME];
     int rc = 1;
@@ -213,18 +212,18 @@ static int ask(struct comm *c, double deadline, json_t **m) {
     TRY(rc);
     if (rc == 0) return 0;
     close_links(c, false);
-    TRY(comm__link_connect(&c->door, c->ctx, w->key, endpoint));
+    TRY(comm__link_connect(&c->control, c->ctx, w->key, endpoint));
     TRY(send_join(c, own));
-    rc = hear_answer(c, deadline, m);
+    rc = wait_answer(c, deadline, m);
     TRY(rc);
-    if (rc == 0 && !c->a.dir && c->door.refused)
+    if (rc == 0 && !c->a.dir && c->control.refused)
         FAIL(ERR_RANK, "rank %d: the controller at %s does not take this rank's key", c->rank, w->address);
     return rc;
 }
 
 static int find_controller(struct comm *c, double deadline, json_t **m) {
     for (;;) {
-        const int rc = ask(c, deadline, m);
+        const int rc = try_join(c, deadline, m);
         TRY(rc);
         if (rc > 0) return 0;
         if (clock_awake() >= deadline) break;
@@ -268,7 +267,7 @@ static int connect_mesh(struct comm *c, const json_t *m) {
     return 0;
 }
 
-/* Whether this process can open the controller's memory: then a copy of its probe, for the other way; *fd -1: it cannot. */
+/* Whether this process can open the controller's memory: then a copy of its probe, for its side; *fd -1: it cannot. */
 static int answer_probe(struct comm *c, const json_t *m, int *fd) {
     const json_t *probe = json_object_get(m, "probe");
     const char *token;
@@ -291,12 +290,12 @@ static int join(struct comm *c) {
     TRYG(find_controller(c, deadline, &m), out);
     TRYG(check_answer(c, m, "group"), out);
     TRYG(connect_mesh(c, m), out);
-    TRYG(answer_probe(c, m, &c->lent), out);
+    TRYG(answer_probe(c, m, &c->shared_fd), out);
     rc = pthread_create(&c->thread, NULL, heartbeats, c);
     if (rc != 0) FAILG(out, ERR_NOMEM, "no thread for the heartbeats: %s", strerror(rc));
     c->threaded = true;
     rc = comm_barrier(c);
-    seen = json_pack("{s:i}", "probe", c->lent);
+    seen = json_pack("{s:i}", "probe", c->shared_fd);
     if (rc >= 0) rc = comm_reply(c, seen, NULL, 0); /* hub_join waits for it */
     else (void)comm_reply_error(c, rc);
 out:
@@ -314,17 +313,17 @@ int comm_open(struct comm **out, const struct comm_args *a) {
                        .size = a->size,
                        .waits_for = COMM__NOBODY,
                        .stop = -1,
-                       .lent = -1,
+                       .shared_fd = -1,
                        .cancel.fd = -1,
-                       .gone.fd = -1,
-                       .told.stage = "start",
+                       .lost.fd = -1,
+                       .reported.stage = "start",
                        .progress = clock_awake()};
     int rc;
     pthread_mutex_init(&c->lock, NULL);
     c->mesh = xcalloc((size_t)c->size, sizeof *c->mesh);
     c->machine = xcalloc((size_t)c->size, sizeof *c->machine);
     TRYG(comm__alarm_init(&c->cancel), fail);
-    TRYG(comm__alarm_init(&c->gone), fail);
+    TRYG(comm__alarm_init(&c->lost), fail);
     c->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->ctx = zmq.ctx_new();
     if (c->stop < 0 || !c->ctx) FAILG(fail, ERR_IO, "no ZeroMQ context: %s", strerror(errno));
@@ -367,9 +366,9 @@ void comm_close(struct comm *c) {
     close_links(c, !c->broken);
     if (c->ctx) zmq.ctx_term(c->ctx);
     if (c->stop >= 0) close(c->stop);
-    if (c->lent >= 0) close(c->lent);
+    if (c->shared_fd >= 0) close(c->shared_fd);
     comm__alarm_destroy(&c->cancel);
-    comm__alarm_destroy(&c->gone);
+    comm__alarm_destroy(&c->lost);
     pthread_mutex_destroy(&c->lock);
     free(c->mesh);
     free(c->machine);
@@ -492,9 +491,9 @@ static struct comm__wait call_wait(struct comm *c, enum comm__kind kind) {
                                .kind = kind,
                                .seq = c->call,
                                .deadline = INFINITY,
-                               .alarm = &c->gone,
+                               .alarm = &c->lost,
                                .waiting = waiting,
-                               .arg = c}; /* the deadline is the controller's: without one `gone` rings */
+                               .arg = c}; /* the deadline is the controller's: `lost` rings without one */
 }
 
 void comm_call_free(struct comm_call *call) {
@@ -503,7 +502,7 @@ void comm_call_free(struct comm_call *call) {
     *call = (struct comm_call){0};
 }
 
-/* From now on the heartbeats tell of this call. */
+/* From now on the heartbeats report this call. */
 static void take_call(struct comm *c, const char *name) {
     comm_stage(c, "%s", name);
     pthread_mutex_lock(&c->lock);
@@ -523,8 +522,8 @@ int comm_next_call(struct comm *c, struct comm_call *call) {
     call->arrays = arrays.p;
     call->n_arrays = arrays.n;
     call->map = arrays.map;
-    if (c->lent >= 0) close(c->lent); /* the controller has mapped the last reply */
-    c->lent = -1;
+    if (c->shared_fd >= 0) close(c->shared_fd); /* the controller has mapped the last reply */
+    c->shared_fd = -1;
     c->shares = json_is_true(json_object_get(call->head, "share"));
     if (rc >= 0 && json_object_get(call->head, "end")) {
         comm_call_free(call);
@@ -543,8 +542,8 @@ int comm_next_call(struct comm *c, struct comm_call *call) {
 static int reply(struct comm *c, json_t *head, const struct comm_bytes *arrays, int n) {
     struct comm__wait w = call_wait(c, COMM__REPLY);
     const bool share = c->shares && comm__worth_sharing(arrays, n);
-    int rc = share ? comm__share(arrays, n, &c->lent) : 0;
-    if (rc >= 0) rc = comm__send_message(&w, &c->calls, head, arrays, n, share ? c->lent : -1);
+    int rc = share ? comm__share(arrays, n, &c->shared_fd) : 0;
+    if (rc >= 0) rc = comm__send_message(&w, &c->calls, head, arrays, n, share ? c->shared_fd : -1);
     json_decref(head);
     TRY(rc);
     return 0;

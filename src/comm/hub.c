@@ -1,6 +1,6 @@
 /* hub.c - the controller's end of a group: who joins, heartbeats, calls.
- * A thread has the door: it hears the heartbeats, finds out who is silent, and tells all ranks when the group is at an end.
- * The connections for calls belong to the caller's thread.
+ * A thread serves the control endpoint: it receives the heartbeats, detects silent ranks, and sends all ranks an abort when the
+ * group has ended. The connections for calls belong to the caller's thread.
  * Invariant: once hub_fail has been called, or a rank is silent or lost, every call fails with the same message. */
 #include "comm/comm_int.h"
 
@@ -19,7 +19,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { SLICE_MS = 100, DOOR_LINGER_MS = 1000, DOOR_QUEUE = 4096, HEAD_BYTES = 1 << 26 };
+enum { SLICE_MS = 100, CONTROL_LINGER_MS = 1000, CONTROL_QUEUE = 4096, HEAD_BYTES = 1 << 26 };
 #define LOST_S 0.25
 
 struct member {
@@ -30,33 +30,33 @@ struct member {
     char who[COMM__NAME + 64];
     struct comm__link calls;
     uint64_t call;
-    bool asked;               /* a call is under way */
-    double deadline, seconds; /* of that call, on clock_awake; from when it was made */
-    bool shares;              /* large arrays are shared memory */
-    int lent;                 /* those of the call that is under way; -1: none */
-    struct comm__pulse pulse; /* under the hub's lock, like heard and told */
-    uint64_t told;            /* the number of its last call */
-    double heard;
+    bool pending;                 /* a call is under way */
+    double deadline, seconds;     /* of that call, on clock_awake; from when it was made */
+    bool shares;                  /* large arrays are shared memory */
+    int shared_fd;                /* those of the call that is under way; -1: none */
+    struct comm__pulse heartbeat; /* the last one; under the hub's lock, like last_seen and last_call */
+    uint64_t last_call;           /* the number of its last call */
+    double last_seen;             /* when its last heartbeat came, of clock_awake */
 };
 struct hub {
     struct hub_args a;
     int size, port;
     struct comm_where where;
-    void *ctx, *door;
+    void *ctx, *control; /* control: the ROUTER that ranks join at and send heartbeats to */
     struct member *m;
-    struct comm__alarm gone, cancel; /* the group is at an end; a call has failed and the ranks are to leave their operations */
+    struct comm__alarm ended, cancel; /* the group has ended; a call has failed, and the ranks are to leave their operations */
     pthread_t thread;
     bool threaded;
     int stop;
-    atomic_int ask_stop;      /* the ranks are to hear this signal */
+    atomic_int stop_signal;   /* to send to the ranks; 0: none */
     atomic_int failed;        /* hub_failed_rank */
     struct comm__probe probe; /* whether a rank can open this process' memory */
     pthread_mutex_t lock;
 };
 
-static void take_back(struct member *m) {
-    if (m->lent >= 0) close(m->lent);
-    m->lent = -1;
+static void close_shared(struct member *m) {
+    if (m->shared_fd >= 0) close(m->shared_fd);
+    m->shared_fd = -1;
 }
 
 const struct comm_where *hub_where(const struct hub *h) { return &h->where; }
@@ -71,36 +71,36 @@ static void blame(struct hub *h, int rank) { (void)atomic_compare_exchange_stron
 int hub_failed_rank(const struct hub *h) { return atomic_load(&h->failed); }
 
 void hub_fail(struct hub *h, int rank, const char *fmt, ...) {
-    char why[sizeof h->gone.why];
+    char why[sizeof h->ended.why];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(why, sizeof why, fmt, ap);
     va_end(ap);
     blame(h, rank);
-    comm__alarm_ring(&h->gone, why);
+    comm__alarm_ring(&h->ended, why);
 }
 
 void hub_state(struct hub *h, int rank, char *text, size_t n) {
     pthread_mutex_lock(&h->lock);
     const struct member *m = &h->m[rank];
-    const double age = m->pulse.age + (m->heard > 0 ? clock_awake() - m->heard : 0);
-    snprintf(text, n, "%s, in %s for %.0f s", m->who, m->pulse.progress.stage[0] ? m->pulse.progress.stage : "start", age);
+    const double age = m->heartbeat.age + (m->last_seen > 0 ? clock_awake() - m->last_seen : 0);
+    snprintf(text, n, "%s, in %s for %.0f s", m->who, m->heartbeat.progress.stage[0] ? m->heartbeat.progress.stage : "start", age);
     pthread_mutex_unlock(&h->lock);
 }
 
 void hub_progress(struct hub *h, int rank, struct hub_progress *p) {
     pthread_mutex_lock(&h->lock);
-    *p = h->m[rank].pulse.progress;
+    *p = h->m[rank].heartbeat.progress;
     pthread_mutex_unlock(&h->lock);
 }
 
-void hub_ask_stop(struct hub *h, int sig) { (void)atomic_compare_exchange_strong(&h->ask_stop, &(int){0}, sig); }
+void hub_ask_stop(struct hub *h, int sig) { (void)atomic_compare_exchange_strong(&h->stop_signal, &(int){0}, sig); }
 
-/* ---- the door's thread ---- */
+/* ---- the control endpoint's thread ---- */
 
-static void tell(struct hub *h, int rank, const char *type, const char *why) {
+static void send_to(struct hub *h, int rank, const char *type, const char *why) {
     const struct member *m = &h->m[rank];
-    if (m->join) (void)comm__send_json(h->door, m->id, m->n_id, json_pack("{s:s,s:s}", "type", type, "why", why));
+    if (m->join) (void)comm__send_json(h->control, m->id, m->n_id, json_pack("{s:s,s:s}", "type", type, "why", why));
 }
 
 static int find(const struct hub *h, const uint8_t *id, size_t n) {
@@ -109,7 +109,7 @@ static int find(const struct hub *h, const uint8_t *id, size_t n) {
     return -1;
 }
 
-static void take_pulse(struct hub *h, int rank, const json_t *m) {
+static void take_heartbeat(struct hub *h, int rank, const json_t *m) {
     struct comm__pulse p;
     if (comm__pulse_read(&p, m, h->m[rank].who) < 0) {
         hub_fail(h, rank, "%s", err_msg());
@@ -118,24 +118,24 @@ static void take_pulse(struct hub *h, int rank, const json_t *m) {
     pthread_mutex_lock(&h->lock);
     struct member *const to = &h->m[rank];
     const double now = clock_awake();
-    if (p.call >= (int64_t)to->told) to->pulse = p;
-    else to->pulse.age += now - to->heard; /* it was sent before the call that is under way arrived: a sign of life alone */
-    to->heard = now;
+    if (p.call >= (int64_t)to->last_call) to->heartbeat = p;
+    else to->heartbeat.age += now - to->last_seen; /* sent before the call under way arrived: it only shows liveness */
+    to->last_seen = now;
     pthread_mutex_unlock(&h->lock);
 }
 
-static void hear(struct hub *h) {
+static void receive(struct hub *h) {
     uint8_t from[COMM__ID];
     size_t n;
     json_t *m;
     for (;;) {
-        const int rc = comm__recv_json(h->door, from, &n, &m, "a rank");
+        const int rc = comm__recv_json(h->control, from, &n, &m, "a rank");
         if (rc == 0) return;
         const int rank = find(h, from, n);
-        if (rank >= 0 && rc > 0) take_pulse(h, rank, m);
-        else if (rank >= 0) hub_fail(h, rank, "%s sent what is no heartbeat: %s", h->m[rank].who, err_msg());
+        if (rank >= 0 && rc > 0) take_heartbeat(h, rank, m);
+        else if (rank >= 0) hub_fail(h, rank, "%s sent a message that is not a heartbeat: %s", h->m[rank].who, err_msg());
         else if (rc > 0)
-            (void)comm__send_json(h->door, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", "the group is complete"));
+            (void)comm__send_json(h->control, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", "the group is complete"));
         json_decref(m);
     }
 }
@@ -144,7 +144,7 @@ static void check_silence(struct hub *h) {
     const double now = clock_awake();
     for (int r = 0; r < h->size; r++) {
         pthread_mutex_lock(&h->lock);
-        const double silent = now - h->m[r].heard;
+        const double silent = now - h->m[r].last_seen;
         pthread_mutex_unlock(&h->lock);
         char state[256];
         hub_state(h, r, state, sizeof state);
@@ -152,35 +152,35 @@ static void check_silence(struct hub *h) {
     }
 }
 
-/* The first reason that is there is told to all. */
-static bool tell_all(struct hub *h) {
-    const bool gone = comm__alarm_rung(&h->gone);
-    if (!gone && !comm__alarm_rung(&h->cancel)) return false;
-    (void)comm__alarm_error(gone ? &h->gone : &h->cancel);
-    for (int r = 0; r < h->size; r++) tell(h, r, "abort", err_msg());
+/* Sends all ranks an abort with the reason: the group's end, or the error of a call. false: there is neither. */
+static bool send_abort(struct hub *h) {
+    const bool ended = comm__alarm_rung(&h->ended);
+    if (!ended && !comm__alarm_rung(&h->cancel)) return false;
+    (void)comm__alarm_error(ended ? &h->ended : &h->cancel);
+    for (int r = 0; r < h->size; r++) send_to(h, r, "abort", err_msg());
     return true;
 }
 
-static bool tell_stop(struct hub *h) {
-    const int sig = atomic_load(&h->ask_stop);
+static bool send_stop(struct hub *h) {
+    const int sig = atomic_load(&h->stop_signal);
     for (int r = 0; sig && r < h->size; r++)
-        (void)comm__send_json(h->door, h->m[r].id, h->m[r].n_id, json_pack("{s:s,s:i}", "type", "stop", "signal", sig));
+        (void)comm__send_json(h->control, h->m[r].id, h->m[r].n_id, json_pack("{s:s,s:i}", "type", "stop", "signal", sig));
     return sig != 0;
 }
 
-static void *door(void *arg) {
+static void *serve_control(void *arg) {
     struct hub *h = arg;
-    bool told = false, told_stop = false;
+    bool aborted = false, stopped = false; /* the ranks have been sent an abort, a stop */
     for (;;) {
-        zmq_pollitem_t items[] = {{h->door, 0, ZMQ_POLLIN, 0},
+        zmq_pollitem_t items[] = {{h->control, 0, ZMQ_POLLIN, 0},
                                   {NULL, h->stop, ZMQ_POLLIN, 0},
-                                  {NULL, h->gone.fd, ZMQ_POLLIN, 0},
+                                  {NULL, h->ended.fd, ZMQ_POLLIN, 0},
                                   {NULL, h->cancel.fd, ZMQ_POLLIN, 0}};
-        (void)zmq.poll(items, told ? 2 : 4, SLICE_MS);
-        if (items[0].revents) hear(h);
-        if (!told) check_silence(h);
-        if (!told_stop) told_stop = tell_stop(h);
-        if (!told) told = tell_all(h);
+        (void)zmq.poll(items, aborted ? 2 : 4, SLICE_MS);
+        if (items[0].revents) receive(h);
+        if (!aborted) check_silence(h);
+        if (!stopped) stopped = send_stop(h);
+        if (!aborted) aborted = send_abort(h);
         if (items[1].revents) return NULL;
     }
 }
@@ -190,7 +190,7 @@ static void *door(void *arg) {
 static int refuse(struct hub *h, const uint8_t *from, size_t n, int rc) {
     struct err_saved e;
     err_save(&e);
-    (void)comm__send_json(h->door, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", e.msg));
+    (void)comm__send_json(h->control, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", e.msg));
     err_restore(&e);
     return rc;
 }
@@ -239,12 +239,12 @@ static int too_few(const struct hub *h) {
 
 static int wait_joins(struct hub *h, double deadline, int (*check)(void *), void *arg) {
     for (int joined = 0; joined < h->size;) {
-        zmq_pollitem_t item = {h->door, 0, ZMQ_POLLIN, 0};
+        zmq_pollitem_t item = {h->control, 0, ZMQ_POLLIN, 0};
         uint8_t from[COMM__ID];
         size_t n;
         json_t *m = NULL;
         (void)zmq.poll(&item, 1, SLICE_MS);
-        int rc = comm__recv_json(h->door, from, &n, &m, "a rank that joins");
+        int rc = comm__recv_json(h->control, from, &n, &m, "a rank that joins");
         if (rc > 0) rc = take_join(h, from, n, m);
         json_decref(m);
         TRY(rc);
@@ -256,7 +256,7 @@ static int wait_joins(struct hub *h, double deadline, int (*check)(void *), void
     return 0;
 }
 
-/* Tells a rank about the others, and where to connect to those below it. */
+/* Sends a rank the list of the others, and where to connect to those below it. */
 static int send_group(struct hub *h, int rank) {
     json_t *ranks = json_array();
     for (int r = 0; r < h->size; r++) {
@@ -266,7 +266,7 @@ static int send_group(struct hub *h, int rank) {
             ranks, json_pack("{s:s,s:O,s:s}", "who", h->m[r].who, "machine", json_object_get(j, "machine"), "address", address));
     }
     json_t *probe = json_pack("{s:i,s:i,s:s}", "pid", (int)getpid(), "fd", h->probe.fd, "token", h->probe.token);
-    TRY(comm__send_json(h->door, h->m[rank].id, h->m[rank].n_id,
+    TRY(comm__send_json(h->control, h->m[rank].id, h->m[rank].n_id,
                         json_pack("{s:s,s:o,s:o}", "type", "group", "ranks", ranks, "probe", probe)));
     return 0;
 }
@@ -282,7 +282,7 @@ static int connect_calls(struct hub *h, int rank, double deadline) {
     m->calls.pid = m->pid;
     snprintf(m->calls.who, sizeof m->calls.who, "%s", m->who);
     TRY(comm__link_connect(&m->calls, h->ctx, h->where.key, endpoint));
-    m->asked = true; /* it says when it is connected to the others */
+    m->pending = true; /* it replies when it is connected to the others */
     m->deadline = deadline;
     m->seconds = h->a.start_s;
     return 0;
@@ -293,9 +293,9 @@ static int complete(struct hub *h, double deadline) {
     int rc = 0;
     for (int r = 0; rc >= 0 && r < h->size; r++) rc = send_group(h, r);
     for (int r = 0; rc >= 0 && r < h->size; r++) rc = connect_calls(h, r, deadline);
-    for (int r = 0; r < h->size; r++) h->m[r].heard = clock_awake();
+    for (int r = 0; r < h->size; r++) h->m[r].last_seen = clock_awake();
     if (rc >= 0) {
-        const int e = pthread_create(&h->thread, NULL, door, h);
+        const int e = pthread_create(&h->thread, NULL, serve_control, h);
         h->threaded = e == 0;
         if (e) rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "no thread for the heartbeats: %s", strerror(e));
     }
@@ -317,7 +317,7 @@ int hub_join(struct hub *h, int (*check)(void *arg), void *arg) {
     if (rc < 0 && !h->threaded) {
         struct err_saved e;
         err_save(&e);
-        for (int r = 0; r < h->size; r++) tell(h, r, "refused", e.msg);
+        for (int r = 0; r < h->size; r++) send_to(h, r, "refused", e.msg);
         err_restore(&e);
     }
     TRY(rc);
@@ -326,7 +326,7 @@ int hub_join(struct hub *h, int (*check)(void *arg), void *arg) {
 
 /* ---- opening and closing ---- */
 
-static int bind_door(struct hub *h) {
+static int bind_control(struct hub *h) {
     const char *listen = h->a.listen ? h->a.listen : "127.0.0.1:*";
     const char *colon = strrchr(listen, ':');
     const bool loopback = strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0, any = strcmp(listen, "*") == 0;
@@ -334,8 +334,9 @@ static int bind_door(struct hub *h) {
     size_t n = sizeof endpoint;
     if (!any) TRY(comm__address_check(listen));
     snprintf(endpoint, sizeof endpoint, "tcp://%s:%.16s", loopback ? "127.0.0.1" : "*", any ? "*" : colon + 1);
-    if (zmq.bind(h->door, endpoint) != 0) FAIL(ERR_IO, "the controller cannot listen at %s: %s", endpoint + 6, zmq.strerror(errno));
-    if (zmq.getsockopt(h->door, ZMQ_LAST_ENDPOINT, endpoint, &n) != 0) return comm__zmq_fail("ZMQ_LAST_ENDPOINT");
+    if (zmq.bind(h->control, endpoint) != 0)
+        FAIL(ERR_IO, "the controller cannot listen at %s: %s", endpoint + 6, zmq.strerror(errno));
+    if (zmq.getsockopt(h->control, ZMQ_LAST_ENDPOINT, endpoint, &n) != 0) return comm__zmq_fail("ZMQ_LAST_ENDPOINT");
     const int port = atoi(strrchr(endpoint, ':') + 1);
     if (any) comm__host_addresses(h->where.address, sizeof h->where.address, port, NULL);
     else snprintf(h->where.address, sizeof h->where.address, "%.*s:%d", (int)(colon - listen), listen, port);
@@ -343,27 +344,27 @@ static int bind_door(struct hub *h) {
     return 0;
 }
 
-static int open_door(struct hub *h) {
-    const int linger = DOOR_LINGER_MS, queue = DOOR_QUEUE;
+static int open_control(struct hub *h) {
+    const int linger = CONTROL_LINGER_MS, queue = CONTROL_QUEUE;
     h->ctx = zmq.ctx_new();
-    h->door = h->ctx ? zmq.socket(h->ctx, ZMQ_ROUTER) : NULL;
-    if (!h->door) return comm__zmq_fail("a ZeroMQ socket");
-    TRY(comm__set_options(h->door, h->where.key, true));
-    zmq.setsockopt(h->door, ZMQ_LINGER, &linger, sizeof linger);
-    zmq.setsockopt(h->door, ZMQ_RCVHWM, &queue, sizeof queue);
-    TRY(bind_door(h));
+    h->control = h->ctx ? zmq.socket(h->ctx, ZMQ_ROUTER) : NULL;
+    if (!h->control) return comm__zmq_fail("a ZeroMQ socket");
+    TRY(comm__set_options(h->control, h->where.key, true));
+    zmq.setsockopt(h->control, ZMQ_LINGER, &linger, sizeof linger);
+    zmq.setsockopt(h->control, ZMQ_RCVHWM, &queue, sizeof queue);
+    TRY(bind_control(h));
     return 0;
 }
 
 int hub_open(struct hub **out, const struct hub_args *a) {
     struct hub *h = xcalloc(1, sizeof *h);
     int rc;
-    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .gone.fd = -1, .cancel.fd = -1, .probe.fd = -1, .failed = -1};
+    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .ended.fd = -1, .cancel.fd = -1, .probe.fd = -1, .failed = -1};
     pthread_mutex_init(&h->lock, NULL);
     h->m = xcalloc((size_t)h->size, sizeof *h->m);
     for (int r = 0; r < h->size; r++) {
-        h->m[r].pulse.waits_for = COMM__NOBODY;
-        h->m[r].lent = -1;
+        h->m[r].heartbeat.waits_for = COMM__NOBODY;
+        h->m[r].shared_fd = -1;
     }
     TRYG(comm__zmq_open(), fail);
     if (a->size < 1 || a->size > COMM_MOST_RANKS)
@@ -372,12 +373,12 @@ int hub_open(struct hub **out, const struct hub_args *a) {
         FAILG(fail, ERR_INVAL, "the group's key is not one of %d characters", COMM_KEY - 1);
     if (a->key) strcpy(h->where.key, a->key);
     else TRYG(comm_key_new(h->where.key), fail);
-    TRYG(comm__alarm_init(&h->gone), fail);
+    TRYG(comm__alarm_init(&h->ended), fail);
     TRYG(comm__alarm_init(&h->cancel), fail);
     h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (h->stop < 0) FAILG(fail, ERR_IO, "no eventfd: %s", strerror(errno));
     TRYG(comm__probe_new(&h->probe), fail);
-    TRYG(open_door(h), fail);
+    TRYG(open_control(h), fail);
     *out = h;
     return 0;
 fail:
@@ -385,11 +386,11 @@ fail:
     return rc;
 }
 
-/* On the door, for a rank's heartbeats; on the connection for calls, after those that are there. */
+/* On the control endpoint, for the heartbeats' thread; on the connection for calls, after those that are queued. */
 static void end_ranks(struct hub *h) {
     for (int r = 0; r < h->size; r++) {
         struct member *m = &h->m[r];
-        tell(h, r, "end", "");
+        send_to(h, r, "end", "");
         struct comm__wait w = {.rank = COMM__CONTROLLER, .kind = COMM__CALL, .seq = ++m->call, .deadline = clock_awake() + 1};
         json_t *head = json_pack("{s:b}", "end", 1);
         if (m->calls.sock) (void)comm__send_message(&w, &m->calls, head, NULL, 0, -1);
@@ -407,13 +408,13 @@ void hub_close(struct hub *h, bool end) {
     for (int r = 0; r < h->size; r++) {
         comm__link_close(&h->m[r].calls, end);
         json_decref(h->m[r].join);
-        take_back(&h->m[r]);
+        close_shared(&h->m[r]);
     }
-    if (h->door) zmq.close(h->door);
+    if (h->control) zmq.close(h->control);
     if (h->ctx) zmq.ctx_term(h->ctx);
     if (h->stop >= 0) close(h->stop);
     if (h->probe.fd >= 0) close(h->probe.fd);
-    comm__alarm_destroy(&h->gone);
+    comm__alarm_destroy(&h->ended);
     comm__alarm_destroy(&h->cancel);
     pthread_mutex_destroy(&h->lock);
     free(h->m);
@@ -422,63 +423,60 @@ void hub_close(struct hub *h, bool end) {
 
 /* ---- calls ---- */
 
-/* After an error the ranks are told why, and no reply is waited for: one that comes is dropped. */
+/* After an error the ranks get the reason. No reply is waited for: one that still comes is dropped. */
 static void give_up(struct hub *h) {
     struct err_saved e;
     err_save(&e);
     comm__alarm_ring(&h->cancel, e.msg);
-    for (int r = 0; r < h->size; r++) h->m[r].asked = false;
+    for (int r = 0; r < h->size; r++) h->m[r].pending = false;
     err_restore(&e);
 }
 
 /* shared: the arrays, for ranks that can open them; -1: they were not copied. */
-static int call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n, int shared,
-                double answer_s) {
+static int call(struct hub *h, int rank, const struct hub_call_args *a, int shared) {
     struct member *m = &h->m[rank];
-    if (comm__alarm_rung(&h->gone)) return comm__alarm_error(&h->gone);
-    CHECK(!m->asked);
+    if (comm__alarm_rung(&h->ended)) return comm__alarm_error(&h->ended);
+    CHECK(!m->pending);
     struct comm__wait w = {.rank = COMM__CONTROLLER,
                            .kind = COMM__CALL,
                            .seq = ++m->call,
                            .deadline = clock_awake() + h->a.deadline_s,
-                           .alarm = &h->gone};
-    take_back(m); /* of one that was given up */
-    if (m->shares && shared >= 0) m->lent = fcntl(shared, F_DUPFD_CLOEXEC, 0);
+                           .alarm = &h->ended};
+    close_shared(m); /* of a call that was given up */
+    if (m->shares && shared >= 0) m->shared_fd = fcntl(shared, F_DUPFD_CLOEXEC, 0);
     json_t *head =
-        json_pack("{s:s,s:o,s:b}", "call", name, "args", args ? json_deep_copy(args) : json_object(), "share", m->shares);
-    const int rc = comm__send_message(&w, &m->calls, head, arrays, n, m->lent);
+        json_pack("{s:s,s:o,s:b}", "call", a->name, "args", a->args ? json_deep_copy(a->args) : json_object(), "share", m->shares);
+    const int rc = comm__send_message(&w, &m->calls, head, a->arrays, a->n_arrays, m->shared_fd);
     json_decref(head);
     TRY(rc);
-    m->asked = true;
-    m->deadline = clock_awake() + answer_s;
-    m->seconds = answer_s;
+    m->pending = true;
+    m->deadline = clock_awake() + a->answer_s;
+    m->seconds = a->answer_s;
     pthread_mutex_lock(&h->lock); /* until its next heartbeat */
-    m->pulse.progress = (struct hub_progress){0};
-    snprintf(m->pulse.progress.stage, sizeof m->pulse.progress.stage, "%s", name);
-    m->pulse.age = m->heard - clock_awake();
-    m->pulse.waits_for = COMM__NOBODY;
-    m->told = m->call;
+    m->heartbeat.progress = (struct hub_progress){0};
+    snprintf(m->heartbeat.progress.stage, sizeof m->heartbeat.progress.stage, "%s", a->name);
+    m->heartbeat.age = m->last_seen - clock_awake();
+    m->heartbeat.waits_for = COMM__NOBODY;
+    m->last_call = m->call;
     pthread_mutex_unlock(&h->lock);
     return 0;
 }
 
-int hub_call_ranks(struct hub *h, int first, int ranks, const char *name, const json_t *args, const struct comm_bytes *arrays,
-                   int n, double answer_s) {
+int hub_call_ranks(struct hub *h, int first, int ranks, const struct hub_call_args *a) {
     bool share = false;
     int shared = -1, rc = 0;
     CHECK(first >= 0 && ranks >= 0 && first <= h->size - ranks);
     for (int r = first; r < first + ranks; r++) share |= h->m[r].shares;
-    if (share && comm__worth_sharing(arrays, n)) TRY(comm__share(arrays, n, &shared));
-    for (int r = first; rc >= 0 && r < first + ranks; r++) rc = call(h, r, name, args, arrays, n, shared, answer_s);
+    if (share && comm__worth_sharing(a->arrays, a->n_arrays)) TRY(comm__share(a->arrays, a->n_arrays, &shared));
+    for (int r = first; rc >= 0 && r < first + ranks; r++) rc = call(h, r, a, shared);
     if (shared >= 0) close(shared);
     if (rc < 0) give_up(h);
     TRY(rc);
     return 0;
 }
 
-int hub_call(struct hub *h, int rank, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-             double answer_s) {
-    TRY(hub_call_ranks(h, rank, 1, name, args, arrays, n, answer_s));
+int hub_call(struct hub *h, int rank, const struct hub_call_args *a) {
+    TRY(hub_call_ranks(h, rank, 1, a));
     return 0;
 }
 
@@ -491,7 +489,7 @@ void hub_reply_free(struct hub_reply *r) {
 static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
     struct member *m = &h->m[rank];
     struct comm__wait w = {
-        .rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = m->deadline, .alarm = &h->gone};
+        .rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = m->deadline, .alarm = &h->ended};
     struct buf text = {.max = HEAD_BYTES};
     json_t *head = NULL;
     int64_t code = 0;
@@ -502,13 +500,13 @@ static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
     out->arrays = arrays.p;
     out->n_arrays = arrays.n;
     out->map = arrays.map;
-    m->asked = false;
-    take_back(m);
+    m->pending = false;
+    close_shared(m);
     if (rc >= 0) rc = json_i64_opt(head, "error", &code, m->who);
     if (rc >= 0) rc = json_str_opt(head, "message", &message, m->who);
-    if (rc >= 0 && code < 0 && code != ERR_RANK) blame(h, rank); /* ERR_RANK names another one */
+    if (rc >= 0 && code < 0 && code != ERR_RANK) blame(h, rank); /* ERR_RANK names another rank */
     if (rc >= 0 && code < 0 && code >= ERR_INTERNAL)
-        rc = code == ERR_RANK ? err_set(ERR_RANK, __FILE__, __LINE__, "%s", message) /* it names another one */
+        rc = code == ERR_RANK ? err_set(ERR_RANK, __FILE__, __LINE__, "%s", message) /* it names another rank */
                               : err_set((int)code, __FILE__, __LINE__, "%s: %s", m->who, message);
     if (rc >= 0) {
         out->result = json_incref(json_object_get(head, "result"));
@@ -519,7 +517,7 @@ static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
     return 0;
 }
 
-/* Those that are behind: past their deadline, and not those that wait for another rank, unless all do. */
+/* Names the stragglers: ranks past their deadline, but for those that wait for another rank, unless all do. */
 static int too_late(struct hub *h, double seconds) {
     const double now = clock_awake();
     struct buf b = {0};
@@ -528,9 +526,9 @@ static int too_late(struct hub *h, double seconds) {
             char state[256];
             hub_state(h, r, state, sizeof state);
             pthread_mutex_lock(&h->lock);
-            const bool waits = h->m[r].pulse.waits_for >= 0;
+            const bool waits = h->m[r].heartbeat.waits_for >= 0;
             pthread_mutex_unlock(&h->lock);
-            if (!h->m[r].asked || (pass == 0 && now < h->m[r].deadline) || (pass < 2 && waits)) continue;
+            if (!h->m[r].pending || (pass == 0 && now < h->m[r].deadline) || (pass < 2 && waits)) continue;
             blame(h, r);
             buf_addf(&b, "%s%s", b.n ? "; " : "", state);
         }
@@ -549,30 +547,30 @@ static int check_ranks(struct hub *h) {
         if (m->calls.lost_at > 0 && now - m->calls.lost_at >= LOST_S) {
             hub_state(h, r, state, sizeof state);
             hub_fail(h, r, "%s: the connection to it was lost", state);
-            return comm__alarm_error(&h->gone);
+            return comm__alarm_error(&h->ended);
         }
-        if (m->asked && now >= m->deadline) return too_late(h, m->seconds);
+        if (m->pending && now >= m->deadline) return too_late(h, m->seconds);
     }
     return 0;
 }
 
-/* Waits for a rank that was asked and has something to say. 1: *rank; 0: none has until then, or none was asked. */
+/* Waits for a reply of a rank with a call under way. 1: *rank; 0: none came until then, or no call is under way. */
 static int next_to_answer(struct hub *h, double until, int *rank, zmq_pollitem_t *items) {
     for (;;) {
         int n = 0;
         double next = until;
         for (int r = 0; r < h->size; r++) {
-            if (!h->m[r].asked) continue;
+            if (!h->m[r].pending) continue;
             items[n++] = (zmq_pollitem_t){h->m[r].calls.sock, 0, ZMQ_POLLIN, 0};
             if (h->m[r].deadline < next) next = h->m[r].deadline;
         }
         if (n == 0) return 0;
-        items[n] = (zmq_pollitem_t){NULL, h->gone.fd, ZMQ_POLLIN, 0};
+        items[n] = (zmq_pollitem_t){NULL, h->ended.fd, ZMQ_POLLIN, 0};
         const int left = clock_poll_ms(next);
         (void)zmq.poll(items, n + 1, left < SLICE_MS ? left : SLICE_MS);
-        if (comm__alarm_rung(&h->gone)) return comm__alarm_error(&h->gone);
+        if (comm__alarm_rung(&h->ended)) return comm__alarm_error(&h->ended);
         for (int r = 0, i = 0; r < h->size; r++) {
-            if (!h->m[r].asked || !items[i++].revents) continue;
+            if (!h->m[r].pending || !items[i++].revents) continue;
             *rank = r;
             return 1;
         }

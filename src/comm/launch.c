@@ -35,10 +35,11 @@ static int optional(char *const *env, const char *by, const char *name, int leas
     return v ? whole(by, name, v, least, most, out) : 0;
 }
 
-static int needed(char *const *env, const char *by, const char *seen, const char *name, int least, int most, int *out) {
+/* seen: the variable that shows the launcher. */
+static int needed(char *const *env, const char *by, const char *seen, const char *name, int least, int *out) {
     const char *v = get(env, name);
     if (!v) FAIL(ERR_INVAL, "started by %s: %s is set and %s is not", by, seen, name);
-    return whole(by, name, v, least, most, out);
+    return whole(by, name, v, least, MOST_RANKS, out);
 }
 
 /* Names of a launcher's variables; NULL where it has none. */
@@ -49,8 +50,8 @@ struct names {
 static int read_names(struct launch *l, char *const *env, const struct names *n) {
     const char *const seen = get(env, n->rank) ? n->rank : n->size;
     *l = (struct launch){.by = n->by, .size = 1, .local_rank = -1, .node = -1};
-    TRY(needed(env, n->by, seen, n->rank, 0, MOST_RANKS, &l->rank));
-    TRY(needed(env, n->by, seen, n->size, 1, MOST_RANKS, &l->size));
+    TRY(needed(env, n->by, seen, n->rank, 0, &l->rank));
+    TRY(needed(env, n->by, seen, n->size, 1, &l->size));
     if (l->rank >= l->size) FAIL(ERR_INVAL, "started by %s: %s=%d is not below %s=%d", n->by, n->rank, l->rank, n->size, l->size);
     if (n->local_rank) TRY(optional(env, n->by, n->local_rank, 0, MOST_RANKS, &l->local_rank));
     if (n->local_size) TRY(optional(env, n->by, n->local_size, 1, l->size, &l->local_size));
@@ -61,7 +62,7 @@ static int read_names(struct launch *l, char *const *env, const struct names *n)
     return 0;
 }
 
-/* "A/B/C" of those that are set: tells one start from another. */
+/* "A/B/C" of those that are set: distinguishes one start from another. */
 static void join_job(struct launch *l, char *const *env, const char *const *names) {
     for (; *names; names++) {
         const char *v = get(env, *names);

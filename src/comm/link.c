@@ -77,7 +77,7 @@ int comm__set_options(void *sock, const char *key, bool server) {
     TRY(set_int(sock, ZMQ_LINGER, 0));
     TRY(set_int(sock, ZMQ_RECONNECT_IVL, DAY_MS));
     TRY(set_int(sock, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS));
-    TRY(set_int(sock, ZMQ_TCP_KEEPALIVE, 1)); /* a host that is off is a lost connection, one that is stopped is not */
+    TRY(set_int(sock, ZMQ_TCP_KEEPALIVE, 1)); /* a host that is switched off loses its connection, a stopped process does not */
     TRY(set_int(sock, ZMQ_TCP_KEEPALIVE_IDLE, 3));
     TRY(set_int(sock, ZMQ_TCP_KEEPALIVE_INTVL, 1));
     TRY(set_int(sock, ZMQ_TCP_KEEPALIVE_CNT, 5));
@@ -106,7 +106,7 @@ static int open_link(struct comm__link *l, void *ctx, const char *key, bool serv
     if (zmq.socket_monitor(l->sock, name, events) != 0) return comm__zmq_fail("a ZeroMQ monitor");
     l->events = zmq.socket(ctx, ZMQ_PAIR);
     if (!l->events) return comm__zmq_fail("a ZeroMQ monitor");
-    TRY(set_int(l->events, ZMQ_RCVHWM, 0)); /* the I/O thread, which has the heartbeats too, waits where this queue is full */
+    TRY(set_int(l->events, ZMQ_RCVHWM, 0)); /* the I/O thread, which also sends the heartbeats, blocks where this queue is full */
     if (zmq.connect(l->events, name) != 0) return comm__zmq_fail("a ZeroMQ monitor");
     return 0;
 }
@@ -147,7 +147,7 @@ static void lost(struct comm__link *l) {
     if (l->lost_at == 0) l->lost_at = clock_awake();
 }
 
-/* On a port of ours: what becomes of strangers' connections is nobody's concern. */
+/* On a port that this side listens on. Connections without the key are ignored. */
 static void listener_event(struct comm__link *l, int what, int fd) {
     int at = 0;
     while (at < l->n_maybe && l->maybe[at] != fd) at++;
@@ -206,7 +206,7 @@ void comm__link_known(struct comm__link *l, const char *fd) {
 
 static bool pending(const struct comm__move *m) { return !m->out_done || !m->in_done; }
 
-/* 1: a frame was handed to ZeroMQ; 0: its queue is full. */
+/* 1: a frame was passed to ZeroMQ; 0: its queue is full. */
 static int send_frame(const struct comm__wait *w, struct comm__move *m) {
     const size_t left = m->n_out - m->sent, n = left < COMM_FRAME ? left : COMM_FRAME;
     const struct comm__frame f = {COMM__MAGIC, COMM_PROTOCOL, (uint16_t)w->kind, w->rank, w->part, w->seq, m->sent, m->n_out};

@@ -1,5 +1,5 @@
 /* zmq_open.c - finds and opens libzmq: where the dynamic linker looks, else the one in the package pyzmq of the program's own
- * Python environment (PREFIX/bin/verlc of a wheel, .venv beside a tarball's program). */
+ * Python environment (PREFIX/bin/verlc of a wheel, .venv next to a tarball's program). */
 #include "comm/comm_int.h"
 
 #include "base/err.h"
@@ -15,7 +15,7 @@
 struct comm__zmq zmq;
 
 #ifdef __SANITIZE_THREAD__
-/* libzmq is not instrumented: what its threads hand each other looks unsynchronised. */
+/* libzmq is not instrumented: what its threads exchange looks unsynchronised. */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void) { return "called_from_lib:libzmq\ncalled_from_lib:libsodium\n"; }
 #endif
@@ -36,12 +36,12 @@ static void *open_library(void) {
     void *handle = dlopen("libzmq.so.5", RTLD_NOW | RTLD_LOCAL);
     char *dir = handle ? NULL : file_program_dir();
     if (!dir) return handle;
-    char *beside = file_join(dir, ".venv");
-    handle = open_python(beside);
+    char *venv = file_join(dir, ".venv");
+    handle = open_python(venv);
     char *slash = strrchr(dir, '/');
     if (slash) *slash = '\0';
     if (!handle) handle = open_python(dir);
-    free(beside);
+    free(venv);
     free(dir);
     return handle;
 }

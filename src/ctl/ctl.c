@@ -1,6 +1,6 @@
 /* ctl.c - the controller: starts the workers of this host, watches them and prints what they print, and calls them.
- * A thread reads the workers' output and sees at once when one ends; the group fails with its name then.
- * Invariant: a worker runs below a reaper (base/process.h), which kills it and all below it when the controller is gone. */
+ * A thread reads the workers' output and detects at once when one ends. The group then fails with its name.
+ * Invariant: a worker runs below a reaper (base/process.h), which kills it and its descendants when the controller has ended. */
 #include "ctl/ctl_int.h"
 
 #include "base/buf.h"
@@ -34,19 +34,19 @@ struct worker {
     struct buf line; /* of its output, not complete yet */
     char last[512];  /* the last complete one; under `lock`, since the watching thread writes it */
     pthread_mutex_t lock;
-    bool told; /* that it has ended */
+    bool reported; /* that it has ended */
 };
 struct ctl {
     struct hub *hub;
     int size, n_workers;
     int local_rank, local_size; /* of the first worker, and how many share the cores */
     struct worker *workers;     /* of this host */
-    struct helper *ray;         /* has the others; NULL: no Ray */
+    struct helper *ray;         /* has the workers of other nodes; NULL: no Ray */
     const char *dir;            /* where a rendezvous file is to be removed; NULL: none */
     pthread_t thread;
     bool threaded;
     pthread_mutex_t lock;
-    bool ending; /* under lock: the workers are to end, and the hub goes */
+    bool ending; /* under lock: the workers are to end, and the hub is closed */
     atomic_bool stop;
 };
 
@@ -93,9 +93,9 @@ static bool has_ended(const struct worker *w, char *how, size_t n) {
 
 static void watch_worker(struct ctl *c, struct worker *w) {
     char how[64], state[256];
-    if (w->told || !has_ended(w, how, sizeof how)) return;
+    if (w->reported || !has_ended(w, how, sizeof how)) return;
     if (w->output >= 0) (void)read_output(w);
-    w->told = true;
+    w->reported = true;
     pthread_mutex_lock(&c->lock);
     if (!c->ending) {
         hub_state(c->hub, w->rank, state, sizeof state);
@@ -194,7 +194,7 @@ static int check_workers(void *arg) {
     for (int i = 0; i < c->n_workers; i++) {
         struct worker *w = &c->workers[i];
         if (!has_ended(w, how, sizeof how)) continue;
-        usleep(2 * WATCH_MS * 1000); /* its last line is on its way */
+        usleep(2 * WATCH_MS * 1000); /* its last line may still come */
         pthread_mutex_lock(&w->lock);
         snprintf(last, sizeof last, "%s", w->last);
         pthread_mutex_unlock(&w->lock);
@@ -256,7 +256,7 @@ static int failed = -1;
 
 int ctl_failed_rank(void) { return failed; }
 
-/* A process that has ended by itself comes before what others say of it. */
+/* A process that has ended by itself comes before a failure that others report. */
 static int find_failed(const struct ctl *c) {
     char how[64];
     for (int i = 0; i < c->n_workers; i++)
@@ -289,9 +289,8 @@ void ctl_close(struct ctl *c, bool end) {
     err_restore(&e);
 }
 
-int ctl_call_all(struct ctl *c, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-                 struct hub_reply *replies, double deadline_s) {
-    TRY(hub_call_ranks(c->hub, 0, ctl_size(c), name, args, arrays, n, deadline_s));
+int ctl_call_all(struct ctl *c, const struct hub_call_args *a, struct hub_reply *replies) {
+    TRY(hub_call_ranks(c->hub, 0, ctl_size(c), a));
     TRY(hub_collect(c->hub, replies));
     return 0;
 }

@@ -32,12 +32,11 @@ int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l)
 /* end: the work is done, the workers end by themselves. Else they are killed. NULL ok. */
 void ctl_close(struct ctl *c, bool end);
 int ctl_size(const struct ctl *c);
-/* Of the group that this process has closed last: whose failure ended it; -1: it ended well, or that is not known. */
+/* Of the group that this process closed last: the rank whose failure ended it; -1: it ended well, or not known. */
 int ctl_failed_rank(void);
 struct hub *ctl_hub(struct ctl *c);
 /* The same call on every rank; replies[rank], in order. ERR_RANK, ERR_TIMEOUT, a worker's own error: as hub_collect. */
-int ctl_call_all(struct ctl *c, const char *name, const json_t *args, const struct comm_bytes *arrays, int n,
-                 struct hub_reply *replies, double deadline_s);
+int ctl_call_all(struct ctl *c, const struct hub_call_args *a, struct hub_reply *replies);
 
 /* ---- a worker ---- */
 
@@ -52,7 +51,7 @@ struct ctl_service {
     int (*run)(struct comm *comm, const struct comm_call *call, struct ctl_result *out);
 };
 /* Joins the group of the environment and serves; services end with a name NULL. 0: the controller has ended the group. When the
- * controller is gone the process ends. */
+ * controller is lost the process ends. */
 int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl_service *services);
 
 #endif

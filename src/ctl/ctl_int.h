@@ -1,4 +1,4 @@
-/* ctl_int.h - how the controller tells its workers where it is: variables of their environment, beside struct launch's. */
+/* ctl_int.h - how workers find the controller: variables of their environment, in addition to struct launch's. */
 #ifndef VERLC_CTL_INT_H
 #define VERLC_CTL_INT_H
 
@@ -9,7 +9,7 @@
 bool ctl__unbound(void);
 
 /* a->ranks workers below a helper process, *out, which the caller ends (after an error too). argv: theirs. ERR_HELPER;
- * ERR_INPUT: what Ray says. */
+ * ERR_INPUT: Ray's error. */
 int ctl__ray_start(struct helper **out, const struct hub *h, const struct ctl_args *a, char *const *argv);
 
 #define CTL__CONTROLLER "VERLC_CONTROLLER" /* HOST:PORT */

@@ -31,7 +31,7 @@ static char *python_of_ray(void) {
     return NULL;
 }
 
-/* What a worker needs of this process' environment, beside what Ray gives it. */
+/* What a worker needs of this process' environment, in addition to what Ray gives it. */
 static json_t *worker_env(const struct hub *h) {
     static const char *const taken[] = {"VERLC_", "VERL_", "NCCL_"};
     static const char *const own[] = {CTL__VARIABLES, "VERLC_RAY_PYTHON"};
@@ -52,10 +52,10 @@ static json_t *worker_env(const struct hub *h) {
 }
 
 int ctl__ray_start(struct helper **out, const struct hub *h, const struct ctl_args *a, char *const *argv) {
-    const char *asked = getenv("VERLC_RAY_PYTHON");
-    char *found = asked && *asked ? NULL : python_of_ray();
+    const char *python = getenv("VERLC_RAY_PYTHON");
+    char *found = python && *python ? NULL : python_of_ray();
     const struct helper_args args = {.module = "verlc_helpers.ray_launch",
-                                     .python = asked && *asked ? asked : found,
+                                     .python = python && *python ? python : found,
                                      .log_as = "ray",
                                      .memory_bytes = -1,
                                      .start_timeout_s = 120};

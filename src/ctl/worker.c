@@ -65,7 +65,7 @@ static void take_cores(int rank, int ranks) {
 static void lost(void *arg, const char *why) {
     (void)arg;
     log_error("%s", why);
-    _exit(err_exit_status(ERR_RANK)); /* the main thread may be anywhere */
+    _exit(err_exit_status(ERR_RANK)); /* the main thread may be in any call */
 }
 
 static int serve_one(struct comm *comm, const struct comm_call *call, const struct ctl_service *services) {
@@ -113,7 +113,7 @@ int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl
         c.dir = a->dir;
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]); /* what it starts is no rank */
-    const bool ours = l->by && strcmp(l->by, "verlc") == 0;                       /* its controller has looked */
+    const bool ours = l->by && strcmp(l->by, "verlc") == 0;                       /* its controller has checked the binding */
     if (l->local_size > 1 && (ours || ctl__unbound())) take_cores(l->local_rank, l->local_size);
     TRY(comm_open(&comm, &c));
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);

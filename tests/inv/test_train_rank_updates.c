@@ -440,7 +440,7 @@ static void call(struct ctl *c, const struct models *m, size_t setup, size_t dev
     const char *dir = m->dirs[strcmp(SETUPS[setup].model, "tied") != 0];
     json_t *args =
         json_pack("{s:I, s:s, s:I, s:b}", "setup", (json_int_t)setup, "dir", dir, "device", (json_int_t)device, "sharded", sharded);
-    if (ctl_call_all(c, "train", args, NULL, 0, replies, 60) < 0)
+    if (ctl_call_all(c, &(struct hub_call_args){.name = "train", .args = args, .answer_s = 60}, replies) < 0)
         fail_msg("%s, %d ranks: %s", SETUPS[setup].name, ctl_size(c), err_msg());
     json_decref(args);
 }

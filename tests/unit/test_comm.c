@@ -295,7 +295,8 @@ static void end_group(struct group *g) {
 }
 
 static void call_all_for(struct group *g, const char *name, json_t *args, double answer_s) {
-    if (hub_call_ranks(g->hub, 0, g->size, name, args, NULL, 0, answer_s) < 0) fail_msg("%s", err_msg());
+    if (hub_call_ranks(g->hub, 0, g->size, &(struct hub_call_args){.name = name, .args = args, .answer_s = answer_s}) < 0)
+        fail_msg("%s", err_msg());
     json_decref(args);
 }
 
@@ -386,9 +387,10 @@ static void calls_carry_arrays(void **state) {
         join_group(&g);
         for (int round = 0; round < 3; round++) {
             json_t *args = json_pack("{s:i}", "round", round);
+            const struct hub_call_args echo = {.name = "echo", .args = args, .arrays = arrays, .n_arrays = 3, .answer_s = 60};
             const int step = round == 2 ? 1 : 2; /* rank 1 is not called */
-            for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(hub_call(g.hub, r, "echo", args, arrays, 3, 60), 0);
-            if (step == 1) assert_int_equal(hub_call_ranks(g.hub, 0, g.size, "echo", args, arrays, 3, 60), 0);
+            for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(hub_call(g.hub, r, &echo), 0);
+            if (step == 1) assert_int_equal(hub_call_ranks(g.hub, 0, g.size, &echo), 0);
             if (hub_collect(g.hub, replies) < 0) fail_msg("%s", err_msg());
             for (int r = 0; r < 3; r += step) {
                 assert_int_equal(json_integer_value(json_object_get(replies[r].result, "rank")), r);
@@ -503,10 +505,10 @@ static void a_call_that_fails_ends_those_under_way(void **state) {
     struct hub_reply reply;
     int rank;
     open_group(&g, 2);
-    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
+    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
     hub_fail(g.hub, 1, "rank 1 was lost");
     for (int r = 1; r >= 0; r--) {
-        assert_int_equal(hub_call(g.hub, r, "echo", NULL, NULL, 0, 60), ERR_RANK);
+        assert_int_equal(hub_call(g.hub, r, &(struct hub_call_args){.name = "echo", .answer_s = 60}), ERR_RANK);
         assert_string_equal(err_msg(), "rank 1 was lost");
     }
     assert_int_equal(hub_take(g.hub, 1, &rank, &reply), 0);
@@ -520,8 +522,8 @@ static void ranks_answer_at_their_own_time(void **state) {
     open_group(&g, 3);
     struct hub_reply reply;
     assert_int_equal(hub_take(g.hub, 60, &rank, &reply), 0); /* at once: none is called */
-    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
-    for (int r = 1; r < 3; r++) assert_int_equal(hub_call(g.hub, r, "echo", NULL, NULL, 0, 60), 0);
+    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
+    for (int r = 1; r < 3; r++) assert_int_equal(hub_call(g.hub, r, &(struct hub_call_args){.name = "echo", .answer_s = 60}), 0);
     for (; answers[1] + answers[2] < 40 || slices == 0; slices += rc == 0) {
         rc = hub_take(g.hub, 0.01, &rank, &reply);
         if (rc < 0) fail_msg("%s", err_msg());
@@ -530,7 +532,7 @@ static void ranks_answer_at_their_own_time(void **state) {
         assert_int_not_equal(rank, 0);
         hub_reply_free(&reply);
         answers[rank]++;
-        if (answers[rank] < 20) assert_int_equal(hub_call(g.hub, rank, "echo", NULL, NULL, 0, 60), 0);
+        if (answers[rank] < 20) assert_int_equal(hub_call(g.hub, rank, &(struct hub_call_args){.name = "echo", .answer_s = 60}), 0);
     }
     assert_int_equal(answers[1], 20);
     assert_int_equal(answers[2], 20);
@@ -557,8 +559,8 @@ static void each_call_has_its_deadline(void **state) {
     struct hub_reply reply;
     struct group g;
     open_group(&g, 2);
-    assert_int_equal(hub_call(g.hub, 0, "until_stop", NULL, NULL, 0, 60), 0);
-    assert_int_equal(hub_call(g.hub, 1, "until_stop", NULL, NULL, 0, 1), 0);
+    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
+    assert_int_equal(hub_call(g.hub, 1, &(struct hub_call_args){.name = "until_stop", .answer_s = 1}), 0);
     assert_int_equal(hub_take(g.hub, 0.2, &rank, &reply), 0);
     assert_int_equal(hub_take(g.hub, 60, &rank, &reply), ERR_TIMEOUT);
     assert_non_null(strstr(err_msg(), "no answer within 1 s from rank 1 (host "));

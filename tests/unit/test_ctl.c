@@ -99,7 +99,8 @@ static void calls_are_collected_in_order(void **state) {
         struct ctl *c = open_workers(ranks);
         for (int64_t x = 0; x < 50; x++) {
             json_t *args = json_pack("{s:I}", "x", (json_int_t)x);
-            if (ctl_call_all(c, "sum", args, NULL, 0, replies, 60) < 0) fail_msg("%s", err_msg());
+            if (ctl_call_all(c, &(struct hub_call_args){.name = "sum", .args = args, .answer_s = 60}, replies) < 0)
+                fail_msg("%s", err_msg());
             json_decref(args);
             for (int r = 0; r < ranks; r++) {
                 assert_int_equal(json_integer_value(json_object_get(replies[r].result, "sum")),
@@ -118,7 +119,7 @@ static void signals_are_for_the_controller(void **state) {
     (void)state;
     struct hub_reply replies[2];
     struct ctl *c = open_workers(2);
-    if (ctl_call_all(c, "get_signals", NULL, NULL, 0, replies, 60) < 0) fail_msg("%s", err_msg());
+    if (ctl_call_all(c, &(struct hub_call_args){.name = "get_signals", .answer_s = 60}, replies) < 0) fail_msg("%s", err_msg());
     for (int r = 0; r < 2; r++) hub_reply_free(&replies[r]);
     ctl_close(c, true);
 }
@@ -129,7 +130,7 @@ static void workers_get_this_programs_arguments(void **state) {
     for (int own = 0; own < 2; own++) {
         struct hub_reply reply;
         struct ctl *c = open_program(1, own);
-        if (ctl_call_all(c, "arguments", NULL, NULL, 0, &reply, 60) < 0) fail_msg("%s", err_msg());
+        if (ctl_call_all(c, &(struct hub_call_args){.name = "arguments", .answer_s = 60}, &reply) < 0) fail_msg("%s", err_msg());
         assert_int_equal(json_integer_value(json_object_get(reply.result, "n")), own ? 1 : 2);
         hub_reply_free(&reply);
         ctl_close(c, true);
@@ -139,7 +140,7 @@ static void workers_get_this_programs_arguments(void **state) {
 static void expect_error(const char *service, int code, const char *what, const char *detail) {
     struct hub_reply replies[3];
     struct ctl *c = open_workers(3);
-    assert_int_equal(ctl_call_all(c, service, NULL, NULL, 0, replies, 60), code);
+    assert_int_equal(ctl_call_all(c, &(struct hub_call_args){.name = service, .answer_s = 60}, replies), code);
     if (!strstr(err_msg(), what) || !strstr(err_msg(), detail)) fail_msg("not '%s', '%s': %s", what, detail, err_msg());
     ctl_close(c, false);
 }

@@ -68,7 +68,8 @@ static int measure(struct update_bench *b) {
                   "device", b->device, "recompute", b->recompute, "batch", (json_int_t)b->batch, "len", (json_int_t)b->len, "micro",
                   (json_int_t)b->micro, "steps", (json_int_t)b->steps, "rounds", (json_int_t)b->rounds, "threads",
                   (json_int_t)b->threads, "trace", b->trace, "chunks", (json_int_t)b->chunks[0], (json_int_t)b->chunks[1]);
-    int rc = ctl_call_all(b->ctl, "bench_update", args, NULL, 0, replies, b->deadline_s);
+    int rc =
+        ctl_call_all(b->ctl, &(struct hub_call_args){.name = "bench_update", .args = args, .answer_s = b->deadline_s}, replies);
     for (int r = 0; rc >= 0 && r < b->ranks; r++) rc = take_rank(b, hub_who(ctl_hub(b->ctl), r), replies[r].result, isa);
     for (int r = 0; r < b->ranks; r++) hub_reply_free(&replies[r]);
     json_decref(args);

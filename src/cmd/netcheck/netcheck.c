@@ -50,7 +50,7 @@ struct check {
 /* One call on all ranks; *seconds: of the slowest. */
 static int call(struct check *c, const char *name, json_t *args, double *seconds) {
     struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
-    const int rc = ctl_call_all(c->ctl, name, args, NULL, 0, replies, CALL_S);
+    const int rc = ctl_call_all(c->ctl, &(struct hub_call_args){.name = name, .args = args, .answer_s = CALL_S}, replies);
     *seconds = 0;
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         const double s = json_number_value(json_object_get(replies[r].result, "seconds"));
@@ -118,7 +118,11 @@ static int measure_operations(struct check *c) {
 static int call_round(struct check *c, const struct comm_bytes *array, int64_t back) {
     struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
     json_t *args = json_pack("{s:I}", "bytes", (json_int_t)back);
-    const int rc = ctl_call_all(c->ctl, "netcheck_call", args, array, array ? 1 : 0, replies, CALL_S);
+    const int rc =
+        ctl_call_all(c->ctl,
+                     &(struct hub_call_args){
+                         .name = "netcheck_call", .args = args, .arrays = array, .n_arrays = array ? 1 : 0, .answer_s = CALL_S},
+                     replies);
     for (int r = 0; rc >= 0 && r < c->size; r++) hub_reply_free(&replies[r]);
     free(replies);
     json_decref(args);
@@ -153,7 +157,7 @@ out:
 /* Whether every rank has a GPU. */
 static int all_have_gpus(struct check *c, bool *all) {
     struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
-    const int rc = ctl_call_all(c->ctl, "netcheck_has_gpu", NULL, NULL, 0, replies, CALL_S);
+    const int rc = ctl_call_all(c->ctl, &(struct hub_call_args){.name = "netcheck_has_gpu", .answer_s = CALL_S}, replies);
     *all = rc >= 0;
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         *all &= json_is_true(json_object_get(replies[r].result, "has"));
@@ -167,7 +171,8 @@ static int all_have_gpus(struct check *c, bool *all) {
 static int measure_devices_of(struct check *c, int i) {
     struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
     json_t *args = json_pack("{s:s, s:I, s:f}", "device", c->device, "bytes", (json_int_t)device_sizes[i], "seconds", c->seconds);
-    const int rc = ctl_call_all(c->ctl, "netcheck_devices", args, NULL, 0, replies, 2 * CALL_S);
+    const int rc =
+        ctl_call_all(c->ctl, &(struct hub_call_args){.name = "netcheck_devices", .args = args, .answer_s = 2 * CALL_S}, replies);
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         const json_t *x = replies[r].result;
         const double fold = json_number_value(json_object_get(x, "fold")),

@@ -33,8 +33,13 @@ static int given_up(struct rank_group *whole, int rc) {
     return rc;
 }
 
+static struct hub_call_args call_args(const struct rank_group *g, const char *name, const struct message *m) {
+    return (struct hub_call_args){.name = name, .args = m->head, .arrays = m->arrays, .n_arrays = m->n, .answer_s = g->deadline_s};
+}
+
 int rank_group_start(struct rank_group *g, int rank, const char *name, const struct message *m) {
-    TRY(given_up(g->whole, hub_call(g->hub, g->first + rank, name, m->head, m->arrays, m->n, g->deadline_s)));
+    const struct hub_call_args a = call_args(g, name, m);
+    TRY(given_up(g->whole, hub_call(g->hub, g->first + rank, &a)));
     g->busy[rank] = true;
     return 0;
 }
@@ -111,7 +116,8 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
 int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m) {
     for (int r = 0; r < g->n; r++)
         if (g->busy[r]) FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", hub_who(g->hub, g->first + r), name);
-    TRY(given_up(g->whole, hub_call_ranks(g->hub, g->first, g->n, name, m->head, m->arrays, m->n, g->deadline_s)));
+    const struct hub_call_args a = call_args(g, name, m);
+    TRY(given_up(g->whole, hub_call_ranks(g->hub, g->first, g->n, &a)));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
     return 0;
 }
