@@ -115,7 +115,7 @@ static float *gradient(struct rig *r, struct micro_batch_limits cut, int64_t *n_
                                  .entropy = true,
                                  .entropy_grad = r->regularized,
                                  .loss = loss_fn,
-                                 .told = told_fn,
+                                 .on_record = told_fn,
                                  .arg = r};
     float *g = xmalloc(bytes);
     r->loss = 0;

@@ -245,7 +245,7 @@ static int steps(struct rig *r) {
                                      .entropy_grad = !r->s->value && r->step % 2,
                                      .list = r->s->list ? &list : NULL,
                                      .loss = loss_fn,
-                                     .told = told_fn,
+                                     .on_record = told_fn,
                                      .arg = r};
         TRY(spoil(r));
         TRY(trained_model_step(r->t, &m, &c, c.lr, &x));

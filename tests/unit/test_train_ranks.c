@@ -40,7 +40,7 @@ static int64_t ranks(const char *const *args, const char *device, const char *by
         fail_msg("%s", err_msg());
     const struct launch l = {.by = by, .size = size};
     const struct train_ranks_args a = {
-        .conf = c, .keys = &k, .beside = beside, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
+        .conf = c, .keys = &k, .pools = beside, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
     FILE *f = tmpfile();
     assert_non_null(f);
     fflush(stderr);

@@ -273,7 +273,10 @@ int train_plan_generate(const struct conf *c, const struct train_plan_args *a, s
     int64_t local;
     int rc = 0;
     TRYG(generate_config_read(&k, c), end);
-    TRYG(train_plan_ranks(c, &k.devices, NULL, k.device, k.threads, a, &dev, &k.n_ranks, &local), end);
+    TRYG(train_plan_ranks(
+             &(struct train_plan_ranks_args){.conf = c, .keys = &k.devices, .device = k.device, .threads = k.threads, .plan = a},
+             &dev, &k.n_ranks, &local),
+         end);
     size_t adapter;
     TRYG(model_config_load(&shape, k.model_dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);

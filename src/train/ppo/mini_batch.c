@@ -95,7 +95,7 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     u->agg.global_batch_size = u->agg.batch_rows = n;
     u->agg.width = k->max_response_length;
     *m = (struct mini_batch){
-        .seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .told = u->report, .arg = u};
+        .seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .on_record = u->report, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
     if (k->distill.enable) distill_begin(&u->distill, u->s, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;

@@ -62,7 +62,7 @@ int train_ppo(const struct conf *c) {
     struct verlc *v = verlc_open_conf(c);
     schedules[verlc_controller(v)->k.schedule](v);
     restart.ranks = verlc_controller(v)->k.n_ranks;
-    restart.beside = restart.ranks - verlc_controller(v)->k.pools.n[PPO_TRAIN];
+    restart.pool_ranks = restart.ranks - verlc_controller(v)->k.pools.n[PPO_TRAIN];
     restart.by_ranks = verlc_controller(v)->k.devices.ranks > 0;
     restart.ray = verlc_controller(v)->k.n_ray_nodes > 0;
     const int rc = verlc_end(v);
@@ -112,7 +112,11 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
     k.host_memory = a->host;
     const struct train_devices_beside other = ppo_config_beside(&k);
-    TRYG(train_plan_ranks(c, &k.devices, &other, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    TRYG(train_plan_ranks(
+             &(struct train_plan_ranks_args){
+                 .conf = c, .keys = &k.devices, .pools = &other, .device = k.run.device, .threads = k.run.threads, .plan = a},
+             &dev, &k.n_ranks, &k.n_local),
+         end);
     ppo_config_pools(&k, false);
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), end);

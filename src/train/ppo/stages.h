@@ -136,7 +136,7 @@ struct ppo_mini {
     enum verlc_role role;
     const struct batch *whole;
     micro_loss_fn *loss; /* its argument, and that of report, is this struct */
-    micro_told_fn *report;
+    micro_record_fn *report;
     int n_work;          /* arrays of a number for each token that the loss works with */
     struct algo_agg agg; /* mode and factor are the caller's */
     /* the mini-batch: its rows, in the order of its micro-batches */

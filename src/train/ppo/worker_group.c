@@ -194,8 +194,8 @@ void worker_group_generate_end(struct worker_group *g) {
 }
 
 void worker_group_beside(struct worker_group *g, int (*step)(void *arg), void *arg) {
-    g->part[PPO_TRAIN].beside.step = step;
-    g->part[PPO_TRAIN].beside.arg = arg;
+    g->part[PPO_TRAIN].while_waiting.step = step;
+    g->part[PPO_TRAIN].while_waiting.arg = arg;
 }
 
 int worker_group_spare_open(struct worker_group *g, const enum verlc_role *roles, int n,
@@ -205,7 +205,7 @@ int worker_group_spare_open(struct worker_group *g, const enum verlc_role *roles
     if (n == 0 || d->g->n < 2 || g->pools.n[PPO_ROLLOUT] > 0) return 0;
     for (int i = 0; i < n; i++) passes[i] = (struct rank_spare_pass){.role = roles[i], .value = roles[i] == VERLC_CRITIC};
     TRY(rank_spare_open(&g->idle_passes, d->g, passes, n, done, arg));
-    d->spare = g->idle_passes;
+    d->idle = g->idle_passes;
     return 0;
 }
 
@@ -215,7 +215,7 @@ void worker_group_spare_add(struct worker_group *g, const int32_t *prompt, int64
 }
 
 void worker_group_spare_close(struct worker_group *g) {
-    dispatch_of(g, PPO_ROLLOUT)->spare = NULL;
+    dispatch_of(g, PPO_ROLLOUT)->idle = NULL;
     rank_spare_close(g->idle_passes);
     g->idle_passes = NULL;
 }
@@ -227,7 +227,14 @@ int worker_group_forward(struct worker_group *g, const struct worker_group_pass 
     static const enum ppo_pool parts[N_ROLES] = {PPO_TRAIN, PPO_TRAIN, PPO_CRITIC, PPO_TEACHER};
     int rc = parts[role] == PPO_CRITIC ? worker_group_join(g) : 0;
     if (rc == 0)
-        rc = rank_forward(dispatch_of(g, parts[role]), args, g->collective[role], phases[role], p->at, p->seqs, p->n, p->k, out);
+        rc = rank_forward(dispatch_of(g, parts[role]), &(struct rank_forward_args){.args = args,
+                                                                                   .collective = g->collective[role],
+                                                                                   .phase = phases[role],
+                                                                                   .at = p->at,
+                                                                                   .seqs = p->seqs,
+                                                                                   .n = p->n,
+                                                                                   .k = p->k,
+                                                                                   .out = out});
     json_decref(args);
     return rc;
 }

@@ -31,8 +31,8 @@ static int load(void *ctx, const char *dir) {
         free(part);
         if (!there)
             FAIL(ERR_INPUT,
-                 "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start anew "
-                 "with trainer.resume_mode=disable or another trainer.default_local_dir",
+                 "%s has no %s: it is of a run without one; go on with the same algorithm.adv_estimator, or start from "
+                 "scratch with trainer.resume_mode=disable or another trainer.default_local_dir",
                  dir, l->parts[i].name);
         TRY(ckpt_load_part(dir, &l->parts[i]));
     }
@@ -51,7 +51,7 @@ static int open_copy(void *ctx) {
     return ckpt_async_open(&l->async, l->parts, l->n, l->comm);
 }
 
-/* Several ranks: of a copy, in memory that is there for this one alone unless others are written beside the next steps. */
+/* Several ranks: by way of a copy. Its memory is for this one alone, unless others are written overlapped with the next steps. */
 static int save(void *ctx, const struct ckpt_save_args *a) {
     struct local *l = ctx;
     const struct ckpt_save_args b = with_parts(l, a);

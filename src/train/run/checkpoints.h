@@ -1,4 +1,4 @@
-/* checkpoints.h - what a run asks of whoever has its models: their state out of a checkpoint, and into one.
+/* checkpoints.h - what a run needs of the owner of its models: their state out of a checkpoint, and into one.
  *
  * ckpt has the files, the run knows when; between them this, so that a run needs neither models nor a device.
  * Invariant: at most one checkpoint is copied or written at a time. */
@@ -14,11 +14,11 @@ enum { CHECKPOINTS_MAX_PARTS = 2 };
 struct checkpoints {
     void *ctx;
     const char *isa;             /* of the device: what a resumed run keeps; borrowed */
-    int64_t (*steps)(void *ctx); /* optimizer steps of all parts; < 0: not known, since a rank is gone */
+    int64_t (*steps)(void *ctx); /* optimizer steps of all parts; < 0: not known, since a rank was lost */
     /* All parts. ERR_INPUT: dir is of a run without one of them. */
     int (*load)(void *ctx, const char *dir);
     int (*save)(void *ctx, const struct ckpt_save_args *a); /* published, as ckpt_save */
-    /* The same beside the next steps, as ckpt/async_save.h has it: host memory for copies, once; a copy; it is written; how it
+    /* The same, overlapped with the next steps (ckpt/async_save.h): host memory for copies, once; a copy; it is written; how it
      * ended. */
     int (*open_copy)(void *ctx);
     int (*copy)(void *ctx, const struct ckpt_save_args *a);
@@ -31,7 +31,7 @@ struct checkpoints {
  * rank 0's. The parts' models and optimizers are borrowed until close; isa as above. */
 void checkpoints_local(struct checkpoints *out, const struct ckpt_part *parts, int n_parts, const char *isa, struct comm *c);
 
-/* Of two that have parts of a run each: `first` writes its parts apart, and then `last` the checkpoint, which they join. Both are
+/* Of two that have parts of a run each: `first` writes its parts separately, then `last` the checkpoint, which they join. Both are
  * closed with this. */
 void checkpoints_joint(struct checkpoints *out, const struct checkpoints *first, const struct checkpoints *last);
 

@@ -10,7 +10,6 @@
 #include "train/train.h"
 
 #include <stdlib.h>
-#include <stdlib.h>
 #include <string.h>
 
 extern char **environ;
@@ -50,13 +49,13 @@ int64_t train_data_parallel(const struct conf *c, const struct train_devices_key
     return n > 1 ? n : 1;
 }
 
-/* By trainer.ranks and those of pools; 0: nothing is said. */
+/* By trainer.ranks and those of pools; 0: none is set. */
 static int64_t ranks_asked(const struct train_ranks_args *a) {
     const int64_t own = a->keys->ranks;
-    return a->beside.ranks > 0 ? a->beside.ranks + (own > 0 ? own : 1) : own;
+    return a->pools.ranks > 0 ? a->pools.ranks + (own > 0 ? own : 1) : own;
 }
 
-static const char *asked_by(const struct train_ranks_args *a) { return a->beside.gpus > 0 ? ASKED_BY " and by pools" : ASKED_BY; }
+static const char *asked_by(const struct train_ranks_args *a) { return a->pools.gpus > 0 ? ASKED_BY " and by pools" : ASKED_BY; }
 
 /* Under a launcher: a process a rank. */
 static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
@@ -68,7 +67,7 @@ static int64_t launched(const struct train_ranks_args *a, int64_t asked) {
     return n;
 }
 
-/* By hand, on the GPUs of this host. there: how many it has; >= 1. */
+/* Started by hand, on the GPUs of this host. there: how many it has; >= 1. */
 static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
     const bool one = a->device && strncmp(a->device, "cuda:", 5) == 0;
     const int64_t here = least(one ? 1 : a->keys->nnodes > 1 ? asked / a->keys->nnodes : asked, there);
@@ -82,14 +81,14 @@ static int64_t on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t 
                  (long long)here, (long long)asked);
     else
         log_note("this host has %lld of the %lld GPUs asked for by %s: %lld rank%s; the result is the same", (long long)there,
-                 (long long)asked, a->beside.gpus > 0 ? asked_by(a) : "trainer.n_gpus_per_node", (long long)here,
+                 (long long)asked, a->pools.gpus > 0 ? asked_by(a) : "trainer.n_gpus_per_node", (long long)here,
                  here == 1 ? "" : "s");
     return here;
 }
 
-/* trainer.ranks, or a pool's where no number of GPUs is said, says how many, whatever GPUs there are. */
+/* trainer.ranks, or a pool's where no number of GPUs is set, decides, whatever GPUs there are. */
 static bool says_ranks(const struct train_ranks_args *a, int64_t asked) {
-    return a->keys->ranks > 0 || (a->beside.ranks > 0 && asked == 1);
+    return a->keys->ranks > 0 || (a->pools.ranks > 0 && asked == 1);
 }
 static int64_t ranks_on_gpus(const struct train_ranks_args *a, int64_t asked, int64_t there) {
     const int64_t n = ranks_asked(a);
@@ -115,7 +114,7 @@ bool train_on_cpu(const char *device) { return device && (strcmp(device, "cpu") 
 
 /* Several nodes are Ray's where it has some; one is, where this host has no GPU (a cluster's head). */
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
-    const int64_t asked = train_devices_asked(a->conf, a->keys) + a->beside.gpus, nodes = a->keys->nnodes + a->beside.nodes,
+    const int64_t asked = train_devices_asked(a->conf, a->keys) + a->pools.gpus, nodes = a->keys->nnodes + a->pools.nodes,
                   by_ranks = ranks_asked(a);
     const bool cpu = train_on_cpu(a->device), several = a->ray && nodes > 1;
     *ray_nodes = 0;
@@ -125,7 +124,7 @@ int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
         return by_ranks;
     }
     if (cpu) return on_cpu(a, asked);
-    if (asked == 1 && by_ranks <= 1) return 1; /* a GPU is not looked for: that takes a while */
+    if (asked == 1 && by_ranks <= 1) return 1; /* without looking for a GPU, which takes a while */
     const int64_t there = several ? 0 : a->n_gpus();
     if (a->ray && asked > 1 && there == 0 && asked % nodes == 0) {
         *ray_nodes = (int)nodes;
@@ -149,36 +148,36 @@ bool train_launched(void) {
     return launch_read(&l, environ) == 0 && l.size > 1;
 }
 
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *pools,
                 const char *device, int64_t *n, int *ray_nodes) {
     int none;
     struct launch l;
     TRY(launch_read(&l, environ));
     const struct train_ranks_args a = {.conf = c,
                                        .keys = k,
-                                       .beside = beside ? *beside : (struct train_devices_beside){0},
+                                       .pools = pools ? *pools : (struct train_devices_beside){0},
                                        .device = device,
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,
-                                       .ray = ray_nodes && ray_is_there(k->nnodes + (beside ? beside->nodes : 0))};
+                                       .ray = ray_nodes && ray_is_there(k->nnodes + (pools ? pools->nodes : 0))};
     *n = train_ranks_asked(&a, ray_nodes ? ray_nodes : &none);
     return 0;
 }
 
-int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
-                     const char *device, int threads, const struct train_plan_args *a, struct dev *dev, int64_t *ranks,
-                     int64_t *local) {
+int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+    const struct train_devices_keys *const k = a->keys;
+    const int64_t gpu = a->plan->gpu, gpus = a->plan->gpus; /* --gpu, --gpus */
     const struct resume none = {.step = -1};
-    *ranks = a->gpus > 0 ? a->gpus : train_devices_asked(c, k) + (beside ? beside->gpus : 0);
-    if (a->gpu == 0 && a->gpus == 0) TRY(train_ranks(c, k, beside, device, ranks, NULL));
-    if (a->gpu > 0) dev_open_cuda_planned(dev, (size_t)a->gpu);
-    else TRY(resume_open_device(dev, &none, device, threads));
-    const int64_t there = a->gpu > 0 || a->gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();
+    *ranks = gpus > 0 ? gpus : train_devices_asked(a->conf, k) + (a->pools ? a->pools->gpus : 0);
+    if (gpu == 0 && gpus == 0) TRY(train_ranks(a->conf, k, a->pools, a->device, ranks, NULL));
+    if (gpu > 0) dev_open_cuda_planned(dev, (size_t)gpu);
+    else TRY(resume_open_device(dev, &none, a->device, a->threads));
+    const int64_t there = gpu > 0 || gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();
     if (*ranks > there) dev->mem_total /= (size_t)((*ranks + there - 1) / there); /* as ranks that share a GPU plan */
-    if (a->gpus > 0 && !dev_has_own_memory(dev))
+    if (gpus > 0 && !dev_has_own_memory(dev))
         FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
-             (long long)a->gpus);
-    const bool per_node = conf_is_set(c, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
+             (long long)gpus);
+    const bool per_node = conf_is_set(a->conf, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
     *local = per_node ? least(k->n_gpus_per_node, *ranks) : (*ranks + k->nnodes - 1) / k->nnodes;
     return 0;
 }

@@ -1,7 +1,7 @@
-/* devices_asked.h - how many ranks a run has: what its keys ask for, what started it, and what is there; in every program that
+/* devices_asked.h - how many ranks a run has: by its keys, by what started it, and by the devices present; in every program that
  * opens a device.  Private to train.
  *
- * Invariant: results do not depend on the number of ranks, so fewer than asked for are a line of the log and no error. */
+ * Invariant: results do not depend on the number of ranks, so fewer than requested are a line of the log and no error. */
 #ifndef VERLC_TRAIN_DEVICES_ASKED_H
 #define VERLC_TRAIN_DEVICES_ASKED_H
 
@@ -16,47 +16,53 @@ struct train_devices_keys {
     int64_t max_restarts;
 };
 
-/* How many GPUs the user asks for; 1 where nothing is said. verl's default of n_gpus_per_node is 8; only a number that was set is
- * a promise. */
+/* How many GPUs the user requests; 1 where no key is set. verl's default of n_gpus_per_node is 8, so only a number that was set
+ * counts. */
 int64_t train_devices_asked(const struct conf *c, const struct train_devices_keys *k);
 
 /* How many of these share a mini-batch, as verl counts them: those that a model or a sequence is split over, by the keys of the
  * group ("actor_rollout_ref.actor", "critic", "engine"), count as one. >= 1. Of verl's rules about batch sizes alone. */
 int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
 
-/* What keys ask for beside trainer's: GPUs, and the hosts that they are on; ranks, which count on a CPU and
- * with trainer.ranks. */
+/* What keys of pools request in addition to trainer's: GPUs, and the hosts that they are on; ranks, which count on a CPU and with
+ * trainer.ranks. */
 struct train_devices_beside {
     int64_t gpus, nodes, ranks;
 };
 struct train_ranks_args {
     const struct conf *conf;
     const struct train_devices_keys *keys;
-    struct train_devices_beside beside;
+    struct train_devices_beside pools;
     const char *device;          /* trainer.device; NULL: auto */
     const struct launch *launch; /* what started this process */
-    int (*n_gpus)(void);         /* of this host; called where several are asked for */
+    int (*n_gpus)(void);         /* of this host; called where several are requested */
     bool ray;                    /* a Ray cluster is there */
 };
 /* trainer.device is cpu or ref. */
 bool train_on_cpu(const char *device);
-/* How many ranks the run has: the launcher's processes where there are several; else trainer.ranks; else on GPUs those asked for
- * that this host has. Where that is another number than asked for, one line of the log says why. >= 1.
+/* How many ranks the run has: the launcher's processes where there are several; else trainer.ranks; else on GPUs those
+ * requested that this host has. Where that is another number than requested, one line of the log says why. >= 1.
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
-/* The same of this process: its environment, its GPUs; beside NULL: nothing; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
+/* The same of this process: its environment, its GPUs; pools NULL: none; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
  * variables make no sense. */
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *pools,
                 const char *device, int64_t *n, int *ray_nodes);
 /* Whether a launcher says how many ranks there are. */
 bool train_launched(void);
 
-/* For a plan: its device, and how many ranks there are, `local` of them on a host. *a: train.h. ERR_INVAL: GPUs of a size that is
- * not known, since there is none. */
 struct train_plan_args;
 struct dev;
-int train_plan_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *beside,
-                     const char *device, int threads, const struct train_plan_args *a, struct dev *dev, int64_t *ranks,
-                     int64_t *local);
+struct train_plan_ranks_args {
+    const struct conf *conf;
+    const struct train_devices_keys *keys;
+    const struct train_devices_beside *pools; /* NULL: none */
+    const char *device;                       /* trainer.device */
+    int threads;
+    const struct train_plan_args *plan; /* train.h */
+};
+/* For a plan: its device, and how many ranks there are, `local` of them on a host. ERR_INVAL: GPUs of unknown size, since there is
+ * none. */
+int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
 
 #endif

@@ -16,7 +16,7 @@ enum {
     SPILL = 6 << 10,     /* in a client's file */
     TOKEN_PROMPT = 8,    /* of a prompt: its id and text */
     TOKEN_RESPONSE = 26, /* of a response: id, log-prob, entropy, reference's log-prob, advantage, its bytes, text */
-    SAMPLE = 512         /* its row beside */
+    SAMPLE = 512         /* the rest of its row */
 };
 
 /* ---- one checkpoint ---- */
@@ -51,7 +51,7 @@ static size_t tokenizer_bytes(const char *dir) {
     return sum;
 }
 
-/* Its model directory with huggingface/ (configuration and tokenizer again), and the master and state beside it. */
+/* Its model directory with huggingface/ (configuration and tokenizer again), and in addition master and state. */
 static int part_bytes(const struct disk_model *m, size_t *out) {
     double trained = (double)model_config_params(m->config), exported = trained * (double)dtype_size(m->config->dtype);
     if (m->lora->on) {
@@ -73,7 +73,7 @@ static int64_t saves_of(const struct run_config *k, int64_t from, int64_t steps)
     return (k->save_freq < 0) + (k->early_stop.enable ? 1 : 0);
 }
 
-/* More directories than now at a time: the new one is whole before an old one goes, and the best one stays besides. */
+/* More directories than now at a time: the new one is whole before an old one is removed, and the best one stays in addition. */
 static int64_t most_of(const struct run_config *k, int64_t there, int64_t saves) {
     if (saves == 0) return 0;
     const int64_t keep = k->keep_ckpts > 0 ? k->keep_ckpts : INT64_MAX - 2;
@@ -152,7 +152,7 @@ int disk_plan_check(const struct disk_plan *p, const struct disk_plan_args *a, v
     struct buf line = {0};
     buf_addf(&line, "disk: %s has %s free, and this run may write %s: ", dir, there, size_text(p->needed, needed));
     parts_text(p, a, &line);
-    if (p->most > 2) /* one that stays and the next, which is whole before the first one goes */
+    if (p->most > 2) /* one that stays, and the next, which is whole before the first one is removed */
         buf_addf(&line, "; with %s=1 it is %s", a->keep_key,
                  size_text(bytes_of(2 * (double)p->checkpoint + (double)p->logs), least));
     say(arg, line.p);

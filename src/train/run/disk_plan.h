@@ -15,7 +15,7 @@
 /* A model that is trained. */
 struct disk_model {
     const struct model_config *config; /* a critic's has gone through model_config_make_value; json NULL: there is none */
-    const char *dir;                   /* whose tokenizer files go along */
+    const char *dir;                   /* whose tokenizer files are copied */
     const struct train_lora *lora;
     const struct optim_config *optim;
 };
@@ -24,7 +24,7 @@ struct disk_plan_args {
     const char *keep_key; /* trainer.max_actor_ckpt_to_keep, sft's trainer.max_ckpt_to_keep */
     const struct disk_model *models;
     int n_models;
-    int64_t from, steps;               /* the step that the run goes on from, 0: anew; its last one, 0: not known */
+    int64_t from, steps;               /* the step that the run goes on from, 0: from scratch; its last one, 0: not known */
     int64_t samples, val_samples;      /* of a step, of a validation; 0: none are recorded */
     int64_t prompt_tokens, new_tokens; /* of a sample, the most */
     int n_clients;                     /* trackers whose unsent records are kept */

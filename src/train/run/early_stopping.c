@@ -154,7 +154,7 @@ int early_stop_restore(struct early_stop *e, const json_t *state, const char *wh
     TRY(json_str(state, "mode", &mode, where));
     if (!e->metric) choose(e, metric);
     if (strcmp(metric, e->metric) != 0 || (strcmp(mode, "max") == 0) != e->maximize) {
-        log_note("early stopping looks at %s (%s) now, before at %s (%s): the best so far starts anew", e->metric,
+        log_note("early stopping looks at %s (%s) now, before at %s (%s): the best so far is reset", e->metric,
                  e->maximize ? "max" : "min", metric, mode);
         return 0;
     }

@@ -134,7 +134,7 @@ static bool holds(const struct early_warning *w, double value) {
     return w->kind == EARLY_FALL ? value < w->limit : value > w->limit;
 }
 
-static bool gone(const struct early_warning *w, double value) {
+static bool cleared(const struct early_warning *w, double value) {
     if (w->kind == EARLY_SAME) return value > w->over;
     return w->kind == EARLY_FALL ? value >= w->over : value <= w->over;
 }
@@ -177,8 +177,8 @@ void early_warnings_add(struct early_warnings *e, const struct metrics *m,
         remember(h, x);
         if (!known) continue;
         h->held = holds(w, value) && !quiet ? h->held + 1 : 0;
-        h->gone = gone(w, value) || quiet ? h->gone + 1 : 0;
-        if (h->gone >= EARLY_OVER_STEPS) h->active = false;
+        h->cleared = cleared(w, value) || quiet ? h->cleared + 1 : 0;
+        if (h->cleared >= EARLY_OVER_STEPS) h->active = false;
         if (h->held < w->steps || h->active || covered(e, w)) continue;
         h->active = true;
         char *line = line_of(e, w, x, value);

@@ -1,8 +1,8 @@
-/* early_warnings.h - what usually goes wrong in a run, seen in its metrics while it can still be mended: one line when a
- * condition begins, and again only after it has gone away.  Private to train and cmd.
+/* early_warnings.h - common failures of a run, detected in its metrics while they can still be fixed: one line when a
+ * condition begins, and again only after it has cleared.  Private to train and cmd.
  *
  * Knows metrics alone: no batch, no clock, no tracker.
- * Invariant: what is said is a function of the metrics of the steps so far. After a resume the history begins anew. */
+ * Invariant: what is said is a function of the metrics of the steps so far. After a resume the history starts empty. */
 #ifndef VERLC_TRAIN_RUN_EARLY_WARNINGS_H
 #define VERLC_TRAIN_RUN_EARLY_WARNINGS_H
 
@@ -42,7 +42,7 @@ struct early_warnings {
     struct early_watch {
         double last[EARLY_WINDOW], first, lowest; /* first: sum of the first EARLY_FIRST */
         int64_t seen;
-        int held, gone; /* steps in a row in which it held; in which it had gone away */
+        int held, cleared; /* steps in a row in which it held; in which it did not */
         bool active;
     } watch[EARLY_MAX];
     struct early_score {
@@ -50,7 +50,7 @@ struct early_warnings {
         int64_t seen;
     } score;
 };
-/* Takes the metrics of the next step; say is called for each condition that begins, with its line. */
+/* Takes the metrics of the next step; calls say for each condition that begins, with its line. */
 void early_warnings_add(struct early_warnings *e, const struct metrics *m,
                         void (*say)(void *arg, const struct early_warning *w, const char *line), void *arg);
 

@@ -1,5 +1,5 @@
 /* lora_keys.h - the keys of an adapter, the same ones in ppo and sft, and the model
- * that they ask for.  Private to train. */
+ * that they describe.  Private to train. */
 #ifndef VERLC_TRAIN_LORA_H
 #define VERLC_TRAIN_LORA_H
 
@@ -20,7 +20,7 @@ struct train_lora_keys {
     const char *path;
     enum quant_kind quant;
 };
-/* The adapter that they ask for. section: "model", "actor_rollout_ref.model", "critic.model"; model_path: the user's name of
+/* The adapter that they describe. section: "model", "actor_rollout_ref.model", "critic.model"; model_path: the user's name of
  * the base model. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: the adapter to start from. */
 int train_make_lora(struct train_lora *l, const char *section, const struct train_lora_keys *k, const char *model_path);
 void train_lora_free(struct train_lora *l);

@@ -10,7 +10,7 @@ static inline size_t train_pages(size_t bytes) { return (bytes + ((size_t)2 << 2
 size_t train_memory_limit(const struct dev *dev, int64_t set);
 /* Host memory that may be pinned: what the host has, less an eighth for everything else. bytes 0: this machine's. */
 size_t train_host_limit(int64_t bytes);
-/* Whether checkpoints are written beside the next steps (ckpt/async_save.h), with a copy of so many bytes: the key's value where
+/* Whether writing checkpoints overlaps with the next steps (ckpt/async_save.h), with a copy of so many bytes: the key's value where
  * it is set, else where the copy takes at most half of the memory that is free. */
 bool train_async_save(bool is_set, bool value, size_t copy, size_t free_bytes);
 

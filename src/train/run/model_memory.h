@@ -1,4 +1,4 @@
-/* model_memory.h - what a model that is trained takes of a device beside its activations, the same in every plan.
+/* model_memory.h - device memory of a trained model in addition to its activations, the same in every plan.
  * Private to train. */
 #ifndef VERLC_TRAIN_RUN_MODEL_MEMORY_H
 #define VERLC_TRAIN_RUN_MODEL_MEMORY_H
@@ -11,7 +11,7 @@ struct model_memory {
     size_t weights, adapter, master, grads, moments, host; /* master 0: in host memory; host: what is there instead */
     size_t chunk,
         shared_chunk; /* the gradient of a chunk of micro-batches: of one rank, and that several share; 0: there is none */
-    size_t exchange;  /* what several ranks share of gradients and weights beside */
+    size_t exchange;  /* in addition, memory that several ranks share for gradients and weights */
     size_t copy;      /* a rank's share of the copy of what a checkpoint holds, in its host's memory (ckpt/async_save.h) */
     int64_t n_train;  /* elements of an adapter; 0: the whole model is trained */
     double uneven;    /* by how much the largest shard is over the mean of all, as a share of it */
@@ -35,7 +35,7 @@ static inline size_t model_memory_kept_bytes(const struct model_memory *o) { ret
 /* What the ops need to know of it. rows: of the largest pass; train_rows: of the largest update; decode: of the largest decoding
  * step. */
 struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, int64_t rows, int64_t train_rows, int64_t decode);
-/* The ops serve another model beside. */
+/* The ops serve another model as well. */
 void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c);
 
 #endif

@@ -30,29 +30,30 @@ struct stages {
         double seconds;
     } done[MAX_STAGES];
     int n_done;
-    void (*follow)(void *arg, const char *name); /* NULL: nobody */
+    void (*follow)(void *arg, const char *name); /* NULL: none */
     void *follow_arg;
-    void (*tell)(void *arg, const char *name, int64_t done, int64_t total); /* NULL: nobody */
-    void *tell_arg;
+    void (*report)(void *arg, const char *name, int64_t done, int64_t total); /* NULL: none */
+    void *report_arg;
     struct sigaction old[N_STOPS];
 };
 
-static volatile sig_atomic_t stop_signal, asked; /* asked: by SIGINT or SIGTERM */
-static struct timespec asked_at;
-static pid_t asked_by; /* 0: a terminal */
+static volatile sig_atomic_t stop_signal, requested; /* requested: by SIGINT or SIGTERM */
+static struct timespec requested_at;
+static pid_t requested_by; /* 0: a terminal */
 static bool hold;
 
-/* The request before again, on another way: whoever signals a whole group or all that descends from a process reaches `verlc exec`
- * too, which hands it on. */
+/* Whether this is the previous request a second time, by another way: a signal to a whole process group or tree also reaches
+ * `verlc exec`, which forwards it. */
 static bool same_request(const siginfo_t *info) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const pid_t by = info->si_code == SI_USER ? info->si_pid : 0;
-    const bool soon = (double)(now.tv_sec - asked_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec) < SAME_REQUEST_S;
-    const bool same = asked && soon && by != asked_by && by && asked_by;
-    if (!asked) {
-        asked_at = now;
-        asked_by = by;
+    const bool soon =
+        (double)(now.tv_sec - requested_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - requested_at.tv_nsec) < SAME_REQUEST_S;
+    const bool same = requested && soon && by != requested_by && by && requested_by;
+    if (!requested) {
+        requested_at = now;
+        requested_by = by;
     }
     return same;
 }
@@ -61,13 +62,13 @@ static bool same_request(const siginfo_t *info) {
 static void on_signal(int sig, siginfo_t *info, void *context) {
     (void)context;
     if (sig != SIGHUP && same_request(info)) return;
-    if (sig != SIGHUP && asked) { /* asked twice: end now, as the default action would */
+    if (sig != SIGHUP && requested) { /* requested twice: end now, as the default action would */
         signal(sig, SIG_DFL);
         raise(sig);
         return;
     }
     if (sig == SIGHUP && stop_signal) return;
-    if (sig != SIGHUP) asked = 1;
+    if (sig != SIGHUP) requested = 1;
     if (!stop_signal) stop_signal = sig;
     static const char text[] = "\nstopping: saving the state; once more ends at once\n";
     (void)!write(STDERR_FILENO, text, sizeof text - 1);
@@ -90,7 +91,7 @@ int stage_check_stop(void) {
 
 void progress_report(const struct progress *p, const char *name, int64_t done, int64_t total, double tok_s) {
     stage_beat(p->stages);
-    if (p->stages->tell) p->stages->tell(p->stages->tell_arg, name, done, total);
+    if (p->stages->report) p->stages->report(p->stages->report_arg, name, done, total);
     if (p->track) track_progress(p->track, p->step, name, done, total, tok_s);
 }
 
@@ -129,7 +130,7 @@ int stages_create(struct stages **out, double deadline_s) {
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &attr);
     pthread_condattr_destroy(&attr);
-    stop_signal = asked = 0;
+    stop_signal = requested = 0;
     struct sigaction sa = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
     for (int i = 0; i < N_STOPS; i++) sigaddset(&sa.sa_mask, stops[i]);
     for (int i = 0; i < N_STOPS; i++) {
@@ -196,8 +197,8 @@ void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), vo
 }
 
 void stages_tell(struct stages *s, void (*fn)(void *arg, const char *name, int64_t done, int64_t total), void *arg) {
-    s->tell = fn;
-    s->tell_arg = arg;
+    s->report = fn;
+    s->report_arg = arg;
 }
 
 void stage_beat(struct stages *s) {

@@ -13,7 +13,7 @@
 
 struct stages; /* one run's clock; create one at a time */
 
-/* deadline_s: longest silence (of clock_awake); <= 0: 600. SIGINT, SIGTERM and SIGHUP ask for a stop
+/* deadline_s: longest silence (of clock_awake); <= 0: 600. SIGINT, SIGTERM and SIGHUP request a stop
  * (stage_stop_signal); a second SIGINT or SIGTERM ends at once. An ignored SIGHUP stays so (nohup). */
 int stages_create(struct stages **out, double deadline_s);
 void stages_destroy(struct stages *s); /* restores the handlers; NULL ok */
@@ -29,7 +29,7 @@ void stage_beat(struct stages *s);            /* any thread */
 double stage_seconds(const struct stages *s); /* since the stage began */
 /* timing_s/NAME of everything since the last call, and resets. */
 void stages_metrics(struct stages *s, struct metrics *m);
-/* Where a stage tells how far it is; borrowed. */
+/* Where a stage reports its progress; borrowed. */
 struct progress {
     struct stages *stages;
     struct track *track; /* NULL: a worker's, which has none */
@@ -37,9 +37,9 @@ struct progress {
 };
 /* So many of total samples are done: a beat, and what the bar shows. */
 void progress_report(const struct progress *p, const char *phase, int64_t done, int64_t total, double tok_s);
-/* ERR_SIGNAL where a signal has asked for a stop, which is not held. */
+/* ERR_SIGNAL where a signal has requested a stop that is not held. */
 int stage_check_stop(void);
-int stage_stop_signal(void);     /* 0, or the signal that asked for a stop */
+int stage_stop_signal(void);     /* 0, or the signal that requested a stop */
 int stage_stop_due(void);        /* the same; 0 while it is held */
 void stage_hold_stop(bool held); /* what is under way goes on to its end */
 bool stage_stop_held(void);

@@ -7,16 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank's share of a forward pass is dealt in so many pieces at most, of so many tokens at least: it waits between two. */
+/* A rank's share of a forward pass is sent in so many pieces at most, of so many tokens at least: the rank waits between two. */
 enum { PIECES = 8, PIECE_TOKENS = 1 << 16 };
 
 struct rank_share {
     int64_t open;                /* samples that it has or will get */
     struct request_list waiting; /* for its next call */
     struct rollout_stats stats;
-    enum { SLICE, BETWEEN, SPARE } call; /* what is under way, or the last one */
-    bool spent;                          /* it has begun a pass: its block has no KV cache any more */
-    int64_t lo, hi;                      /* sequences of the piece under way */
+    enum { SLICE, BETWEEN, IDLE_PASS } call; /* the call under way, or the last one */
+    bool cache_dropped;                      /* it has begun a pass, which took the KV cache's block */
+    int64_t lo, hi;                          /* sequences of the piece under way */
 };
 
 void rank_dealing_init(struct rank_dealing *d, struct rank_group *g) {
@@ -45,7 +45,7 @@ void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q) 
     struct rank_share *least = d->share;
     for (int r = 1; r < d->g->n; r++)
         if (d->share[r].open < least->open) least = &d->share[r];
-    CHECK(!least->spent); /* with d->spare all requests come before the first slice */
+    CHECK(!least->cache_dropped); /* with d->idle all requests come before the first slice */
     request_list_add(&least->waiting, q);
     least->open += q->n;
 }
@@ -68,8 +68,8 @@ static bool open_elsewhere(const struct rank_dealing *d) {
     return open > 0;
 }
 
-/* What comes between, in turns with generation; without samples of its own, what is done for later. */
-static int go_on(struct rank_dealing *d, int rank) {
+/* The rank's next call: of `between` in turns with generation; without samples of its own, an idle rank's pass. */
+static int next_call(struct rank_dealing *d, int rank) {
     struct rank_share *r = &d->share[rank];
     if (d->between.start && (r->call != BETWEEN || r->open == 0)) {
         const int started = d->between.start(d->between.arg, rank);
@@ -79,22 +79,22 @@ static int go_on(struct rank_dealing *d, int rank) {
     }
     r->call = SLICE;
     if (r->open > 0) return generate(d, rank, false);
-    if (!d->spare || !open_elsewhere(d)) return 0;
-    r->call = SPARE;
-    const int started = rank_spare_start(d->spare, rank);
+    if (!d->idle || !open_elsewhere(d)) return 0;
+    r->call = IDLE_PASS;
+    const int started = rank_spare_start(d->idle, rank);
     TRY(started);
-    r->spent |= started > 0;
+    r->cache_dropped |= started > 0;
     return 0;
 }
 
 static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *reply) {
-    if (d->share[rank].call == SPARE) {
-        TRY(rank_spare_take(d->spare, rank, reply));
-        return d->interrupting ? 0 : go_on(d, rank);
+    if (d->share[rank].call == IDLE_PASS) {
+        TRY(rank_spare_take(d->idle, rank, reply));
+        return d->interrupting ? 0 : next_call(d, rank);
     }
     if (d->share[rank].call == BETWEEN) {
         TRY(d->between.take(d->between.arg, rank, reply));
-        return d->interrupting ? 0 : go_on(d, rank);
+        return d->interrupting ? 0 : next_call(d, rank);
     }
     struct message_reader in = rank_group_reader(d->g, rank, reply);
     struct rank_share *r = &d->share[rank];
@@ -102,7 +102,7 @@ static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *
     TRY(message_next(&in, sizeof r->stats, &stats));
     r->stats = *(const struct rollout_stats *)stats.p;
     r->open -= message_n_samples(&in);
-    if (!d->interrupting) TRY(go_on(d, rank)); /* before the samples are looked at, so that the rank does not wait */
+    if (!d->interrupting) TRY(next_call(d, rank)); /* before the samples are read, so that the rank does not wait */
     return message_read_samples(&in, d->to->done, d->to->done_arg);
 }
 
@@ -143,7 +143,7 @@ int rank_generate_step(struct rank_dealing *d, bool wait) {
     struct hub_reply reply;
     int rank, more = 0;
     for (int r = 0; r < d->g->n; r++)
-        if (!d->g->busy[r]) TRY(go_on(d, r));
+        if (!d->g->busy[r]) TRY(next_call(d, r));
     for (double most = wait ? 0.05 : 0;; most = 0) { /* all that have answered by now */
         const int got = rank_group_take(d->g, most, &rank, &reply);
         TRY(got);
@@ -152,7 +152,7 @@ int rank_generate_step(struct rank_dealing *d, bool wait) {
         hub_reply_free(&reply);
         TRY(rc);
     }
-    for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0 || (d->g->busy[r] && d->share[r].call == SPARE);
+    for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0 || (d->g->busy[r] && d->share[r].call == IDLE_PASS);
     return more;
 }
 
@@ -161,7 +161,7 @@ struct rollout_stats rank_generate_stats(const struct rank_dealing *d) {
     for (int r = 0; r < d->g->n; r++) {
         const struct rollout_stats *x = &d->share[r].stats;
         const double most = sum.n_kv_blocks ? (double)sum.kv_blocks_peak / (double)sum.n_kv_blocks : 0;
-        sum.running += d->share[r].open; /* what it was not told of included */
+        sum.running += d->share[r].open; /* including requests that were not sent yet */
         sum.finished += x->finished;
         sum.rows += x->rows;
         sum.sampled += x->sampled;
@@ -184,7 +184,7 @@ void rank_generate_end(struct rank_dealing *d) {
     err_save(&why);
     rank_group_drain(d->g);
     drop_waiting(d);
-    if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group is gone */
+    if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group has ended */
     d->to = NULL;
     err_restore(&why);
 }
@@ -194,15 +194,15 @@ void rank_generate_end(struct rank_dealing *d) {
 struct pass {
     const json_t *args;
     const struct packed_seq *seqs;
-    int64_t n, next, done, k; /* sequences: all, the first not dealt, done; tokens of a list */
+    int64_t n, next, done, k; /* sequences: all, the first not sent, done; tokens of a list */
     int64_t *target;          /* (n + 1): the first target of each */
     int64_t share;            /* tokens of a piece */
     int open;                 /* calls under way */
     struct forward_out out;
 };
 
-/* The sequences from the first not dealt up to `end`. */
-static int deal(struct rank_dealing *d, struct pass *p, int rank, int64_t end) {
+/* Sends the sequences from the first not sent up to `end`. */
+static int send_seqs(struct rank_dealing *d, struct pass *p, int rank, int64_t end) {
     struct rank_share *r = &d->share[rank];
     struct message m = message_new(false);
     r->lo = p->next;
@@ -215,19 +215,19 @@ static int deal(struct rank_dealing *d, struct pass *p, int rank, int64_t end) {
     return rc;
 }
 
-static int deal_piece(struct rank_dealing *d, struct pass *p, int rank) {
+static int send_piece(struct rank_dealing *d, struct pass *p, int rank) {
     int64_t end = p->next, tokens = 0;
     while (end < p->n && (end == p->next || tokens + p->seqs[end].n <= p->share)) tokens += p->seqs[end++].n;
-    return deal(d, p, rank, end);
+    return send_seqs(d, p, rank, end);
 }
 
-/* To each rank its share of the tokens, which may be nothing. */
-static int deal_all(struct rank_dealing *d, struct pass *p, int64_t tokens) {
+/* Sends each rank its share of the tokens, which may be empty. */
+static int send_shares(struct rank_dealing *d, struct pass *p, int64_t tokens) {
     int64_t end = 0, sum = 0;
     for (int r = 0; r < d->g->n; r++) {
         const int64_t most = (int64_t)((__int128)tokens * (r + 1) / d->g->n);
         while (end < p->n && sum + p->seqs[end].n <= most) sum += p->seqs[end++].n;
-        TRY(deal(d, p, r, end));
+        TRY(send_seqs(d, p, r, end));
     }
     return 0;
 }
@@ -253,26 +253,31 @@ static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, con
     return 0;
 }
 
-int rank_forward(struct rank_dealing *d, json_t *args, bool collective, const char *phase, const struct progress *at,
-                 const struct packed_seq *seqs, int64_t n, int64_t k, struct forward_out out) {
+static void add_args(const struct rank_forward_args *a) {
+    json_object_set_new(a->args, "may_stop", json_boolean(!stage_stop_held()));
+    json_object_set_new(a->args, "logp", json_boolean(a->out.logp != NULL));
+    json_object_set_new(a->args, "sum_pi_sq", json_boolean(a->out.sum_pi_sq != NULL));
+    json_object_set_new(a->args, "value", json_boolean(a->out.value != NULL));
+    json_object_set_new(a->args, "list", json_integer(a->out.list ? (json_int_t)a->k : 0));
+}
+
+int rank_forward(struct rank_dealing *d, const struct rank_forward_args *a) {
     struct rank_group *g = d->g;
-    struct pass p = {.args = args, .seqs = seqs, .n = n, .k = k, .out = out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
+    const int64_t n = a->n;
+    struct pass p = {
+        .args = a->args, .seqs = a->seqs, .n = n, .k = a->k, .out = a->out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
     int64_t tokens = 0;
     int rc = 0;
-    json_object_set_new(args, "may_stop", json_boolean(!stage_stop_held()));
-    json_object_set_new(args, "logp", json_boolean(out.logp != NULL));
-    json_object_set_new(args, "sum_pi_sq", json_boolean(out.sum_pi_sq != NULL));
-    json_object_set_new(args, "value", json_boolean(out.value != NULL));
-    json_object_set_new(args, "list", json_integer(out.list ? (json_int_t)k : 0));
+    add_args(a);
     p.target[0] = 0;
     for (int64_t i = 0; i < n; i++) {
-        p.target[i + 1] = p.target[i] + packed_seq_targets(&seqs[i]);
-        tokens += seqs[i].n;
+        p.target[i + 1] = p.target[i] + packed_seq_targets(&a->seqs[i]);
+        tokens += a->seqs[i].n;
     }
     const int64_t own = tokens / g->n + 1, pieces = own / PIECE_TOKENS;
     p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
-    if (collective) TRYG(deal_all(d, &p, tokens), out);
-    for (int r = 0; r < g->n && p.next < n; r++) TRYG(deal_piece(d, &p, r), out);
+    if (a->collective) TRYG(send_shares(d, &p, tokens), out);
+    for (int r = 0; r < g->n && p.next < n; r++) TRYG(send_piece(d, &p, r), out);
     while (p.open > 0) {
         struct hub_reply reply;
         int rank;
@@ -281,12 +286,12 @@ int rank_forward(struct rank_dealing *d, json_t *args, bool collective, const ch
         if (got > 0 && rc == 0) rc = take_pass(d, &p, rank, &reply);
         if (got > 0) hub_reply_free(&reply);
         if (rc < 0) break;
-        rank_group_look_around(g, collective ? phase : NULL);
+        rank_group_look_around(g, a->collective ? a->phase : NULL);
         if (got == 0) continue;
         p.open--;
         p.done += d->share[rank].hi - d->share[rank].lo;
-        if (p.next < n) TRYG(deal_piece(d, &p, rank), out);
-        progress_report(at, phase, p.done, n, 0);
+        if (p.next < n) TRYG(send_piece(d, &p, rank), out);
+        progress_report(a->at, a->phase, p.done, n, 0);
     }
 out:
     if (rc < 0) rank_group_drain(g);

@@ -146,7 +146,7 @@ static void make_cuts(struct rank_gradients *r) {
     free(part);
 }
 
-/* Whose each segment is. */
+/* The owner of each segment. */
 static void find_owners(struct rank_gradients *r) {
     const struct model *m = r->m;
     const int64_t stride = r->size + 1;
@@ -281,7 +281,7 @@ static int place_of(struct rank_gradients *r, int64_t i, float **at) {
     return 0;
 }
 
-/* It is read by what has r->open.ticket. */
+/* Its reader has r->open.ticket. */
 static void leave(struct rank_gradients *r, int64_t i) {
     if (r->chunk || waits_for_rows(r, i)) r->last_ticket = r->open.ticket;
     else keep_place(r);
@@ -402,8 +402,7 @@ static int put_shares(struct rank_gradients *r, const float *from) {
     return 0;
 }
 
-/* It is not: the master of each bucket is gathered in the place of its gradient, and the rank keeps its share of what is made of
- * it. */
+/* Where they differ: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
 static int gather_shares(struct rank_gradients *r, const float *from) {
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     int rc = 0;

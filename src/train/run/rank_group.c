@@ -72,7 +72,7 @@ int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_r
         const double left = until - clock_now();
         const int got = receive(g->whole, left > 0 ? left : 0);
         TRY(got);
-        if (g->beside.step) TRY(g->beside.step(g->beside.arg));
+        if (g->while_waiting.step) TRY(g->while_waiting.step(g->while_waiting.arg));
         if (got == 0 && !stored(g, rank, reply)) return 0;
         if (got == 0) return 1;
     }
@@ -84,7 +84,7 @@ void rank_group_drain(struct rank_group *g) {
     struct hub_reply reply;
     int rank, got = 0;
     err_save(&why);
-    rank_group_look_around(g, NULL); /* a stop ends it sooner */
+    rank_group_look_around(g, NULL); /* a stop request ends the calls sooner */
     for (int r = 0; r < g->n; r++)
         while (g->busy[r] && (got = rank_group_take(g, RANK_SLICE_S, &rank, &reply)) >= 0)
             if (got > 0) hub_reply_free(&reply);
@@ -177,11 +177,10 @@ static int config_message(const struct conf *c, struct message *m) {
     for (int i = 0; i < a.argc; i++) json_array_append_new(argv, json_string(a.argv[i]));
     json_object_set_new(m->head, "argv", argv);
     json_object_set_new(m->head, "schema", json_string(a.schema));
-    const bool told = json_object_set_new(m->head, "cwd", json_string(cwd ? cwd : ".")) == 0;
-    const int rc =
-        told ? conf_yaml(c, &yaml)
-             : err_set(ERR_INPUT, __FILE__, __LINE__,
-                       "the working directory's name is not UTF-8, and ranks are told it as text; start the run elsewhere");
+    const bool utf8 = json_object_set_new(m->head, "cwd", json_string(cwd ? cwd : ".")) == 0;
+    const int rc = utf8 ? conf_yaml(c, &yaml)
+                        : err_set(ERR_INPUT, __FILE__, __LINE__,
+                                  "the working directory's name is not UTF-8, and ranks get it as text; start the run elsewhere");
     if (rc == 0) json_object_set_new(m->head, "yaml", json_string(yaml.p));
     buf_free(&yaml);
     free(cwd);

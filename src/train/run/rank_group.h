@@ -1,4 +1,4 @@
-/* rank_group.h - the processes that have a program's devices, from its controller: their start, calls, results, checkpoints.
+/* rank_group.h - the processes that have a program's devices, seen from its controller: their start, calls, results, checkpoints.
  *
  * What the programs with several ranks share; a program's own calls are in its files. The ranks' side is rank_service.h.
  * Private to train.
@@ -13,7 +13,7 @@
 
 /* For all ranks to join: a launcher may start some long after others. */
 #define RANK_START_S 300.0
-/* How long a wait is before progress is shown and a signal looked for. */
+/* The longest wait before progress is shown and signals are checked. */
 #define RANK_SLICE_S 0.2
 
 /* All ranks, or consecutive ones that share a task (a pool): ranks count from 0 in each. */
@@ -29,7 +29,7 @@ struct rank_group {           /* a zeroed one may be closed */
     struct {
         void *arg;
         int (*step)(void *arg);
-    } beside; /* what else goes on while this part waits for its ranks; NULL: nothing */
+    } while_waiting; /* overlapped work: called while this part waits for its ranks; NULL: none */
     char isa[32];
     char device[192]; /* "2 ranks, each on ..." */
     bool own_memory;  /* the device has memory of its own */
@@ -62,8 +62,8 @@ int rank_group_start(struct rank_group *g, int rank, const char *name, const str
 int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply);
 /* Waits for what is under way, and drops it: after a failure of this side, so that the ranks can be called again. */
 void rank_group_drain(struct rank_group *g);
-/* While calls are under way: progress of rank 0 to the bar and the watchdog, a signal to the ranks. phase: whose progress is
- * shown; NULL: none. */
+/* While calls are under way: reports rank 0's progress to the bar and the watchdog, and sends a signal on to the ranks. phase:
+ * whose progress is shown; NULL: none. */
 void rank_group_look_around(struct rank_group *g, const char *phase);
 /* The same call on all ranks, to its end. *replies: (n), for rank_group_free, after an error too. */
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m, struct hub_reply **replies);
@@ -74,12 +74,12 @@ void rank_group_free(struct rank_group *g, struct hub_reply *replies); /* NULL o
 /* The same of a call without arrays; args: taken. *first, unless NULL: rank 0's result, a new reference. */
 int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, json_t **first);
 struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct hub_reply *reply);
-/* The same field of every rank's reply; ERR_INPUT names the first rank that says otherwise. */
+/* The same field of every rank's reply; ERR_INPUT names the first rank that differs. */
 int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const char *field, const char *what);
 
 /* ---- a trainer's ---- */
-/* What an update's service has answered with rank_update_answer: compares the ranks, then the metrics go to the run, and a
- * gradient that is not finite to its directory. ERR_SIGNAL: they have stopped before anything was changed. */
+/* Takes the replies of an update (rank_update_end): compares the ranks, then the metrics go to the run, and a gradient that is
+ * not finite to its directory. ERR_SIGNAL: they have stopped before anything was changed. */
 int rank_group_updated(struct rank_group *g, const struct hub_reply *replies, struct batch *b);
 /* All is open: what the ranks allocate from here on is counted by perf/device_allocations. */
 int rank_group_ready(struct rank_group *g);

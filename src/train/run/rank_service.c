@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A slice of generation: what ends in it is told together; it goes on for longer where nothing ends. */
+/* A slice of generation: the samples that finish in it are reported together; it is longer where none finishes. */
 #define GENERATE_S 0.05
 #define LONGEST_S 0.5
 
@@ -62,14 +62,14 @@ static int load_config(const struct comm_call *call) {
 }
 
 int rank_open_config(struct comm *comm, const struct comm_call *call) {
-    log_set_level(LOG_WARN); /* the controller tells what is to be told once */
+    log_set_level(LOG_WARN); /* the controller logs what is to be logged once */
     self.comm = self.pool = comm;
     return load_config(call);
 }
 
 int rank_open_pool(int first, int n) { return n < comm_size(self.comm) ? comm_part(&self.pool, self.comm, first, n) : 0; }
 
-static void tell(void *comm, const char *name, int64_t done, int64_t total) {
+static void report_progress(void *comm, const char *name, int64_t done, int64_t total) {
     comm_stage(comm, "%s", name);
     comm_progress(comm, done, total);
     if (self.passing && comm_stop_asked(comm)) stage_ask_stop(comm_stop_asked(comm));
@@ -86,12 +86,12 @@ int rank_open_run(const struct run_config *k) {
     TRY(stages_create(&self.run.stages, k->deadline_s));
     const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* the controller decides */
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
-    stages_tell(self.run.stages, tell, self.comm);
+    stages_tell(self.run.stages, report_progress, self.comm);
     stages_follow(self.run.stages, phase, &self.program);
     return 0;
 }
 
-/* A launcher may show each rank its own GPU alone; else they are dealt by the ranks of a host, and by trainer.ranks in turn. */
+/* A launcher may show each rank its own GPU alone; else they are assigned by rank within a host, with trainer.ranks round-robin. */
 int rank_gpu(const struct comm *comm, int *gpu) {
     const int there = dev_cuda_count(), local = comm_local_rank(comm);
     struct launch l;

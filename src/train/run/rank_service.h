@@ -1,6 +1,6 @@
 /* rank_service.h - a rank's process: the part of its calls that the programs with several ranks share (rank_group.h).
  *
- * A process is a rank of one program, which its first call says; what it holds then lives until it ends.
+ * A process is a rank of one program, which its first call names. What it then holds lives until it ends.
  * Private to train.
  * Invariant: a rank writes no file but those that a call names, and decides nothing that another rank must know. */
 #ifndef VERLC_TRAIN_RUN_RANK_SERVICE_H
@@ -12,7 +12,7 @@
 #include "train/run/run.h"
 #include "train/run/trained_model.h"
 
-/* What the shared calls ask of the program. A NULL one is never asked for. */
+/* What the shared calls need of the program. A NULL one is never called. */
 struct rank_program {
     struct dev *dev;
     /* Forward passes over seqs[n], as `args` of rank_forward say. */
@@ -32,7 +32,7 @@ struct rank {
     struct run run;    /* without directory and tracker */
     struct bad_gradient bad;
     struct rank_program program;
-    struct sample_list samples; /* ended, and not told yet */
+    struct sample_list samples; /* finished, not reported yet */
     bool passing;               /* in a forward pass, which a stop ends on this rank alone */
     json_t *saving;             /* the arguments of the checkpoint that is written */
 };
@@ -60,7 +60,7 @@ void rank_describe(json_t *result, const struct dev *dev);
 /* ---- traces of a rank's device (dev/trace.h) ---- */
 /* Collective. The ranks of rank 0's host have its time. */
 int rank_trace_start(struct comm *comm, struct dev *dev);
-/* Rank 0's is written to path, that of rank N beside it: x_rank_N.json of x.json. */
+/* Rank 0's is written to path, that of rank N next to it: x_rank_N.json for x.json. */
 int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path);
 
 /* ---- calls ---- */

@@ -81,7 +81,7 @@ int rank_spare_take(struct rank_spare *s, int rank, const struct hub_reply *repl
     struct message_reader in = rank_group_reader(s->g, rank, reply);
     struct comm_bytes numbers;
     int64_t n = 0, at = 0;
-    if (reply->n_arrays == 0) return 0; /* a stop is asked for */
+    if (reply->n_arrays == 0) return 0; /* a stop was requested */
     for (int64_t i = u.lo; i < u.hi; i++) n += packed_seq_targets(&s->seqs[i]);
     TRY(message_next(&in, (size_t)n * sizeof(float), &numbers));
     for (int64_t i = u.lo; i < u.hi; i++) {

@@ -1,7 +1,7 @@
-/* rank_spare.h - forward passes over finished samples, on ranks that have nothing to generate any more while others still do.
+/* rank_spare.h - forward passes over finished samples on idle ranks: those with nothing left to generate while others still do.
  *
  * The tail of a generation: a rank whose samples have all ended would wait for the longest of the others. No bit of a pass depends
- * on what is computed with it, so a later pass takes what is there and computes the rest. The ranks' side is the call "forward".
+ * on what it is batched with, so a later pass takes these results and computes the rest. The ranks' side is the call "forward".
  * Private to train.
  * Invariant: a rank that has begun a pass generates no more until the next generation, since both use one block. */
 #ifndef VERLC_TRAIN_RUN_RANK_SPARE_H
@@ -20,12 +20,12 @@ enum { RANK_SPARE_PASSES = 2 };
 /* done gets the pass' number, the sequence's tag and its numbers, one a target. */
 int rank_spare_open(struct rank_spare **out, struct rank_group *g, const struct rank_spare_pass *passes, int n,
                     int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg);
-void rank_spare_close(struct rank_spare *s); /* NULL ok; no call of its is under way */
+void rank_spare_close(struct rank_spare *s); /* NULL ok; none of its calls is under way */
 /* A sample that has ended: prompt and response, copied. */
 void rank_spare_add(struct rank_spare *s, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n, int64_t tag);
 
 /* ---- for rank_dealing.c ---- */
-int rank_spare_start(struct rank_spare *s, int rank); /* 1: a call; 0: there is nothing to do */
+int rank_spare_start(struct rank_spare *s, int rank); /* 1: it has started a call; 0: there is nothing to do */
 int rank_spare_take(struct rank_spare *s, int rank, const struct hub_reply *reply);
 
 #endif

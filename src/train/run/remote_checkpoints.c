@@ -18,7 +18,8 @@
 
 #define WORK ".remote" /* below the run's directory */
 enum { TRIES = 3 };
-static const double ASK_S = 300, LEAST_RATE = 2e6 /* bytes a second */, FIRST_WAIT_S = 10, LONGEST_WAIT_S = 300, LAST_WAIT_S = 2;
+static const double REQUEST_S = 300, LEAST_RATE = 2e6 /* bytes a second */, FIRST_WAIT_S = 10, LONGEST_WAIT_S = 300,
+                    LAST_WAIT_S = 2;
 
 struct copy {
     int64_t step; /* -1: none */
@@ -49,9 +50,9 @@ int remote_remove_left(const char *root) {
     return rc;
 }
 
-/* ---- asking ---- */
+/* ---- requests ---- */
 
-/* Waits for the one request that is under way; the watchdog is told, and a signal ends it. */
+/* Waits for the one request that is under way; the watchdog gets a beat, and a signal ends the wait. */
 static int wait_for(struct remote *r, json_t **reply) {
     struct helper_result got;
     while (helper_pool_recv(r->pool, 1, &got) == 0) {
@@ -66,7 +67,7 @@ static int wait_for(struct remote *r, json_t **reply) {
     return rc;
 }
 
-static int ask(struct remote *r, json_t *request, double timeout_s, json_t **reply) {
+static int call_store(struct remote *r, json_t *request, double timeout_s, json_t **reply) {
     int64_t ticket;
     if (!request) FAIL(ERR_INVAL, "trainer.default_hdfs_dir: not UTF-8");
     int rc = helper_pool_send(r->pool, request, timeout_s, &ticket);
@@ -75,7 +76,7 @@ static int ask(struct remote *r, json_t *request, double timeout_s, json_t **rep
     return rc;
 }
 
-/* A store that is the run's own directory would take a checkpoint apart to copy it onto itself. */
+/* A store that is the run's own directory would damage a checkpoint by copying it onto itself. */
 static int check_place(const char *url, const char *root) {
     char *path = file_expand(strncmp(url, "file://", 7) == 0 ? url + 7 : url), *there = realpath(path, NULL),
          *here = realpath(root, NULL);
@@ -97,7 +98,7 @@ int remote_open(struct remote **out, const char *url, const char *root, struct s
     return helper_pool_create(&r->pool, &a, &one);
 }
 
-/* ---- from there ---- */
+/* ---- from the store ---- */
 
 static int fetch_step(struct remote *r, int64_t step, int64_t bytes) {
     char *dir = work_dir(r->root, "downloads", step);
@@ -105,8 +106,8 @@ static int fetch_step(struct remote *r, int64_t step, int64_t bytes) {
     log_info("fetching global_step_%lld from %s: %.2f GB", (long long)step, r->url, 1e-9 * (double)bytes);
     for (int i = 0; i < TRIES; i++) {
         TRYG(file_remove_tree(dir), out);
-        rc = ask(r, json_pack("{s:s, s:s, s:I, s:s}", "op", "take", "url", r->url, "step", (json_int_t)step, "to", dir),
-                 ASK_S + (double)bytes / LEAST_RATE, NULL);
+        rc = call_store(r, json_pack("{s:s, s:s, s:I, s:s}", "op", "take", "url", r->url, "step", (json_int_t)step, "to", dir),
+                        REQUEST_S + (double)bytes / LEAST_RATE, NULL);
         if (rc == 0 || rc == ERR_FORMAT || rc == ERR_SIGNAL) break;
     }
     TRYG(rc, out);
@@ -136,11 +137,11 @@ int remote_resume(struct remote *r, struct resume *from, const struct resume_arg
     bool taken = false;
     int rc = 0;
     const bool fresh = strcmp(a->mode, "disable") == 0, newest = strcmp(a->mode, "auto") == 0;
-    if (fresh) TRYG(ask(r, json_pack("{s:s, s:s}", "op", "forget", "url", r->url), ASK_S, NULL), out);
-    TRYG(ask(r,
-             json_pack("{s:s, s:s, s:I, s:b}", "op", "newest", "url", r->url, "after", (json_int_t)(newest ? from->step : -1),
-                       "write", true),
-             ASK_S, &reply),
+    if (fresh) TRYG(call_store(r, json_pack("{s:s, s:s}", "op", "forget", "url", r->url), REQUEST_S, NULL), out);
+    TRYG(call_store(r,
+                    json_pack("{s:s, s:s, s:I, s:b}", "op", "newest", "url", r->url, "after",
+                              (json_int_t)(newest ? from->step : -1), "write", true),
+                    REQUEST_S, &reply),
          out);
     const json_t *latest = json_object_get(reply, "latest");
     r->there = json_is_integer(latest) ? json_integer_value(latest) : -1;
@@ -157,7 +158,7 @@ out:
     return rc;
 }
 
-/* ---- to there ---- */
+/* ---- to the store ---- */
 
 /* Links the files below from, under `to`; *bytes gets their sizes. false: the file system has no hard links. */
 static bool link_tree(const char *from, const char *to, int64_t *bytes) {
@@ -208,7 +209,7 @@ static void begin(struct remote *r) {
     json_t *request = json_pack("{s:s, s:s, s:I, s:s, s:s}", "op", "put", "url", r->url, "step", (json_int_t)r->now.step, "from",
                                 r->now.dir, "notes", notes);
     int64_t ticket;
-    if (!request || helper_pool_send(r->pool, request, ASK_S + (double)r->now.bytes / LEAST_RATE, &ticket) < 0) {
+    if (!request || helper_pool_send(r->pool, request, REQUEST_S + (double)r->now.bytes / LEAST_RATE, &ticket) < 0) {
         log_warn("global_step_%lld is not copied to %s: %s", (long long)r->now.step, r->url, err_msg());
         drop(&r->now);
     }

@@ -1,5 +1,5 @@
-/* remote_checkpoints.h - copies of a run's checkpoints in another store (trainer.default_hdfs_dir), made beside the next steps by a
- * helper, and the newest of there where this machine has none that is newer.
+/* remote_checkpoints.h - copies of a run's checkpoints in another store (trainer.default_hdfs_dir), made by a helper and overlapped
+ * with the next steps; a resume from the store's newest where this machine has none that is newer.
  *
  * Knows of a checkpoint what ckpt.h says. The order of what is written there, and the clients, are python/verlc_helpers/
  * remote_store.py's.
@@ -19,14 +19,14 @@ int remote_open(struct remote **out, const char *url, const char *root, struct s
 int remote_remove_left(const char *root);
 /* With mode auto: where the store has a newer checkpoint than from, it is fetched, verified and put under root, and *from found
  * again. One that is damaged is named in a warning, and the one before it tried. With mode disable: the store forgets which is its
- * newest, and keeps all. The store has to answer, since a run must not start anew where it cannot tell. ERR_HELPER: a client or
+ * newest, and keeps all. The store has to answer, since a run must not start from scratch by mistake. ERR_HELPER: a client or
  * package is missing; ERR_IO: no answer, no room; ERR_UNSUPPORTED: the newest there is another program's. */
 int remote_resume(struct remote *r, struct resume *from, const struct resume_args *a);
 /* The checkpoint of this step, published under root, is to be copied. r NULL ok, here and below. */
 void remote_put(struct remote *r, int64_t step);
 /* The checkpoint that a run goes on from, unless the store has it. */
 void remote_put_missing(struct remote *r, int64_t step);
-/* Takes what has been done meanwhile; a failure is said once and tried again later. The step that has been copied, or -1. */
+/* Takes what has been done meanwhile; a failure is logged once and tried again later. The step that has been copied, or -1. */
 int64_t remote_poll(struct remote *r);
 /* Waits for the last copy, a few tries and the time that its size allows; a signal that comes meanwhile ends that. */
 void remote_close(struct remote *r);

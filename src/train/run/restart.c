@@ -29,7 +29,7 @@ void restart_begin(struct restart *r, const char *dir, const char *device, int64
     *r = (struct restart){.most = most, .dir = dir, .device = device, .began = clock_wall(), .suspect = -1};
     if (env && sscanf(env, "%lld %lf %d %lld", &done, &r->began, &r->suspect, &step) == 4) r->done = done;
     r->suspect_step = step;
-    unsetenv(RESTART_ENV); /* not for what the run starts */
+    unsetenv(RESTART_ENV); /* processes that the run starts do not inherit it */
 }
 
 /* The newest checkpoint that these runs have saved; NULL: none. */
@@ -86,7 +86,7 @@ static int own_arguments(char ***argv, size_t *n, bool resumes, bool fewer) {
     return 0;
 }
 
-/* why: the failure's message, which what is asked on the way here would replace. Does not return where it works. */
+/* why: the failure's message, which the calls before would have overwritten. Does not return where it works. */
 static int become(const struct restart *r, const char *why, int suspect, bool leave_out, const char *from, int64_t step) {
     char **argv = NULL, *env = xasprintf("%lld %.6f %d %lld", (long long)r->done + 1, r->began, leave_out ? -1 : suspect,
                                          (long long)(from ? step : -1));
@@ -99,7 +99,7 @@ static int become(const struct restart *r, const char *why, int suspect, bool le
     if (from) add(&argv, &n, xstrdup("trainer.resume_mode=resume_path"));
     if (from) add(&argv, &n, xasprintf("trainer.resume_from_path=%s", from));
     if (from) snprintf(where, sizeof where, "step %lld", (long long)step);
-    if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->beside - 1)));
+    if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->pool_ranks - 1)));
     if (leave_out && own_gpu) hide_gpu(suspect, gpus);
     log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", why, (long long)r->done + 1,
              (long long)r->most, where, (long long)r->ranks - leave_out);
@@ -127,7 +127,7 @@ int restart_run(const struct restart *r, int rc) {
         return err_append(rc, "; %s started the ranks and starts them again, not trainer.max_restarts", l.by);
     }
     const bool leave_out =
-        !r->ray && r->ranks - r->beside > 1 && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
+        !r->ray && r->ranks - r->pool_ranks > 1 && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
     const int failed = become(r, why.msg, suspect, leave_out, from, step);
     free(from);
     return failed;

@@ -18,8 +18,8 @@ static int find_newest(struct resume *r, const char *root) {
     const int rc = ckpt_find(root, &r->step, &r->dir);
     if (rc != ERR_UNSUPPORTED) return rc;
     return err_append(rc,
-                      "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes beside "
-                      "it and never over it; trainer.resume_mode=resume_path with "
+                      "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes next "
+                      "to it and never over it; trainer.resume_mode=resume_path with "
                       "trainer.resume_from_path=.../global_step_N resumes one of verlc's. A run can start from the weights "
                       "of verl's FSDP checkpoints, without their optimizer: actor_rollout_ref.model.path=%s/global_step_N/actor, "
                       "for sft model.path",
@@ -39,7 +39,7 @@ static int not_ours(const char *path) {
     return rc;
 }
 
-/* What does not verify leaves the cache, so that another try fetches it again. */
+/* A checkpoint that does not verify is removed from the cache, so that another try fetches it again. */
 static int find_remote(struct resume *r, const char *url) {
     char *dir;
     TRY(data_remote_fetch(url, &dir));
@@ -96,7 +96,7 @@ void resume_free(struct resume *r) {
     free(r->dir);
     json_decref(r->trainer);
     json_decref(r->models);
-    json_decref(r->told);
+    json_decref(r->changes);
     *r = (struct resume){.step = -1};
 }
 

@@ -13,7 +13,7 @@ struct resume {
     int64_t step;    /* -1: from scratch */
     json_t *trainer; /* its trainer.json */
     json_t *models;  /* of this run's model directories: {key: fingerprint}; NULL until resume_tell */
-    json_t *told;    /* lines of what has changed since (resume_changes.h); NULL: none */
+    json_t *changes; /* lines of what has changed since (resume_changes.h); NULL: none */
 };
 struct resume_args {
     const char *mode; /* trainer.resume_mode: auto, disable, resume_path */
@@ -26,7 +26,7 @@ int resume_find(struct resume *r, const struct resume_args *a);
  * One that stands elsewhere is noted. */
 int resume_check_room(const struct resume *r, const char *root, int64_t total_steps);
 void resume_free(struct resume *r);
-/* Warns where the checkpoint's trainer.json says otherwise of a number that decides bits than this run's key; without one it
+/* Warns where a number that decides bits differs between the checkpoint's trainer.json and this run's key; without one it
  * was 1. where: for messages. */
 int resume_compare(const json_t *trainer, const char *field, const char *key, int64_t now, const char *where);
 

@@ -28,7 +28,7 @@ static void wall_text(double wall, char out[32]) {
     strftime(out, 32, "%Y-%m-%d %H:%M", &tm);
 }
 
-/* Nobody has asked for this checkpoint by its name: what a second start in the same directory means. */
+/* With mode auto: the user did not name this checkpoint, so the line says where a second start in the directory goes on. */
 static void say_continued(const struct resume *r, const char *root) {
     char *manifest = file_join(r->dir, "manifest.json"), saved[32] = "?", began[32] = "";
     struct stat st;
@@ -36,7 +36,7 @@ static void say_continued(const struct resume *r, const char *root) {
     if (stat(manifest, &st) == 0) wall_text((double)st.st_mtim.tv_sec, saved);
     if (start > 0) wall_text(start, began);
     log_info("continuing from step %lld of the run in %s%s%s, saved %s; trainer.resume_mode=disable or another "
-             "trainer.default_local_dir starts anew",
+             "trainer.default_local_dir starts from scratch",
              (long long)r->step, root, began[0] ? " that began " : "", began, saved);
     free(manifest);
 }
@@ -49,7 +49,7 @@ static void find_fingerprints(struct resume *r, const struct resume_tell_args *a
         char hex[33];
         if (!a->models[i].dir) continue;
         if (model_fingerprint(a->models[i].dir, hex) == 0) json_object_set_new(r->models, a->models[i].key, json_string(hex));
-        else log_debug("no fingerprint of %s: %s", a->models[i].dir, err_msg()); /* whoever opens it says why */
+        else log_debug("no fingerprint of %s: %s", a->models[i].dir, err_msg()); /* opening it reports why */
     }
 }
 
@@ -67,8 +67,8 @@ static int check_models(const struct resume *r, const struct resume_tell_args *a
         FAIL(
             ERR_INPUT,
             "%s=%s: not the model that the run of %s began from: its config.json or weights are others, so the reference of the KL "
-            "divergence, or an adapter's base, would change in the middle of the run; give the same model, start anew in another "
-            "trainer.default_local_dir, or go on with this one: trainer.resume_other_model=True",
+            "divergence, or an adapter's base, would change in the middle of the run; give the same model, start from scratch in "
+            "another trainer.default_local_dir, or go on with this one: trainer.resume_other_model=True",
             m->key, m->dir, r->dir);
     }
     return 0;
@@ -76,33 +76,33 @@ static int check_models(const struct resume *r, const struct resume_tell_args *a
 
 /* ---- keys ---- */
 
-struct telling {
+struct comparison {
     struct resume *r;
     const struct resume_tell_args *a;
 };
 
-static void tell_line(struct resume *r, const char *key, const char *was, const char *now) {
+static void log_change(struct resume *r, const char *key, const char *was, const char *now) {
     char *line = xasprintf("changed since step %lld: %s %s -> %s", (long long)r->step, key, was, now);
     log_info("%s", line);
-    json_array_append_new(r->told, json_string(line));
+    json_array_append_new(r->changes, json_string(line));
     free(line);
 }
 
-static void tell_key(void *arg, const struct conf_change *change) {
-    const struct telling *t = arg;
+static void log_key(void *arg, const struct conf_change *change) {
+    const struct comparison *t = arg;
     for (size_t i = 0; i < sizeof about_resuming / sizeof *about_resuming; i++)
         if (strcmp(about_resuming[i], change->key) == 0) return;
-    tell_line(t->r, change->key, change->was, change->now);
+    log_change(t->r, change->key, change->was, change->now);
 }
 
-static bool is_told(const struct resume *r, const char *key) {
+static bool is_logged(const struct resume *r, const char *key) {
     char *begin = xasprintf("changed since step %lld: %s ", (long long)r->step, key);
-    bool told = false;
+    bool logged = false;
     size_t k;
     json_t *line;
-    json_array_foreach(r->told, k, line) told |= strncmp(json_string_value(line), begin, strlen(begin)) == 0;
+    json_array_foreach(r->changes, k, line) logged |= strncmp(json_string_value(line), begin, strlen(begin)) == 0;
     free(begin);
-    return told;
+    return logged;
 }
 
 static char *with_print(const json_t *models, const struct resume_model *m) {
@@ -110,12 +110,12 @@ static char *with_print(const json_t *models, const struct resume_model *m) {
 }
 
 /* Another model, under the same name or not. */
-static void tell_models(struct resume *r, const struct resume_tell_args *a) {
+static void log_models(struct resume *r, const struct resume_tell_args *a) {
     for (int i = 0; i < a->n_models; i++) {
         const struct resume_model *m = &a->models[i];
         if (!is_other(r, m->key)) continue;
         char *was = with_print(json_object_get(r->trainer, "models"), m), *now = with_print(r->models, m);
-        if (!is_told(r, m->key)) tell_line(r, m->key, was, now);
+        if (!is_logged(r, m->key)) log_change(r, m->key, was, now);
         if (!m->fixed || a->other_model)
             log_warn("%s=%s: another model than the one that the run of %s began from", m->key, m->dir, r->dir);
         free(was);
@@ -123,17 +123,17 @@ static void tell_models(struct resume *r, const struct resume_tell_args *a) {
     }
 }
 
-static int tell_keys(struct resume *r, const struct resume_tell_args *a) {
-    struct telling t = {r, a};
+static int log_keys(struct resume *r, const struct resume_tell_args *a) {
+    struct comparison t = {r, a};
     struct buf yaml = {0};
     char *path = file_join(r->dir, "config.yaml");
     const char *program = NULL;
     int rc = 0;
     TRYG(json_str_opt(r->trainer, "config_name", &program, r->dir), out);
-    if (program && strcmp(program, conf_schema(a->conf)) != 0) tell_line(r, "--config-name", program, conf_schema(a->conf));
+    if (program && strcmp(program, conf_schema(a->conf)) != 0) log_change(r, "--config-name", program, conf_schema(a->conf));
     TRYG(file_read(&yaml, path, CONFIG_MAX), out);
-    TRYG(conf_changes(a->conf, yaml.p ? yaml.p : "", yaml.n, path, tell_key, &t), out);
-    tell_models(r, a);
+    TRYG(conf_changes(a->conf, yaml.p ? yaml.p : "", yaml.n, path, log_key, &t), out);
+    log_models(r, a);
 out:
     buf_free(&yaml);
     free(path);
@@ -144,8 +144,8 @@ int resume_tell(struct resume *r, const struct resume_tell_args *a) {
     find_fingerprints(r, a);
     if (!r->dir) return 0;
     if (strcmp(a->mode, "auto") == 0) say_continued(r, a->root);
-    r->told = json_array();
-    if (tell_keys(r, a) < 0) log_warn("%s: what has changed since is not known: %s", r->dir, err_msg());
+    r->changes = json_array();
+    if (log_keys(r, a) < 0) log_warn("%s: what has changed since is not known: %s", r->dir, err_msg());
     return check_models(r, a);
 }
 
@@ -171,13 +171,13 @@ int resume_check_adapter(const struct resume *r, const char *part, const char *s
     now = l->on ? in_words(&l->cfg) : xstrdup("all weights");
     if (adapter)
         rc = err_set(ERR_INPUT, __FILE__, __LINE__,
-                     "%s was trained as %s, and this run trains %s: resume with %s.lora_rank=%lld %s.lora_alpha=%g, or start anew "
-                     "in another trainer.default_local_dir",
+                     "%s was trained as %s, and this run trains %s: resume with %s.lora_rank=%lld %s.lora_alpha=%g, or start from "
+                     "scratch in another trainer.default_local_dir",
                      dir, was, now, section, (long long)saved.rank, section, saved.alpha);
     else
         rc = err_set(ERR_INPUT, __FILE__, __LINE__,
-                     "%s was trained as a whole, all weights, and this run trains %s: resume with %s.lora_rank=0, or start anew in "
-                     "another trainer.default_local_dir; an adapter can start from its weights: %s.path=%s",
+                     "%s was trained as a whole, all weights, and this run trains %s: resume with %s.lora_rank=0, or start from "
+                     "scratch in another trainer.default_local_dir; an adapter can start from its weights: %s.path=%s",
                      dir, now, section, section, dir);
 out:
     lora_config_free(&saved);

@@ -1,7 +1,7 @@
-/* resume_changes.h - what a resumed run does otherwise than the one that saved its checkpoint: said key by key, and what must not
- * be otherwise is refused.  Private to train.
+/* resume_changes.h - what a resumed run does differently from the one that saved its checkpoint: logged key by key. A change that
+ * is not allowed is refused.  Private to train.
  *
- * Invariant: a line is said for each key that acts and whose value has changed, in the form
+ * Invariant: a line is logged for each key that acts and whose value has changed, in the form
  * "changed since step N: KEY old -> new", and for nothing else. docs/checkpoints.md has the rules. */
 #ifndef VERLC_TRAIN_RESUME_CHANGES_H
 #define VERLC_TRAIN_RESUME_CHANGES_H
@@ -11,7 +11,7 @@
 #include "train/run/resume.h"
 
 /* A model directory that the run reads. fixed: a resumed run needs the same (the reference, an adapter's frozen base), so that
- * another one is refused; else it is told. */
+ * another one is refused; else it is logged. */
 struct resume_model {
     const char *key, *dir;
     bool fixed;
@@ -21,10 +21,10 @@ struct resume_tell_args {
     const char *mode, *root; /* trainer.resume_mode, trainer.default_local_dir */
     const struct resume_model *models;
     int n_models;
-    bool other_model; /* trainer.resume_other_model: another one is told, not refused */
+    bool other_model; /* trainer.resume_other_model: another one is logged, not refused */
 };
-/* Of a run that starts anew: the fingerprints of its models alone, for its checkpoints. Of a resumed one also the lines, on the
- * console and in r->told for run.db. ERR_INPUT: another model than the checkpoint's run began from. A checkpoint without
+/* Of a run from scratch: only the fingerprints of its models, for its checkpoints. Of a resumed one also the lines, on the
+ * console and in r->changes for run.db. ERR_INPUT: another model than the checkpoint's run began from. A checkpoint without
  * fingerprints, and a directory that cannot be read, pass. */
 int resume_tell(struct resume *r, const struct resume_tell_args *a);
 

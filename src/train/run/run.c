@@ -38,7 +38,7 @@ void run_warn_early(void *run, const char *line) {
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
-    *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .asked_step = -1, .from = {.step = -1}};
+    *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .begun_step = -1, .from = {.step = -1}};
     r->odd = json_array();
     if (k->early_warnings) unusual_values_find(c, run_warn_early, r);
     r->loggers.trace = k->trace.backend != NULL;
@@ -103,7 +103,7 @@ static int open_track(struct run *r, const struct conf *c) {
 
 static int64_t optim_steps(const struct run *r) { return r->checkpoints.steps(r->checkpoints.ctx); }
 
-/* Of the step that has just become the last whole one: a step that is given up later leaves no trace in what is saved. */
+/* Of the step that has just become the last whole one: a step that is discarded later leaves no trace in what is saved. */
 static void keep_state(struct run *r) {
     json_decref(r->state);
     r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->checkpoints.isa, "data",
@@ -123,12 +123,12 @@ static int restore(struct run *r) {
     TRY(early_stop_restore(&r->early, json_object_get(r->from.trainer, "early_stopping"), dir));
     TRY(early_stop_publish(&r->early, r->k.default_local_dir));
     TRY(r->program.restore(r->program.ctx, r->from.trainer, dir));
-    r->step = r->saved_step = r->asked_step = r->from.step;
+    r->step = r->saved_step = r->begun_step = r->from.step;
     log_info("resumed from %s", dir);
     return 0;
 }
 
-/* Where only the last step is saved there is nothing to write it beside. */
+/* Where only the last step is saved there is no next step to overlap with. */
 static int open_copy(struct run *r) {
     if (!r->k.async_save || (r->k.save_freq <= 0 && !r->early.enable)) return 0;
     TRY(r->checkpoints.open_copy(r->checkpoints.ctx));
@@ -136,19 +136,19 @@ static int open_copy(struct run *r) {
     return 0;
 }
 
-/* The run's stages are phases of a trace, and what run.db says that the run does. */
+/* The run's stages are phases of a trace, and the run's state in run.db. */
 static void phase(void *run, const char *name) {
     struct run *r = run;
     if (r->program.phase) r->program.phase(r->program.ctx, name);
     track_phase(r->track, r->step, name);
 }
 
-/* What was said before there was a run.db. */
+/* What was logged before there was a run.db. */
 static void record_start(struct run *r) {
     size_t i;
     json_t *line;
     json_array_foreach(r->odd, i, line) track_event(r->track, r->step, "warning", json_string_value(line));
-    json_array_foreach(r->from.told, i, line) track_event(r->track, r->from.step, "changed", json_string_value(line));
+    json_array_foreach(r->from.changes, i, line) track_event(r->track, r->from.step, "changed", json_string_value(line));
 }
 
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models) {
@@ -193,7 +193,7 @@ static int settle(struct run *r, bool wait) {
                         0);
     if (wait) stage_end(r->stages);
     if (got != 0) r->saving = SAVE_IDLE;
-    if (got < 0) r->asked_step = r->saved_step;
+    if (got < 0) r->begun_step = r->saved_step;
     TRY(got);
     return got == 1 ? published(r, step) : 0;
 }
@@ -208,11 +208,12 @@ static bool saves_hf_model(const struct run_config *k) {
     return false;
 }
 
-/* keep: how many checkpoints stay on disk, <= 0: all. Beside the next steps it is copied alone; write_copy does the rest. */
+/* keep: how many checkpoints stay on disk, <= 0: all. Where writing overlaps with the next steps this only copies; write_copy does
+ * the rest. */
 static int save(struct run *r, int64_t keep) {
     TRY(run_lock_hold(r->k.lock));
     TRY(settle(r, true));
-    const bool beside = r->saving != SAVE_FOREGROUND;
+    const bool overlapped = r->saving != SAVE_FOREGROUND;
     json_object_set_new(r->state, "early_stopping", early_stop_state(&r->early));
     const struct ckpt_save_args a = {.root = r->k.default_local_dir,
                                      .step = r->step,
@@ -222,12 +223,12 @@ static int save(struct run *r, int64_t keep) {
                                      .best = r->early.best_step,
                                      .hf_model = saves_hf_model(&r->k)};
     stage_begin(r->stages, "save_checkpoint");
-    if (!beside) flush_track(r->track);
-    const int rc = beside ? r->checkpoints.copy(r->checkpoints.ctx, &a) : r->checkpoints.save(r->checkpoints.ctx, &a);
+    if (!overlapped) flush_track(r->track);
+    const int rc = overlapped ? r->checkpoints.copy(r->checkpoints.ctx, &a) : r->checkpoints.save(r->checkpoints.ctx, &a);
     stage_end(r->stages);
     TRY(rc);
-    r->asked_step = r->step;
-    if (!beside) return published(r, r->step);
+    r->begun_step = r->step;
+    if (!overlapped) return published(r, r->step);
     r->saving = SAVE_COPIED;
     return 0;
 }
@@ -243,7 +244,7 @@ static int write_copy(struct run *r, bool wait) {
 
 /* Saved and published, whatever it was before. */
 static int save_now(struct run *r, int64_t keep) {
-    if (r->asked_step != r->step) TRY(save(r, keep));
+    if (r->begun_step != r->step) TRY(save(r, keep));
     return write_copy(r, true);
 }
 
@@ -292,7 +293,7 @@ static void say_warning(void *run, const struct early_warning *w, const char *li
     track_event(r->track, r->step, "warning", line);
 }
 
-/* A run that has ended without a failure has learned something, or says that it has not. */
+/* A run that ends without a failure has changed the model, or fails with a message that it has not. */
 static int check_learned(struct run *r) {
     const long long n = (long long)(r->step - r->first_step);
     if (n == 0 || r->all_bad < n || r->probing) return 0;
@@ -310,7 +311,7 @@ static int check_learned(struct run *r) {
     return 0;
 }
 
-/* What has been copied to the store meanwhile. */
+/* Records what was copied to the store in the meantime. */
 static void look_at_remote(struct run *r) {
     const int64_t step = remote_poll(r->remote);
     if (step < 0) return;
@@ -346,11 +347,11 @@ void run_updated(struct run *r) { stage_hold_stop(optim_steps(r) != r->optim_don
 int run_check_stop(struct run *r, int64_t done, int64_t total) {
     if (!stage_stop_signal() || done == total) return 0;
     if (optim_steps(r) == r->optim_done) return stage_check_stop();
-    if (!r->said_stop)
+    if (!r->logged_stop)
         log_info("stopping: step %lld has changed the weights; this update ends in about %.0f s, then the step is saved; once more "
                  "ends at once",
                  (long long)r->step, stage_seconds(r->stages) * (double)(total - done) / (double)done);
-    r->said_stop = true;
+    r->logged_stop = true;
     return 0;
 }
 

@@ -2,7 +2,7 @@
  * early stopping, step counters, and the one way in which a run ends.
  *
  * Knows no models, no device and no data but its cursor; what differs between trainers comes as struct run_program, and
- * what is in a checkpoint beside the run's own as struct checkpoints.
+ * what a checkpoint holds in addition to the run's own as struct checkpoints.
  * Invariant: what the next step computes is a function of what a checkpoint holds, so a run that was killed and resumed
  * ends in the same bits; and only a whole step is ever saved. */
 #ifndef VERLC_TRAIN_RUN_H
@@ -39,11 +39,11 @@ struct run_config {
     double deadline_s;
     struct early_stop_keys early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
-    bool early_warnings;     /* say what usually goes wrong (early_warnings.def) */
+    bool early_warnings;     /* warn of common failures (early_warnings.def) */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
     bool other_model;        /* a resumed run may go on from another model than it began from */
-    bool async_save;         /* checkpoints are written beside the next steps: the key, then the program's plan */
+    bool async_save;         /* writing checkpoints overlaps with the next steps: the key, then the program's plan */
     struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
 };
 /* Whether a checkpoint may be saved that is not the last. */
@@ -55,7 +55,7 @@ int run_config_lock(struct run_config *k);
 /* What a program brings along. Calls get ctx. */
 struct run_program {
     void *ctx;
-    /* Its own fields of trainer.json, beside the run's. */
+    /* Its own fields of trainer.json, in addition to the run's. */
     void (*state)(const void *ctx, json_t *trainer);
     int (*restore)(void *ctx, const json_t *trainer, const char *where);
     int (*validate)(void *ctx);                 /* into the run's metrics */
@@ -86,14 +86,14 @@ struct run {
     struct resume from;
     struct remote *remote;    /* NULL: none */
     struct dev_memory memory; /* at the end of the step before; the program's to set, after run_ready */
-    enum { SAVE_FOREGROUND, SAVE_IDLE, SAVE_COPIED, SAVE_WRITING } saving; /* the latter three: beside the next steps */
+    enum { SAVE_FOREGROUND, SAVE_IDLE, SAVE_COPIED, SAVE_WRITING } saving; /* the latter three: overlapped with the next steps */
     int64_t step, total_steps, bad_steps;
-    int64_t saved_step, asked_step;           /* of the newest checkpoint that is published, and that was begun */
+    int64_t saved_step, begun_step;           /* of the newest checkpoint that is published, and that was begun */
     int64_t optim_done;                       /* optimizer steps of all parts at the end of the last whole step */
     int64_t first_step, optim_first, all_bad; /* where this process began; its steps that have met a bad gradient */
     bool begun, in_step, step_bad;            /* step_bad: it has met a gradient that is not finite */
-    bool said_stop;
-    bool probing;             /* time_probe.h: its state is nobody's, so none is saved but where the probe says so */
+    bool logged_stop;
+    bool probing;             /* time_probe.h: its state is discarded, so it is saved only where the probe does so */
     struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
     const char *program_name; /* the configuration's; borrowed */
     char *config_yaml;
@@ -105,17 +105,17 @@ struct run {
 /* The directory and its lock (k's, which is released with k, after run_close), watchdog, early stopping; finds what to
  * resume from. Stage "start" until run_ready. */
 int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p);
-/* Of a resumed run what is otherwise than in the one before, of any run the fingerprints of its models for checkpoints
- * (resume_changes.h). ERR_INPUT: a model that may not change has. */
+/* Logs what a resumed run changes, and takes the fingerprints of any run's models for its checkpoints (resume_changes.h).
+ * ERR_INPUT: a model has changed that may not. */
 int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n);
-/* A warning before run_ready: said now, and in run.db once there is one. run: a struct run, after run_open. */
+/* A warning before run_ready: logged now, and in run.db once there is one. run: a struct run, after run_open. */
 void run_warn_early(void *run, const char *line);
 int run_open_device(struct run *r, struct dev *dev); /* by the keys and the checkpoint; not kept */
 /* The order of n_rows training rows, and with it the number of steps: total_training_steps, or where that is <= 0 epochs. */
 int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t epochs, int64_t total_training_steps);
 /* The tracker, then the state of the checkpoint. models: of what is open now; becomes the run's, after a failure too. */
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models);
-/* rc: how the run ended, or 0. Says what it did, and closes; the error's message stays. */
+/* rc: how the run ended, or 0. Logs what it did, and closes; the error's message stays. */
 void run_close(struct run *r, int rc);
 
 /* ---- steps ---- */
@@ -123,8 +123,8 @@ void run_close(struct run *r, int rc);
 bool run_begin_step(struct run *r);
 /* A validation before the first step. */
 int run_validate_first(struct run *r);
-/* In an update, after a micro-batch: done of total samples. ERR_SIGNAL where a stop is asked for and the weights are
- * those of the last whole step. Where an optimizer step has been taken, the update goes on to its end, and says so. */
+/* In an update, after a micro-batch: done of total samples. ERR_SIGNAL where a stop was requested and the weights are
+ * those of the last whole step. Where an optimizer step has been taken, the update goes on to its end, and a line says so. */
 int run_check_stop(struct run *r, int64_t done, int64_t total);
 /* After an update: in a step that has changed a model no stage is given up for a signal, until the step has ended. */
 void run_updated(struct run *r);
@@ -141,7 +141,7 @@ int run_save_timed(struct run *r, double *waits);
  * ERR_NUMERIC after trainer.max_bad_steps steps in a row. */
 int run_bad_gradient(struct run *r, const struct optim_result *o, int (*dump)(void *arg, struct buf *out), void *arg);
 
-/* What a stage tells of itself. */
+/* Where a stage reports its progress. */
 static inline struct progress run_progress(const struct run *r) { return (struct progress){r->stages, r->track, r->step}; }
 
 #endif

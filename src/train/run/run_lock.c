@@ -36,7 +36,7 @@ static char *plain(char *s) {
     return s;
 }
 
-/* The words of this process, apart by spaces. */
+/* This process' arguments, separated by spaces. */
 static char *own_command(void) {
     struct buf b = {0};
     if (file_read(&b, "/proc/self/cmdline", 0) < 0) buf_reset(&b);
@@ -73,14 +73,14 @@ static int write_holder(const struct run_lock *l) {
     return rc;
 }
 
-/* Of a process of this machine that is no more: the text of the holder before this one, which was killed. */
+/* Of a process of this machine that has exited: the text of the holder before this one, which was killed. */
 static bool is_stale(const json_t *o) {
     char *here = own_host();
     const char *host = json_string_value(json_object_get(o, "host"));
     const pid_t pid = (pid_t)json_integer_value(json_object_get(o, "pid"));
-    const bool gone = host && strcmp(host, here) == 0 && kill(pid, 0) < 0 && errno == ESRCH;
+    const bool exited = host && strcmp(host, here) == 0 && kill(pid, 0) < 0 && errno == ESRCH;
     free(here);
-    return gone;
+    return exited;
 }
 
 /* The holder's text, which it may not have written yet. */
@@ -179,7 +179,7 @@ static void copy_member(char *out, size_t size, const json_t *o, const char *key
     free(s);
 }
 
-/* Asked only where a live process may have it, so that a run that begins never meets this look's own lock. */
+/* Tried only where a live process may hold it, so that a run that begins never meets the lock of this check. */
 static bool is_locked(int fd) {
     if (flock(fd, LOCK_SH | LOCK_NB) == 0) return false;
     return errno == EWOULDBLOCK;

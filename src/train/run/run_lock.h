@@ -1,7 +1,7 @@
 /* run_lock.h - one run per directory: a lock on DIR/run.lock that ends with its process, however it ends.
  *
- * The lock is flock(2) on the open file. The file says who holds it (pid, host, start, command), for the message of the
- * run that is refused; the text decides nothing, and the file stays when the lock is gone. It is taken before anything
+ * The lock is flock(2) on the open file. The file names the holder (pid, host, start, command), for the message of the
+ * run that is refused; the text decides nothing, and the file stays when the lock is released. It is taken before anything
  * else in the directory is touched. Readers of a run directory need no lock: what they read is published by rename.
  *
  * What holds where:

@@ -122,7 +122,7 @@ int probe_measure(struct time_probe *p, struct run *r, const struct probe_calls 
         TRY(one_step(c, p, &p->step[i]));
         take_phases(p, &r->metrics, i, p->step[i]);
         p->n_steps = i + 1;
-        log_info("probe: step %d of %d: %.3g s%s", i + 1, PROBE_STEPS, p->step[i], i == 0 ? " (the first, apart)" : "");
+        log_info("probe: step %d of %d: %.3g s%s", i + 1, PROBE_STEPS, p->step[i], i == 0 ? " (the first, not in the mean)" : "");
         if (i == 0) continue;
         const double w = 1.0 / (PROBE_STEPS - 1);
         sum.tokens += w * p->tokens;
@@ -178,7 +178,7 @@ static double validation_seconds(const struct time_probe *p) {
  * begin; one that is still being written when the next is due is waited for. */
 static double checkpoint_seconds(const struct time_probe *p, int64_t freq) {
     const int64_t n = checkpoints(p, freq);
-    const double beside = freq > 0 ? (double)freq * mean_of(p->step, p->n_steps) : 0, late = p->checkpoint - beside;
+    const double overlap = freq > 0 ? (double)freq * mean_of(p->step, p->n_steps) : 0, late = p->checkpoint - overlap;
     if (n == 0 || p->checkpoint < 0) return 0;
     return p->checkpoint + (double)(n - 1) * (late > p->checkpoint_waits ? late : p->checkpoint_waits);
 }
@@ -238,11 +238,16 @@ static struct change *add(struct changes *l, const char *key, int64_t value) {
     return c;
 }
 
-static void change_freq(struct changes *l, const char *key, int64_t freq, int64_t times, int64_t now, double run,
-                        const char *what) {
-    struct change *c = add(l, key, freq);
-    c->run = run;
-    snprintf(c->how, sizeof c->how, "computed: %lld %s, now %lld", (long long)times, what, (long long)now);
+struct freq_change {
+    const char *key, *what;
+    int64_t freq, times, now; /* times: how often with freq, and now */
+    double run;               /* seconds more of the run */
+};
+
+static void change_freq(struct changes *l, const struct freq_change *f) {
+    struct change *c = add(l, f->key, f->freq);
+    c->run = f->run;
+    snprintf(c->how, sizeof c->how, "computed: %lld %s, now %lld", (long long)f->times, f->what, (long long)f->now);
 }
 
 static void change_frequencies(struct changes *l, const struct time_probe *p, const struct time_plan *t) {
@@ -250,13 +255,19 @@ static void change_frequencies(struct changes *l, const struct time_probe *p, co
     for (int i = 0; i < 2 && p->validation > 0 && f > 0; i++) {
         const int64_t freq = i ? -1 : f * 2, times = validations(p, freq);
         const double run = (double)(times - t->validations) * validation_seconds(p);
-        change_freq(l, "trainer.test_freq", freq, times, t->validations, run, "passes");
+        change_freq(
+            l, &(struct freq_change){
+                   .key = "trainer.test_freq", .what = "passes", .freq = freq, .times = times, .now = t->validations, .run = run});
     }
     for (int i = 0; i < 2 && p->checkpoint > 0 && s > 0; i++) {
         const int64_t freq = i ? s / 2 : s * 2;
         if (freq > 0)
-            change_freq(l, "trainer.save_freq", freq, checkpoints(p, freq), t->checkpoints, checkpoint_seconds(p, freq) - t->save,
-                        "checkpoints");
+            change_freq(l, &(struct freq_change){.key = "trainer.save_freq",
+                                                 .what = "checkpoints",
+                                                 .freq = freq,
+                                                 .times = checkpoints(p, freq),
+                                                 .now = t->checkpoints,
+                                                 .run = checkpoint_seconds(p, freq) - t->save});
     }
 }
 
@@ -367,7 +378,7 @@ static void print_run(const struct time_probe *p, const struct time_plan *t, str
                  (long long)t->checkpoints, duration(p->checkpoint_waits, each), (double)p->checkpoint_bytes / 0x1p30,
                  (double)(kept * p->checkpoint_bytes) / 0x1p30);
         if (p->checkpoint_waits < 0.9 * p->checkpoint)
-            buf_addf(b, "  %-34s %12s  %s to disk beside the next steps; the last one is waited for\n", "", "",
+            buf_addf(b, "  %-34s %12s  %s to disk, overlapped with the next steps; the last one is waited for\n", "", "",
                      duration(p->checkpoint, each));
     }
     buf_addf(b, "  %-34s %12s\n", "total", duration(t->total, d));

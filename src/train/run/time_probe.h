@@ -27,7 +27,7 @@ struct time_probe {
     double full;                 /* a step whose responses all have the full length; < 0: not measured */
     double validation;           /* a pass over `validated` rows; < 0: not measured */
     double checkpoint;           /* until one is on disk; < 0: not measured */
-    double checkpoint_waits;     /* of that the run waits, where it is written beside the next steps */
+    double checkpoint_waits;     /* the part that the run waits for, where writing overlaps with the next steps */
     int64_t validated, val_rows; /* samples of the pass, and of all validation data */
     int64_t checkpoint_bytes;
     /* of the samples, means over the steps but the first */
@@ -51,7 +51,7 @@ struct probe_calls {
     void (*full_length)(void *ctx);                   /* responses have the full length from now on; NULL: there are none */
     int (*validate)(void *ctx, struct time_probe *p); /* a pass; fills validated, val_rows */
 };
-/* Before the first step: takes from r what the run would do and switches off what a probe does not do: checkpoints, validations,
+/* Before the first step: reads from r what the run would do, and switches off what a probe does not: checkpoints, validations,
  * early stopping. total_steps, done_steps, frequencies and validates of p are filled. device: what the run is on. */
 void probe_prepare(struct time_probe *p, struct run *r, const char *device, bool own_memory);
 /* PROBE_STEPS steps with a line each to log_info, then with `whole` a step at full length, a validation pass and a

@@ -19,9 +19,9 @@ struct trained_model {
     struct model_acts *acts;
     struct optim *optim;
     float *grads;
-    void *owned_grads, *owned_chunk; /* those that are not in the block */
+    void *owned_grads, *owned_chunk; /* NULL: in the block */
     int64_t grad_chunk;              /* micro-batches of a chunk */
-    float *chunk;                    /* one rank, as grads: the chunk at hand, after the first; NULL: a chunk has one micro-batch */
+    float *chunk;                    /* one rank, as grads: the current chunk, after the first; NULL: a chunk has one micro-batch */
     struct dev_group *group;         /* NULL: one rank */
     struct rank_gradients *ranks;    /* with a group, in training */
     struct pack pack;
@@ -32,9 +32,9 @@ struct trained_model {
     size_t block_bytes;
     /* host, (max_rows); out: log-probs or values */
     float *inv_temp, *out, *entropy, *sum_pi_sq, *dout, *dentropy;
-    struct buf record; /* of the micro-batch at hand */
-    struct buf said;   /* with a group: the records of a wave's chunk */
-    size_t slot;       /* the most that any rank has had to say */
+    struct buf record;  /* of the current micro-batch */
+    struct buf records; /* with a group: those of a wave's chunk */
+    size_t slot;        /* the largest size of any rank's records so far */
 };
 
 static struct model_keep keep_of(const struct trained_model_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
@@ -137,7 +137,7 @@ void trained_model_destroy(struct trained_model *t) {
     free(t->dout);
     free(t->dentropy);
     buf_free(&t->record);
-    buf_free(&t->said);
+    buf_free(&t->records);
     free(t);
 }
 
@@ -153,7 +153,7 @@ float *trained_model_grads(struct trained_model *t) { return t->grads; }
 
 /* The ranks agree on whether one of them has a pass to do, before each. */
 static int agree(struct trained_model *t, bool more, bool *any) {
-    struct word {
+    struct vote {
         int32_t more, stop;
     } * all;
     struct comm *const c = dev_group_comm(t->group);
@@ -161,7 +161,7 @@ static int agree(struct trained_model *t, bool more, bool *any) {
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     all = xcalloc((size_t)size, sizeof *all);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    all[dev_group_rank(t->group)] = (struct word){more, comm_stop_asked(c)};
+    all[dev_group_rank(t->group)] = (struct vote){more, comm_stop_asked(c)};
     int rc = comm_all_gather(c, all, at), stop = 0;
     *any = false;
     for (int r = 0; r < size && rc == 0; r++) {
@@ -200,7 +200,7 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
     return &t->list;
 }
 
-/* A micro-batch with a target through model and head: t->out. l: what the head is asked beside log-probs; completed here. */
+/* A micro-batch with a target through model and head: t->out. l: what the head adds to log-probs; completed here. */
 static int forward(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
                    struct model_batch *b, struct model_logp_args *l) {
     TRY(pack_fill(&t->pack, seqs, m, b));
@@ -282,7 +282,7 @@ struct computed {
     bool finite;
 };
 
-/* Forward and loss of a micro-batch with a target; what it tells is in t->record. */
+/* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
     TRY(forward(t, s->seqs, m, s->temperature, &c->b, &c->l));
@@ -302,9 +302,9 @@ static int backward(struct trained_model *t, const struct mini_batch *s, const s
     return model_backward(t->model, t->acts, &logp);
 }
 
-static int tell(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
+static int report(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
     r->n_rows += m->n_rows;
-    return s->told ? s->told(s->arg, m, record, n) : 0;
+    return s->on_record ? s->on_record(s->arg, m, record, n) : 0;
 }
 
 /* One rank: micro-batch after micro-batch, added in place; the first chunk where the sum is. */
@@ -315,7 +315,7 @@ static int all_micros(struct trained_model *t, const struct mini_batch *s, const
         const struct model_grad_sink sink = {.flat = i < chunk ? t->grads : t->chunk, .add = i % chunk > 0};
         struct computed c;
         TRY(forward_loss(t, s, &list[i], &c));
-        TRY(tell(s, &list[i], t->record.p, t->record.n, r));
+        TRY(report(s, &list[i], t->record.p, t->record.n, r));
         if (!c.finite) {
             loss_not_finite(t, &r->optim);
             return 0;
@@ -330,71 +330,76 @@ static int all_micros(struct trained_model *t, const struct mini_batch *s, const
 
 /* ---- several ranks ---- */
 
-/* What a rank says in a wave, in front of `bytes` of its micro-batches' records, and what is in front of each of those. */
-struct wave_word {
+/* The headers of a rank's message in a wave: of the message, whose micro-batches' records have `bytes`, and of each record. */
+struct wave_head {
     uint64_t bytes;
     int64_t stop;
 };
-struct micro_word {
+struct micro_head {
     uint64_t bytes; /* without what aligns the next one to 8 */
     int64_t finite;
 };
 
-/* Keeps what the loss of the micro-batch at hand tells, until the wave ends. */
+/* Keeps the record of the current micro-batch until the wave ends. */
 static int keep_record(struct trained_model *t, bool finite) {
-    const struct micro_word w = {.bytes = t->record.n, .finite = finite};
-    TRY(buf_add(&t->said, &w, sizeof w));
-    TRY(buf_add(&t->said, t->record.p, t->record.n));
-    return buf_add(&t->said, (char[8]){0}, (8 - t->record.n % 8) % 8);
+    const struct micro_head w = {.bytes = t->record.n, .finite = finite};
+    TRY(buf_add(&t->records, &w, sizeof w));
+    TRY(buf_add(&t->records, t->record.p, t->record.n));
+    return buf_add(&t->records, (char[8]){0}, (8 - t->record.n % 8) % 8);
 }
 
-/* All ranks' words to *all, each with room for t->slot bytes behind it, which are there as far as they fit. */
-static int gather_words(struct trained_model *t, const struct wave_word *own, char **all) {
+/* Gathers all ranks' headers to *all, each followed by t->slot bytes for its records, as far as they fit. */
+static int gather_records(struct trained_model *t, const struct wave_head *own, char **all) {
     const int size = dev_group_size(t->group);
     const size_t one = sizeof *own + t->slot, n = own->bytes < t->slot ? own->bytes : t->slot;
     size_t *at = xcalloc((size_t)size + 1, sizeof *at);
     char *const mine = (*all = xcalloc((size_t)size, one)) + (size_t)dev_group_rank(t->group) * one;
     for (int k = 0; k < size; k++) at[k + 1] = at[k] + one;
     memcpy(mine, own, sizeof *own);
-    if (n > 0) memcpy(mine + sizeof *own, t->said.p, n);
+    if (n > 0) memcpy(mine + sizeof *own, t->records.p, n);
     const int rc = comm_all_gather(dev_group_comm(t->group), *all, at);
     free(at);
     return rc;
 }
 
-/* *all: what every rank says. A stop counts once a rank has met it, for all of them. */
-static int hear_wave(struct trained_model *t, char **all) {
-    const struct wave_word own = {.bytes = t->said.n, .stop = comm_stop_asked(dev_group_comm(t->group))};
-    struct wave_word word;
+/* *all: every rank's message. A stop request that reached one rank counts for all. */
+static int gather_wave(struct trained_model *t, char **all) {
+    const struct wave_head own = {.bytes = t->records.n, .stop = comm_stop_asked(dev_group_comm(t->group))};
+    struct wave_head head;
     uint64_t most = 0;
-    TRY(gather_words(t, &own, all));
+    TRY(gather_records(t, &own, all));
     for (int k = 0; k < dev_group_size(t->group); k++) {
-        memcpy(&word, *all + (size_t)k * (sizeof word + t->slot), sizeof word);
-        if (word.bytes > most) most = word.bytes;
-        if (word.stop) stage_ask_stop((int)word.stop);
+        memcpy(&head, *all + (size_t)k * (sizeof head + t->slot), sizeof head);
+        if (head.bytes > most) most = head.bytes;
+        if (head.stop) stage_ask_stop((int)head.stop);
     }
     if (most <= t->slot) return 0;
-    free(*all); /* the longest so far: once more, with room for it from now on */
+    free(*all); /* the longest message so far: gather again, with room for it from now on */
     t->slot = most;
-    return gather_words(t, &own, all);
+    return gather_records(t, &own, all);
 }
 
-/* The micro-batches of a wave, in the order of the list, which is that of ranks. *bad: one had a loss that is not finite; those
- * after it are not told. */
-static int tell_wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n, bool *bad,
-                     struct step_result *r) {
-    struct micro_word word;
+/* The passes of a mini-batch on several ranks. */
+struct waves {
+    const struct mini_batch *s;
+    struct step_result *r;
+    bool bad; /* a micro-batch had a loss that is not finite */
+};
+
+/* Reports the micro-batches of a wave, in the order of the list, which is that of ranks; none after a bad one. */
+static int report_wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n) {
+    struct micro_head head;
     char *all = NULL;
     const char *at = NULL;
     int rc = 0;
-    TRYG(hear_wave(t, &all), out);
-    for (int64_t i = 0; i < n && !*bad; i++) {
+    TRYG(gather_wave(t, &all), out);
+    for (int64_t i = 0; i < n && !w->bad; i++) {
         const size_t rank = (size_t)(i / t->grad_chunk);
-        if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_word) + t->slot) + sizeof(struct wave_word);
-        memcpy(&word, at, sizeof word);
-        TRYG(tell(s, &list[i], at + sizeof word, word.bytes, r), out);
-        *bad = !word.finite;
-        at += sizeof word + (word.bytes + 7) / 8 * 8;
+        if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_head) + t->slot) + sizeof(struct wave_head);
+        memcpy(&head, at, sizeof head);
+        TRYG(report(w->s, &list[i], at + sizeof head, head.bytes, w->r), out);
+        w->bad = !head.finite;
+        at += sizeof head + (head.bytes + 7) / 8 * 8;
     }
 out:
     free(all);
@@ -403,12 +408,12 @@ out:
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and given up
+/* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and discarded
  * afterwards. */
 static int run_chunk(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
     const int64_t longest = least(n, t->grad_chunk), left = n - dev_group_rank(t->group) * t->grad_chunk,
                   own = least(left, longest);
-    buf_reset(&t->said);
+    buf_reset(&t->records);
     for (int64_t i = 0; i < own; i++) {
         const struct pack_micro *const m = &list[n - left + i];
         struct model_grad_sink sink;
@@ -418,23 +423,22 @@ static int run_chunk(struct trained_model *t, const struct mini_batch *s, const 
         TRY(rank_gradients_sink(t->ranks, i > 0, i == longest - 1, &sink));
         TRY(backward(t, s, m, &c, &sink));
     }
-    for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* what others compute: the same walks through sharded weights */
+    for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* others compute: the same passes over the sharded weights */
         TRY(model_stream_idle(t->model));
         if (i + 1 < longest) TRY(model_stream_idle_back(t->model));
     }
     return own == longest ? 0 : rank_gradients_idle(t->ranks);
 }
 
-/* A wave of n micro-batches, a chunk on each of the first ranks. What they tell is gathered while devices go backward. */
-static int wave(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n, bool first,
-                bool *bad, struct step_result *r) {
+/* A wave of n micro-batches, a chunk on each of the first ranks. Gathering the records overlaps with backward on the devices. */
+static int wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n, bool first) {
     const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
     int64_t *rows = xcalloc((size_t)dev_group_size(t->group), sizeof *rows);
     int rc = 0;
     for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
     rank_gradients_wave(t->ranks, chunks, rows, first);
-    TRYG(run_chunk(t, s, list, n), out);
-    TRYG(tell_wave(t, s, list, n, bad, r), out);
+    TRYG(run_chunk(t, w->s, list, n), out);
+    TRYG(report_wave(t, w, list, n), out);
 out:
     free(rows);
     return rc;
@@ -443,13 +447,13 @@ out:
 static int all_waves(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                      struct step_result *r) {
     const int64_t each = t->grad_chunk * dev_group_size(t->group);
-    bool bad = false;
+    struct waves w = {.s = s, .r = r};
     int rc = 0;
-    for (int64_t i = 0; i < n && !bad && rc == 0; i += each) rc = wave(t, s, list + i, least(n - i, each), i == 0, &bad, r);
+    for (int64_t i = 0; i < n && !w.bad && rc == 0; i += each) rc = wave(t, &w, list + i, least(n - i, each), i == 0);
     if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
     TRY(rank_gradients_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
     TRY(model_stream_end(t->model));
-    if (bad) loss_not_finite(t, &r->optim);
+    if (w.bad) loss_not_finite(t, &r->optim);
     return rc;
 }
 

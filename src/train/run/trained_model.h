@@ -1,7 +1,7 @@
 /* trained_model.h - a model with what trains it, over packed sequences: weights, activations, gradients, optimizer.
  *
- * What its head says of a target (a token of a sequence) is its log-prob, with its entropy and log-probs of other tokens
- * where they are asked for, or, of a model with a value head, the value of the state before it.
+ * The head's output for a target (a token of a sequence) is its log-prob, on request with its entropy and the log-probs of
+ * other tokens; with a value head, the value of the state before it.
  * Sequences are packed side by side without padding and cut into micro-batches.  The loss is a function of the whole
  * mini-batch's normalisers, so the cut changes gradients by fp32 rounding only (DESIGN invariant 3), log-probs and
  * values not at all.  Used by policy, reference, teacher, critic and sft.  Knows nothing of rewards or files. */
@@ -36,7 +36,7 @@ struct trained_model_args {
     struct dev_group *group;          /* train on several ranks, or sharded weights: model has this one's share (rank_shard);
                                          NULL: one rank. Borrowed */
 };
-/* Device bytes of weights on their way, batch arrays, activations, and gradients of a->grads and a->chunk. a->dev: with stream. */
+/* Device bytes of streamed weights, batch arrays, activations, and gradients of a->grads and a->chunk. a->dev: with stream. */
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
 
 struct trained_model;
@@ -50,11 +50,11 @@ float *trained_model_grads(struct trained_model *t); /* (model's n_master) f32, 
 
 /* Before the first pass after another phase has used the block. */
 void trained_model_begin(struct trained_model *t);
-/* After the last one. Where weights are sharded, passes are the ranks' common work: each begins and ends a phase, and between a
- * rank has as many passes as it likes, and takes part in the others' here. They stop together: ERR_SIGNAL of a pass or of the
+/* After the last one. Where weights are sharded, passes are collective: each rank begins and ends a phase, has any number of passes
+ * in between, and takes part in the others' passes here. They stop together: ERR_SIGNAL of a pass or of the
  * end is all ranks'. */
 int trained_model_end(struct trained_model *t);
-bool trained_model_collective(const struct trained_model *t); /* it is so */
+bool trained_model_collective(const struct trained_model *t); /* its weights are sharded */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {
@@ -78,14 +78,14 @@ struct micro_loss {
     int64_t lo, hi;       /* its sequences */
     int64_t t0, t1;       /* its targets in the mini-batch's order */
     const float *out;     /* log-probs or values */
-    const float *entropy; /* NULL: not asked for */
+    const float *entropy; /* NULL: not requested */
     float *dout;          /* d loss / d out; zeros */
-    float *dentropy;      /* zeros; NULL: not asked for */
-    struct buf *record;   /* empty: takes what the loss has to tell, for `told` */
+    float *dentropy;      /* zeros; NULL: not requested */
+    struct buf *record;   /* empty: takes the loss' statistics of this micro-batch, for on_record */
 };
 typedef int micro_loss_fn(void *arg, const struct micro_loss *m);
 /* A micro-batch with its loss' record (n bytes, aligned to 8). */
-typedef int micro_told_fn(void *arg, const struct pack_micro *m, const void *record, size_t n);
+typedef int micro_record_fn(void *arg, const struct pack_micro *m, const void *record, size_t n);
 struct mini_batch {
     const struct packed_seq *seqs;
     int64_t n;
@@ -94,8 +94,8 @@ struct mini_batch {
     bool entropy;                   /* the loss reads entropy */
     bool entropy_grad;              /* and gives dentropy */
     const struct token_lists *list; /* filled before loss reads it; NULL: none */
-    micro_loss_fn *loss;            /* runs where its micro-batch is computed, so it leaves what others need in its record */
-    micro_told_fn *told;            /* of each micro-batch with a target, in order, whoever computed it; NULL: none */
+    micro_loss_fn *loss;            /* runs where its micro-batch is computed; what others need goes to its record */
+    micro_record_fn *on_record;     /* of each micro-batch with a target, in order, whichever rank computed it; NULL: none */
     void *arg;                      /* of both */
 };
 /* Its gradient is the left fold over chunks of grad_chunk micro-batches with a target, in order, each the left fold over its

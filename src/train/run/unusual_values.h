@@ -1,4 +1,4 @@
-/* unusual_values.h - numbers of a configuration that are hardly meant (unusual_values.def): one line each at the start of a run.
+/* unusual_values.h - numbers of a configuration that are hardly intended (unusual_values.def): one line each at the start of a run.
  * Private to train and cmd. */
 #ifndef VERLC_TRAIN_RUN_UNUSUAL_VALUES_H
 #define VERLC_TRAIN_RUN_UNUSUAL_VALUES_H

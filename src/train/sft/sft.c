@@ -98,7 +98,9 @@ static int forward(struct sft *s, const struct packed_seq *seqs, int64_t n, floa
     const struct progress at = run_progress(&s->run);
     if (s->ranks.n == 0) return sft_worker_forward(&s->worker, &at, seqs, n, logp);
     json_t *args = json_object();
-    const int rc = rank_forward(&s->dispatch, args, false, "testing", &at, seqs, n, 0, (struct forward_out){.logp = logp});
+    const int rc = rank_forward(
+        &s->dispatch,
+        &(struct rank_forward_args){.args = args, .phase = "testing", .at = &at, .seqs = seqs, .n = n, .out = {.logp = logp}});
     json_decref(args);
     return rc;
 }
@@ -396,7 +398,11 @@ int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct
     int rc = 0;
     TRYG(sft_config_read(&k, c), end);
     k.host_memory = a->host;
-    TRYG(train_plan_ranks(c, &k.devices, NULL, k.run.device, k.run.threads, a, &dev, &k.n_ranks, &k.n_local), end);
+    TRYG(train_plan_ranks(
+             &(struct train_plan_ranks_args){
+                 .conf = c, .keys = &k.devices, .device = k.run.device, .threads = k.run.threads, .plan = a},
+             &dev, &k.n_ranks, &k.n_local),
+         end);
     TRYG(model_config_load(&shape, k.model_dir), end);
     rc = sft_memory_plan_print(&k, &dev, &shape, out);
     if (rc == 0) plan_disk(&k, &shape, out);

@@ -94,7 +94,7 @@ static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_bat
         targets += packed_seq_targets(&b->seqs[i]);
     }
     b->scale = targets ? 1.0 / (double)targets : 0;
-    *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .told = report_fn, .arg = b};
+    *m = (struct mini_batch){.seqs = b->seqs, .n = n, .temperature = 1, .loss = loss_fn, .on_record = report_fn, .arg = b};
     return 0;
 }
 
