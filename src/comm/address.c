@@ -17,7 +17,7 @@
 
 enum { CONNECT_MS = 2000 };
 
-/* Whether a TCP connection is taken there; own gets this end's address. */
+/* Whether a TCP connection there is accepted; own gets this end's address. */
 static bool try_connect(const struct addrinfo *a, char *own) {
     struct sockaddr_in here;
     socklen_t n = sizeof here;

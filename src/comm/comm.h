@@ -59,7 +59,7 @@ struct comm_bytes {
 
 struct comm_args {
     int rank, size;
-    struct comm_where where; /* address "": read it in `dir`, again and again until the controller is there */
+    struct comm_where where; /* address "": read it in `dir`, polled until the controller is found */
     const char *dir, *job;
     double start_s;                           /* for the group to be complete */
     double deadline_s;                        /* of each operation */
@@ -91,7 +91,7 @@ int comm_barrier(struct comm *c);
 int comm_broadcast(struct comm *c, int root, void *p, size_t n);
 /* all: root's, at[size] bytes, rank r's at at[r]..at[r + 1]; others pass NULL. mine: this rank's at[r + 1] - at[r] bytes. */
 int comm_gather(struct comm *c, int root, const void *mine, void *all, const size_t *at);
-/* all: rank r's part is there on rank r, then everywhere. */
+/* all: rank r's part is on rank r before, and on all ranks after. */
 int comm_all_gather(struct comm *c, void *all, const size_t *at);
 /* out[r] goes to rank r's in[this rank]; 0 bytes: nothing is sent. out[self] is copied to in[self]. */
 int comm_exchange(struct comm *c, const struct comm_bytes *out, const struct comm_bytes *in);

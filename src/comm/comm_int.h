@@ -156,7 +156,7 @@ struct comm__probe {
     int fd;
 };
 int comm__probe_new(struct comm__probe *p);
-int comm__probe_copy(struct comm__probe *p); /* of a token that is there already */
+int comm__probe_copy(struct comm__probe *p); /* of a token that is set already */
 bool comm__probe_seen(const struct comm__probe *p, int pid, int fd);
 
 /* ---- messages of JSON, on the control endpoint ---- */

@@ -187,7 +187,7 @@ static void close_links(struct comm *c, bool linger) {
     c->control = c->calls = (struct comm__link){.rank = COMM__CONTROLLER, .who = "the controller"};
 }
 
-/* Its answer to the join. 1: *m; 0: no controller with this key is there. */
+/* Its answer to the join. 1: *m; 0: there is no controller with this key. */
 static int wait_answer(struct comm *c, double deadline, json_t **m) {
     for (;;) {
         zmq_pollitem_t items[] = {{c->control.sock, 0, ZMQ_POLLIN, 0}, {c->control.events, 0, ZMQ_POLLIN, 0}};

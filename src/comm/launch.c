@@ -1,4 +1,4 @@
-/* launch.c - see launch.h. One function for each launcher; the innermost one that is there decides, since mpirun and
+/* launch.c - see launch.h. One function for each launcher; the innermost one present decides, since mpirun and
  * torchrun also run inside a Slurm job, whose variables are those of the node's daemon then. */
 #include "comm/launch.h"
 

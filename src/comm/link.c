@@ -191,7 +191,7 @@ void comm__link_events(struct comm__link *l) {
 
 void comm__link_known(struct comm__link *l, const char *fd) {
     if (!l->listens || l->known || !fd) return;
-    comm__link_events(l); /* the numbers of descriptors come again: those of connections before this one are taken first */
+    comm__link_events(l); /* descriptors are reused: events of connections before this one are taken first */
     l->known = true;
     const int peer = atoi(fd);
     for (int i = 0; i < l->n_maybe; i++)
@@ -402,7 +402,7 @@ int comm__recv_json(void *sock, uint8_t *from, size_t *n_from, json_t **m, const
         if (n < 0) return errno == EAGAIN ? 0 : comm__zmq_fail(who);
         *n_from = n < COMM__ID ? (size_t)n : COMM__ID;
     }
-    for (bool more = true; more; more = zmq.msg_more(&msg)) { /* the last part counts; there is to be one */
+    for (bool more = true; more; more = zmq.msg_more(&msg)) { /* the last part counts; only one is valid */
         if (zmq.msg_recv(&msg, sock, from || parts ? 0 : ZMQ_DONTWAIT) < 0) return errno == EAGAIN ? 0 : comm__zmq_fail(who);
         parts++;
     }

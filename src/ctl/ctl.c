@@ -66,7 +66,7 @@ static void print_line(struct worker *w) {
     buf_reset(&w->line);
 }
 
-/* Takes what is there; false: it has closed its end. */
+/* Reads the available output; false: the worker has closed its end. */
 static bool read_output(struct worker *w) {
     char bytes[LINE_BYTES];
     ssize_t n;

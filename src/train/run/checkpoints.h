@@ -1,6 +1,6 @@
 /* checkpoints.h - what a run needs of the owner of its models: their state out of a checkpoint, and into one.
  *
- * ckpt has the files, the run knows when; between them this, so that a run needs neither models nor a device.
+ * ckpt has the files, the run decides when; this interface is between them, so that a run needs neither models nor a device.
  * Invariant: at most one checkpoint is copied or written at a time. */
 #ifndef VERLC_TRAIN_CHECKPOINTS_H
 #define VERLC_TRAIN_CHECKPOINTS_H

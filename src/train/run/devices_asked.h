@@ -36,7 +36,7 @@ struct train_ranks_args {
     const char *device;          /* trainer.device; NULL: auto */
     const struct launch *launch; /* what started this process */
     int (*n_gpus)(void);         /* of this host; called where several are requested */
-    bool ray;                    /* a Ray cluster is there */
+    bool ray;                    /* there is a Ray cluster */
 };
 /* trainer.device is cpu or ref. */
 bool train_on_cpu(const char *device);

@@ -1,5 +1,5 @@
-/* disk_plan.h - the disk of a run before its first step: what a checkpoint takes, how many there will be at a time, what run.db and
- * logs may grow to, and whether there is room.  Private to train.
+/* disk_plan.h - the disk of a run before its first step: the size of a checkpoint, how many there will be at a time, the size that
+ * run.db and logs may grow to, and whether there is space.  Private to train.
  *
  * Knows shapes, no device and no weights. Sizes are those of files; run.db's is of responses at full length, so that a run hardly
  * passes it. A file system's quotas are not seen, only its free space.
@@ -34,7 +34,7 @@ struct disk_plan {
     int64_t saves, most; /* to be made; more than now at a time, while one is written */
     size_t logs;         /* of the run, in run.db and other records */
     size_t needed;       /* more than now; with steps 0: of one checkpoint and one step */
-    size_t there;        /* free in the directory, or in the nearest above it that is there */
+    size_t there;        /* free in the directory, or in its nearest parent that exists */
     bool known;          /* there is known */
 };
 /* Reads config.json's shapes as given, the sizes of tokenizer files, and what lies in the run's directory. */

@@ -6,7 +6,7 @@
 
 /* Bytes rounded up to the 2 MiB pages in which a block of device memory comes. */
 static inline size_t train_pages(size_t bytes) { return (bytes + ((size_t)2 << 20) - 1) & ~(((size_t)2 << 20) - 1); }
-/* What a run may take: the limit that was set (trainer.device_memory_limit in bytes; 0: none), or nearly all that is there. */
+/* Bytes that a run may take: the set limit (trainer.device_memory_limit in bytes; 0: none), or nearly all of the device. */
 size_t train_memory_limit(const struct dev *dev, int64_t set);
 /* Host memory that may be pinned: what the host has, less an eighth for everything else. bytes 0: this machine's. */
 size_t train_host_limit(int64_t bytes);

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Targets of a sequence are the tokens t >= first, or those with mask[t] != 0
- * (t >= 1) when mask is given.  Whatever is said of a target is read from the row
+ * (t >= 1) when mask is given.  The output for a target is read from the row
  * before it: log p(ids[t] | ids[<t]), or the value of the state ids[<t]. */
 struct packed_seq {
     const int32_t *ids;
@@ -29,7 +29,7 @@ struct micro_batch_limits {
 };
 /* ERR_INVAL, by the key of the number of samples: more rows than an int32 numbers. */
 int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows);
-/* The next smaller limit on a short way to the least, which is one sequence, or the rows of the longest. False: it is there. */
+/* The next smaller limit on a short way to the least, which is one sequence, or the rows of the longest. False: no smaller. */
 bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest);
 /* Puts order[n] so that micro-batches of balanced work follow one another, the largest first (algo/micro_batch_balance.h), and
  * sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over max_rows raises it. ends is the caller's to

@@ -8,7 +8,7 @@
 
 /* Bytes in 2 MiB pages, of one rank; where ranks differ, of the one that takes the most. */
 struct model_memory {
-    size_t weights, adapter, master, grads, moments, host; /* master 0: in host memory; host: what is there instead */
+    size_t weights, adapter, master, grads, moments, host; /* master 0: in host memory; host: bytes in host memory instead */
     size_t chunk,
         shared_chunk; /* the gradient of a chunk of micro-batches: of one rank, and that several share; 0: there is none */
     size_t exchange;  /* in addition, memory that several ranks share for gradients and weights */
@@ -30,7 +30,7 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a);
 static inline size_t model_memory_bytes(const struct model_memory *o) {
     return o->weights + o->adapter + o->master + o->grads + o->chunk + o->shared_chunk + o->moments + o->exchange;
 }
-/* Without gradients that hold nothing between updates, and may lie where other phases have something else. */
+/* Without gradients that are unused between updates, whose memory other phases may use. */
 static inline size_t model_memory_kept_bytes(const struct model_memory *o) { return model_memory_bytes(o) - o->grads - o->chunk; }
 /* What the ops need to know of it. rows: of the largest pass; train_rows: of the largest update; decode: of the largest decoding
  * step. */

@@ -27,7 +27,7 @@ static bool takes(enum optim_kind kind, const char *key) {
     return false;
 }
 
-/* Options of Megatron's optimizer in host memory: whether it is there is what holds here. */
+/* Options of Megatron's optimizer in host memory: only whether it is in host memory counts here. */
 static bool megatron_offload(const char *key) {
     static const char *const keys[] = {"optimizer_cpu_offload", "optimizer_offload_fraction", "offload_fraction",
                                        "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"};
@@ -36,7 +36,7 @@ static bool megatron_offload(const char *key) {
     return false;
 }
 
-/* Which of its own kernels torch takes: nothing here. */
+/* Options that choose among torch's kernels: no effect here. */
 static bool torch_kernels(const char *key) {
     static const char *const keys[] = {"foreach", "fused", "capturable", "differentiable"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)

@@ -17,7 +17,7 @@ struct train_optim_keys {
     const json_t *options; /* override_optimizer_config; NULL: none */
 };
 /* What is offloaded to host memory: with param_offload the fp32 master, with optimizer_offload or offload_policy the optimizer's
- * state and the master, which is a part of it here. The one weight buffer is read in every phase and stays. */
+ * state and the master, which is a part of it here. The weight buffer is read in every phase and stays on the device. */
 struct train_offload_keys {
     bool master, state;
 };

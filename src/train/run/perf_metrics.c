@@ -43,7 +43,7 @@ double train_peak_flops(const struct dev *d) {
     return INFINITY;
 }
 
-/* Memory of the machine that is in use, as psutil has it: what is there less what is available. 0: not known. */
+/* Memory of the machine that is in use, as psutil counts it: total less available. 0: not known. */
 static double host_memory_used(void) {
     double total = 0, available = 0;
     char line[128];

@@ -35,13 +35,13 @@ struct progress {
     struct track *track; /* NULL: a worker's, which has none */
     int64_t step;
 };
-/* So many of total samples are done: a beat, and what the bar shows. */
+/* done of total samples: a beat for the watchdog, and the bar's progress. */
 void progress_report(const struct progress *p, const char *phase, int64_t done, int64_t total, double tok_s);
 /* ERR_SIGNAL where a signal has requested a stop that is not held. */
 int stage_check_stop(void);
 int stage_stop_signal(void);     /* 0, or the signal that requested a stop */
 int stage_stop_due(void);        /* the same; 0 while it is held */
-void stage_hold_stop(bool held); /* what is under way goes on to its end */
+void stage_hold_stop(bool held); /* work under way goes on to its end */
 bool stage_stop_held(void);
 void stage_ask_stop(int sig);           /* as that signal would: another process has received it */
 const char *stage_signal_name(int sig); /* "SIGINT", "SIGTERM", "SIGHUP" */

@@ -1,7 +1,7 @@
 /* rank_gradients.c - see rank_gradients.h.
  *
- * The ring is taken in turn by the buckets of a wave, then by the rows of the token embedding. A place is written again when all
- * ranks have read the fold that was there. The head of a model with tied embeddings has memory of its own, since its fold waits
+ * The ring is taken in turn by the buckets of a wave, then by the rows of the token embedding. A place is reused when all
+ * ranks have read its fold. The head of a model with tied embeddings has memory of its own, since its fold waits
  * for the rows.
  * A chunk of several micro-batches is one flat array in place of both, with the rows added to the table in it: it is written again
  * when all ranks have read the last fold. */
@@ -121,7 +121,7 @@ static int share(struct dev_group *g, struct dev *d, size_t bytes, void *out) {
     void *p = NULL;
     if (bytes == 0) return 0;
     TRY(dev_alloc(d, bytes, &p));
-    memcpy(out, &p, sizeof p); /* it is to be freed from here on */
+    memcpy(out, &p, sizeof p); /* from here on *out must be freed */
     return dev_group_share(g, p, bytes);
 }
 
@@ -217,7 +217,7 @@ void rank_gradients_destroy(struct rank_gradients *r) {
 
 /* ---- a wave ---- */
 
-/* The next place of the ring, congruent with byte `like` of a flat array. What is there has been read everywhere. */
+/* The next place of the ring, congruent with byte `like` of a flat array. All ranks have read its previous content. */
 static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) {
     size_t lo = up(r->ring_at) + like % ALIGN;
     int64_t kept = 0;
@@ -254,7 +254,7 @@ static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32
     return dev_group_fold(r->g, &b, ticket);
 }
 
-/* The same of what lies in the open place of the ring. */
+/* The same of the bucket in the open place of the ring. */
 static int fold_place(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
     TRY(fold(r, i, x, ids, dx, &r->open.ticket));
     keep_place(r);
@@ -378,7 +378,7 @@ static int gather_squares(struct rank_gradients *r, const struct optim *o) {
     return rc;
 }
 
-/* The new weights of what is this rank's, to where all ranks' are gathered. */
+/* Writes this rank's new weights to the array where all ranks' are gathered. */
 static int put_own(struct rank_gradients *r, const float *from) {
     const struct model *m = r->m;
     for (int64_t i = 0; i < m->n_own; i++) {
@@ -391,7 +391,7 @@ static int put_own(struct rank_gradients *r, const float *from) {
     return 0;
 }
 
-/* What this rank owns of a sharded model is its share of the weights. */
+/* Of a sharded model: where the part that this rank owns is its share of the weights. */
 static int put_shares(struct rank_gradients *r, const float *from) {
     struct model *const m = r->m;
     for (int64_t i = 0; i < m->n_own; i++) {
@@ -402,7 +402,7 @@ static int put_shares(struct rank_gradients *r, const float *from) {
     return 0;
 }
 
-/* Where they differ: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
+/* Where it is not: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
 static int gather_shares(struct rank_gradients *r, const float *from) {
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     int rc = 0;

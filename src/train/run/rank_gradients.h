@@ -1,8 +1,8 @@
 /* rank_gradients.h - the gradient of a mini-batch, and the step with it, on several ranks.
  *
  * In each wave ranks 0..n-1 have a chunk of consecutive micro-batches, at first of one. A bucket of the gradient goes to a ring of
- * memory that the ranks share, as soon as it is made, and is folded onto what each rank owns of it (model/segments.h) while
- * backward goes on. With longer chunks a rank adds up its own in a whole array, whose buckets are folded from there as the last
+ * shared memory as soon as it is computed. Each rank folds its part of it onto its sums (model/segments.h), overlapped with
+ * backward. With longer chunks a rank adds up its own in a whole array, whose buckets are folded from there as the last
  * micro-batch completes them. After the last wave each rank updates what it owns, and the new weights are gathered. Knows no
  * losses and no micro-batches but their rows.
  * Invariant: an element of the gradient is the left fold over the chunks in order, each the left fold over its micro-batches,
@@ -16,7 +16,7 @@
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
 
-/* What a rank keeps of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. */
+/* A rank's shard of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. */
 struct model_shard rank_shard(const struct dev_group *g, const struct optim_config *c);
 
 struct rank_gradients;
@@ -25,12 +25,12 @@ struct rank_gradients;
 int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, bool chunks,
                           float *sums);
 void rank_gradients_destroy(struct rank_gradients *r); /* NULL ok; not while a rank may still read from this one */
-/* What a rank takes of a model that is trained, in bytes, the largest of the ranks; before anything is opened. */
+/* A rank's memory for a trained model, in bytes, the largest of the ranks; before anything is opened. */
 struct rank_memory {
     size_t master, sums, moments; /* master: of the device's, or with c->host_master of the host's */
     size_t chunk;                 /* a chunk's gradient; 0: without chunks */
-    size_t exchange;              /* the ring, what else is shared, the group's own */
-    size_t host;                  /* of the moments: what is in host memory instead */
+    size_t exchange;              /* the ring, other shared memory, the group's own */
+    size_t host;                  /* of the moments: bytes in host memory instead */
 };
 struct rank_memory_args {
     const struct model_config *config;

@@ -1,5 +1,5 @@
-/* rank_plan.h - what a memory plan says of several ranks: how they share the work, which weights each has whole, and what one of
- * them alone or another layout would need.  Private to train. */
+/* rank_plan.h - a memory plan's part about several ranks: how they share the work, which weights each has whole, and the memory
+ * that one rank alone or another layout would need.  Private to train. */
 #ifndef VERLC_TRAIN_RUN_RANK_PLAN_H
 #define VERLC_TRAIN_RUN_RANK_PLAN_H
 

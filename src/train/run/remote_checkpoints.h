@@ -26,7 +26,7 @@ int remote_resume(struct remote *r, struct resume *from, const struct resume_arg
 void remote_put(struct remote *r, int64_t step);
 /* The checkpoint that a run goes on from, unless the store has it. */
 void remote_put_missing(struct remote *r, int64_t step);
-/* Takes what has been done meanwhile; a failure is logged once and tried again later. The step that has been copied, or -1. */
+/* Takes the result of a copy that has ended; a failure is logged once, and tried again later. The step that was copied, or -1. */
 int64_t remote_poll(struct remote *r);
 /* Waits for the last copy, a few tries and the time that its size allows; a signal that comes meanwhile ends that. */
 void remote_close(struct remote *r);

@@ -109,7 +109,7 @@ int resume_compare(const json_t *trainer, const char *field, const char *key, in
     return 0;
 }
 
-/* A GPU that is named but not there: the run goes on elsewhere and says so. */
+/* A GPU that is named but missing: the run uses another device, with a note. */
 static const char *device_there(const char *device) {
     char why[512];
     if (device == NULL) return "auto";

@@ -1,5 +1,5 @@
-/* resume.h - where a run continues from, and on which device: what ppo and sft
- * share.  Private to train. */
+/* resume.h - where a run resumes from, and on which device: shared by ppo and
+ * sft.  Private to train. */
 #ifndef VERLC_TRAIN_RESUME_H
 #define VERLC_TRAIN_RESUME_H
 
@@ -22,8 +22,8 @@ struct resume_args {
 };
 /* ERR_INVAL: mode or path. ERR_UNSUPPORTED: the checkpoint is another program's; says the way out. */
 int resume_find(struct resume *r, const struct resume_args *a);
-/* ERR_INPUT: another program's checkpoint stands in root where one of the steps after r up to total_steps would be saved.
- * One that stands elsewhere is noted. */
+/* ERR_INPUT: root has another program's checkpoint where one of the steps after r up to total_steps would be saved. One of
+ * another step is noted. */
 int resume_check_room(const struct resume *r, const char *root, int64_t total_steps);
 void resume_free(struct resume *r);
 /* Warns where a number that decides bits differs between the checkpoint's trainer.json and this run's key; without one it

@@ -181,7 +181,7 @@ static int published(struct run *r, int64_t step) {
     return early_stop_publish(&r->early, r->k.default_local_dir);
 }
 
-/* Takes the checkpoint under way if it is published, or its failure. wait: until it is. */
+/* Takes the result of the checkpoint under way, if it is published or has failed. wait: until then. */
 static int settle(struct run *r, bool wait) {
     const double start = clock_awake();
     int64_t step;
@@ -233,7 +233,7 @@ static int save(struct run *r, int64_t keep) {
     return 0;
 }
 
-/* The copy of this step, if there is one, goes to disk. What the tracker has been given is there before it. */
+/* Writes the copy of this step, if there is one, to disk; the tracker's records before it. */
 static int write_copy(struct run *r, bool wait) {
     if (r->saving == SAVE_COPIED) {
         TRY(r->checkpoints.write(r->checkpoints.ctx, flush_track, r->track));

@@ -6,7 +6,7 @@
  *
  * What holds where:
  *   local file systems, containers that share one: always
- *   NFS: Linux makes it a lock at the server, so it holds between machines; of a machine that died the server frees it when
+ *   NFS: Linux makes it a lock at the server, so it holds between machines; after a machine has died the server releases it when
  *     its lease ends (about 90 s), NFSv3 when the machine is back. Mounted with nolock or local_lock=flock it holds within
  *     each machine alone.
  *   Lustre: between machines with the mount option flock, within one with localflock
@@ -26,11 +26,11 @@ int run_lock_take(struct run_lock **out, const char *key, const char *dir);
 int run_lock_hold(struct run_lock *l);
 void run_lock_release(struct run_lock *l); /* NULL ok */
 
-/* Who has a directory's lock, for whoever only looks. */
+/* State of a directory's lock, for readers. */
 enum run_holder_state {
-    RUN_FREE, /* nobody; whoever had it gave it back */
+    RUN_FREE, /* not held; the last holder released it */
     RUN_HELD, /* a process has it */
-    RUN_LEFT, /* nobody, and it was not given back: that process was killed */
+    RUN_LEFT, /* not held, and not released: its process was killed */
 };
 struct run_holder {
     enum run_holder_state state;

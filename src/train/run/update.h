@@ -2,7 +2,7 @@
  * metrics as one number by verl's rules.
  *
  * Knows neither rows nor losses: a program gives the sequences of a mini-batch and the loss of a micro-batch.
- * Invariant: which rows meet in a mini-batch depends on their number, the seed and the step alone. */
+ * Invariant: which rows are in a mini-batch together depends on their number, the seed and the step alone. */
 #ifndef VERLC_TRAIN_UPDATE_H
 #define VERLC_TRAIN_UPDATE_H
 
@@ -30,7 +30,7 @@ struct update_metrics { /* a zeroed struct is empty */
     int64_t n, cap;
 };
 void update_metric_add(struct update_metrics *m, const char *name, enum reduce how, double value);
-/* Into out, and empties m. */
+/* Reduces m into out, and empties m. */
 void update_metrics_set(struct update_metrics *m, struct metrics *out);
 void update_metrics_free(struct update_metrics *m);
 
