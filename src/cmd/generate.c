@@ -13,7 +13,7 @@
 #include "model/lora/lora.h"
 #include "rollout/rollout.h"
 #include "text/text.h"
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "text/text.h"
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include <dirent.h>
 #include <fcntl.h>

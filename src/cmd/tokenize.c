@@ -9,7 +9,7 @@
 #include "cmd/cmd.h"
 #include "data/data.h"
 #include "text/text.h"
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include <stdio.h>
 #include <stdlib.h>

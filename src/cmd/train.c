@@ -6,8 +6,12 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "ctl/ctl.h"
+#include "train/offline/eval.h"
+#include "train/offline/generate.h"
+#include "train/ppo/ppo.h"
 #include "train/run/phase_watchdog.h"
-#include "train/train.h"
+#include "train/sft/sft.h"
 
 #include <stdio.h>
 #include <stdlib.h>

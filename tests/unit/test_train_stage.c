@@ -2,8 +2,8 @@
  * watchdog ends a process that makes no progress, naming the stage. */
 #include "base/clock.h"
 #include "base/err.h"
+#include "train/run/directories.h"
 #include "train/run/phase_watchdog.h"
-#include "train/train.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -4,8 +4,9 @@
  * as verl does, and in addition the validation statistics of the same scores (mean@n,
  * best@k, pass@k, maj@k), under the names that training gives them.
  * Invariant: a response without a score is counted, never a number. */
+#include "train/offline/eval.h"
+
 #include "train/ppo/stages.h"
-#include "train/train.h"
 
 #include "base/clock.h"
 #include "base/err.h"

@@ -3,8 +3,11 @@
  *
  * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks.
  * Invariant: the file does not depend on batches nor on ranks. */
+#include "train/offline/generate.h"
+
 #include "data/data.h"
 #include "train/offline/generator.h"
+#include "train/run/directories.h"
 #include "train/run/rank_dealing.h"
 #include "train/run/restart.h"
 #include "train/run/resume.h"

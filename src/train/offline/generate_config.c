@@ -1,7 +1,7 @@
 /* generate_config.c - see generate_config.h. */
 #include "train/offline/generate_config.h"
 
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include "base/err.h"
 

@@ -4,7 +4,7 @@
  * those that need what is derived here. */
 #include "train/ppo/config.h"
 #include "train/ppo/validate_config.h"
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include "base/buf.h"
 #include "base/err.h"

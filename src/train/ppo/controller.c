@@ -2,8 +2,8 @@
 #include "train/ppo/controller.h"
 #include "train/ppo/worker_group.h"
 
+#include "train/run/directories.h"
 #include "train/run/optimizer_keys.h"
-#include "train/train.h"
 
 #include "base/err.h"
 #include "base/file.h"

@@ -1,10 +1,10 @@
 /* ppo.c - one step of PPO, GRPO and related algorithms as the algorithm reads on paper, in the calls of include/verlc.h as any
  * program of them; and `verlc plan`. */
+#include "train/ppo/ppo.h"
+
 #include "train/ppo/controller.h"
 #include "train/ppo/worker_group.h"
-#include "train/run/rank_group.h"
 #include "train/run/restart.h"
-#include "train/train.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -70,12 +70,6 @@ int train_ppo(const struct conf *c) {
 }
 
 /* ---- the memory plan alone ---- */
-
-void train_plan_free(struct train_plan *p) {
-    buf_free(&p->text);
-    json_decref(p->json);
-    *p = (struct train_plan){0};
-}
 
 /* What a rank of this pool takes: the trainer's is the plan, others join it as "pools". */
 static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const struct model_shapes *shapes, struct dev *dev,

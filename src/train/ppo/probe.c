@@ -1,8 +1,9 @@
 /* probe.c - the steps that `verlc plan --probe` measures: those of a ppo run with the same keys, by the same program; and the
  * changes of keys that it may try.  Knows no arithmetic of times (train/run/time_probe.h). */
+#include "train/ppo/probe.h"
+
 #include "train/ppo/controller.h"
 #include "train/run/time_probe.h"
-#include "train/train.h"
 
 #include "base/clock.h"
 #include "base/err.h"

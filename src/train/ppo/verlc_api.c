@@ -8,8 +8,6 @@
 #include "train/ppo/controller.h"
 #include "train/ppo/worker_group.h"
 
-#include "train/train.h"
-
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"

@@ -51,18 +51,4 @@ int train_ranks(const struct conf *c, const struct train_devices_keys *k, const 
 /* Whether a launcher says how many ranks there are. */
 bool train_launched(void);
 
-struct train_plan_args;
-struct dev;
-struct train_plan_ranks_args {
-    const struct conf *conf;
-    const struct train_devices_keys *keys;
-    const struct train_devices_beside *pools; /* NULL: none */
-    const char *device;                       /* trainer.device */
-    int threads;
-    const struct train_plan_args *plan; /* train.h */
-};
-/* For a plan: its device, and how many ranks there are, `local` of them on a host. ERR_INVAL: GPUs of unknown size, since there is
- * none. */
-int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
-
 #endif

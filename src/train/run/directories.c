@@ -1,6 +1,6 @@
-/* directories.c - the directories and files of a run: where a model path leads (a directory, a checkpoint of verl's, a hub id or a
- * place in another store, which data fetches), the one that the run writes to, and whether what it reads is there. */
-#include "train/train.h"
+/* directories.c - see directories.h. A model path is a directory, a checkpoint of verl's, a hub id or a place in another store,
+ * which data fetches. */
+#include "train/run/directories.h"
 
 #include "base/err.h"
 #include "base/file.h"

@@ -1,7 +1,6 @@
 /* lora_keys.c - see lora_keys.h.
  * Invariant: what an adapter is put on is frozen; no master of it is ever allocated. */
 #include "train/run/lora_keys.h"
-#include "train/train.h"
 
 #include "base/buf.h"
 #include "base/err.h"

@@ -2,7 +2,6 @@
 #include "train/run/run.h"
 
 #include "train/run/unusual_values.h"
-#include "train/train.h"
 
 #include "base/buf.h"
 #include "base/clock.h"

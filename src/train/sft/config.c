@@ -1,7 +1,7 @@
 /* config.c - the keys of an sft run in struct sft_config: filled by the rows of the table, then derived where a member is more
  * than a key's value. verl's engine keys; conf moves the older ones of fsdp_sft_trainer to these. */
 #include "train/sft/config.h"
-#include "train/train.h"
+#include "train/run/directories.h"
 
 #include "base/err.h"
 #include "base/log.h"

@@ -4,8 +4,8 @@
 #define VERLC_TRAIN_SFT_MEMORY_PLAN_H
 
 #include "train/run/trained_model.h"
+#include "train/run/run_plan.h"
 #include "train/sft/config.h"
-#include "train/train.h"
 
 #include "base/buf.h"
 

@@ -3,7 +3,10 @@
  *
  * This file has data and the run; the model is a worker's (worker.h), in this process or in those of several ranks (service.c).
  * Invariant: as ppo - a resumed run ends in the bits of an unbroken one, on any number of ranks. */
+#include "train/sft/sft.h"
+
 #include "text/text.h"
+#include "train/run/directories.h"
 #include "train/run/disk_plan.h"
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
