@@ -1,8 +1,12 @@
-/* worker.c - `verlc worker`: one rank of a run, of `verlc netcheck` or of `verlc bench`. */
+/* worker.c - `verlc worker`: one rank of a run, of `verlc netcheck` or of `verlc bench`. Here alone the calls of all programs
+ * are known. */
 #include "cmd/bench/bench.h"
 #include "cmd/cmd.h"
 #include "cmd/netcheck/netcheck.h"
-#include "train/train.h"
+#include "train/offline/generator.h"
+#include "train/ppo/worker_service.h"
+#include "train/run/rank_service.h"
+#include "train/sft/service.h"
 
 #include "base/err.h"
 
@@ -11,7 +15,8 @@
 extern char **environ;
 
 int cmd_worker(int argc, char **argv) {
-    static const struct ctl_service services[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
+    static const struct ctl_service own[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
+    static const struct ctl_service *const tables[] = {ppo_worker_services, sft_services, generator_services, own, NULL};
     const struct cmd_spec spec = {
         .usage = "verlc worker",
         .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};
@@ -20,5 +25,5 @@ int cmd_worker(int argc, char **argv) {
     if (rc != 0) return rc > 0 ? 0 : rc;
     TRY(launch_read(&l, environ));
     if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
-    return train_worker(&l, NULL, services);
+    return rank_serve(&l, NULL, tables);
 }

@@ -9,9 +9,9 @@
 #include "train/offline/generator.h"
 #include "train/run/directories.h"
 #include "train/run/rank_dealing.h"
+#include "train/run/rank_service.h"
 #include "train/run/restart.h"
 #include "train/run/resume.h"
-#include "train/train.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -223,7 +223,8 @@ static int serve(const struct conf *c, const struct launch *l) {
     int rc = generate_config_read(&k, c);
     if (rc == 0) {
         dir = generate_output_dir(&k);
-        rc = train_worker(l, &(struct ctl_args){.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S}, NULL);
+        const struct ctl_args a = {.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+        rc = rank_serve(l, &a, (const struct ctl_service *const[]){generator_services, NULL});
     }
     free(dir);
     generate_config_free(&k);

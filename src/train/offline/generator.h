@@ -1,7 +1,7 @@
 /* generator.h - the part of a generation that has a device: a model and its decoder.
  *
  * In one process a call is a function call; with several ranks each has one of these, which serves generate.c's calls.
- * Invariant: a sample is a function of (trainer.seed, row, sample): batch-invariant.  Private to train. */
+ * Invariant: a sample is a function of (trainer.seed, row, sample): batch-invariant.  Private to train and cmd. */
 #ifndef VERLC_TRAIN_OFFLINE_GENERATOR_H
 #define VERLC_TRAIN_OFFLINE_GENERATOR_H
 

@@ -3,7 +3,8 @@
 #include "train/ppo/ppo.h"
 
 #include "train/ppo/controller.h"
-#include "train/ppo/worker_group.h"
+#include "train/ppo/worker_service.h"
+#include "train/run/phase_watchdog.h"
 #include "train/run/restart.h"
 
 #include "base/err.h"
@@ -52,7 +53,7 @@ static void in_turn(struct verlc *v) {
 int train_ppo(const struct conf *c) {
     struct launch l;
     TRY(launch_read(&l, environ));
-    if (ctl_is_worker(&l)) return worker_group_serve(c, &l);
+    if (ctl_is_worker(&l)) return ppo_worker_serve(c, &l);
     static void (*const schedules[])(struct verlc * v) = {
         [PPO_SYNC] = in_turn, [PPO_ONE_STEP_OFF] = ppo_one_step_off, [PPO_FULLY_ASYNC] = ppo_fully_async};
     struct ppo_config k;

@@ -7,6 +7,7 @@
  * made; after a failure it is the last whole one, whose state is saved. */
 #include "train/ppo/controller.h"
 #include "train/ppo/worker_group.h"
+#include "train/ppo/worker_service.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -88,7 +89,7 @@ static int serve_if_worker(const struct conf *c) {
     struct launch l;
     TRY(launch_read(&l, environ));
     if (!ctl_is_worker(&l)) return 0;
-    const int rc = worker_group_serve(c, &l);
+    const int rc = ppo_worker_serve(c, &l);
     if (rc < 0) log_error("%s", err_msg());
     exit(rc < 0 ? err_exit_status(rc) : 0);
 }

@@ -2,7 +2,6 @@
 #include "train/ppo/worker_group.h"
 
 #include "train/run/rank_dealing.h"
-#include "train/train.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -121,16 +120,6 @@ int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct 
     json_decref(results);
     if (rc == 0) rc = worker_scores_open(&g->scores, k, dispatch_of(g, PPO_REWARD), k->pools.n[PPO_REWARD] > 0);
     return rc;
-}
-
-int worker_group_serve(const struct conf *c, const struct launch *l) {
-    struct ppo_config k;
-    log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
-    int rc = ppo_config_read(&k, c, PPO_WORKER);
-    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = train_worker(l, &a, NULL);
-    ppo_config_free(&k);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
 
 void worker_group_close(struct worker_group *g, bool ok) {

@@ -16,8 +16,6 @@ struct worker_group;
 int worker_group_open(struct worker *w, struct ppo_config *k, int ranks, struct run *run);
 /* ok: the run has ended well; else the processes are killed. NULL ok. */
 void worker_group_close(struct worker_group *g, bool ok);
-/* A process that is a rank of somebody else's run: serves until the group ends. */
-int worker_group_serve(const struct conf *c, const struct launch *l);
 int worker_group_size(const struct worker_group *g);
 /* The ranks' device, for people; borrowed. *own_memory: it is not the host's. */
 const char *worker_group_device(const struct worker_group *g, bool *own_memory);

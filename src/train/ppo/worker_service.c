@@ -6,11 +6,13 @@
 
 #include "train/ppo/worker_group.h"
 #include "train/run/optimizer_keys.h"
+#include "train/run/rank_group.h"
 #include "train/run/rank_service.h"
 #include "train/run/rank_weights.h"
 
 #include "base/err.h"
 #include "base/json.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -191,3 +193,13 @@ static int trace(struct comm *comm, const struct comm_call *call, struct ctl_res
 const struct ctl_service ppo_worker_services[] = {
     {"plan", plan},   {"models", models},         {"update", update}, {"send_weights", send_weights},
     {"score", score}, {"score_drop", score_drop}, {"trace", trace},   {NULL, NULL}};
+
+int ppo_worker_serve(const struct conf *c, const struct launch *l) {
+    struct ppo_config k;
+    log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
+    int rc = ppo_config_read(&k, c, PPO_WORKER);
+    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){ppo_worker_services, NULL});
+    ppo_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
+}

@@ -2,6 +2,7 @@
 #include "train/run/rank_service.h"
 
 #include "train/run/perf_metrics.h"
+#include "train/run/rank_group.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -19,6 +20,7 @@
 /* A slice of generation: the samples that finish in it are reported together; it is longer where none finishes. */
 #define GENERATE_S 0.05
 #define LONGEST_S 0.5
+enum { MOST_SERVICES = 64 };
 
 extern char **environ;
 
@@ -384,7 +386,7 @@ static int take(struct comm *comm, const struct comm_call *call, struct ctl_resu
     return 0;
 }
 
-const struct ctl_service rank_services[] = {{"generate_begin", generate_begin},
+static const struct ctl_service shared[] = {{"generate_begin", generate_begin},
                                             {"generate", generate},
                                             {"generate_end", generate_end},
                                             {"forward", forward},
@@ -397,7 +399,8 @@ const struct ctl_service rank_services[] = {{"generate_begin", generate_begin},
                                             {"take", take},
                                             {NULL, NULL}};
 
-void rank_close(void) {
+/* All of rank_self. */
+static void close_all(void) {
     if (self.run.checkpoints.close) self.run.checkpoints.close(self.run.checkpoints.ctx);
     if (self.program.close) self.program.close();
     if (self.pool != self.comm) comm_close(self.pool);
@@ -407,4 +410,22 @@ void rank_close(void) {
     buf_free(&self.bad.dump);
     json_decref(self.saving);
     conf_free(self.conf);
+}
+
+/* Appends to all[], of which n are used, and which ends with a name NULL. */
+static size_t add_services(struct ctl_service *all, size_t most, size_t n, const struct ctl_service *table) {
+    for (; table->name; table++) {
+        CHECK(n + 1 < most);
+        all[n++] = *table;
+    }
+    return n;
+}
+
+int rank_serve(const struct launch *l, const struct ctl_args *a, const struct ctl_service *const *tables) {
+    struct ctl_service all[MOST_SERVICES] = {0};
+    size_t n = add_services(all, MOST_SERVICES, 0, shared);
+    for (; *tables; tables++) n = add_services(all, MOST_SERVICES, n, *tables);
+    const int rc = ctl_serve(a ? a : &(struct ctl_args){.start_s = RANK_START_S}, l, all);
+    close_all();
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

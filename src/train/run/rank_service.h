@@ -1,6 +1,7 @@
 /* rank_service.h - a rank's process: the part of its calls that the programs with several ranks share (rank_group.h).
  *
- * A process is a rank of one program, which its first call names. What it then holds lives until it ends.
+ * A process is a rank of one program, which its first call names. What it then holds lives until it ends. Knows no program: each
+ * passes the table of its own calls.
  * Private to train.
  * Invariant: a rank writes no file but those that a call names, and decides nothing that another rank must know. */
 #ifndef VERLC_TRAIN_RUN_RANK_SERVICE_H
@@ -39,9 +40,10 @@ struct rank {
 /* This process'. */
 struct rank *rank_self(void);
 
-/* The calls of rank_group.h and rank_dealing.h; they end with a name NULL. A program adds its own: the first one, and others. */
-extern const struct ctl_service rank_services[];
-void rank_close(void); /* all of rank_self; the group has ended */
+/* A rank of somebody else's run: serves the calls of rank_group.h and rank_dealing.h, and those of `tables` (ended by NULL; each
+ * ends with a name NULL), until the controller ends the group; then rank_self is closed. A table is a program's: its first call,
+ * and others. a: where a launcher's ranks find the controller; NULL: the environment says. */
+int rank_serve(const struct launch *l, const struct ctl_args *a, const struct ctl_service *const *tables);
 
 /* ---- opening: a program's first call, in this order ---- */
 /* The configuration. ERR_INPUT: it is not the controller's. */

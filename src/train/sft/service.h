@@ -1,4 +1,4 @@
-/* service.h - a rank of an sft run: its own calls in addition to rank_service.h's.  Private to train. */
+/* service.h - a rank of an sft run: its own calls in addition to rank_service.h's.  Private to train and cmd. */
 #ifndef VERLC_TRAIN_SFT_SERVICE_H
 #define VERLC_TRAIN_SFT_SERVICE_H
 

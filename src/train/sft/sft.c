@@ -11,11 +11,12 @@
 #include "train/run/optimizer_keys.h"
 #include "train/run/perf_metrics.h"
 #include "train/run/rank_dealing.h"
+#include "train/run/rank_service.h"
 #include "train/run/restart.h"
 #include "train/run/run.h"
 #include "train/run/time_probe.h"
+#include "train/sft/service.h"
 #include "train/sft/worker.h"
-#include "train/train.h"
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -310,7 +311,7 @@ static int serve(const struct conf *c, const struct launch *l) {
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = sft_config_read(&k, c);
     const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = train_worker(l, &a, NULL);
+    if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){sft_services, NULL});
     sft_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
