@@ -8,6 +8,7 @@
 #include "data/data.h"
 #include "train/offline/generator.h"
 #include "train/run/directories.h"
+#include "train/run/phase_watchdog.h"
 #include "train/run/rank_dealing.h"
 #include "train/run/rank_service.h"
 #include "train/run/restart.h"
@@ -253,7 +254,7 @@ out:
     restart.by_ranks = g.k.devices.ranks > 0;
     restart.ray = g.k.n_ray_nodes > 0;
     generate_close(&g, rc == 0);
-    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* What the adapter takes on the device. */

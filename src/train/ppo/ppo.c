@@ -67,7 +67,7 @@ int train_ppo(const struct conf *c) {
     restart.by_ranks = verlc_controller(v)->k.devices.ranks > 0;
     restart.ray = verlc_controller(v)->k.n_ray_nodes > 0;
     const int rc = verlc_end(v);
-    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the memory plan alone ---- */

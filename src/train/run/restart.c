@@ -9,7 +9,7 @@
 #include "ckpt/ckpt.h"
 #include "ctl/ctl.h"
 #include "dev/dev.h"
-#include "train/run/phase_watchdog.h"
+#include "train/run/devices_asked.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -109,13 +109,13 @@ static int become(const struct restart *r, const char *why, int suspect, bool le
     FAIL(ERR_IO, "the program cannot be started again: %s", strerror(errno));
 }
 
-int restart_run(const struct restart *r, int rc) {
+int restart_run(const struct restart *r, int rc, bool stopped) {
     struct launch l;
     struct err_saved why;
     int64_t step = -1;
     const bool lost = rc == ERR_RANK || rc == ERR_TIMEOUT || rc == ERR_DEVICE;
     err_save(&why);
-    if (!lost || r->ranks < 2 || r->done >= r->most || stage_stop_signal() || launch_read(&l, environ) < 0) {
+    if (!lost || r->ranks < 2 || r->done >= r->most || stopped || launch_read(&l, environ) < 0) {
         err_restore(&why);
         return rc;
     }

@@ -7,7 +7,8 @@
 #ifndef VERLC_TRAIN_RUN_RESTART_H
 #define VERLC_TRAIN_RUN_RESTART_H
 
-#include "train/run/devices_asked.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 struct restart {
     int64_t most;    /* trainer.max_restarts */
@@ -23,9 +24,9 @@ struct restart {
 };
 /* Before the run; ranks, pool_ranks, ray and by_ranks are set when they are known. */
 void restart_begin(struct restart *r, const char *dir, const char *device, int64_t most);
-/* After a failure, with its message: returns rc where there is no restart. A rank of this host that is lost twice without a
- * checkpoint in between is left out, and its GPU with it where no other has that; with trainer.ranks, or on a CPU, the trainer's
- * pool has one rank less. */
-int restart_run(const struct restart *r, int rc);
+/* After a failure, with its message: returns rc where there is no restart. stopped: a signal has asked the run to stop; there is
+ * none then. A rank of this host that is lost twice without a checkpoint in between is left out, and its GPU with it where no
+ * other has that; with trainer.ranks, or on a CPU, the trainer's pool has one rank less. */
+int restart_run(const struct restart *r, int rc, bool stopped);
 
 #endif

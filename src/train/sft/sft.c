@@ -331,7 +331,7 @@ int train_sft(const struct conf *c) {
     restart.by_ranks = s.k.devices.ranks > 0;
     restart.ray = s.k.n_ray_nodes > 0;
     close_all(&s, rc);
-    return rc < 0 ? err_pass(restart_run(&restart, rc), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the steps that `verlc plan --probe sft` measures ---- */
