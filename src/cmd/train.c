@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "comm/launch.h"
 #include "ctl/ctl.h"
 #include "train/offline/eval.h"
 #include "train/offline/generate.h"

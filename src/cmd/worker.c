@@ -9,6 +9,7 @@
 #include "train/sft/service.h"
 
 #include "base/err.h"
+#include "comm/launch.h"
 
 #include <string.h>
 

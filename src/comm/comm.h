@@ -17,8 +17,6 @@
 #ifndef VERLC_COMM_H
 #define VERLC_COMM_H
 
-#include "comm/launch.h"
-
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,6 +27,7 @@ enum {
     COMM_FRAME = 256 * 1024,
     COMM_QUEUE = 8,
     COMM_KEY = 41 /* Z85 and NUL */,
+    COMM_JOB = 192 /* a job's name and NUL */,
     COMM_MOST_RANKS = 1024,
     COMM_STAGE = 96
 };
@@ -43,8 +42,8 @@ struct comm_where {
     char key[COMM_KEY]; /* the group's secret key */
 };
 int comm_key_new(char key[COMM_KEY]);
-/* DIR/.rendezvous, readable by its owner alone, on a file system that all hosts share. job: struct launch's, so that the file
- * of another start is not taken for this one's. read: 1: there it is; 0: not yet; ERR_FORMAT: malformed. */
+/* DIR/.rendezvous, readable by its owner alone, on a file system that all hosts share. job: a name of this start, shorter than
+ * COMM_JOB, so that the file of another is not taken for this one's. read: 1: there it is; 0: not yet; ERR_FORMAT: malformed. */
 int comm_rendezvous_write(const char *dir, const struct comm_where *w, const char *job);
 int comm_rendezvous_read(const char *dir, struct comm_where *w, const char *job);
 void comm_rendezvous_remove(const char *dir);

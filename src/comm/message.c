@@ -180,7 +180,7 @@ int comm__rendezvous_parse(struct comm_where *w, const char *job, const char *p,
               COMM_PROTOCOL, VERLC_VERSION);
     TRYG(text(m, "address", &address, sizeof w->address, path), out);
     TRYG(text(m, "key", &key, COMM_KEY, path), out);
-    TRYG(text(m, "job", &theirs, sizeof((struct launch *)0)->job, path), out);
+    TRYG(text(m, "job", &theirs, COMM_JOB, path), out);
     if (strlen(key) != COMM_KEY - 1) FAILG(out, ERR_FORMAT, "%s: \"key\" is not a key of %d characters", path, COMM_KEY - 1);
     rc = strcmp(job, theirs) == 0;
     if (rc) {

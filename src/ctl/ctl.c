@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "comm/launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -214,6 +215,7 @@ static int open_hub(struct ctl *c, const struct ctl_args *a, const struct launch
     if (!launched || a->ray_nodes || (a->controller && key)) return 0;
     TRY(file_mkdirs(a->dir));
     c->dir = a->dir;
+    _Static_assert(sizeof l->job <= COMM_JOB, "what a launcher's job is called goes into the file");
     TRY(comm_rendezvous_write(a->dir, hub_where(c->hub), l->job));
     return 0;
 }

@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 
 struct ctl;
+struct launch; /* comm/launch.h */
 
 struct ctl_args {
     int ranks;              /* on this host, where no launcher says how many there are */

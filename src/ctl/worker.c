@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "comm/launch.h"
 
 #include <sched.h>
 #include <signal.h>

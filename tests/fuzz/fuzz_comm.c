@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "comm/comm_int.h"
+#include "comm/launch.h"
 
 enum { FRAME, JOIN, PULSE, ARRAYS, RENDEZVOUS, ENVIRONMENT, N_READERS };
 

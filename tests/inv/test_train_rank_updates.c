@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "comm/launch.h"
 #include "ctl/ctl.h"
 #include "train/run/phase_watchdog.h"
 #include "train/run/trained_model.h"

@@ -1,6 +1,7 @@
 /* test_ctl.c - worker processes and their calls; the workers are this program again. How they end by force:
  * tests/fault/ranks_test.py. */
 #include "base/err.h"
+#include "comm/launch.h"
 #include "ctl/ctl.h"
 
 #include <setjmp.h>

@@ -4,6 +4,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "comm/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

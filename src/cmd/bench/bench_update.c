@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "comm/launch.h"
 #include "cmd/cmd.h"
 
 #include <stdio.h>

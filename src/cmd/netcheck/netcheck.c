@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "comm/launch.h"
 #include "cmd/cmd.h"
 
 #include <math.h>

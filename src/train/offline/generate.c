@@ -18,6 +18,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "comm/launch.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"

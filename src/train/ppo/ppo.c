@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "comm/launch.h"
 
 extern char **environ;
 

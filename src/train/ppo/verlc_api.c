@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "comm/launch.h"
 
 #include <stdlib.h>
 #include <string.h>

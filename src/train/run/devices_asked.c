@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "comm/launch.h"
 #include "dev/dev.h"
 
 #include <stdlib.h>

@@ -5,8 +5,9 @@
 #ifndef VERLC_TRAIN_DEVICES_ASKED_H
 #define VERLC_TRAIN_DEVICES_ASKED_H
 
-#include "comm/launch.h"
 #include "conf/conf.h"
+
+struct launch; /* comm/launch.h */
 
 /* trainer.nnodes, trainer.n_gpus_per_node, trainer.ranks, trainer.controller and trainer.max_restarts as they are written; ranks
  * 0, controller NULL: null. */

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "comm/launch.h"
 
 #include <stdlib.h>
 #include <string.h>
