@@ -23,6 +23,7 @@ import zipfile
 
 os.environ["VERLC"] = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))  # runs have a directory of their own
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+from ranks import below  # noqa: E402
 from verlc_test import Scratch, Tests, run, start  # noqa: E402
 
 TRACE = "actor_rollout_ref.rollout.trace."
@@ -271,13 +272,6 @@ def check_trackio(s, test):
 
 # ---- stopped from outside ----
 
-def descendants(pid):
-    out = [pid]
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        out += [x for child in path.read_text().split() for x in descendants(int(child))]
-    return out
-
-
 def wandb_steps(folder):
     """Steps of all files of the offline runs there, in order."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -303,7 +297,7 @@ def check_stop(s, test):
         while p.poll() is None and not all(f.exists() and json.loads(f.read_text())["sent"] > 5 for f in states):
             time.sleep(0.1)
         if name == "stopped":
-            for pid in descendants(p.pid):
+            for pid in [p.pid, *below(p.pid)]:
                 os.kill(pid, 15)
         else:
             p.kill()

@@ -64,7 +64,7 @@ def note(text):
 
 
 def tell(what=b"program"):
-    """Something of verl has come to the stand-in, and `verlc exec` need not say at the end that it was passed by. b"touch": no
+    """Something of verl has come to the stand-in, and `verlc exec` need not say at the end that it was bypassed. b"touch": no
     program of verl, but data preparation, or Python that imports verl."""
     name = os.environ.get("VERLC_EXEC_SOCKET")
     if name:

@@ -670,7 +670,7 @@ static int find_flat(const struct st_file *f, const struct optim_array *a, const
     return 0;
 }
 
-/* Every tensor of the file is one of these, or the step: another optimizer's state is not dropped in silence. */
+/* Every tensor of the file is one of these, or the step: another optimizer's state is never dropped silently. */
 static int check_names(const struct st_file *f, const struct optim_array *a, int n, const char *path) {
     for (int64_t k = 0; k < st_count(f); k++) {
         const char *name = st_at(f, k)->name;

@@ -2,7 +2,7 @@
  * `python -m verl.model_merger`, for FSDP checkpoints. One of verlc's is a model directory already, and is copied.
  *
  * Options that are Megatron's or transformers' are taken and say that they do
- * nothing; what would be left undone in silence is refused.
+ * nothing; what it would silently not do is refused.
  * Invariant: no code of the checkpoint runs, whatever --trust-remote-code says. */
 #include "cmd/cmd.h"
 

@@ -13,6 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from ranks import below  # noqa: E402
 from verlc_test import Scratch, Tests, run, start, state  # noqa: E402
 
 USAGE = 2
@@ -346,21 +347,9 @@ def check_kill(s, test):
     test("the bits are those of a run without trackers", state(s.dir / "kill", 12) == state(s.dir / "none", 12))
 
 
-def descendants(pid):
-    """Of a process, itself first."""
-    out = [pid]
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            for child in path.read_text().split():
-                out += descendants(int(child))
-        except OSError:
-            pass
-    return out
-
-
 def send_all(pid, sig):
     """As `ray job stop` does it: to every process of the run."""
-    pids = descendants(pid)
+    pids = [pid, *below(pid)]
     for p in pids:
         try:
             os.kill(p, sig)

@@ -20,6 +20,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 os.environ.setdefault("VERLC", str(TOP / "build/release/verlc"))
 os.environ.setdefault("SOURCE_DIR", str(TOP))
 sys.path.insert(0, str(TOP / "tests"))
+from ranks import below  # noqa: E402
 from verlc_test import ENV, VERLC, Scratch, Tests, start  # noqa: E402
 
 CLIENT = r'''
@@ -68,21 +69,10 @@ def teardown():
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def descendants(pid):
-    out = [pid]
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            for child in path.read_text().split():
-                out += descendants(int(child))
-        except OSError:
-            pass
-    return out
-
-
 def tracker_helpers(pid):
     """The processes that have the client."""
     found = []
-    for p in descendants(pid):
+    for p in [pid, *below(pid)]:
         try:
             if b"verlc_helpers.tracker" in pathlib.Path(f"/proc/{p}/cmdline").read_bytes():
                 found.append(p)
@@ -114,16 +104,16 @@ def attack_run(p, r, begun):
         time.sleep(0.02)
     for _ in range(r.randrange(1, 6)):
         time.sleep(r.random() * 0.6)
-        seen.update(descendants(p.pid))
+        seen.update([p.pid, *below(p.pid)])
         if r.random() < 0.3:
             twice |= bool(tracker_helpers(p.pid))
             hit(tracker_helpers(p.pid), signal.SIGKILL)
         else:
             hit(tracker_helpers(p.pid), r.choice(STOPS))
-    seen.update(descendants(p.pid))
+    seen.update([p.pid, *below(p.pid)])
     end = r.randrange(4)
     if end == 0:  # as ray job stop
-        hit(descendants(p.pid), signal.SIGTERM)
+        hit([p.pid, *below(p.pid)], signal.SIGTERM)
     elif end == 1:
         p.send_signal(r.choice(STOPS))
     elif end == 2:
@@ -141,7 +131,7 @@ def sync(run_dir, env, r):
         if r.random() < 0.5 and left > 5:
             time.sleep(r.random() * 0.8)
             sig = r.choice((signal.SIGTERM, signal.SIGINT, signal.SIGKILL))
-            hit(descendants(p.pid) if r.random() < 0.5 and sig != signal.SIGKILL else [p.pid], sig)
+            hit([p.pid, *below(p.pid)] if r.random() < 0.5 and sig != signal.SIGKILL else [p.pid], sig)
             killed |= sig == signal.SIGKILL
         out = p.communicate(timeout=120)[0]
         if p.returncode == 0:

@@ -16,6 +16,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 os.environ.setdefault("VERLC", str(TOP / "build/release/verlc"))
 os.environ.setdefault("SOURCE_DIR", str(TOP))
 sys.path.insert(0, str(TOP / "tests"))
+from ranks import below  # noqa: E402
 from verlc_test import Scratch, Tests, run, start  # noqa: E402
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15) + b"\x00" + bytes(31)
@@ -23,21 +24,10 @@ STEPS = 150  # long enough for the flood
 HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72)
 
 
-def children(pid):
-    out = [pid]
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            for child in path.read_text().split():
-                out += children(int(child))
-        except OSError:
-            pass
-    return out
-
-
 def ports(pid):
     """Where the processes below this one listen."""
     inodes = set()
-    for p in children(pid):
+    for p in [pid, *below(pid)]:
         for fd in pathlib.Path(f"/proc/{p}/fd").glob("*"):
             try:
                 inodes.add(os.readlink(fd))
