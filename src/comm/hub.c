@@ -277,7 +277,11 @@ static int connect_calls(struct hub *h, int rank, double deadline) {
     const char *address = json_string_value(json_object_get(m->join, "calls"));
     const int rc = comm__reach(address, endpoint, own);
     TRY(rc);
-    if (rc == 0) FAIL(ERR_RANK, "%s cannot be reached from the controller at %s", m->who, address);
+    if (rc == 0) {
+        usleep((useconds_t)(LOST_S * 1e6)); /* where its process has ended, who started it says so first */
+        hub_fail(h, rank, "%s cannot be reached from the controller at %s", m->who, address);
+        return comm__alarm_error(&h->ended);
+    }
     m->calls.rank = rank;
     m->calls.pid = m->pid;
     snprintf(m->calls.who, sizeof m->calls.who, "%s", m->who);

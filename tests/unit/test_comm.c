@@ -732,6 +732,26 @@ static void another_build_is_refused(void **state) {
     unlink(other);
 }
 
+/* check of hub_join: rank 1 is killed as soon as both ranks have joined. */
+static int kill_when_joined(void *arg) {
+    struct group *g = arg;
+    if (!hub_pid(g->hub, 0) || !hub_pid(g->hub, 1)) return 0;
+    assert_int_equal(kill(g->pid[1], SIGKILL), 0);
+    assert_int_equal(end_of(g, 1), 128 + SIGKILL);
+    return 0;
+}
+
+static void a_rank_dies_as_it_joins(void **state) {
+    (void)state;
+    struct group g;
+    open_hub(&g, 2, 20);
+    for (int r = 0; r < 2; r++) start_rank(&g, r, own_path, r, 2, hub_where(g.hub)->key);
+    assert_int_equal(hub_join(g.hub, kill_when_joined, &g), ERR_RANK);
+    assert_non_null(strstr(err_msg(), "rank 1 (host "));
+    assert_int_equal(hub_failed_rank(g.hub), 1);
+    close_group(&g);
+}
+
 static void another_protocol_is_refused(void **state) {
     (void)state;
     struct comm__join j;
@@ -838,6 +858,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(strangers_cost_nothing),
         cmocka_unit_test(addresses_are_ipv4),
         cmocka_unit_test(another_build_is_refused),
+        cmocka_unit_test(a_rank_dies_as_it_joins),
         cmocka_unit_test(another_protocol_is_refused),
         cmocka_unit_test(the_rendezvous_file),
         cmocka_unit_test(stopped_ranks_and_stopped_machines),
