@@ -222,8 +222,9 @@ static int report_changes(struct controller *c, const struct conf *conf) {
         {"distillation.teacher_models.teacher_model.model_path", k->distill.enable ? k->distill.teacher_dir : NULL, false},
         {"reward.reward_model.model_path", k->rm.enable ? k->rm.model_dir : NULL, false}};
     TRY(run_tell_changes(&c->run, conf, models, sizeof models / sizeof *models));
-    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", &k->lora));
-    return k->critic.enable ? resume_check_adapter(&c->run.from, "critic", "critic.model", &k->critic.lora) : 0;
+    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", k->lora.on ? &k->lora.cfg : NULL));
+    if (!k->critic.enable) return 0;
+    return resume_check_adapter(&c->run.from, "critic", "critic.model", k->critic.lora.on ? &k->critic.lora.cfg : NULL);
 }
 
 /* The device, or with several ranks their processes; and what the run takes of it. */

@@ -155,7 +155,7 @@ static char *in_words(const struct lora_config *l) {
     return xasprintf("an adapter (LoRA) of rank %lld, alpha %g", (long long)l->rank, l->alpha);
 }
 
-int resume_check_adapter(const struct resume *r, const char *part, const char *section, const struct train_lora *l) {
+int resume_check_adapter(const struct resume *r, const char *part, const char *section, const struct lora_config *l) {
     struct lora_config saved = {0};
     char *dir, *config, *was, *now;
     int rc = 0;
@@ -166,9 +166,9 @@ int resume_check_adapter(const struct resume *r, const char *part, const char *s
     was = now = NULL;
     if (!file_is_dir(dir)) goto out; /* a part that is not there: the load says so */
     if (adapter) TRYG(lora_config_load(&saved, dir), out);
-    if (adapter == l->on && (!adapter || (saved.rank == l->cfg.rank && saved.alpha == l->cfg.alpha))) goto out;
+    if (adapter ? l && saved.rank == l->rank && saved.alpha == l->alpha : !l) goto out;
     was = adapter ? in_words(&saved) : xstrdup("all weights");
-    now = l->on ? in_words(&l->cfg) : xstrdup("all weights");
+    now = l ? in_words(l) : xstrdup("all weights");
     if (adapter)
         rc = err_set(ERR_INPUT, __FILE__, __LINE__,
                      "%s was trained as %s, and this run trains %s: resume with %s.lora_rank=%lld %s.lora_alpha=%g, or start from "

@@ -7,7 +7,7 @@
 #define VERLC_TRAIN_RESUME_CHANGES_H
 
 #include "conf/conf.h"
-#include "train/run/lora_keys.h"
+#include "model/lora/lora.h"
 #include "train/run/resume.h"
 
 /* A model directory that the run reads. fixed: a resumed run needs the same (the reference, an adapter's frozen base), so that
@@ -29,7 +29,7 @@ struct resume_tell_args {
 int resume_tell(struct resume *r, const struct resume_tell_args *a);
 
 /* Whether what is trained is of the kind that the checkpoint's part has: all weights, or an adapter of this rank and alpha.
- * section: of the keys ("actor_rollout_ref.model"). ERR_INPUT says both in words. */
-int resume_check_adapter(const struct resume *r, const char *part, const char *section, const struct train_lora *l);
+ * l: NULL: all weights. section: of the keys ("actor_rollout_ref.model"). ERR_INPUT says both in words. */
+int resume_check_adapter(const struct resume *r, const char *part, const char *section, const struct lora_config *l);
 
 #endif

@@ -275,7 +275,7 @@ static int open_all(struct sft *s, const struct conf *c) {
     TRY(run_open(&s->run, c, &k->run, &program));
     const struct resume_model model = {"model.path", k->model_dir, true};
     TRY(run_tell_changes(&s->run, c, &model, 1));
-    TRY(resume_check_adapter(&s->run.from, "actor", "model", &k->lora));
+    TRY(resume_check_adapter(&s->run.from, "actor", "model", k->lora.on ? &k->lora.cfg : NULL));
     TRY(open_device(s));
     TRY(open_data(s));
     TRY(check_disk(s));
