@@ -1,4 +1,4 @@
-# libverlc_cuda.so: src/dev/cuda/**/*.cu, beside the program, which opens it at run time.
+# libverlc_cuda.so: src/device/cuda/**/*.cu, beside the program, which opens it at run time.
 #
 # nvcc is called by rules of our own: architectures are asked of it, the runtime is
 # linked statically, cuBLASLt is opened at run time, and nothing of the toolkit but
@@ -40,11 +40,11 @@ if(VERLC_DIST)
 else()
   list(APPEND nvcc_flags -lineinfo) # names this tree's files
 endif()
-file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/dev/cuda/*.cu)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/device/cuda/*.cu)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
 set(cuda_objects "")
 foreach(source ${cuda_sources})
-  file(RELATIVE_PATH stem ${CMAKE_SOURCE_DIR}/src/dev/cuda ${source})
+  file(RELATIVE_PATH stem ${CMAKE_SOURCE_DIR}/src/device/cuda ${source})
   string(REPLACE "/" "_" stem ${stem})
   set(object ${CMAKE_BINARY_DIR}/cuda/${stem}.o)
   add_custom_command(OUTPUT ${object}

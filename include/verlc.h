@@ -4,7 +4,7 @@
  * generates; its frozen reference; a critic), the data, the scorer, checkpoints and
  * trackers.  A batch is named columns over samples and goes from stage to stage; a
  * stage reads some columns and adds others.  `verlc ppo` itself is a program of these
- * calls (src/train/ppo/ppo.c), and examples/ has four more.
+ * calls (src/ppo/ppo.c), and examples/ has four more.
  *
  * Errors stick: after the first failure every call on that run returns the same
  * negative code and does nothing, verlc_begin_step is false, and verlc_close prints what

@@ -1,7 +1,7 @@
 """Where the files of the tarball's tree go in the wheel, and the wheel's tag. hatchling calls it.
 
 The program is a script of the wheel, as it is: pip puts it into the environment's bin/. Everything else is found from
-there: share/verlc/python by src/helper/helper_proc.c, lib/verlc by src/dev/open.c. Headers and the library of users'
+there: share/verlc/python by src/helper/helper_process.c, lib/verlc by src/device/open.c. Headers and the library of users'
 programs lie where a compiler of the environment looks: include, lib, lib/pkgconfig."""
 
 import os

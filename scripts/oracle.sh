@@ -28,7 +28,7 @@ names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant
     distill ray eval graders data tables track}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
-programs="verlc test_train_grpo test_train_val test_model_optim"
+programs="verlc test_ppo_grpo test_ppo_validation test_model_optim"
 cmake --build --preset release --target $programs >"$out/build.log" || { tail "$out/build.log"; exit 1; }
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
@@ -79,7 +79,7 @@ compare_graders() {
 }
 compare_grpo() { # the program's ten steps beside torch's: the golden test on the same numbers
     fresh grpo && make_grpo "$out/grpo" && $py tools/oracle_diff.py "$out/grpo" $fix/train &&
-        program test_train_grpo "$PWD/$fix/train"
+        program test_ppo_grpo "$PWD/$fix/train"
 }
 compare_lora() {
     fresh lora && for base in llama llama_bias qwen2 qwen3; do cp -r "$fix/model/$base" "$out/lora" || return 1; done
@@ -127,7 +127,7 @@ compare_trackers() { "${TRACKERS_PYTHON:-.venv-trackers/bin/python}" tools/oracl
 compare_verl_ckpt() { $py tools/oracle_verl_ckpt.py check "$VERLC"; } # its fixtures come from several versions of torch
 compare_train() {
     fresh train && make_train "$out/train" && same train && fresh train_many &&
-        $py tools/oracle_train.py --batches "$batches" "$out/train_many" && program test_train_val "$out/train_many"
+        $py tools/oracle_train.py --batches "$batches" "$out/train_many" && program test_ppo_validation "$out/train_many"
 }
 
 fixture_dir() {

@@ -3,7 +3,7 @@
 # After `cmake --preset cuda && cmake --build --preset cuda`; one line a run, exit status 1 if any found something.
 # initcheck does not see what cuBLASLt's kernels for Hopper write by TMA, and calls our reading of it uninitialized.
 # So there it leaves these kernels out, and VERLC_CUDA_POISON=1 fills their results with NaN first: the tool sees the fill, and
-# the tests' own comparisons say whether all of it was written over. (test_dev_cuda_gemm starts from NaN at the models' sizes.)
+# the tests' own comparisons say whether all of it was written over. (test_device_cuda_gemm starts from NaN at the models' sizes.)
 # racecheck leaves out the library's kernels without tensor cores: products are chosen by thousands of calls, each 0.1 s under it.
 #   scripts/sanitize_gpu.sh [BUILD_DIR] [SECONDS]      each run may take SECONDS (600); the longest takes about four minutes
 set -u
@@ -29,8 +29,8 @@ one() { # TOOL TEST
 }
 pids=()
 for tool in memcheck initcheck racecheck; do
-    for test in test_dev_ops test_dev_batch_invariant test_dev_sample test_dev_attention test_dev_decode_attention \
-            test_dev_optimizer; do
+    for test in test_device_ops test_device_batch_invariant test_device_sample test_device_attention test_device_decode_attention \
+            test_device_optimizer; do
         one $tool $test &
         pids+=($!)
     done

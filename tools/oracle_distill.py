@@ -243,7 +243,7 @@ def cases(per_mode):
 
 # ---- a whole model ----
 
-LENS, FIRST, TOPK, TEMPERATURE = (23, 70, 12), (10, 31, 8), 7, 0.8  # test_train_distill.c has the last two
+LENS, FIRST, TOPK, TEMPERATURE = (23, 70, 12), (10, 31, 8), 7, 0.8  # test_ppo_distillation.c has the last two
 
 
 def response_logits(model, seqs):

@@ -8,7 +8,7 @@ rollouts: seeded random prompts and responses of ragged lengths, and scores.  Pa
 mini-batch, autograd, torch.optim.AdamW; nothing of verlc and no code of verl.  The formulas are verl 0.9.1's:
 compute_grpo_outcome_advantage, compute_policy_loss_vanilla, kl_penalty(low_var_kl), agg_loss.
 
-The same run in fp64 tells how far fp32 itself is from the exact result; test_train_grpo.c compares with the fp32 run.
+The same run in fp64 tells how far fp32 itself is from the exact result; test_ppo_grpo.c compares with the fp32 run.
 
 Tensors (S training steps, B samples a step, U optimizer steps a training step):
   prompt_len, response_len (S*B) i32   prompts, responses i32, flat in sample order   uid (S*B) i64   score (S*B) f64
@@ -30,7 +30,7 @@ MODEL = os.path.join(HERE, "../tests/fixtures/model/qwen2")
 VOCAB, PAD = 100, 0
 WATCHED = ("model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.bias", "model.layers.1.mlp.down_proj.weight")
 
-# test_train_grpo.c has the same numbers.
+# test_ppo_grpo.c has the same numbers.
 COMMON = dict(n=4, temperature=0.8, clip_low=0.2, clip_high=0.28, clip_c=3.0, eps=1e-8, betas=(0.9, 0.999), weight_decay=0.01)
 VARIANTS = {
     # ten optimizer steps, one a training step, on log-probs of another policy: every branch of the clip is taken

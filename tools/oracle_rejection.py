@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Losses of an update after rejection sampling, by verl 0.9.1's own functions: what tests/golden/test_train_rejection.c
+"""Losses of an update after rejection sampling, by verl 0.9.1's own functions: what tests/golden/test_ppo_rejection.c
 must reproduce.
 
   oracle_rejection.py [DIR]     writes DIR/rejection.json (tests/fixtures/train)
@@ -28,7 +28,7 @@ from verl.workers.config import ActorConfig, CriticConfig, PolicyLossConfig  # n
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CRITIC = os.path.join(HERE, "../tests/fixtures/critic/qwen2")
-# test_train_rejection.c has the same numbers.
+# test_ppo_rejection.c has the same numbers.
 V = dict(seed=4, steps=1, groups=3, n=3, temperature=0.8)
 KEYS = dict(rollout_is="token", rollout_is_threshold=1.1, rollout_rs="token_k1", rollout_rs_threshold="0.8_1.3")
 KL_COEF, ENTROPY_COEF, CLIP, SCALE = 0.1, 0.02, 0.5, 16

@@ -1,4 +1,4 @@
-"""Makes the fixtures of tests/unit/test_train_val.c from verl 0.9.1's own functions:
+"""Makes the fixtures of tests/unit/test_ppo_validation.c from verl 0.9.1's own functions:
 process_validation_metrics with its numpy bootstrap and the choice between val-core and
 val-aux; compute_data_metrics, compute_timing_metrics, compute_throughout_metrics,
 compute_variance_proxy_metrics and log_seqlen_unbalance on ragged batches.  The functions

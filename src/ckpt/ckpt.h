@@ -56,7 +56,7 @@ size_t ckpt_optim_begin(const struct ckpt_part *p, const struct optim_array *a, 
  * or of another step; ERR_IO: one that is not ours has the name. */
 int ckpt_adopt(const char *root, const char *dir, int64_t step);
 /* Removes or brings back what a process left that was killed while it saved or deleted a checkpoint under root. For whoever
- * holds the directory's lock (train/run/run_lock.h). ERR_IO. */
+ * holds the directory's lock (track/run_lock.h). ERR_IO. */
 int ckpt_recover(const char *root);
 
 /* The complete checkpoint that was saved last under root: *step = -1 when there is

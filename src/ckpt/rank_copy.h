@@ -7,7 +7,7 @@
 #define VERLC_CKPT_RANK_COPY_H
 
 #include "comm/comm.h"
-#include "dev/dev.h"
+#include "device/device.h"
 
 /* n bytes at `from`, memory that dev_evict takes, belong at byte `to` of the memory. */
 struct rank_copy_piece {

@@ -6,7 +6,7 @@
 #include "cmd/algo_json.h"
 #include "cmd/cmd.h"
 
-#include "algo/user/user.h"
+#include "algo/custom/user.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"

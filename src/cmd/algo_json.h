@@ -2,7 +2,7 @@
 #ifndef VERLC_CMD_ALGO_JSON_H
 #define VERLC_CMD_ALGO_JSON_H
 
-#include "algo/user/user.h"
+#include "algo/custom/user.h"
 
 /* User-defined estimators and losses that a request may name by their spec; NULL: none. */
 struct algo_json_user {

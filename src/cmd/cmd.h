@@ -8,7 +8,7 @@
 #ifndef VERLC_CMD_H
 #define VERLC_CMD_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <stdbool.h>
 #include <stdint.h>

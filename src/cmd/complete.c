@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "conf/conf.h"
+#include "run/early_warnings.h"
 #include "track/metric_table.h"
-#include "train/run/early_warnings.h"
 #include "view/run_reader.h"
 
 #include <ctype.h>

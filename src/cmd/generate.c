@@ -9,11 +9,11 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/number.h"
+#include "engine/rollout.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
-#include "rollout/rollout.h"
+#include "run/directories.h"
 #include "text/text.h"
-#include "train/run/directories.h"
 
 #include <stdio.h>
 #include <stdlib.h>

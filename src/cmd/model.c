@@ -18,8 +18,8 @@
 #include "model/files/init.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
+#include "run/directories.h"
 #include "text/text.h"
-#include "train/run/directories.h"
 
 #include <dirent.h>
 #include <fcntl.h>

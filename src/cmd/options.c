@@ -5,7 +5,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "conf/conf.h"
-#include "conf/words.def"
+#include "conf/keys/enums.def"
 
 #include <stdio.h>
 #include <string.h>

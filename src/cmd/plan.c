@@ -9,11 +9,11 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "conf/conf.h"
-#include "train/offline/generate.h"
-#include "train/ppo/ppo.h"
-#include "train/ppo/probe.h"
-#include "train/run/time_probe.h"
-#include "train/sft/sft.h"
+#include "generate/generate.h"
+#include "plan/time_probe.h"
+#include "ppo/plan/probe.h"
+#include "ppo/ppo.h"
+#include "sft/sft.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/lora/lora.h"
-#include "train/run/directories.h"
+#include "run/directories.h"
 
 #include <math.h>
 #include <stdio.h>

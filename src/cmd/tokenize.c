@@ -8,8 +8,8 @@
 #include "base/json.h"
 #include "cmd/cmd.h"
 #include "data/data.h"
+#include "run/directories.h"
 #include "text/text.h"
-#include "train/run/directories.h"
 
 #include <stdio.h>
 #include <stdlib.h>

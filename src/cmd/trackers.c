@@ -6,8 +6,8 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "track/run_lock.h"
 #include "track/track.h"
-#include "train/run/run_lock.h"
 #include "view/run_reader.h"
 
 #include <signal.h>

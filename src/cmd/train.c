@@ -2,17 +2,17 @@
  * Resolves and checks the configuration; the programs are in train. */
 #include "cmd/cmd.h"
 
-#include "conf/conf.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "comm/launch.h"
-#include "ctl/ctl.h"
-#include "train/offline/eval.h"
-#include "train/offline/generate.h"
-#include "train/ppo/ppo.h"
-#include "train/run/phase_watchdog.h"
-#include "train/sft/sft.h"
+#include "conf/conf.h"
+#include "generate/eval.h"
+#include "generate/generate.h"
+#include "ppo/ppo.h"
+#include "ranks/launcher.h"
+#include "ranks/start_workers.h"
+#include "run/phase_watchdog.h"
+#include "sft/sft.h"
 
 #include <stdio.h>
 #include <stdlib.h>

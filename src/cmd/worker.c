@@ -3,13 +3,13 @@
 #include "cmd/bench/bench.h"
 #include "cmd/cmd.h"
 #include "cmd/netcheck/netcheck.h"
-#include "train/offline/generator.h"
-#include "train/ppo/worker_service.h"
-#include "train/run/rank_service.h"
-#include "train/sft/service.h"
+#include "generate/generator.h"
+#include "ppo/worker/ppo_worker_calls.h"
+#include "ranks/worker_calls.h"
+#include "sft/service.h"
 
 #include "base/err.h"
-#include "comm/launch.h"
+#include "ranks/launcher.h"
 
 #include <string.h>
 

@@ -1,18 +1,18 @@
-/* bind.h - turns rows of keys_*.def into bindings of their keys to members of CONF_STRUCT, which the includer defines:
+/* bind.h - turns rows of conf/keys into bindings of their keys to members of CONF_STRUCT, which the includer defines:
  *
  *   #define CONF_STRUCT struct ppo_config
  *   #include "conf/bind.h"
  *   static const struct conf_binding bindings[] = {
- *   #include "conf/keys_ppo.def"
+ *   #include "conf/keys/ppo.def"
  *   };
  *
  * One source file has one such struct. What a member takes follows from its own type, so that row and member agree or do
- * not compile. keys_ppo.def says what the letters mean. */
+ * not compile. ppo.def says what the letters mean. */
 #ifndef VERLC_CONF_BIND_H
 #define VERLC_CONF_BIND_H
 
 #include "conf/conf.h"
-#include "conf/words.def"
+#include "conf/keys/enums.def"
 
 #include <stddef.h>
 
@@ -48,6 +48,6 @@
 #define M(path, type, def, now)
 #define D(path, def)
 
-#include "conf/keys_sections.def"
+#include "conf/keys/sections.def"
 
 #endif

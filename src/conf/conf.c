@@ -1,5 +1,5 @@
 /* conf.c - a loaded configuration: its values by path, the notes about settings that mean something else here, and the refusals.
- * Composition is compose.c's, verl's cross-key rules are train/ppo/validate_config.c's. */
+ * Composition is compose.c's, verl's cross-key rules are ppo/validate_config.c's. */
 #include "conf/conf_int.h"
 
 #include "base/err.h"

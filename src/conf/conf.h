@@ -1,7 +1,7 @@
 /* conf.h - the configuration of a run: verl's keys, Hydra's command line.
  *
  * A configuration is a tree for one schema ("ppo_trainer", "sft_trainer", ...;
- * conf_schemas lists them).  It starts from the defaults of keys_*.def, takes
+ * conf_schemas lists them).  It starts from the defaults of conf/keys, takes
  * YAML files (--config-path, --config-name) and overrides (k=v, +k=v, ++k=v, ~k),
  * then resolves ${...} and checks every value against the table's type.
  * What a key means here is its status: used, noted (accepted, reported once
@@ -59,7 +59,7 @@ enum conf_into {
     INTO_JSON,  /* const json_t *: inf and nan have no JSON form: "inf", "-inf", "nan"; ??? is null */
     INTO_BYTES  /* int64_t: a number, or a text such as 20GiB */
 };
-/* Lists of words.def as arrays, ended by a NULL word: CONF_WORDS(DTYPES), where the enum is known. */
+/* Lists of enums.def as arrays, ended by a NULL word: CONF_WORDS(DTYPES), where the enum is known. */
 struct conf_word {
     const char *word;
     int value;
@@ -67,7 +67,7 @@ struct conf_word {
 #define CONF_WORD(w, v) {.word = w, .value = v},
 #define CONF_WORDS(list) ((const struct conf_word[]){list(CONF_WORD, CONF_WORD){0}})
 
-/* One key and the member it fills; made by bind.h from the rows of keys_*.def. */
+/* One key and the member it fills; made by bind.h from the rows of conf/keys. */
 struct conf_binding {
     const char *key;
     enum conf_into into;
@@ -79,7 +79,7 @@ struct conf_binding {
  * ERR_INVAL names key, value and what is expected; also for a value that is ??? or was deleted with ~. */
 int conf_fill(const struct conf *c, const struct conf_binding *b, size_t n, void *into);
 
-/* One word of a list (words.def); ERR_INVAL names all of them. `key` is what the message names, "--dtype" too. */
+/* One word of a list (enums.def); ERR_INVAL names all of them. `key` is what the message names, "--dtype" too. */
 int conf_word(const char *key, const char *text, const struct conf_word *words, int *out);
 /* A number of a type of the tables, "int[1,2^24]" or "float(0,1]". ERR_INVAL names the key and the type. */
 int conf_whole(const char *key, const char *type, const char *text, int64_t *out);

@@ -4,7 +4,7 @@
  *   override_grammar.c    the grammar of overrides and their values
  *   interpolation.c  ${...}
  *   yaml.c     YAML in and out
- *   key_table.c    the rows of keys_*.def: find, type check, nearest, help
+ *   key_table.c    the rows of conf/keys: find, type check, nearest, help
  *   compose.c     files and overrides -> tree
  *   describe.c     what is known of a key, for people
  *   fill.c     values -> the members of a program's struct
@@ -12,8 +12,8 @@
 #ifndef VERLC_CONF_INT_H
 #define VERLC_CONF_INT_H
 
-#include "conf/conf.h"
 #include "base/map.h"
+#include "conf/conf.h"
 
 /* ---- tree ---- */
 enum conf_kind { CONF_NULL, CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_STR, CONF_LIST, CONF_DICT };

@@ -1,4 +1,4 @@
-/* key_table.c - the rows of keys_*.def: lookup, the little language of their
+/* key_table.c - the rows of conf/keys: lookup, the little language of their
  * types, "did you mean", config groups. Knows no values but defaults.
  * Type language: alternatives between |: bool int float str list dict any null,
  * 'word'; int and float with an interval ([0,1], (0,2^24), (0,inf]); list[TYPE].
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* keys_ppo.def says what the letters mean. The bindings of rows are the programs' own (bind.h). */
+/* ppo.def says what the letters mean. The bindings of rows are the programs' own (bind.h). */
 static const struct conf_key rows[] = {
 #define ABSENT NULL
 #define ABSENT_IS(v) NULL, .other = v
@@ -30,15 +30,15 @@ static const struct conf_key rows[] = {
 #define D(path, def) ROW(path, NULL, CONF_AS_BASE, NULL, def)
 #define B(path, binding) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
 #define BC(path, list, member) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
-#include "conf/words.def"
-#include "conf/keys_sections.def"
-#include "conf/keys_ppo.def"
-#include "conf/keys_megatron.def"
-#include "conf/keys_veomni.def"
-#include "conf/keys_async.def"
-#include "conf/keys_sft.def"
-#include "conf/keys_generate.def"
-#include "conf/keys_eval.def"
+#include "conf/keys/enums.def"
+#include "conf/keys/sections.def"
+#include "conf/keys/ppo.def"
+#include "conf/keys/megatron.def"
+#include "conf/keys/veomni.def"
+#include "conf/keys/async.def"
+#include "conf/keys/sft.def"
+#include "conf/keys/generate.def"
+#include "conf/keys/eval.def"
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
@@ -160,7 +160,7 @@ static const struct alias {
     const char *name, *ppo, *sft;
 } aliases[] = {
 #define ALIAS(name, ppo, sft) {name, ppo, sft},
-#include "conf/aliases.def"
+#include "conf/keys/aliases.def"
 };
 
 /* What another trainer's name is here; NULL: none. */

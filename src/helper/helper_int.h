@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* --- helper_proc.c: find, start, stop --- */
+/* --- helper_process.c: find, start, stop --- */
 struct helper__proc {
     struct process process;
     int sock; /* ours of the socketpair, non-blocking */

@@ -11,7 +11,7 @@
 
 #include "base/err.h"
 #include "model/forward.h"
-#include "model/weight_streaming.h"
+#include "model/parallel/weight_streaming.h"
 
 /* ---- buckets ---- */
 

@@ -3,7 +3,7 @@
 #ifndef VERLC_MODEL_CONFIG_H
 #define VERLC_MODEL_CONFIG_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -9,7 +9,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/model_int.h"
-#include "model/weight_streaming.h"
+#include "model/parallel/weight_streaming.h"
 
 #include <stdlib.h>
 

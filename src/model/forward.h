@@ -7,8 +7,8 @@
 #define VERLC_MODEL_FORWARD_H
 
 #include "base/arena.h"
+#include "model/parallel/parameter_segments.h"
 #include "model/parameters.h"
-#include "model/segments.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -8,8 +8,8 @@
 #include "base/err.h"
 #include "model/files/load.h"
 #include "model/lora/lora_int.h"
-#include "model/segments.h"
-#include "model/weight_streaming.h"
+#include "model/parallel/parameter_segments.h"
+#include "model/parallel/weight_streaming.h"
 
 #include <stdlib.h>
 

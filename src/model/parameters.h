@@ -6,7 +6,7 @@
 #ifndef VERLC_MODEL_PARAMETERS_H
 #define VERLC_MODEL_PARAMETERS_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 #include "model/config.h"
 
 #include <stdbool.h>
@@ -39,7 +39,7 @@ struct model_group {
 struct model_range {
     int64_t lo, hi;
 };
-/* Which part of master, gradients and optimizer state a rank keeps (segments.h: model_own), and of sharded weights. */
+/* Which part of master, gradients and optimizer state a rank keeps (parameter_segments.h: model_own), and of sharded weights. */
 struct model_shard {
     int rank, size;      /* size <= 1: all */
     bool whole_matrices; /* a matrix of the layers is not cut (Muon) */

@@ -2,7 +2,7 @@
 #ifndef VERLC_MODEL_QUANTIZE_H
 #define VERLC_MODEL_QUANTIZE_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
-/* reward.c - from a finished response to its result: a native grader (grade.c) or the user's function (compute_score.c), the
- * overlong penalty of verl's dapo manager, and the list of results to be polled.
+/* reward.c - from a finished response to its result: a native grader (grade.c) or the user's function (custom_reward_function.c),
+ * the overlong penalty of verl's dapo manager, and the list of results to be polled.
  *
- * Native graders answer at once; programs are run (grade_code.c), the user's function is called in compute_score.c, and
+ * Native graders answer at once; programs are run (grade_code.c), the user's function is called in custom_reward_function.c, and
  * these finish in any order.
  * Invariant: whatever goes wrong with one sample is that sample's result, with a
  * status that is not a score; it never ends the run from here. */

@@ -9,7 +9,7 @@
 /* Takes message. */
 struct reward_result reward__failure(enum reward_status status, char *message);
 
-/* --- compute_score.c --- */
+/* --- custom_reward_function.c --- */
 struct reward__calls;
 int reward__calls_create(struct reward__calls **out, const struct reward_args *a); /* ERR_INPUT: no such file */
 /* Calls of another module that answers as verlc_helpers/reward.py does; timeout_s 0: the default. */

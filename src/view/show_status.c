@@ -1,7 +1,7 @@
 /* show_status.c - what a run does now: is its process there, phase and progress, the last steps' times, when it ends. */
 #include "view/show.h"
 
-#include "train/run/run_lock.h"
+#include "track/run_lock.h"
 
 #include "base/clock.h"
 #include "base/err.h"

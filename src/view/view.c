@@ -25,7 +25,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "track/metric_table.h"
-#include "train/run/run_lock.h"
+#include "track/run_lock.h"
 #include "view/run_notes.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 #ifndef VERLC_VIEW_VIEW_H
 #define VERLC_VIEW_VIEW_H
 
-#include "view/http_server.h"
+#include "http/server.h"
 
 /* roots: n directories with runs in or below them; borrowed. ERR_INPUT: one is no directory, or none has a run.db. */
 struct view;

@@ -26,7 +26,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def own_columns():
     """Every column that src adds to a batch."""
-    text = "".join(f.read_text() for folder in ("data", "train") for f in sorted((SRC / folder).rglob("*.c")))
+    text = "".join(f.read_text() for folder in ("data", "run", "train", "ranks", "reward_model", "ppo")
+                   for f in sorted((SRC / folder).rglob("*.c")))
     return sorted(set(re.findall(r'(?:batch_add|ppo_add_\w+|log_prob_column|add_json)\([^;"]*"(\w+)"', text)))
 
 

@@ -57,13 +57,13 @@ def tutorial(test):
 
 
 def values(test):
-    """Keys of key_notes.def exist; each value is one that the refusal of a wrong one names."""
-    rows = (ROOT / "src/conf/key_notes.def").read_text()
+    """Keys of notes.def exist; each value is one that the refusal of a wrong one names."""
+    rows = (ROOT / "src/conf/keys/notes.def").read_text()
     notes = re.findall(r'^(VALUES|ADVICE)\("([^"]+)", "([^"]*)"(?:, "([^"]*)")?\)', rows, re.M)
     table = run("ppo", "--help", "all").stdout
     names = {k for _, key, _, related in notes for k in [key, *related.split()]}
     unknown = [k for k in sorted(names) if f"\n{k}=" not in table and f"\n+{k}=" not in table]
-    test("key_notes.def: every key is one", len(notes) > 25 and not unknown, str(unknown))
+    test("notes.def: every key is one", len(notes) > 25 and not unknown, str(unknown))
     with Scratch(n_train=4, n_test=2) as s:
         more = {"algorithm.kl_penalty": ["algorithm.use_kl_in_reward=True"],
                 "critic.loss_agg_mode": ["algorithm.adv_estimator=gae", f"critic.model.path={s.dir / 'model'}"],

@@ -27,9 +27,9 @@ def main():
         s.write("chats.jsonl", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 8)
         commands = {
             "ppo": (s.ppo("run", **{"actor_rollout_ref.model.path": model}),
-                    ["train/ppo/worker.c", "train/ppo/controller.c", "train/ppo/verlc_api.c", "train/ppo/ppo.c", "cmd/train.c"]),
+                    ["ppo/worker/worker.c", "ppo/controller.c", "ppo/verlc_api.c", "ppo/ppo.c", "cmd/train.c"]),
             "sft": (["sft", f"model.path={model}", f"data.train_files={s.dir / 'chats.jsonl'}", "data.train_batch_size=4",
-                     f"trainer.default_local_dir={s.dir / 'sft'}"], ["train/sft/sft.c", "cmd/train.c"]),
+                     f"trainer.default_local_dir={s.dir / 'sft'}"], ["sft/sft.c", "cmd/train.c"]),
             "generate": (["generate", "--model", model], ["cmd/generate.c"]),
             "bench": (["bench", "train", "--model", model, "--batch", "1", "--len", "8"], ["cmd/bench/bench_model.c"]),
         }
@@ -45,7 +45,7 @@ def main():
         p = run(*s.ppo("step", **{"reward.custom_reward_function.path": reward, "reward.on_error": "stop",
                                   "reward.num_workers": 1}), check=False, env={"VERL_LOGGING_LEVEL": "DEBUG"})
         got = frames(p)
-        test("a failed step: from the stage to the command", p.returncode == 1 and got[:1] == ["train/ppo/reward.c"] and
+        test("a failed step: from the stage to the command", p.returncode == 1 and got[:1] == ["ppo/stages/reward.c"] and
              got[-1] == "cmd/train.c", f"exit {p.returncode}: {got}")
     test.end()
 

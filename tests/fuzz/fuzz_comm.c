@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 #include "comm/comm_int.h"
-#include "comm/launch.h"
+#include "ranks/launcher.h"
 
 enum { FRAME, JOIN, PULSE, ARRAYS, RENDEZVOUS, ENVIRONMENT, N_READERS };
 

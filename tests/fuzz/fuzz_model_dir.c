@@ -4,7 +4,7 @@
 
 #include "base/buf.h"
 #include "ckpt/ckpt.h"
-#include "dev/dev.h"
+#include "device/device.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"

@@ -1,13 +1,13 @@
 /* fuzz_reward.c - the native graders on arbitrary answers: a JSON object {"text", "gold"},
  * or plain bytes with a gold answer of "7".  A score is a finite number, and grading
  * twice gives it twice.  A grader's questions are answered from the object's "answers", so that whatever a helper says is taken.
- * And what the reward helper may answer a call: any JSON value.  compute_score.c is included whole, so that no process has
+ * And what the reward helper may answer a call: any JSON value.  custom_reward_function.c is included whole, so that no process has
  * to be started.  A score has an object beside it that can be printed; everything else is a failure with a message. */
 #include "fuzz.h"
 
 #include "base/json.h"
 
-#include "reward/compute_score.c"
+#include "reward/custom_reward_function.c"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * arrays have the elements that were asked for or are refused, and pack again to the same text. */
 #include "fuzz.h"
 
-#include "algo/user/user_int.h"
+#include "algo/custom/user_int.h"
 #include "base/base64.h"
 #include "base/json.h"
 

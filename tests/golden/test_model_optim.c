@@ -1,7 +1,7 @@
 /* test_model_optim.c - optimizers and schedules against torch's, bitsandbytes' and verl's
  * (tools/oracle_optim.py). Weights and gradients are the formulas of that file. */
 #include "conf/conf.h"
-#include "conf/words.def"
+#include "conf/keys/enums.def"
 #include "model_case.h"
 
 #include "base/json.h"

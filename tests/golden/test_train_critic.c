@@ -7,7 +7,7 @@
 #include "algo/value_loss.h"
 #include "base/json.h"
 #include "model/master_weights.h"
-#include "train/run/trained_model.h"
+#include "train/trained_model.h"
 
 static const double MAX_REL = 1e-5; /* the bar of the project for values and gradients in fp32 */
 

@@ -29,17 +29,18 @@ PRINT = r"""
 """
 # The tables of a program, and where a member that it fills may be read: its own sources and those that it shares, of members
 # that are structs of theirs (optimizer, sampler, reward). Raw values are what the configuration alone derives others from.
-TRAIN = ["train/run/*.c", "train/score/*.c", "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/*.c"]
-PROGRAMS = {"ppo": (["keys_ppo", "keys_megatron", "keys_veomni", "keys_async"], ["train/ppo/*.c", *TRAIN], "train/ppo/config.c"),
-            "sft": (["keys_sft"], ["train/sft/*.c", *TRAIN], "train/sft/config.c"),
-            "generate": (["keys_generate"], ["train/offline/gener*.c", "train/run/devices_asked.c"],
-                         "train/offline/generate_config.c"),
-            "eval": (["keys_eval"], ["train/offline/eval.c", "reward/*.c"], "")}
+TRAIN = ["train/*.c", "run/*.c", "ranks/*.c", "plan/*.c", "reward_model/*.c",
+         "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/**/*.c"]
+PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAIN], "ppo/config.c"),
+            "sft": (["sft"], ["sft/*.c", *TRAIN], "sft/config.c"),
+            "generate": (["generate"], ["generate/gener*.c", "ranks/rank_count.c"],
+                         "generate/generate_config.c"),
+            "eval": (["eval"], ["generate/eval.c", "reward/**/*.c"], "")}
 
 
 def rows(table):
     """(key, default, binding or None, type) of each row, sections expanded; strings joined as the compiler does."""
-    text = PRINT + f'#include "conf/keys_sections.def"\n#include "conf/{table}.def"\n'
+    text = PRINT + f'#include "conf/keys/sections.def"\n#include "conf/keys/{table}.def"\n'
     out = subprocess.run([os.environ.get("CC", "cc"), "-E", "-P", "-iquote", str(SRC), "-x", "c", "-"], input=text,
                          capture_output=True, text=True, check=True).stdout
     for row in re.split(r"@(?=USED |OTHER |SCHEMA )", re.sub(r'"\s*"', "", out))[1:]:
@@ -81,13 +82,14 @@ def main():
                 leaf = re.escape(member.split(".")[-1])
                 text = own if member.startswith("raw.") else elsewhere
                 if member.startswith("raw.") and member.count(".") > 1:
-                    text = own + elsewhere  # a struct that train/run or algo takes over as a whole
+                    text = own + elsewhere  # a struct that train or algo takes over as a whole
                 if not re.search(rf"(->|\.){leaf}\b(?! =[^=])", text):
                     unread.append(f"{key} ({member})")
         test(f"{program}: the members of its {len(used)} used keys are read", used and not unread, ", ".join(unread))
         gone = [k for k, target in via if "${" not in defaults.get(target, "") or k not in defaults[target]]
         test(f"{program}: a key that acts through another stands in that one's default", not gone, ", ".join(gone))
-    code = "".join(f.read_text() for f in SRC.glob("train/**/*.c")) + (SRC / "cmd/train.c").read_text()
+    code = "".join(f.read_text() for m in ("run", "train", "ranks", "plan", "reward_model", "ppo", "sft", "generate")
+                   for f in SRC.glob(f"{m}/**/*.c")) + (SRC / "cmd/train.c").read_text()
     left = re.findall(r"\bconf_(?:i64|f64|bool|str|strs|f64s)(?:_opt)?\(", code)
     test("no program reads a key by its name into a value", not left, left[:3])
     test.end()

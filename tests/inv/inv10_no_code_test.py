@@ -34,16 +34,16 @@ ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function
 C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|execv|execvp|execve|execvpe|fexecve|"
                      r"posix_spawn|posix_spawnp)\s*\(")
 C_ALLOWED = {("base/process.c", "posix_spawn"), ("base/process.c", "execv"),  # this program as a reaper; below it python3, a helper
-             ("train/run/restart.c", "execve"),          # this program again, by trainer.max_restarts
+             ("ranks/restart.c", "execve"),          # this program again, by trainer.max_restarts
              ("cmd/exec.c", "execvp"),                   # the command that `verlc exec` is given
              ("data/remote_copy.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
-             ("algo/user/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
-             ("algo/user/user_c.c", "dlopen"), ("algo/user/user_c.c", "dlsym"),  # and what it made of it
-             ("comm/zmq_open.c", "dlopen"), ("comm/zmq_open.c", "dlsym"),  # libzmq
-             ("dev/open.c", "dlopen"), ("dev/open.c", "dlsym"),          # this program's CUDA backend and the driver
-             ("dev/gpu_use.c", "dlopen"), ("dev/gpu_use.c", "dlsym"),    # the driver's NVML
-             ("dev/cuda/library_open.cu", "dlopen"),  # cuBLASLt and NCCL
-             ("dev/cuda/cublaslt_open.cu", "dlsym"), ("dev/cuda/nccl_open.cu", "dlsym")}
+             ("algo/custom/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
+             ("algo/custom/user_c.c", "dlopen"), ("algo/custom/user_c.c", "dlsym"),  # and what it made of it
+             ("comm/zmq_library.c", "dlopen"), ("comm/zmq_library.c", "dlsym"),  # libzmq
+             ("device/open.c", "dlopen"), ("device/open.c", "dlsym"),          # this program's CUDA backend and the driver
+             ("device/gpu_use.c", "dlopen"), ("device/gpu_use.c", "dlsym"),    # the driver's NVML
+             ("device/cuda/library_open.cu", "dlopen"),  # cuBLASLt and NCCL
+             ("device/cuda/cublaslt_open.cu", "dlsym"), ("device/cuda/collective/nccl_open.cu", "dlsym")}
 
 
 def python_finds(text):

@@ -4,9 +4,9 @@
 #include "model_case.h"
 
 #include "base/rng.h"
-#include "model/master_weights.h"
 #include "model/lora/lora_int.h"
-#include "model/weight_streaming.h"
+#include "model/master_weights.h"
+#include "model/parallel/weight_streaming.h"
 
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)

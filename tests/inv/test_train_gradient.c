@@ -6,7 +6,7 @@
 #include "algo/micro_batch_balance.h"
 #include "algo/policy_loss.h"
 #include "base/rng.h"
-#include "train/run/trained_model.h"
+#include "train/trained_model.h"
 
 enum { N = 11, MAX_LEN = 70, VOCAB = 100 };
 static const int64_t PROMPT[N] = {1, 5, 40, 9, 2, 17, 30, 3, 8, 1, 12}, RESPONSE[N] = {69, 3, 20, 1, 33, 17, 40, 8, 2, 64, 11};

@@ -1,4 +1,4 @@
-/* ops_table.h - every differentiable or row-wise op of dev.h, described for the
+/* ops_table.h - every differentiable or row-wise op of device.h, described for the
  * harness: inputs, forward, backward and awkward shapes.
  * The sampler, the optimizer and attention over a paged KV cache have programs of their own. */
 #ifndef VERLC_OPS_TABLE_H

@@ -4,8 +4,8 @@
  * An op of ops_table.h is described once by setup, fwd and bwd.  setup draws
  * the inputs; fwd and bwd upload them to a device, call the dev_* wrappers and
  * keep what comes back.  The programs then ask different questions of the same
- * description: agreement with ref (test_dev_ops), finite differences
- * (test_dev_grad), independence of rows and threads (test_dev_batch_invariant).
+ * description: agreement with ref (test_device_ops), finite differences
+ * (test_device_grad), independence of rows and threads (test_device_batch_invariant).
  * Invariant: inputs depend on the op and the shape alone, so two runs differ
  * only in the device, the rows taken and the place of the buffers.
  *
@@ -26,7 +26,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/rng.h"
-#include "dev/dev.h"
+#include "device/device.h"
 #include "normals.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* test_algo_user.c - a user's own estimator and loss as the trainer calls them: a built-in
  * formula written by a user gives the built-in's numbers, on whole batches and on
  * micro-batches of them, with masked tokens that hold NaN; what is refused leaves nothing. */
-#include "algo/user/user.h"
+#include "algo/custom/user.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"

@@ -3,10 +3,10 @@
  * from the tables, their intervals are read here once more. Runs no model. */
 #include "cmd/cmd.h"
 #include "conf/conf_int.h"
-#include "train/offline/eval.h"
-#include "train/offline/generate.h"
-#include "train/ppo/memory_plan.h"
-#include "train/sft/memory_plan.h"
+#include "generate/eval.h"
+#include "generate/generate.h"
+#include "ppo/plan/memory_plan.h"
+#include "sft/memory_plan.h"
 
 #include "base/err.h"
 #include "base/file.h"

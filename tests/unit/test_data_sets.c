@@ -1,7 +1,7 @@
 /* RL and SFT datasets: against verl's own classes (tests/fixtures/data/sets.json, made
  * by tools/oracle_data.py), and under bad input. */
 #include "conf/conf.h"
-#include "conf/words.def"
+#include "conf/keys/enums.def"
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/json.h"

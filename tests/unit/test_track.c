@@ -3,7 +3,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "track/schedule.h"
+#include "track/async_schedule.h"
 #include "track/track.h"
 
 #include <dirent.h>

@@ -2,12 +2,12 @@
 #ifndef VERLC_CMD_BENCH_H
 #define VERLC_CMD_BENCH_H
 
-#include "ctl/ctl.h"
-#include "dev/dev.h"
+#include "device/device.h"
+#include "engine/rollout.h"
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/optim/optimizer.h"
-#include "rollout/rollout.h"
+#include "ranks/start_workers.h"
 
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                          \

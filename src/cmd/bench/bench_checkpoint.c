@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "ckpt/async_save.h"
 #include "cmd/cmd.h"
-#include "train/run/trained_model.h"
+#include "train/trained_model.h"
 
 #include <errno.h>
 #include <fcntl.h>

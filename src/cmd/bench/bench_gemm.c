@@ -12,10 +12,10 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/thread_pool.h"
 #include "base/rng.h"
+#include "base/thread_pool.h"
 #include "cmd/cmd.h"
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <inttypes.h>
 #include <stdio.h>

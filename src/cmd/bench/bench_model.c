@@ -8,8 +8,8 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "cmd/cmd.h"
-#include "rollout/rollout.h"
-#include "train/run/trained_model.h"
+#include "engine/rollout.h"
+#include "train/trained_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "comm/launch.h"
 #include "cmd/cmd.h"
+#include "ranks/launcher.h"
 
 #include <stdio.h>
 #include <stdlib.h>

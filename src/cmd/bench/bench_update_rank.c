@@ -14,8 +14,8 @@
 #include "base/rng.h"
 #include "cmd/cmd.h"
 #include "comm/comm.h"
-#include "train/run/rank_service.h"
-#include "train/run/trained_model.h"
+#include "ranks/worker_calls.h"
+#include "train/trained_model.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,8 +8,8 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "dev/group.h"
-#include "train/run/rank_service.h"
+#include "device/collective/collective.h"
+#include "ranks/worker_calls.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "comm/launch.h"
 #include "cmd/cmd.h"
+#include "ranks/launcher.h"
 
 #include <math.h>
 #include <stdio.h>

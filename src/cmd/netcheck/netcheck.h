@@ -2,7 +2,7 @@
 #ifndef VERLC_CMD_NETCHECK_H
 #define VERLC_CMD_NETCHECK_H
 
-#include "ctl/ctl.h"
+#include "ranks/start_workers.h"
 
 /* Calls of the ranks; each has `rounds` repetitions between two barriers and gives {"seconds": of all}.
  *  netcheck_pair: "a", "b", "bytes", "back": a sends b so many bytes; back: and b the same to a, one after the other.
@@ -11,7 +11,7 @@
  *
  * netcheck_has_gpu: {"has", "why"} of this rank. netcheck_devices: "device" ("cuda": the GPU of each rank on its host), "bytes"
  * that a rank holds, "seconds" for each measurement: {"device": its description, "way": dev_group_way's, "fold", "all_gather":
- * seconds of one (dev/group.h)}. */
+ * seconds of one (device/collective/collective.h)}. */
 #define NETCHECK_SERVICES                                                                                           \
     {"netcheck_pair", netcheck_pair}, {"netcheck_operation", netcheck_operation}, {"netcheck_call", netcheck_call}, \
         {"netcheck_has_gpu", netcheck_has_gpu}, {                                                                   \

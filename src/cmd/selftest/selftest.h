@@ -2,7 +2,7 @@
 #ifndef VERLC_CMD_SELFTEST_H
 #define VERLC_CMD_SELFTEST_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 
 struct selftest {
     struct dev *dev, *ref;

@@ -13,10 +13,10 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "engine/rollout.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
-#include "rollout/rollout.h"
-#include "train/run/trained_model.h"
+#include "train/trained_model.h"
 
 #include <math.h>
 #include <stdio.h>

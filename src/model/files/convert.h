@@ -2,7 +2,7 @@
 #ifndef VERLC_MODEL_CONVERT_H
 #define VERLC_MODEL_CONVERT_H
 
-#include "dev/tensor.h"
+#include "device/tensor.h"
 
 #include <stdbool.h>
 #include <stdint.h>

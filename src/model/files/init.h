@@ -2,7 +2,7 @@
 #ifndef VERLC_MODEL_INIT_H
 #define VERLC_MODEL_INIT_H
 
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <jansson.h>
 #include <stdint.h>

@@ -20,8 +20,8 @@
 #include "model/files/fsdp.h"
 #include "model/lora/lora_int.h"
 #include "model/master_weights.h"
+#include "model/parallel/weight_streaming.h"
 #include "model/quantize.h"
-#include "model/weight_streaming.h"
 
 #include <stdio.h>
 #include <stdlib.h>

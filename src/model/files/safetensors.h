@@ -3,7 +3,7 @@
 #define VERLC_MODEL_SAFETENSORS_H
 
 #include "base/file_writer.h"
-#include "dev/dev.h"
+#include "device/device.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -2,7 +2,7 @@
 #ifndef VERLC_MODEL_TORCH_FILE_H
 #define VERLC_MODEL_TORCH_FILE_H
 
-#include "dev/tensor.h"
+#include "device/tensor.h"
 
 #include <stdbool.h>
 #include <stddef.h>

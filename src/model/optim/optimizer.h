@@ -2,8 +2,8 @@
 #ifndef VERLC_MODEL_OPTIMIZER_H
 #define VERLC_MODEL_OPTIMIZER_H
 
+#include "model/parallel/parameter_segments.h"
 #include "model/parameters.h"
-#include "model/segments.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* cuda_runtime.h - what src/dev/cuda/peers.cu and nccl.cu use of CUDA's runtime, for runtime.cu: streams without a GPU. */
+/* cuda_runtime.h - what src/device/cuda/collective/peers.cu and nccl.cu use of CUDA's runtime, for runtime.cu: streams without a
+ * GPU. */
 #ifndef VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 #define VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 

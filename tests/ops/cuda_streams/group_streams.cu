@@ -1,12 +1,13 @@
-/* group_streams.cu - peers.cu, nccl.cu and group_staged.c without a GPU: ranks are threads, whose streams (runtime.cu) are late at
+/* group_streams.cu - peers.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams (runtime.cu) are
+ * late at
  * random. Folds and all-gathers of random sizes, of two groups that share devices, end in the bits of one process although every
  * buffer is used again at once; on as few hardware queues as one; and a rank that is left alone closes its groups.
  * With thread sanitizer: nothing is read before it is there or written while it is read. */
-#include "dev/cuda/context.cuh"
+#include "device/cuda/context.cuh"
 extern "C" {
-#include "dev/group_int.h"
+#include "device/collective/collective_int.h"
 }
-#include "dev/peers.h"
+#include "device/collective/peers.h"
 
 #include "base/buf.h"
 
@@ -89,7 +90,7 @@ extern "C" int dev_copy_out(struct dev *d, void *to, const void *from, size_t n)
     return 0;
 }
 
-/* ---- a group, as group.c has it ---- */
+/* ---- a group, as collective.c has it ---- */
 
 static void open_group(const struct run *k, struct dev_group *g, world *w, struct dev *d, int rank, void *whole) {
     *g = {};

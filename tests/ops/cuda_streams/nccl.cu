@@ -1,7 +1,7 @@
 /* nccl.cu - an NCCL whose ranks are threads: calls return at once, as of a communicator that does not block, and what a group was
  * told is done on its stream when the other ranks come to theirs. It ends the program where it is used as NCCL forbids. */
-#include "dev/cuda/context.cuh"
-#include "dev/cuda/nccl_open.cuh"
+#include "device/cuda/collective/nccl_open.cuh"
+#include "device/cuda/context.cuh"
 
 #include <atomic>
 #include <deque>

@@ -1,6 +1,6 @@
 /* runtime.cu - streams, events, copies and flags without a GPU. A hardware queue is a thread, which does what was submitted to it
  * in that order, late at random; streams of a device share its queues in turn, as on a GPU that has fewer queues than streams. */
-#include "dev/cuda/context.cuh"
+#include "device/cuda/context.cuh"
 
 #include <atomic>
 #include <cuda.h>

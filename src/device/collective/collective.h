@@ -1,0 +1,74 @@
+/* collective.h - ranks that exchange device memory: the ordered fold of gradients, and all-gather.
+ *
+ * Bytes move between ranks; nothing is added on the way. The owner of an element adds its summands in rank order, each sum
+ * rounded once, so any number of ranks gives the bits of dev_fold and dev_embed_bwd on one.
+ * GPUs of one host that reach each other read each other's memory by copy engines, other GPUs send by NCCL; both on streams of
+ * the group's own, beside what the compute stream does. All other devices go through host memory and comm, and a call returns when
+ * its bytes have arrived.
+ *
+ * Collective calls are made by every rank, in the same order; ranks that are in two groups make those of both in one order.
+ * Invariant: a rank's own range is written by that rank alone. */
+#ifndef VERLC_DEVICE_COLLECTIVE_H
+#define VERLC_DEVICE_COLLECTIVE_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct comm;
+struct dev_group;
+
+/* Collective. d and c are borrowed. Of GPUs one log line says which way their bytes go, and why no faster one; VERLC_GROUP of
+ * rank 0 (peers, nccl or host) asks for one: ERR_UNSUPPORTED where it is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
+int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c);
+/* NULL ok. Not collective: what is queued comes to its end, whatever the others do, in other groups of this device as well. Where
+ * they shall get what it sends, all ranks reach this point (a barrier) with nothing queued; until then leave shared memory as it
+ * is. */
+void dev_group_close(struct dev_group *g);
+int dev_group_rank(const struct dev_group *g);
+int dev_group_size(const struct dev_group *g);
+struct comm *dev_group_comm(struct dev_group *g);
+const char *dev_group_way(const struct dev_group *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
+/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by NCCL where
+ * VERLC_GROUP says so, else by the fastest way there, or through the host. */
+size_t dev_group_bytes(const struct dev *d, int size, int local);
+
+/* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
+int dev_group_share(struct dev_group *g, void *p, size_t bytes);
+
+/* A part of a gradient (a bucket) of which ranks 0..n-1 each have a summand, in shared memory at the same offset. Each rank
+ * owns some of its elements. A fold is fastest where own and x + cut[rank] are congruent modulo 16 bytes. */
+struct dev_bucket {
+    const float *x;     /* (cut[size]) f32: this rank's summand; NULL: rows alone */
+    const int64_t *cut; /* (size + 1) host, ascending: rank r owns elements cut[r]..cut[r + 1] */
+    int n;              /* ranks 0..n-1 have one; 1..size. The others' x, ids and dx are not read, but are given too */
+    float *own;         /* (cut[rank + 1] - cut[rank]) f32, device: own = ((own + x_0) + x_1) + ... */
+    bool add;           /* false: x_0 is copied (rows alone: zero first) */
+    /* Rows of the token embedding: after x_r those of rank r are added, as dev_embed_bwd does: equal ids summed first, from 0.
+     * NULL: none. Shared memory. */
+    const int32_t *ids;    /* (n_rows[rank]) */
+    const float *dx;       /* (n_rows[rank], width) */
+    const int64_t *n_rows; /* (size), host; 0: none */
+    int64_t width;         /* element e of the bucket is row e / width, column e % width of the table, which is the whole bucket */
+};
+
+/* Collective. Queued behind what the compute stream has now; runs beside what comes later on it. *b may go. */
+int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket);
+/* The compute stream waits until all ranks have read what this fold or gather reads. 0: none. */
+int dev_group_reuse(struct dev_group *g, int64_t ticket);
+/* The compute stream waits for all folds of this rank. */
+int dev_group_join(struct dev_group *g);
+/* Collective. whole: shared memory; part i has rank r's bytes at [at[i * (size + 1) + r], at[i * (size + 1) + r + 1]), host;
+ * afterwards every rank has all. Queued behind what the compute stream has now; runs beside what comes later on it. */
+int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket);
+/* The compute stream waits until this rank has all of the last one that was begun, and of those before it. */
+int dev_group_gather_end(struct dev_group *g);
+/* Collective. Both, and the compute stream may change this rank's bytes. */
+int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

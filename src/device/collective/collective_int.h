@@ -1,0 +1,35 @@
+/* collective_int.h - a group of ranks, for its files: collective.c, collective_staged.c (folds of pieces that a transport
+ * brings), and
+ * collective_host.c (the transport through host memory). */
+#ifndef VERLC_DEVICE_COLLECTIVE_INT_H
+#define VERLC_DEVICE_COLLECTIVE_INT_H
+
+#include "base/err.h"
+#include "comm/comm.h"
+#include "device/collective/collective.h"
+#include "device/collective/transport.h"
+
+struct dev_group {
+    struct dev *d;
+    struct comm *comm;
+    int rank, size;
+    int64_t ticket; /* the last one */
+    struct {
+        char *p;
+        size_t bytes;
+        void **at; /* (size) where each rank's is in this process; peers only */
+    } * shared;
+    int n_shared;
+    void *peers; /* the backend's; NULL: a transport */
+    const struct dev_transport_ops *move;
+    void *t;      /* of move; NULL: one rank */
+    char way[64]; /* for people */
+};
+
+int group_staged_fold(struct dev_group *g, const struct dev_bucket *b);
+
+extern const struct dev_transport_ops group_host; /* of a group of any device */
+size_t group_host_bytes(const struct dev *d, int size);
+int group_host_open(struct dev *d, struct comm *c, void **t);
+
+#endif

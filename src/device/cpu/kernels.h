@@ -1,0 +1,117 @@
+/* kernels.h - the inner loops of the CPU backend other than GEMM, one table for each instruction set.
+ *
+ * Every entry runs on one thread, over memory that its caller owns, and knows
+ * nothing of KV blocks, sequences or threads; the ops in dev_cpu_{attn,head,row,
+ * sample}.c cut the work and call these.
+ *
+ * Invariant: what is written for a row depends on that row's inputs alone,
+ * never on how many rows come in one call. */
+#ifndef VERLC_DEVICE_CPU_KERNELS_H
+#define VERLC_DEVICE_CPU_KERNELS_H
+
+#include "device/device.h"
+#include "device/cpu/cpu_int.h"
+
+enum { CPU_ATTN_DECODE_ROWS = 16 }; /* most rows of attn_decode */
+
+/* Rows of attention are (token, query head of one group) pairs, token first.  D is head_dim, Dp is
+ * D rounded up to 16, the pad is zero. */
+struct cpu_attn_tile {
+    int64_t rows, group, dim;
+    const int32_t *pos;   /* (rows): position of each, pos[0] + r / group */
+    int64_t key0, n_keys; /* the tile's keys: key0 is a multiple of DEV_KEY_TILE */
+    int64_t window;       /* 0: none */
+    float scale;
+    const float *q;  /* (rows, Dp) */
+    const float *kt; /* (D, DEV_KEY_TILE): keys are the lanes; keys >= n_keys are 0 */
+    /* forward */
+    const float *v;   /* (n_keys, Dp) */
+    float *acc;       /* (rows, Dp), running */
+    float *max, *sum; /* (rows) running; max is in units of log 2 */
+    /* decode, instead of kt and v: each group of 16 keys (16, D), the last padded */
+    const uint16_t *k_rows[DEV_KEY_TILE / 16], *v_rows[DEV_KEY_TILE / 16];
+    const uint16_t *k_next[DEV_KEY_TILE / 16], *v_next[DEV_KEY_TILE / 16]; /* to be fetched ahead */
+    /* backward */
+    const float *k;           /* (n_keys, Dp) */
+    const float *vt;          /* as kt */
+    const float *dout;        /* (rows, Dp) */
+    const float *lse, *delta; /* (rows): lse in units of log 2; dout . out */
+    float *p, *ds;            /* (rows, DEV_KEY_TILE) scratch */
+    float *dq;                /* (rows, Dp) running */
+    float *dk, *dv;           /* (n_keys, D) running */
+};
+
+/* Softmax statistics of a run of at most DEV_VOCAB_CHUNK entries; e = exp(z - max). */
+struct cpu_head_sum {
+    float max, sum, sum_t, sum_sq; /* sum e, sum e (z - max), sum e^2; the last two when asked */
+};
+
+/* One row's gradient of the logits:
+ * dz_j = inv_temp (dlogp 1[j = target] + dlist_i 1[j = list_i] - dsum p_j - dentropy p_j (log p_j + entropy)). */
+struct cpu_head_dz {
+    float inv_temp, lse, dlogp, dentropy, entropy;
+    float dsum;          /* dlogp + sum of dlist over the whole row */
+    int64_t target;      /* within this run of entries, or -1 */
+    const int32_t *list; /* (n_list) ids of the vocabulary, distinct */
+    const float *dlist;
+    int64_t n_list, first; /* first: id of this run's first entry */
+};
+
+/* One head of one row of qkv: optional RMSNorm, then RoPE by cos and sin (D/2 each). */
+struct cpu_head_rot {
+    int64_t dim;
+    enum dtype act;
+    float eps;
+    const void *norm;       /* (D) act, or NULL */
+    const float *cos, *sin; /* (D/2) */
+};
+
+struct cpu_kern {
+    /* attention */
+    /* kt columns [0, 16) (row stride DEV_KEY_TILE) = 16 rows (D) of src, transposed. */
+    void (*pack_kt)(float *kt, const void *src, enum dtype dt, int64_t dim);
+    /* dst (n, Dp) = src (n, D). */
+    void (*widen)(float *dst, const void *src, enum dtype dt, int64_t n, int64_t dim);
+    void (*attn_fwd)(const struct cpu_attn_tile *t);
+    /* The same bits; bf16, D a multiple of 32, at most CPU_ATTN_DECODE_ROWS rows, all of one position. */
+    void (*attn_decode)(const struct cpu_attn_tile *t);
+    void (*attn_bwd)(const struct cpu_attn_tile *t);
+    /* out (D) act = acc * by, never -0. */
+    void (*attn_out)(void *out, enum dtype dt, const float *acc, float by, int64_t dim);
+    /* dots (rows) = row of a times row of b; both (rows, Dp). */
+    void (*row_dots)(float *dots, const float *a, const float *b, int64_t rows, int64_t dim);
+
+    /* rows of the residual stream */
+    float (*rmsnorm_fwd)(void *y, const float *x, const void *w, enum dtype act, int64_t n, float eps); /* returns 1 / rms */
+    void (*rmsnorm_bwd)(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, enum dtype w_dt,
+                        int64_t n, float rstd);
+    void (*rot_fwd)(void *y, const void *x, const struct cpu_head_rot *h);
+    /* dx (D) act, dnorm (D) f32 +=; dy (D) of dy_dt. tmp (D). */
+    void (*rot_bwd)(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
+                    float *tmp);
+    void (*swiglu_fwd)(void *y, const void *gate, const void *up, enum dtype dt, int64_t n);
+    void (*swiglu_bwd)(void *dgate, void *dup, const void *dy, const void *gate, const void *up, enum dtype dt, int64_t n);
+    void (*narrow)(void *dst, enum dtype dt, const float *src, int64_t n);
+    void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
+
+    /* head and sampler: z = raw * inv_temp */
+    void (*head_sum)(struct cpu_head_sum *s, const float *raw, int64_t n, float inv_temp, bool moments);
+    void (*head_dz)(void *dz, enum dtype dt, const float *raw, int64_t n, const struct cpu_head_dz *a);
+    void (*head_exp)(float *e, const float *raw, int64_t n, float inv_temp, float max);
+    void (*scale)(float *dst, const float *src, int64_t n, float by);
+    /* Sum of e^(x - max) over the x >= least. */
+    float (*mass)(const float *x, int64_t n, float max, float least);
+    float (*max)(const float *x, int64_t n); /* -infinity when n is 0; NaN entries may be skipped */
+    /* idx gets the i with x[i] >= least, ascending; returns how many. */
+    int64_t (*at_least)(int32_t *idx, const float *x, int64_t n, float least);
+};
+
+extern const struct cpu_kern cpu_kern_c;
+#if defined(__x86_64__)
+extern const struct cpu_kern cpu_kern_avx2, cpu_kern_avx512;
+#endif
+
+/* The table of this run's instruction set. */
+const struct cpu_kern *cpu_kern_of(const struct cpu *c);
+
+#endif

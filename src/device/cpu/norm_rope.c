@@ -1,0 +1,225 @@
+/* norm_rope.c - ops that work row by row: RMSNorm, the split and rotation of
+ * Q, K and V, and SwiGLU, each with its backward.
+ *
+ * Gradients of norm weights sum over rows: each block of BLOCK rows adds up its
+ * own sum, the blocks' sums are added in order, and their sum to the gradient.
+ * Invariant: BLOCK does not depend on the number of threads, so neither do bits. */
+#include "device/cpu/cpu_int.h"
+#include "device/cpu/kernels.h"
+
+#include <string.h>
+
+enum {
+    BLOCK = 32,        /* rows of one partial sum */
+    PART_ELEMS = 8192, /* about this many elements make a part of an op without sums */
+};
+
+static int64_t n_blocks(int64_t rows, int64_t per) { return (rows + per - 1) / per; }
+static int64_t part_end(int64_t lo, int64_t per, int64_t n) { return lo + per < n ? lo + per : n; }
+static char *at(struct tensor t, int64_t i) { return (char *)t.data + (size_t)i * dtype_size(t.dt); }
+/* Rows of c elements that make a part. */
+static int64_t rows_per_part(int64_t c) { return c < PART_ELEMS ? PART_ELEMS / c : 1; }
+
+/* dst (c) += the sum of the n partial sums, `stride` apart, in order; the first one takes it. */
+static void add_partials(const struct cpu_kern *k, float *dst, float *sums, int64_t n, int64_t stride, int64_t c) {
+    for (int64_t i = 1; i < n; i++) k->add(sums, sums + i * stride, c);
+    k->add(dst, sums, c);
+}
+
+/* ---- RMSNorm ---- */
+
+struct norm_job {
+    const struct cpu_kern *k;
+    struct tensor y, rstd, x, w, dx, dy;
+    float eps, *sums; /* (blocks, c) */
+    int64_t per;
+};
+
+static void rmsnorm_fwd_part(void *arg, int64_t part, int thread) {
+    const struct norm_job *j = arg;
+    const int64_t c = j->x.dim[1], lo = part * j->per, hi = part_end(lo, j->per, j->x.dim[0]);
+    (void)thread;
+    for (int64_t t = lo; t < hi; t++) {
+        const float rs = j->k->rmsnorm_fwd(at(j->y, t * c), (const float *)j->x.data + t * c, j->w.data, j->w.dt, c, j->eps);
+        if (j->rstd.data) ((float *)j->rstd.data)[t] = rs;
+    }
+}
+int cpu_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
+    struct norm_job j = {
+        .k = cpu_kern_of(cpu_of(d)), .y = y, .rstd = rstd, .x = x, .w = w, .eps = eps, .per = rows_per_part(x.dim[1])};
+    pool_run(cpu_of(d)->pool, n_blocks(x.dim[0], j.per), rmsnorm_fwd_part, &j);
+    return 0;
+}
+
+static void rmsnorm_bwd_part(void *arg, int64_t part, int thread) {
+    const struct norm_job *j = arg;
+    const int64_t c = j->x.dim[1], lo = part * BLOCK, hi = part_end(lo, BLOCK, j->x.dim[0]);
+    float *sum = j->sums + part * c;
+    (void)thread;
+    memset(sum, 0, (size_t)c * sizeof *sum);
+    for (int64_t t = lo; t < hi; t++)
+        j->k->rmsnorm_bwd((float *)j->dx.data + t * c, sum, at(j->dy, t * c), j->dy.dt, (const float *)j->x.data + t * c, j->w.data,
+                          j->w.dt, c, ((const float *)j->rstd.data)[t]);
+}
+int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd) {
+    struct cpu *c = cpu_of(d);
+    struct norm_job j = {.k = cpu_kern_of(c), .dx = dx, .dy = dy, .x = x, .w = w, .rstd = rstd};
+    const int64_t blocks = n_blocks(x.dim[0], BLOCK);
+    void *p;
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * x.dim[1]) * sizeof *j.sums, &p));
+    j.sums = p;
+    pool_run(c->pool, blocks, rmsnorm_bwd_part, &j);
+    add_partials(j.k, dw.data, j.sums, blocks, x.dim[1], x.dim[1]);
+    return 0;
+}
+
+/* ---- qkv ---- */
+
+struct qkv_job {
+    const struct qkv_args *a;
+    const struct cpu *cpu;
+    const struct cpu_kern *k;
+    struct tensor dq, dk, dv, dqkv;
+    float *sums; /* (blocks, 2, D): of dq_norm, of dk_norm */
+    int64_t per;
+};
+/* What a thread needs besides: cos and sin (D/2 each), D of scratch. */
+#define QKV_BYTES(dim) ((size_t)(2 * (dim)) * sizeof(float))
+
+/* Row of head `head` at slot `slot` of the KV cache (n_kv_blocks, H, block_len, D): first element. */
+static int64_t slot_elem(struct tensor t, int64_t slot, int64_t head) {
+    const int64_t len = t.dim[2];
+    CHECK(slot >= 0 && slot / len < t.dim[0]);
+    return ((slot / len * t.dim[1] + head) * len + slot % len) * t.dim[3];
+}
+
+/* cos and sin of row t, apart. */
+static void load_rope(const struct qkv_args *a, int64_t t, float *cos, float *sin) {
+    const int64_t half = a->head_dim / 2, p = ((const int32_t *)a->pos.data)[t];
+    CHECK(p >= 0 && p < a->rope.dim[0]);
+    const float *rope = (const float *)a->rope.data + p * a->head_dim;
+    for (int64_t i = 0; i < half; i++) {
+        cos[i] = rope[2 * i];
+        sin[i] = rope[2 * i + 1];
+    }
+}
+
+static void qkv_fwd_part(void *arg, int64_t part, int thread) {
+    const struct qkv_job *j = arg;
+    const struct qkv_args *a = j->a;
+    const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
+    float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2;
+    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin};
+    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin};
+    const int64_t lo = part * j->per, hi = part_end(lo, j->per, a->qkv.dim[0]);
+    for (int64_t t = lo; t < hi; t++) {
+        const int64_t slot = ((const int32_t *)a->slots.data)[t];
+        load_rope(a, t, cos, sin);
+        for (int64_t h = 0; h < n_q; h++) j->k->rot_fwd(at(a->q, (t * n_q + h) * dim), at(a->qkv, t * c + h * dim), &q);
+        for (int64_t h = 0; h < n_k; h++) {
+            const int64_t to = slot_elem(a->kv.k, slot, h);
+            j->k->rot_fwd(at(a->kv.k, to), at(a->qkv, t * c + (n_q + h) * dim), &k);
+            memcpy(at(a->kv.v, to), at(a->qkv, t * c + (n_q + n_k + h) * dim), (size_t)dim * dtype_size(a->qkv.dt));
+        }
+    }
+}
+
+static int check_dim(const struct qkv_args *a) {
+    if (QKV_BYTES(a->head_dim) > CPU_THREAD_BYTES) FAIL(ERR_UNSUPPORTED, "cpu: head_dim %lld is too large", (long long)a->head_dim);
+    return 0;
+}
+
+int cpu_qkv_fwd(struct dev *d, const struct qkv_args *a) {
+    TRY(check_dim(a));
+    struct cpu *c = cpu_of(d);
+    struct qkv_job j = {.a = a, .cpu = c, .k = cpu_kern_of(c), .per = rows_per_part(a->qkv.dim[1])};
+    pool_run(c->pool, n_blocks(a->qkv.dim[0], j.per), qkv_fwd_part, &j);
+    return 0;
+}
+
+static void qkv_bwd_part(void *arg, int64_t part, int thread) {
+    const struct qkv_job *j = arg;
+    const struct qkv_args *a = j->a;
+    const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
+    float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2, *tmp = sin + dim / 2;
+    float *sum_q = j->sums + part * 2 * dim, *sum_k = sum_q + dim;
+    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin};
+    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin};
+    memset(sum_q, 0, (size_t)(2 * dim) * sizeof *sum_q);
+    const int64_t lo = part * BLOCK, hi = part_end(lo, BLOCK, a->qkv.dim[0]);
+    for (int64_t t = lo; t < hi; t++) {
+        const int64_t slot = ((const int32_t *)a->slots.data)[t];
+        load_rope(a, t, cos, sin);
+        for (int64_t h = 0; h < n_q; h++) {
+            const int64_t x = t * c + h * dim;
+            j->k->rot_bwd(at(j->dqkv, x), sum_q, at(j->dq, (t * n_q + h) * dim), j->dq.dt, at(a->qkv, x), &q, tmp);
+        }
+        for (int64_t h = 0; h < n_k; h++) {
+            const int64_t x = t * c + (n_q + h) * dim, from = slot_elem(j->dk, slot, h);
+            j->k->rot_bwd(at(j->dqkv, x), sum_k, at(j->dk, from), DT_F32, at(a->qkv, x), &k, tmp);
+            j->k->narrow(at(j->dqkv, x + n_k * dim), j->dqkv.dt, (const float *)j->dv.data + from, dim);
+        }
+    }
+}
+
+int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                struct tensor dq_norm, struct tensor dk_norm) {
+    TRY(check_dim(a));
+    struct cpu *c = cpu_of(d);
+    struct qkv_job j = {.a = a, .cpu = c, .k = cpu_kern_of(c), .dq = dq, .dk = dk, .dv = dv, .dqkv = dqkv};
+    const int64_t blocks = n_blocks(a->qkv.dim[0], BLOCK), dim = a->head_dim;
+    void *p;
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
+    j.sums = p;
+    pool_run(c->pool, blocks, qkv_bwd_part, &j);
+    if (a->q_norm.data) add_partials(j.k, dq_norm.data, j.sums, blocks, 2 * dim, dim);
+    if (a->k_norm.data) add_partials(j.k, dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
+    return 0;
+}
+
+/* ---- SwiGLU ---- */
+
+struct swiglu_job {
+    const struct cpu_kern *k;
+    struct tensor y, gate_up, dgate_up; /* y: dy in backward */
+    int64_t col_parts;                  /* parts of a row */
+};
+
+/* The part's piece of its row: columns [lo, lo + n). */
+static int64_t swiglu_piece(const struct swiglu_job *j, int64_t part, int64_t *lo, int64_t *n) {
+    const int64_t f = j->y.dim[1], col = part % j->col_parts * PART_ELEMS;
+    *lo = col;
+    *n = part_end(col, PART_ELEMS, f) - col;
+    return part / j->col_parts;
+}
+static void swiglu_fwd_part(void *arg, int64_t part, int thread) {
+    const struct swiglu_job *j = arg;
+    int64_t lo, n;
+    const int64_t t = swiglu_piece(j, part, &lo, &n), f = j->y.dim[1];
+    (void)thread;
+    j->k->swiglu_fwd(at(j->y, t * f + lo), at(j->gate_up, t * 2 * f + lo), at(j->gate_up, t * 2 * f + f + lo), j->y.dt, n);
+}
+int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    struct swiglu_job j = {.k = cpu_kern_of(cpu_of(d)), .y = y, .gate_up = gate_up, .col_parts = n_blocks(y.dim[1], PART_ELEMS)};
+    pool_run(cpu_of(d)->pool, y.dim[0] * j.col_parts, swiglu_fwd_part, &j);
+    return 0;
+}
+
+static void swiglu_bwd_part(void *arg, int64_t part, int thread) {
+    const struct swiglu_job *j = arg;
+    int64_t lo, n;
+    const int64_t t = swiglu_piece(j, part, &lo, &n), f = j->y.dim[1], g = t * 2 * f + lo;
+    (void)thread;
+    j->k->swiglu_bwd(at(j->dgate_up, g), at(j->dgate_up, g + f), at(j->y, t * f + lo), at(j->gate_up, g), at(j->gate_up, g + f),
+                     j->y.dt, n);
+}
+int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    struct swiglu_job j = {.k = cpu_kern_of(cpu_of(d)),
+                           .y = dy,
+                           .gate_up = gate_up,
+                           .dgate_up = dgate_up,
+                           .col_parts = n_blocks(dy.dim[1], PART_ELEMS)};
+    pool_run(cpu_of(d)->pool, dy.dim[0] * j.col_parts, swiglu_bwd_part, &j);
+    return 0;
+}

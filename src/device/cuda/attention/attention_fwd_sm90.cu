@@ -1,0 +1,150 @@
+/* attention_fwd_sm90.cu - forward of causal attention over packed sequences on Hopper's WGMMA, for heads of 64 and of
+ * 128 with contiguous keys: training and log-prob passes.  attention_fwd.cu serves everything else, a paged KV cache
+ * included.
+ *
+ * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of K and V in a
+ * four-stage cp.async pipeline.  Probabilities stay in registers as the A operand of P.V, which is in flight while the
+ * next Q.K^T is issued.
+ *
+ * Invariant: a row goes through the chain of operations that attention_fwd.cu lists, so its bits are those of
+ * decode.  All warpgroups of a block walk all of its tiles: one that a row does not see changes nothing. */
+#include "device/cuda/attention/attention_warp.cuh"
+#include "device/cuda/wgmma.cuh"
+
+extern __shared__ __align__(1024) char fwd_smem[];
+
+enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, AHEAD = 2 };
+static_assert(TILE == 64, "a tile of keys is a panel's rows");
+/* A stage is refilled two tiles after its own; its P.V has completed by then. */
+static_assert(STAGES == AHEAD + 2, "no stage is refilled that a WGMMA still reads");
+
+template <int D> struct shape {
+    static constexpr int GROUPS = D == 64 ? 2 : 3, ROWS = 64 * GROUPS, THREADS = GROUP * GROUPS;
+    static constexpr int BLOCKS = D == 64 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int OPERAND = D / 64 * PANEL; /* bytes of 64 rows of D */
+    static constexpr int STAGE = 2 * OPERAND, KEYS = GROUPS * OPERAND, SMEM = KEYS + STAGES * STAGE;
+};
+
+/* Where 8 columns from 8 * chunk on, of row `row`, lie in panels of 64 rows. */
+template <int D> static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    return (uint32_t)(row / 64 * shape<D>::OPERAND + chunk / 8 * PANEL) + panel_offset(row % 64, chunk % 8);
+}
+
+/* The block's packed rows [first, last], zeros beyond. */
+template <int D>
+static __device__ __forceinline__ void load_rows(const struct cuda_attn &a, const struct seq_rows &s, int head, int first, int last,
+                                                 uint32_t to) {
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < shape<D>::ROWS * D / 8; i += shape<D>::THREADS) {
+        const int row = i / (D / 8), chunk = i % (D / 8);
+        const bool take = first + row <= last;
+        const int64_t from = take ? packed_index(a, s, head, first + row) * D + chunk * 8 : 0;
+        cp_async16(to + place<D>(row, chunk), (const uint16_t *)a.q + from, take);
+    }
+}
+/* Keys [key, key + 64) and, behind them, values; zeros outside of [lo, hi). row: that of key 0. */
+template <int D>
+static __device__ __forceinline__ void load_keys(const struct cuda_attn &a, int64_t row, int key, int lo, int hi, uint32_t to) {
+    constexpr int CHUNKS = TILE * D / 8, COPIES = (CHUNKS + shape<D>::THREADS - 1) / shape<D>::THREADS;
+#pragma unroll
+    for (int n = 0; n < COPIES; n++) {
+        const int i = n * shape<D>::THREADS + (int)threadIdx.x, r = i / (D / 8), chunk = i % (D / 8), k = key + r;
+        if (CHUNKS % shape<D>::THREADS != 0 && i >= CHUNKS) break;
+        const bool take = k >= lo && k < hi;
+        const int64_t from = take ? (row + k) * D + chunk * 8 : 0;
+        const uint32_t at = to + place<D>(r, chunk);
+        cp_async16(at, (const uint16_t *)a.k + from, take);
+        cp_async16(at + shape<D>::OPERAND, (const uint16_t *)a.v + from, take);
+    }
+}
+
+/* s (64, 64) = Q . K^T over D columns, ascending. */
+template <int D> static __device__ __forceinline__ void qk_scores(float (&s)[8][4], uint32_t q, uint32_t k) {
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const uint32_t at = (uint32_t)(i / 4 * PANEL + i % 4 * 32);
+        if (i == 0) wgmma_m64n64_ss_zero(s, panel_desc(q), panel_desc(k));
+        else wgmma_m64n64_ss(s, panel_desc(q) + (at >> 4), panel_desc(k) + (at >> 4), 1);
+    }
+}
+/* acc (64, D) += P . V over 64 keys, ascending. */
+template <int D>
+static __device__ __forceinline__ void pv_accumulate(float (&acc)[D / 8][4], const uint32_t (&p)[4][4], uint32_t v) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int n = 0; n < D / 64; n++)
+            wgmma_m64n64_rs(reinterpret_cast<float(&)[8][4]>(acc[n * 8]), p[i],
+                            panel_desc(v + (uint32_t)(n * PANEL + i * 16 * PANEL_ROW)));
+}
+
+/* Block (tile of rows, sequence; kv head). The last rows of all sequences, which see most keys, start first. */
+template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) fwd_kernel(const struct cuda_attn a) {
+    using sh = shape<D>;
+    const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
+    pdl_launch_dependents();
+    pdl_wait();
+    const int64_t keys = (int64_t)head * a.block_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded beside s */
+    const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
+    const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
+    if (first >= s.packed) return;
+    const int last = min(first + sh::ROWS, s.packed) - 1, group = (int)threadIdx.x / GROUP, lane = (int)threadIdx.x % 32;
+    const int top = first + group * 64, r = first + (int)threadIdx.x / 32 * 16 + lane / 4; /* of the warpgroup, of the lane */
+    /* positions of my rows, the first and the last of my warpgroup's; rows beyond the last stand where the last does */
+    const auto position = [&](int row) { return s.pos0 + min(row, last) / a.group; };
+    const int p[2] = {position(r), position(r + 8)}, p_min = position(top), from_max = first_key(a, position(top + 63));
+    const int lo = first_key(a, position(first)), hi = position(last) + 1, end = (hi + TILE - 1) / TILE;
+    const uint32_t smem = smem_addr(fwd_smem), q = smem + (uint32_t)(group * sh::OPERAND);
+    const auto stage = [&](int tile) { return smem + sh::KEYS + (uint32_t)(tile % STAGES * sh::STAGE); };
+    const auto queue = [&](int tile) {
+        if (tile < end) load_keys<D>(a, keys, tile * TILE, lo, hi, stage(tile));
+        cp_commit();
+    };
+    int now = lo / TILE;
+    load_rows<D>(a, s, head, first, last, smem); /* in the first cp.async group */
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) queue(now + i);
+    struct row_pair<D> x = {
+        {-INFINITY, -INFINITY}, {}, {}
+    };
+#pragma unroll 1
+    do { /* there is one: hi > lo */
+        float score[8][4];
+        uint32_t weight[4][4];
+        cp_wait<AHEAD - 1>();
+        fence_proxy_async();
+        __syncthreads();
+        queue(now + AHEAD);
+        wgmma_fence();
+        qk_scores<D>(score, q, stage(now));
+        wgmma_commit();
+        wgmma_wait<0>(); /* P.V of the tile before, too */
+        wgmma_fence_registers(score), wgmma_fence_registers(x.acc);
+        const int j = now * TILE;
+        if (j + TILE - 1 > p_min || j < from_max) mask_scores(a, score, p, j);
+        softmax_tile<D>(x, weight, score, a.scale_log2);
+        wgmma_fence_registers(x.acc);
+        wgmma_fence();
+        pv_accumulate<D>(x.acc, weight, stage(now) + sh::OPERAND);
+        wgmma_commit();
+    } while (++now < end);
+    wgmma_wait<0>();
+    wgmma_fence_registers(x.acc);
+    rows_store<D>(a, s, head, r, x);
+}
+
+static bool takes(const struct cuda *c, const struct cuda_attn &p) {
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1;
+}
+
+template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+    using sh = shape<D>;
+    p.n_tiles = attn_tiles(a, sh::ROWS);
+    return attn_launch(c, fwd_kernel<D>, true, a->seqs.n, 1, sh::THREADS, sh::SMEM, p);
+}
+
+int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
+    *ran = takes(c, p);
+    if (!*ran) return 0;
+    return p.dim == 64 ? run<64>(c, a, p) : run<128>(c, a, p);
+}

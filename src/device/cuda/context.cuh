@@ -1,0 +1,250 @@
+/* context.cuh - what the files of the CUDA backend share: the context, error checks, launches, scratch memory,
+ * the GEMM entry and the list of ops.
+ *
+ * The backend is one shared object (libverlc_cuda.so) that src/device/open.c opens at
+ * run time.  It links the CUDA runtime statically; cuBLASLt is opened at run time
+ * (cublaslt_open.cu), so that a machine without it still gets a clear message.  Errors
+ * go through err_set of the program that opened it.
+ *
+ * Invariant: every op queues its kernels on the compute stream and returns; none waits, allocates or
+ * reads back, but those that device.h says wait and those that grow a scratch buffer or autotune.  So ops can be captured
+ * in a CUDA graph once they have run before at that size. */
+#ifndef VERLC_DEV_CUDA_CONTEXT_CUH
+#define VERLC_DEV_CUDA_CONTEXT_CUH
+
+#include "base/err.h"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/scratch_sizes.h"
+#include "device/device.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <string.h>
+
+enum { CUDA_MAX_HEADS = 64 };
+
+struct cuda_offload;      /* pinned host memory and copy streams: host_offload.cu */
+struct cuda_gemm;         /* GEMM plans and cuBLASLt's handle: device/cuda/gemm/gemm.cu */
+struct cuda_peer_streams; /* of groups: peers.cu */
+struct nccl;              /* a group: nccl.cu */
+
+struct cuda {
+    int index;           /* device number */
+    int n_sm, cc;        /* multiprocessors; compute capability, 90 for sm_90 */
+    size_t smem_max;     /* bytes of shared memory a block may have (opt-in) */
+    cudaStream_t stream; /* the compute stream */
+    bool capturing;      /* between graph_begin and graph_end */
+    struct cuda_gemm *gemm;
+    struct {
+        void *p;
+        size_t bytes;
+    } scratch[CUDA_N_SCRATCH];
+    void *pinned; /* staging of ops that wait */
+    size_t pinned_bytes;
+    cudaEvent_t *stamps; /* events of a trace */
+    int64_t n_stamps;
+    size_t held;                  /* bytes of device memory through cuda_hold */
+    int64_t n_holds;              /* calls of it */
+    size_t used_at_open;          /* bytes of the device in use when this context was ready, by anyone, without held */
+    struct cuda_offload *offload; /* NULL: none was asked for */
+    /* groups that have streams here, any number of one kind */
+    struct cuda_peer_streams *peer_streams; /* of peers.cu; NULL: none */
+    struct nccl *nccl;                      /* of nccl.cu, a list; NULL: none */
+    struct {
+        int64_t k, vocab;
+        bool same;
+    } head[CUDA_MAX_HEADS]; /* shapes of LM heads whose fused kernel lm_head.cu has checked */
+    int n_heads;
+};
+static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
+
+/* err_set with the CUDA call named; ERR_NOMEM for cudaErrorMemoryAllocation, else ERR_DEVICE. */
+int cuda_err(cudaError_t e, const char *what, const char *file, int line);
+#define CU_TRY(call)                                                                 \
+    do {                                                                             \
+        const cudaError_t cu_e_ = (call);                                            \
+        if (cu_e_ != cudaSuccess) return cuda_err(cu_e_, #call, __FILE__, __LINE__); \
+    } while (0)
+/* After a launch: returns from the op with the launch's error. */
+#define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+
+/* A function of the driver, of CUDA 12.0's interface. It is asked of the runtime, so nothing links libcuda. */
+int cuda_driver_entry(const char *name, void **f);
+
+/* ---- launches ----
+ * Programmatic dependent launch (PDL), sm_90 and later: a kernel may start while the one before it still runs, which
+ * hides its launch.  Such a kernel calls pdl_launch_dependents() at once.
+ * cuda_launch_pdl: always; every thread calls pdl_wait() before its first access to memory.
+ * cuda_launch: in a CUDA graph only; weights may be read before pdl_wait(), since no graph writes one, and so may what
+ * device/graph.h says of attention.
+ * (pdl_wait ends when the previous kernel has ended, which itself has waited: so everything before is done.) */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_with(bool pdl, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
+                                           size_t smem, A... args) {
+    cudaLaunchAttribute attr = {};
+    cudaLaunchConfig_t config = {};
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = smem;
+    config.stream = c->stream;
+    config.attrs = &attr;
+    config.numAttrs = pdl && c->cc >= 90 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+template <class... P, class... A>
+static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
+    return cuda_launch_with(c->capturing, c, kernel, grid, threads, smem, args...);
+}
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                          A... args) {
+    return cuda_launch_with(true, c, kernel, grid, threads, smem, args...);
+}
+
+/* Whether this GPU runs what is built for sm_90a alone: the files *_sm90.cu. */
+static inline bool cuda_hopper(const struct cuda *c) {
+    static const char built[] = VERLC_CUDA_ARCHS;
+    return c->cc == 90 && strstr(built, "sm_90a") != NULL;
+}
+
+/* blockIdx.x counted from the end of the grid. What the previous kernel wrote last is still in L2: a kernel that
+ * starts there reads part of its input from L2, and leaves there what the next one starts with. */
+static __device__ __forceinline__ unsigned cuda_block_reversed(void) { return gridDim.x - 1 - blockIdx.x; }
+
+/* Device memory of the backend's own, counted. ERR_NOMEM. */
+int cuda_hold(struct cuda *c, size_t bytes, void **out);
+int cuda_drop(struct cuda *c, void *p, size_t bytes); /* NULL ok */
+
+/* At least `bytes` of this scratch buffer, 256-aligned; contents undefined. A buffer that was
+ * outgrown stays until the device is closed: a CUDA graph may still use it. */
+int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **out);
+/* At least `bytes` of pinned host memory. */
+int cuda_pinned(struct cuda *c, size_t bytes, void **out);
+
+/* ---- pinned host memory and copy streams (host_offload.cu): see device/memory.h ---- */
+int cuda_host_alloc(struct dev *d, size_t bytes, void **out);
+void cuda_host_free(struct dev *d, void *p, size_t bytes);
+int cuda_host_register(struct dev *d, void *p, size_t bytes);
+void cuda_host_unregister(struct dev *d, void *p);
+int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
+int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes);
+int cuda_copy_stream_wait(struct dev *d, int stream);
+int cuda_copy_stream_sync(struct dev *d, int stream);
+bool cuda_offload_has(const struct cuda *c, const void *p); /* whether p points into such memory */
+int cuda_offload_settle(struct cuda *c);                    /* waits for the compute stream and for all copies */
+void cuda_offload_close(struct cuda *c);
+
+extern const struct dev_peer_ops cuda_peers;    /* peers.cu */
+extern const struct dev_nccl_ops cuda_nccl_ops; /* nccl.cu */
+
+/* What tells a profiler of ranges (nvtx.cu): struct dev's range. NULL: none listens. */
+void (*cuda_range_of(void))(const char *name);
+
+/* ---- the backend's memory (scratch_memory.cu): see dev_working_bytes and dev_reserve ---- */
+size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
+int cuda_reserve(struct dev *d, const struct dev_sizes *s);
+
+/* ---- GEMM (device/cuda/gemm/gemm.cu); all row-major, sums in f32 ---- */
+enum cuda_gemm_op {
+    CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: batch-invariant, a row's bits do not depend on m */
+    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k): batch-invariant */
+    CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k): deterministic */
+};
+struct cuda_gemm_args {
+    enum cuda_gemm_op op;
+    int64_t m, n, k;
+    const void *a, *b;
+    void *out;
+    enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
+    int64_t ld_out;        /* elements between rows of out; 0: its width */
+    bool add;              /* out (f32) += */
+    const void *from;      /* add: what is accumulated on, of out's shape; NULL: out itself */
+    int64_t split_cols;    /* FWD, out f32, no add: the bits are those of GEMMs of split_cols columns each (the last may have
+                              fewer), one after the other; 0: of one GEMM */
+    void *gate_up;         /* FWD: fused SwiGLU: out is (m, n / 2) of dtype in; this (m, n) may be written, as the GEMM's
+                              output; NULL: no SwiGLU */
+    const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
+};
+int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
+int cuda_gemm_open(struct cuda *c);
+void cuda_gemm_close(struct cuda *c);
+
+/* ---- the ops: signatures of struct dev_ops, arithmetic only (device.c has checked) ---- */
+/* elementwise.cu */
+int cuda_cast(struct dev *d, struct tensor dst, struct tensor src);
+int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
+/* On any stream; table: cuda_embed_bwd_table bytes of scratch. dx may be another GPU's. */
+size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h);
+int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
+                      struct tensor dx);
+int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
+int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
+int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+/* Those of cuda_fold_on and cuda_embed_bwd_on, before a stream waits for a peer. */
+int cuda_load_group_kernels(void);
+int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
+int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
+int cuda_adamw(struct dev *d, const struct adamw_args *a);
+int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
+/* optimizer.cu */
+int cuda_adaptive(struct dev *d, const struct adaptive_args *a);
+int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+int cuda_quant8(struct dev *d, const struct quant8_args *a);
+int cuda_dequant8(struct dev *d, const struct quant8_args *a);
+/* lora.cu */
+int cuda_add_block(struct dev *d, const struct add_block_args *a);
+/* dequantize.cu */
+int cuda_dequant(struct dev *d, const struct dequant_args *a);
+/* norm_rope.cu */
+int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                     struct tensor rstd);
+int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                           struct tensor x, struct tensor w, struct tensor rstd);
+int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                 struct tensor dq_norm, struct tensor dk_norm);
+/* device/cuda/gemm/gemm.cu: weights are plain row-major (n, k) */
+size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
+int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+int cuda_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
+int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
+/* device/cuda/lm_head/lm_head.cu, sampler.cu */
+int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                    struct tensor dw, bool add);
+int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int cuda_sample(struct dev *d, const struct sample_args *a);
+/* The kernels of cuda_sample: parameters are on the device, nothing waits. tiles: the statistics of tiles where the fused head
+ * left them (then seen is not read); or NULL. seen, logp_kept may be TENSOR_NONE. */
+struct head_stats;
+int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_stats *tiles, const struct sample_param *param,
+                       struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept);
+/* cuda_graph.cu */
+int cuda_decode_next(struct dev *d, const struct decode_args *a);
+int cuda_graph_begin(struct dev *d);
+int cuda_graph_end(struct dev *d, void **graph);
+int cuda_graph_run(struct dev *d, void *graph);
+void cuda_graph_free(struct dev *d, void *graph);
+int cuda_stamp(struct dev *d, int64_t i);
+int cuda_stamp_on(struct cuda *c, cudaStream_t s, int64_t i);
+int cuda_stamp_us(struct dev *d, int64_t i, double *us);
+/* device/cuda/attention/attention_fwd.cu, device/cuda/attention/attention_bwd.cu */
+int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
+int cuda_qkv_attn_fwd(struct dev *d, const struct qkv_args *q,
+                      const struct attn_args *a); /* device/cuda/attention/attention_decode_sm90.cu */
+int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                  struct tensor dv);
+
+#endif

@@ -1,0 +1,187 @@
+/* device.h - what a compute backend must provide, and the checked way to call it.
+ *
+ * A backend is a table of functions (struct dev_ops) at the granularity of a
+ * layer's step.  `ref` (plain C) is the definition of every op; `cpu` (threads
+ * and vector kernels) and `cuda` (a shared object) must agree with it within
+ * the tolerances of tests/ops.  Callers use the dev_* wrappers, which check
+ * shapes, dtypes and the presence of the op once, so that backends hold
+ * arithmetic only.
+ *
+ * Two rules make every op batch-invariant, and training and generation agree bit for bit (DESIGN
+ * invariants 1 and 2).  Within one backend and one run:
+ *  - a row of an op's result depends only on that row's inputs, never on how
+ *    many rows come with it, on their order, or on the number of threads;
+ *  - reductions go in one fixed order (k ascending in a matmul, keys in tiles
+ *    of DEV_KEY_TILE in position order in attention, vocabulary in chunks of
+ *    DEV_VOCAB_CHUNK in the head).
+ * Weight gradients sum over rows in row order; splitting rows into several
+ * calls changes them by fp32 rounding only.  An op that adds to a gradient makes its own sum first and
+ * adds it with one rounding: y += op(x) has the bits of y + op(x), so that a gradient over several calls is
+ * the left fold of theirs (dev_fold), wherever each was computed.
+ *
+ * Numbers: "act" is the compute dtype of the run, DT_F32 or DT_BF16, the dtype
+ * of weights and of every matmul input.  The residual stream and all gradients
+ * of it are f32, all sums are f32 (dot products of long reductions may use
+ * wider).  bf16 results are rounded once, to nearest even.
+ *
+ * Work is queued in order; only dev_sync, dev_copy_out and the ops that say so wait.  ops.h is the table,
+ * memory.h has copies and copy streams, graph.h CUDA graphs, trace.h the trace; this file includes them all. */
+#ifndef VERLC_DEVICE_H
+#define VERLC_DEVICE_H
+
+#include "device/graph.h"
+#include "device/memory.h"
+#include "device/ops.h"
+#include "device/tensor.h"
+#include "device/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct dev {
+    const struct dev_ops *ops;
+    void *ctx;                       /* backend state: thread pool, streams, workspace */
+    char describe[128];              /* for people: "cpu: 2 threads, avx512" */
+    char id[40];                     /* tells the devices of a host apart; "" where ranks of a host have one anyhow */
+    char isa[32];                    /* what decides the bits: "avx512", "ref"; part of a run's identity */
+    size_t mem_total;                /* bytes the device (or the machine) has for this process */
+    size_t mem_others;               /* bytes of the device that other programs held when it was opened */
+    bool shared;                     /* other processes of this run use the device too, with parts of their own */
+    size_t allocated, peak;          /* through dev_alloc */
+    int64_t n_allocs;                /* calls of dev_alloc */
+    size_t host_allocated;           /* through dev_host_alloc, where that is not dev_alloc */
+    size_t planned;                  /* bytes that a memory plan says the run takes of the device; 0: none has said */
+    struct dev_trace *trace;         /* NULL: no trace is on */
+    struct gpu_use *use;             /* what looks at how busy it is (gpu_use.h); NULL: nobody asked */
+    void (*range)(const char *name); /* begins a named range of a profiler that listens (NVTX), NULL ends it; NULL: none does */
+    bool in_range;                   /* the range of a phase is open */
+};
+
+/* ---- opening ---- */
+int dev_open_ref(struct dev *d);
+/* n_threads <= 0: all CPUs this process may use. isa: NULL (probe for the
+ * fastest at start-up; VERLC_ISA overrides), or "amx", "avx512bf16", "avx512",
+ * "avx2", "c". ERR_UNSUPPORTED when this CPU lacks it. */
+int dev_open_cpu(struct dev *d, int n_threads, const char *isa);
+/* GPU number `index` (CUDA's numbering: CUDA_VISIBLE_DEVICES applies). Opens libverlc_cuda.so from
+ * beside the program or ../lib/verlc, or the file that VERLC_CUDA_LIB names. ERR_DEVICE says in one
+ * line why it cannot: not built, no driver, an old driver, no GPU, an architecture that was not built. */
+int dev_open_cuda(struct dev *d, int index);
+/* Whether dev_open_cuda has a library, a driver and a GPU to work with; else why not, in one line.
+ * Opens no device; the thread's error message is changed. */
+bool dev_cuda_present(char *why, size_t size);
+/* How many GPUs this process sees; 0 where there is no library, no driver or no GPU. */
+int dev_cuda_count(void);
+/* A GPU with `mem` bytes to plan for, be there one or not: it answers what the sizes of a run are (those of an H100 or
+ * H200 where they depend on the GPU), and does nothing else. */
+void dev_open_cuda_planned(struct dev *d, size_t mem);
+/* By name: "cpu", "ref", "cuda" (the first GPU), "cuda:N", or "auto" (or NULL): the first GPU if there
+ * is one that works, else the CPU, and one log line says which and why. isa: of the CPU, as above. */
+int dev_open_named(struct dev *d, const char *name, int n_threads, const char *isa);
+void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
+
+/* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does
+ * not fit: a bug of the caller, with the op named), ERR_UNSUPPORTED, ERR_DEVICE ---- */
+
+/* Bytes of a weight's buffer in this backend's layout. */
+size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+/* src (n, k) f32 or bf16, row-major on the device -> w (rounded to w.dt). */
+int dev_weight_pack(struct dev *d, struct weight w, struct tensor src);
+/* w -> dst (n, k) f32 or w.dt, row-major on the device; exact. */
+int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+
+int dev_cast(struct dev *d, struct tensor dst, struct tensor src); /* f32 <-> bf16, or equal; same count */
+/* x (T, h) f32 = rows ids (T) i32 of w (V, h). ids must be in [0, V). */
+int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+/* dst (R, c) = src (T, c) rows idx (R) i32; dst dtype may be f32 or bf16, same as src. */
+int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+/* y (T, c) act = x / rms(x) * w; x (T, c) f32; w (c) act; rstd (T) f32 optional.
+ * As Hugging Face: x * rstd is rounded to act before it is multiplied by w, the product again. */
+int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+/* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
+int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+/* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): bitwise a copy and dev_matmul_fwd with add. from may be y. */
+int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+/* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): fused, bitwise
+ * dev_matmul_fwd and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
+int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
+int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int dev_attn_fwd(struct dev *d, const struct attn_args *a);
+/* Both, for decode: one new row of each sequence (or none). a.q, a.kv and the heads are q's, each row is some sequence's, and
+ * its slot that of its newest key, which no other sequence sees. The same bits in kv, a.out and a.lse; q is undefined
+ * afterwards. */
+int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
+/* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
+int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+/* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
+int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
+/* Logits as dev_logits; a draw as dev_sample's for each row with left > 0, written as (id, logp, logp_kept) to row *step
+ * of the results. Then left falls by one, to 0 at an end token; while it is above 0, ids, pos and slots become the next
+ * step's. Rows with left == 0 change nothing. */
+int dev_decode_next(struct dev *d, const struct decode_args *a);
+
+/* dst (T, c) f32 rows idx (R) += src (R, c) f32 or act. Rows of idx are distinct. */
+int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+/* dw (V, h) f32 += ; dx (T, h) f32. Rows with equal ids are summed in row order first, from 0. */
+int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
+/* Its elements [lo, lo + n) alone, which may begin and end inside a row: dw (n) f32 is that part of the gradient (vocab, h). */
+int dev_embed_bwd_part(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
+/* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
+int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                          struct tensor x, struct tensor w, struct tensor rstd);
+/* dx (T, c) f32 +=; dw (c) f32 +=; dy (T, c) act or f32; x, w, rstd as in forward. */
+int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd);
+/* dx (T, k) act or f32 = dy (T, n) act . W; add: dx (f32) +=. */
+int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+/* dw (n, k) f32 = dy^T . x; db (n) f32 = column sums of dy, optional; add: both += instead of =; dy (T, n), x (T, k) act. */
+int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
+/* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
+ * (n_kv_blocks, Hk, block_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
+ * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                struct tensor dq_norm, struct tensor dk_norm);
+/* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
+ * as kv (overwritten at the slots of these sequences). Only packed seqs (no block table) with pos0 = 0. */
+int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                 struct tensor dv);
+int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 = d/dw; add: dw +=.
+ * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
+ *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                   struct tensor dw, bool add);
+
+/* sums (S) f64 = the sum of squares of each segment of x (n) f32, in an order that depends on its length alone; NaN and Inf
+ * carry through. segments (S, 2) i64 on the device: first element, length of 1 to DEV_SEGMENT; base: the element that x begins
+ * with. */
+int dev_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+/* sum (1) i64 = the sum modulo 2^64 over the 8-byte little-endian words of bytes (n) u8, the last one filled up with zeros, of
+ * SplitMix64's finalizer of word + (its index + 1) x 0x9e3779b97f4a7c15. Other bytes have another sum but for a chance of 2^-64;
+ * the same on every device. */
+int dev_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
+/* y (any shape) f32 = ((y + x[0]) + x[1]) + ..., each sum rounded once, in this order; without add x[0] takes y's place. x: n >= 1
+ * of y's shape, in the host's array; none of them y. */
+int dev_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
+int dev_adamw(struct dev *d, const struct adamw_args *a);
+/* The same, and rounded (n) act = the new p. */
+int dev_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
+/* Adam, AMSGrad, RAdam, RMSprop: p and the means after one step. */
+int dev_adaptive(struct dev *d, const struct adaptive_args *a);
+/* y (any shape) f32 = a * x + b * y, two products and their sum rounded one by one. b == 0: y is not read. */
+int dev_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+/* x -> code, scale. Each x / scale takes the code of the nearest entry of the book, the lower one
+ * of two that are equally near; a block of zeros has scale 0. x must be finite. */
+int dev_quant8(struct dev *d, const struct quant8_args *a);
+/* code, scale -> x = book[code] * scale. */
+int dev_dequant8(struct dev *d, const struct quant8_args *a);
+int dev_add_block(struct dev *d, const struct add_block_args *a);
+int dev_dequant(struct dev *d, const struct dequant_args *a); /* rounded to act once */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

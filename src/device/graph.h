@@ -1,0 +1,27 @@
+/* graph.h - CUDA graphs: calls are captured once and replayed for the cost of one launch.
+ *
+ * The calls must have run once before at the same shapes. None may wait or touch host memory; none writes a weight.
+ * Within a graph, attention of one row a sequence may read ahead of the calls before it what is there when a replay
+ * starts: attn_seqs, pos, slots and the whole KV cache but its own rows. So the calls of a graph that write
+ * these (dev_decode_next) come after it. */
+#ifndef VERLC_DEVICE_GRAPH_H
+#define VERLC_DEVICE_GRAPH_H
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct dev;
+
+bool dev_has_graphs(const struct dev *d);
+int dev_graph_begin(struct dev *d);             /* starts the capture */
+int dev_graph_end(struct dev *d, void **graph); /* also ends a capture that failed: *graph is NULL then */
+int dev_graph_run(struct dev *d, void *graph);
+void dev_graph_free(struct dev *d, void *graph); /* NULL ok */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,323 @@
+/* ops.h - the ops table: what a compute backend must provide, at the granularity of a layer's step, and the
+ * arguments of its ops.  device.h has the checked wrappers, with the shapes of each op.
+ *
+ * Letters in shapes: T or R rows, Hq query heads, Hk KV heads, D head_dim, V vocabulary, h hidden size. */
+#ifndef VERLC_DEVICE_OPS_H
+#define VERLC_DEVICE_OPS_H
+
+#include "device/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DEV_KEY_TILE 64      /* keys of one attention tile */
+#define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
+#define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
+/* dev_checksum's summand of word i. */
+#ifdef __CUDACC__
+__device__
+#endif
+    static inline uint64_t
+    dev_checksum_word(uint64_t w, int64_t i) {
+    w += ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    w = (w ^ w >> 30) * 0xbf58476d1ce4e5b9u;
+    w = (w ^ w >> 27) * 0x94d049bb133111ebu;
+    return w ^ w >> 31;
+}
+#define DEV_SEGMENT 65536 /* elements of a segment, at most: what dev_sumsq sums together */
+
+/* Which rows of a packed batch belong together and where their keys are.
+ * Sequence i owns rows [q_start[i], q_start[i+1]); its first row stands at
+ * position pos0[i] and sees the pos0[i] keys before it, so row r sees keys
+ * 0 .. pos0[i] + r (causal), minus those `window` or more positions back when
+ * window > 0.  Key j is in slot (struct kv)
+ *     block_table ? block_table[i][j / block_len] * block_len + j % block_len : kv_start[i] + j.
+ * All arrays are i32 on the device. */
+struct attn_seqs {
+    int64_t n;                 /* sequences */
+    int64_t max_q, max_kv;     /* longest query run, most keys; for sizing only */
+    struct tensor q_start;     /* (n + 1) */
+    struct tensor pos0;        /* (n) */
+    struct tensor block_table; /* (n, max_blocks), or TENSOR_NONE: packed */
+    struct tensor kv_start;    /* (n), when block_table is TENSOR_NONE */
+};
+
+struct qkv_args { /* shapes: T rows, Hq query heads, Hk KV heads, D = head_dim */
+    int64_t n_q_heads, n_kv_heads, head_dim;
+    struct tensor qkv;            /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
+    struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */
+    float eps;
+    struct tensor rope;  /* (P, D/2, 2) f32: cos, sin of position p; pairs (i, i + D/2) rotate */
+    struct tensor pos;   /* (T) i32 */
+    struct tensor slots; /* (T) i32: where row t's key and value go */
+    struct tensor q;     /* (T, Hq * D) act: normalised, rotated queries */
+    struct kv kv;        /* keys (normalised, rotated) and values */
+};
+
+struct attn_args {
+    int64_t n_q_heads, n_kv_heads, head_dim;
+    float scale;    /* of q.k, usually 1/sqrt(D) */
+    int64_t window; /* 0: none */
+    struct attn_seqs seqs;
+    struct tensor q; /* (T, Hq * D) act */
+    struct kv kv;
+    struct tensor out; /* (T, Hq * D) act */
+    struct tensor lse; /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
+};
+
+/* The LM head with log-softmax, never materialising (rows, vocabulary).
+ * z = (x . W^T) * inv_temp; p = softmax(z). */
+struct lmhead_args {
+    struct tensor x;         /* (R, h) act */
+    struct weight w;         /* (V, h) */
+    struct tensor inv_temp;  /* (R) f32 */
+    struct tensor target;    /* (R) i32, in [0, V) */
+    struct tensor logp;      /* (R) f32: z[target] - lse */
+    struct tensor entropy;   /* (R) f32, optional in forward: lse - sum p z */
+    struct tensor lse;       /* (R) f32: needed by backward; optional in forward */
+    struct tensor sum_pi_sq; /* (R) f32, optional: sum p^2 */
+    /* Several entries of a row (distillation), 1 <= K, P <= V; all optional. */
+    struct tensor top_id, top_logp;   /* (R, K) i32, f32; forward: the K most probable, largest first, equal ones by id; a
+                                         row whose logits are NaN gets ids in range and NaN. Both or none. */
+    struct tensor list_id, list_logp; /* (R, P) i32 in [0, V), distinct in a row, and f32: z[id] - lse */
+    struct tensor dlist;              /* (R, P) f32; backward, with list_id: d loss / d list_logp */
+};
+
+/* One row's sampling parameters. Order: repetition penalty (a positive logit is divided
+ * by it, a negative one multiplied), temperature, top-k, then top-p on the
+ * renormalised rest (the shortest run of the most probable whose sum reaches
+ * top_p), then min-p (times the largest probability).  Equal entries rank by id,
+ * lowest first, so top-k keeps exactly k.  The largest entry is always kept. */
+struct sample_param {
+    float inv_temp;           /* 1/T; ignored when greedy */
+    float top_p, min_p;       /* 1 and 0: off */
+    float repetition_penalty; /* 1: off */
+    float u;                  /* uniform in [0, 1): inverse CDF over the kept entries in id order */
+    int32_t top_k;            /* <= 0: off */
+    int32_t greedy;           /* argmax, lowest id on ties; logp at temperature 1 */
+};
+
+struct sample_args {
+    struct tensor logits;             /* (R, V) f32, raw, as dev_logits wrote them */
+    const struct sample_param *param; /* (R), host memory */
+    struct tensor seen;               /* (R, ceil(V/8)) u8 bit set of ids that the penalty applies to; optional */
+    struct tensor id;                 /* (R) i32 */
+    struct tensor logp;               /* (R) f32: full softmax at T: bits equal to dev_lmhead_fwd's logp */
+    struct tensor logp_kept;          /* (R) f32, optional: after penalty and truncation; 0 when greedy */
+};
+
+/* One row of a decoding loop on the device: its sampling parameters, the address of its
+ * randomness (base/rng.h) and how many tokens it may still draw. */
+struct decode_row {
+    struct sample_param rule; /* u is not read: it is rng_token(seed, uid, sample, at) */
+    uint32_t sample, at;      /* index of the sample; place of the token to draw in its response */
+    uint64_t seed, uid;
+    int32_t left; /* tokens it may still draw; 0: the row idles */
+    int32_t unused;
+};
+
+/* The end of one step of that loop: logits, sampling, results, inputs of the next step. */
+struct decode_args {
+    struct tensor x;      /* (R, h) act: the last states */
+    struct weight w;      /* (V, h) act: the head */
+    struct tensor logits; /* (R, V) f32: raw, as dev_logits writes them */
+    struct tensor rows;   /* (R, sizeof(struct decode_row)) u8, updated */
+    struct tensor stop;   /* (R, S) i32, optional: tokens that end the row, -1 fills up */
+    int64_t block_len;
+    struct tensor block_table;     /* (R, max_blocks) i32 */
+    struct tensor ids, pos, slots; /* (R) i32: inputs of this step's forward -> of the next one's */
+    struct tensor step;            /* (1) i32: which row of the results is written; counts up */
+    struct tensor id;              /* (steps, R) i32 */
+    struct tensor logp, logp_kept; /* (steps, R) f32 */
+};
+
+/* A block of one matrix added to a block of another (LoRA): dst[dst_row + i][dst_col + j] += scale * src[...]. */
+struct add_block_args {
+    struct tensor dst, src; /* (R, C), (R', C') f32, different memory */
+    int64_t dst_row, dst_col, src_row, src_col, rows, cols;
+    float scale; /* product and sum are rounded one by one */
+};
+
+/* A frozen matrix in 4 or 8 bits, dequantized to act before its GEMM.
+ * NF4 (Dettmers et al. 2023): the flat matrix in blocks of DEV_NF4_BLOCK elements, two codes a byte, the
+ * first in the high half; an element is book[code] times its block's largest magnitude.
+ * INT8 (Dettmers et al. 2022, without outlier columns): an element is its row's largest magnitude times
+ * code / 127, code in two's complement. */
+enum quant_kind { QUANT_NONE, QUANT_NF4, QUANT_INT8 };
+#define DEV_NF4_BLOCK 64
+struct dequant_args {
+    enum quant_kind kind;
+    struct tensor code;  /* NF4: (ceil(n k / 2)) u8, INT8: (n k) u8 */
+    struct tensor scale; /* NF4: (ceil(n k / DEV_NF4_BLOCK)) f32, INT8: (n) f32 */
+    struct tensor w;     /* (n, k) act: the result */
+};
+extern const float dev_nf4_book[16]; /* ascending */
+
+struct adamw_args { /* flat fp32 arrays of equal length; decoupled weight decay (torch AdamW) */
+    struct tensor p, m, v, g;
+    double lr, beta1, beta2, eps, weight_decay; /* double: 1 - 0.999f is off by 1.3e-5 */
+    float grad_scale;                           /* multiplies g (gradient clipping) */
+    int64_t step;                               /* 1-based */
+};
+
+/* The other optimizers that divide by a mean of squares, over flat f32 arrays of equal length. m, v and x are means over steps;
+ * one that is absent (data NULL) is not kept. */
+enum adaptive_rule {
+    ADAPTIVE_ADAM,    /* Adam, AdamW; x: the largest v so far (amsgrad) */
+    ADAPTIVE_RADAM,   /* Adam without its division while the variance of v is not known */
+    ADAPTIVE_RMSPROP, /* m: momentum beta1 of the update; x: mean gradient, whose square v is taken less (centered) */
+};
+struct adaptive_args {
+    enum adaptive_rule rule;
+    struct tensor p, m, v, x, g;
+    double lr, beta1, beta2, eps, weight_decay;
+    bool coupled;     /* weight decay is added to the gradient (L2), else to the update */
+    float grad_scale; /* multiplies g; below 0: the objective is maximized */
+    int64_t step;     /* 1-based */
+};
+
+/* An f32 array x (n) as 8-bit codes, block by block: x[i] is about
+ * scale[i / DEV_QUANT_BLOCK] * book[code[i]], scale being the largest |x| of the block. */
+struct quant8_args {
+    struct tensor x;     /* (n) f32 */
+    struct tensor code;  /* (n) u8 */
+    struct tensor scale; /* (ceil(n / DEV_QUANT_BLOCK)) f32 */
+    struct tensor book;  /* (256) f32, ascending */
+};
+
+/* What a backend can do and where its memory lies: known without a device, so that a plan may ask. */
+struct dev_caps {
+    bool own_memory;     /* device memory is not the host's: there is pinned host memory and there are copy streams */
+    bool graphs;         /* calls can be captured and replayed: CUDA graphs */
+    bool plain_weights;  /* a packed weight is its row-major matrix and nothing else: neighbours may be written as one array */
+    size_t driver_bytes; /* device memory that the driver takes beside all else: kernels' code, graphs (measured) */
+};
+
+/* The largest sizes of a run, from which a backend sizes its scratch memory. */
+struct dev_sizes {
+    enum dtype act;
+    int64_t rows;                    /* of one forward, training or generating */
+    int64_t train_rows;              /* of one backward; 0: none */
+    int64_t decode;                  /* rows of one decoding step */
+    int64_t hidden, ffn, qkv, vocab; /* qkv: (Hq + 2 Hk) * D columns */
+    int64_t n_q_heads, head_dim;
+};
+
+/* Device memory beside that of dev_alloc, in bytes. */
+struct dev_memory {
+    size_t working;   /* held by the backend: scratch, memory for autotuning */
+    size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known, as on a
+                         device that ranks share */
+    int64_t n_allocs; /* requests for device memory so far, dev_alloc's included */
+};
+
+struct dev;
+
+/* pre for every op: tensors live on this device and were checked by the
+ * wrapper. A NULL entry makes the wrapper return ERR_UNSUPPORTED. */
+struct dev_ops {
+    const char *name; /* "ref", "cpu", "cuda": for messages */
+    struct dev_caps caps;
+    void (*close)(struct dev *d);
+    /* memory; alloc is 256-aligned, zeroed where the system does so for free */
+    int (*alloc)(struct dev *d, size_t bytes, void **out);
+    void (*free)(struct dev *d, void *p, size_t bytes);
+    int (*sync)(struct dev *d);
+    int (*copy_in)(struct dev *d, void *dst_dev, const void *src_host, size_t bytes);
+    int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
+    int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
+    int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
+    /* scratch memory of the ops, beside alloc; NULL: next to none, nothing to reserve, not counted */
+    size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
+    int (*reserve)(struct dev *d, const struct dev_sizes *s);
+    int (*memory)(struct dev *d, struct dev_memory *out);
+    /* pinned host memory and the copy streams; NULL without caps.own_memory */
+    int (*host_alloc)(struct dev *d, size_t bytes, void **out);
+    void (*host_free)(struct dev *d, void *p, size_t bytes);
+    int (*host_register)(struct dev *d, void *p, size_t bytes);
+    void (*host_unregister)(struct dev *d, void *p);
+    int (*fetch)(struct dev *d, int stream, void *dst_dev, const void *src_host, size_t bytes);
+    int (*evict)(struct dev *d, int stream, void *dst_host, const void *src_dev, size_t bytes);
+    int (*copy_stream_wait)(struct dev *d, int stream);
+    int (*copy_stream_sync)(struct dev *d, int stream);
+
+    /* weights */
+    size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+    int (*weight_pack)(struct dev *d, struct weight w, struct tensor src);
+    int (*weight_unpack)(struct dev *d, struct tensor dst, struct weight w);
+
+    /* forward */
+    int (*cast)(struct dev *d, struct tensor dst, struct tensor src);
+    int (*embed_fwd)(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
+    int (*gather_rows)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+    int (*rmsnorm_fwd)(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+    int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+    /* NULL: the wrapper copies, then adds */
+    int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
+    /* NULL: the wrapper calls matmul_fwd into gate_up, then swiglu_fwd */
+    int (*matmul_swiglu)(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w,
+                         struct tensor bias);
+    int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
+    int (*attn_fwd)(struct dev *d, const struct attn_args *a);
+    /* NULL: the wrapper calls qkv_fwd, then attn_fwd */
+    int (*qkv_attn_fwd)(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
+    int (*swiglu_fwd)(struct dev *d, struct tensor y, struct tensor gate_up);
+    int (*lmhead_fwd)(struct dev *d, const struct lmhead_args *a);
+    int (*logits)(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+    int (*sample)(struct dev *d, const struct sample_args *a);
+    int (*decode_next)(struct dev *d, const struct decode_args *a);
+
+    /* backward */
+    int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
+    /* dev_embed_bwd_part */
+    int (*embed_bwd)(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
+    int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                       struct tensor rstd);
+    /* NULL: the wrapper calls rmsnorm_bwd, then cast */
+    int (*rmsnorm_bwd_round)(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
+                             struct tensor x, struct tensor w, struct tensor rstd);
+    int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+    int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
+    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
+                   struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
+    int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                    struct tensor dv);
+    int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                      struct tensor dw, bool add);
+
+    /* CUDA graphs; NULL without caps.graphs */
+    int (*graph_begin)(struct dev *d);
+    int (*graph_end)(struct dev *d, void **graph);
+    int (*graph_run)(struct dev *d, void *graph);
+    void (*graph_free)(struct dev *d, void *graph);
+
+    /* Timestamps of the compute stream; NULL where every op waits. stamp_us: microseconds from stamp 0,
+     * after a sync. */
+    int (*stamp)(struct dev *d, int64_t i);
+    int (*stamp_us)(struct dev *d, int64_t i, double *us);
+
+    /* optimizer */
+    int (*sumsq)(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
+    int (*checksum)(struct dev *d, struct tensor sum, struct tensor bytes);
+    int (*fold)(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
+    int (*adamw)(struct dev *d, const struct adamw_args *a);
+    /* NULL: the wrapper calls adamw, then cast */
+    int (*adamw_round)(struct dev *d, const struct adamw_args *a, struct tensor rounded);
+    int (*adaptive)(struct dev *d, const struct adaptive_args *a);
+    int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
+    int (*quant8)(struct dev *d, const struct quant8_args *a);
+    int (*dequant8)(struct dev *d, const struct quant8_args *a);
+    int (*add_block)(struct dev *d, const struct add_block_args *a);
+    int (*dequant)(struct dev *d, const struct dequant_args *a);
+
+    const struct dev_peer_ops *peers; /* memory of other processes of this host (device/collective/peers.h); NULL: it reads none */
+    const struct dev_nccl_ops
+        *nccl; /* other processes' devices by NCCL (device/collective/transport.h); NULL: not of this backend */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

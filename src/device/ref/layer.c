@@ -1,0 +1,123 @@
+/* layer.c - the ref backend's RMSNorm, matmul and SwiGLU, forward and
+ * backward.  Attention is in attention.c.
+ * Invariant: row t of a result reads row t of its inputs alone; weight
+ * gradients sum over rows in row order. */
+#include "device/ref/ref_int.h"
+
+#include <math.h>
+
+/* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
+
+int ref_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
+    (void)d;
+    const int64_t n = x.dim[1];
+    for (int64_t t = 0; t < x.dim[0]; t++) {
+        const float *row = ref_f32(x) + t * n;
+        double sum = 0;
+        for (int64_t c = 0; c < n; c++) sum += (double)row[c] * row[c];
+        const float rs = (float)(1.0 / sqrt(sum / (double)n + eps));
+        for (int64_t c = 0; c < n; c++) ref_put(y.data, y.dt, t * n + c, ref_round(row[c] * rs, y.dt) * ref_at(w, c));
+        if (rstd.data) ref_f32(rstd)[t] = rs;
+    }
+    return 0;
+}
+
+/* With n = x * rstd and g = dy * w: dx = rstd * (g - n * mean(g * n)), dw = sum_t dy * n.
+ * The rounding of n in forward is passed straight through. */
+int ref_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd) {
+    (void)d;
+    const int64_t n = x.dim[1];
+    for (int64_t t = 0; t < x.dim[0]; t++) {
+        const float *row = ref_f32(x) + t * n;
+        const double rs = ref_f32(rstd)[t];
+        double mean = 0;
+        for (int64_t c = 0; c < n; c++) mean += (double)ref_at(dy, t * n + c) * ref_at(w, c) * (row[c] * rs);
+        mean /= (double)n;
+        for (int64_t c = 0; c < n; c++) {
+            const double g = (double)ref_at(dy, t * n + c) * ref_at(w, c);
+            ref_f32(dx)[t * n + c] += (float)(rs * (g - row[c] * rs * mean));
+        }
+    }
+    for (int64_t c = 0; c < n; c++) {
+        double sum = 0;
+        for (int64_t t = 0; t < x.dim[0]; t++) sum += (double)ref_at(dy, t * n + c) * ref_f32(x)[t * n + c] * ref_f32(rstd)[t];
+        ref_f32(dw)[c] += (float)sum;
+    }
+    return 0;
+}
+
+/* ---- matmul ---- */
+
+/* v becomes element i of t, or is added to it. */
+static void store(struct tensor t, int64_t i, double v, bool add) {
+    if (add) ref_f32(t)[i] += (float)v;
+    else ref_put(t.data, t.dt, i, v);
+}
+
+int ref_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
+    (void)d;
+    for (int64_t t = 0; t < x.dim[0]; t++)
+        for (int64_t n = 0; n < w.n; n++) {
+            double sum = 0;
+            for (int64_t k = 0; k < w.k; k++) sum += (double)ref_at(x, t * w.k + k) * ref_w(w, n, k);
+            if (bias.data) sum += ref_at(bias, n);
+            store(y, t * w.n + n, sum, add);
+        }
+    return 0;
+}
+
+int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
+    (void)d;
+    for (int64_t t = 0; t < dy.dim[0]; t++)
+        for (int64_t k = 0; k < w.k; k++) {
+            double sum = 0;
+            for (int64_t n = 0; n < w.n; n++) sum += (double)ref_at(dy, t * w.n + n) * ref_w(w, n, k);
+            store(dx, t * w.k + k, sum, add);
+        }
+    return 0;
+}
+
+int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
+    (void)d;
+    const int64_t rows = dy.dim[0], n_out = dy.dim[1], n_in = x.dim[1];
+    for (int64_t n = 0; n < n_out; n++) {
+        for (int64_t k = 0; k < n_in; k++) {
+            double sum = 0;
+            for (int64_t t = 0; t < rows; t++) sum += (double)ref_at(dy, t * n_out + n) * ref_at(x, t * n_in + k);
+            store(dw, n * n_in + k, sum, add);
+        }
+        if (db.data == NULL) continue;
+        double sum = 0;
+        for (int64_t t = 0; t < rows; t++) sum += ref_at(dy, t * n_out + n);
+        store(db, n, sum, add);
+    }
+    return 0;
+}
+
+/* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g) ---- */
+
+int ref_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    (void)d;
+    const int64_t f = y.dim[1];
+    for (int64_t t = 0; t < y.dim[0]; t++)
+        for (int64_t c = 0; c < f; c++) {
+            const double g = ref_at(gate_up, t * 2 * f + c), u = ref_at(gate_up, t * 2 * f + f + c);
+            ref_put(y.data, y.dt, t * f + c, g / (1.0 + exp(-g)) * u);
+        }
+    return 0;
+}
+
+int ref_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    (void)d;
+    const int64_t f = dy.dim[1];
+    for (int64_t t = 0; t < dy.dim[0]; t++)
+        for (int64_t c = 0; c < f; c++) {
+            const int64_t ig = t * 2 * f + c, iu = ig + f;
+            const double g = ref_at(gate_up, ig), u = ref_at(gate_up, iu), dyv = ref_at(dy, t * f + c);
+            const double sig = 1.0 / (1.0 + exp(-g));
+            ref_put(dgate_up.data, dgate_up.dt, ig, dyv * u * sig * (1.0 + g * (1.0 - sig)));
+            ref_put(dgate_up.data, dgate_up.dt, iu, dyv * g * sig);
+        }
+    return 0;
+}

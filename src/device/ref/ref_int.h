@@ -1,0 +1,59 @@
+/* ref_int.h - what the files of the ref backend share: element access by
+ * dtype and the declarations of its ops.
+ *
+ * ref works element by element: a value is read as f32 whatever its dtype,
+ * sums run in double, and a result is rounded once where it is stored.  Bad
+ * ids and indices are a CHECK, since here they can be seen. */
+#ifndef VERLC_DEVICE_REF_INT_H
+#define VERLC_DEVICE_REF_INT_H
+
+#include "base/err.h"
+#include "device/device.h"
+
+static inline float ref_round(float v, enum dtype dt) { /* to dt and back */
+    return dt == DT_BF16 ? bf16_to_f32(f32_to_bf16(v)) : v;
+}
+static inline float ref_get(const void *p, enum dtype dt, int64_t i) {
+    return dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+static inline void ref_put(void *p, enum dtype dt, int64_t i, double v) {
+    if (dt == DT_BF16) ((uint16_t *)p)[i] = f32_to_bf16((float)v);
+    else ((float *)p)[i] = (float)v;
+}
+static inline float ref_at(struct tensor t, int64_t i) { return ref_get(t.data, t.dt, i); }
+static inline float ref_w(struct weight w, int64_t n, int64_t k) { /* row-major (n, k) */
+    return ref_get(w.data, w.dt, n * w.k + k);
+}
+static inline float *ref_f32(struct tensor t) { return t.data; }
+static inline int64_t ref_index(struct tensor t, int64_t i, int64_t limit) { /* of an i32 tensor */
+    const int64_t v = ((const int32_t *)t.data)[i];
+    CHECK(v >= 0 && v < limit);
+    return v;
+}
+
+/* layer.c */
+int ref_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+int ref_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
+                    struct tensor rstd);
+int ref_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
+int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
+int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
+int ref_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+int ref_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+
+/* attention.c */
+int ref_qkv_fwd(struct dev *d, const struct qkv_args *a);
+int ref_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
+                struct tensor dq_norm, struct tensor dk_norm);
+int ref_attn_fwd(struct dev *d, const struct attn_args *a);
+int ref_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                 struct tensor dv);
+
+/* lm_head.c */
+int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
+int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
+                   struct tensor dw, bool add);
+int ref_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
+int ref_sample(struct dev *d, const struct sample_args *a);
+
+#endif

@@ -1,0 +1,104 @@
+/* decode_burst.c - multi-step decode bursts.  A burst is several decode steps that the device makes in a
+ * row, feeding each sampled token to the next step itself; the host sees the tokens afterwards.  It is for
+ * devices on which a round trip to the host for each token would cost as much as the token.
+ *
+ * A burst is possible when every running sample lacks exactly its last token and no waiting sample can be
+ * admitted.  KV blocks for all its steps are allocated beforehand.  Results are copied out in parts, while
+ * the device makes the next part.  A sample that ends within a burst idles until the burst is over; tokens
+ * after a stop string are dropped.  No block changes its owner within a burst.
+ *
+ * Invariant: a burst changes when tokens are drawn, never which. */
+#include "engine/rollout_int.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <string.h>
+
+static int64_t left_of(const struct sample *s) { return rollout__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt); }
+
+static bool possible(const struct rollout_engine *e) {
+    if (e->model.max_burst < 2 || e->running.n == 0) return false;
+    if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
+    for (const struct sample *s = e->running.head; s; s = s->next)
+        if (s->n_tokens - s->n_computed != 1 || s->seen) return false;
+    return true;
+}
+
+/* Plans up to `steps` steps; false when too few blocks are free (those taken stay with their samples). */
+static bool plan(struct rollout_engine *e, int64_t steps, struct rollout_burst *b) {
+    int64_t longest = 0;
+    for (struct sample *s = e->running.head; s; s = s->next) {
+        const int64_t take = left_of(s) < steps ? left_of(s) : steps;
+        if (!rollout__grow_blocks(e, s, s->n_computed + take)) return false;
+        if (take > b->steps) b->steps = take;
+        if (s->n_blocks > longest) longest = s->n_blocks;
+        if (!s->req->r.ignore_eos && s->req->n_stop_ids > b->max_stop) b->max_stop = s->req->n_stop_ids;
+        e->planned[b->n_seqs++] = s;
+    }
+    b->max_blocks = longest;
+    return true;
+}
+
+static void fill(struct rollout_engine *e, struct rollout_burst *b) {
+    struct burst_arrays *a = &e->burst;
+    rollout__fill_tables(e, b->n_seqs, b->max_blocks);
+    xgrow((void **)&a->stop, &a->cap_stop, b->n_seqs * b->max_stop, sizeof *a->stop);
+    for (int64_t i = 0; i < b->n_seqs; i++) {
+        const struct sample *s = e->planned[i];
+        const struct request *q = s->req;
+        const int64_t left = left_of(s) < b->steps ? left_of(s) : b->steps;
+        e->ids[i] = s->tokens[s->n_computed];
+        e->pos[i] = (int32_t)s->n_computed;
+        a->rows[i] = (struct decode_row){.rule = rollout__rule(&q->r),
+                                         .sample = (uint32_t)s->index,
+                                         .at = (uint32_t)(s->n_tokens - q->n_prompt),
+                                         .seed = q->r.seed,
+                                         .uid = q->r.uid,
+                                         .left = (int32_t)left};
+        const int64_t n_stop = q->r.ignore_eos ? 0 : q->n_stop_ids;
+        for (int64_t k = 0; k < b->max_stop; k++) a->stop[i * b->max_stop + k] = k < n_stop ? q->stop_ids[k] : -1;
+    }
+    b->ids = e->ids;
+    b->pos = e->pos;
+    b->block_table = e->block_table;
+    b->rows = a->rows;
+    b->stop = a->stop;
+}
+
+/* Takes the tokens of sample i from step `have` on; 1: it has ended, and was freed. */
+static int take(struct rollout_engine *e, const struct rollout_results *r, int64_t i, int64_t have) {
+    struct sample *s = e->planned[i];
+    const int64_t left = e->burst.rows[i].left - have;
+    rollout__publish_full(e, s, s->n_computed); /* of the part before: after the last one the device waits */
+    for (int64_t t = 0; t < r->steps && t < left; t++) {
+        const int64_t k = t * r->stride + i;
+        s->n_computed++;
+        e->stats.rows++;
+        const int ended = rollout__accept(e, s, r->id[k], r->logp[k], r->logp_kept[k]);
+        if (ended != 0) return ended;
+    }
+    return 0;
+}
+
+int rollout__burst(struct rollout_engine *e) {
+    struct rollout_burst b = {0};
+    if (!possible(e) || !plan(e, e->model.max_burst, &b) || b.steps < 2) return 0;
+    fill(e, &b);
+    TRY(e->model.burst(e->model.ctx, &b));
+    e->stats.steps += b.steps;
+    e->stats.bursts++;
+    const int64_t used = e->pool.n_blocks - e->pool.n_free;
+    if (used > e->stats.kv_blocks_peak) e->stats.kv_blocks_peak = used;
+    struct rollout_results r = {0};
+    for (int64_t have = 0; have < b.steps; have += r.steps) {
+        TRY(e->model.burst_results(e->model.ctx, have, &r));
+        for (int64_t i = 0; i < b.n_seqs; i++) {
+            if (!e->planned[i]) continue;
+            const int ended = take(e, &r, i, have);
+            TRY(ended);
+            if (ended) e->planned[i] = NULL;
+        }
+    }
+    return 1;
+}

@@ -1,0 +1,448 @@
+/* decoder.c - the real decoder behind struct rollout_model: the KV cache on the device, one model_forward a
+ * step, then head and sampler over the rows to sample; and multi-step decode bursts, as CUDA graphs where
+ * there are such.  Schedules nothing.
+ *
+ * Invariant: it calls the same model_forward and the same head arithmetic as training, so log-probs come
+ * out bit-equal. */
+#include "engine/rollout.h"
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+#include "model/forward.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    OUT_BLOCK = 128,        /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
+    MAX_BURST = 16,         /* steps, where the device has CUDA graphs */
+    BURST_PARTS = 4,        /* in which results are copied out */
+    RESULT_COPY_STREAM = 3, /* of the first part; the others' follow */
+    MAX_STOP = 32,          /* end tokens of a row */
+    MAX_GRAPHS = 64,
+    MOST_KV_BLOCKS = INT32_MAX / KV_BLOCK_LEN - 1, /* a slot is an int32 */
+};
+_Static_assert(RESULT_COPY_STREAM + BURST_PARTS <= DEV_COPY_STREAMS, "each part has a stream of its own");
+
+/* CUDA graphs are captured at these batch sizes; padding rows write to a dummy block. */
+static int64_t bucket_of(int64_t n) {
+    const int64_t unit = n <= 4 ? 1 : n <= 32 ? 4 : n <= 128 ? 8 : n <= 512 ? 32 : 128;
+    return (n + unit - 1) / unit * unit;
+}
+
+struct rollout_decoder {
+    struct model *model;
+    struct model_acts *acts;
+    struct model_kv kv;
+    struct kv *layers;
+    int64_t n_kv_blocks, max_rows, max_seqs, max_blocks, max_burst, out_block;
+    int64_t requested_rows, requested_seqs; /* the limits as the caller has them */
+    /* device */
+    void *owned_block;
+    size_t block_bytes;
+    void *acts_block;
+    int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *id;
+    float *logp, *logp_kept, *logits;
+    void *hidden;
+    uint8_t *seen;
+    /* device, of bursts: n is bucket_of(max_seqs) */
+    struct decode_row *rows;
+    int32_t *stop, *step, *iota;     /* (n, MAX_STOP), (1), (n + 1): 0, 1, 2, ... */
+    int32_t *burst_table, *burst_id; /* (n, max_blocks), (max_burst, n) */
+    float *burst_logp, *burst_kept;  /* (max_burst, n) */
+    struct {
+        int64_t rows;
+        void *graph; /* NULL: this batch size has run once and can be captured */
+    } graphs[MAX_GRAPHS];
+    int n_graphs;
+    int32_t *host; /* as uploaded: the largest of the arrays above */
+    struct decode_row *host_rows;
+    int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
+    int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
+    /* the running burst: its rows and steps, and its results, (steps, rows), in pinned host memory */
+    int64_t burst_rows, burst_steps;
+    void *results_block;
+    size_t results_bytes;
+    int32_t *host_id;
+    float *host_logp, *host_kept;
+};
+
+size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act) {
+    return (size_t)(2 * c->n_layers * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
+}
+
+static int64_t max_blocks_of(const struct rollout_decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+
+/* Measures, then binds: see arena.h. */
+static void decoder_layout(struct rollout_decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
+    const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
+    const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        struct tensor t = {NULL, act, 4, {n_kv_blocks, c->n_kv_heads, KV_BLOCK_LEN, c->head_dim}};
+        t.data = arena_take(m, side);
+        if (d->layers) d->layers[l].k = t;
+        t.data = arena_take(m, side);
+        if (d->layers) d->layers[l].v = t;
+    }
+    const int64_t rows = d->max_rows, seqs = d->max_seqs, out = d->out_block, act_size = (int64_t)dtype_size(act);
+    d->ids = arena_take(m, SIZE_OF(rows, 4));
+    d->pos = arena_take(m, SIZE_OF(rows, 4));
+    d->slots = arena_take(m, SIZE_OF(rows, 4));
+    d->q_start = arena_take(m, SIZE_OF(seqs + 1, 4));
+    d->pos0 = arena_take(m, SIZE_OF(seqs, 4));
+    d->block_table = arena_take(m, SIZE_OF(seqs, d->max_blocks, 4));
+    d->out_row = arena_take(m, SIZE_OF(out, 4));
+    d->id = arena_take(m, SIZE_OF(out, 4));
+    d->logp = arena_take(m, SIZE_OF(out, 4));
+    d->logp_kept = arena_take(m, SIZE_OF(out, 4));
+    d->hidden = arena_take(m, SIZE_OF(out, c->hidden, act_size));
+    d->logits = arena_take(m, SIZE_OF(out, c->vocab, 4));
+    d->seen = arena_take(m, SIZE_OF(out, (c->vocab + 7) / 8));
+    if (d->max_burst > 1) {
+        const int64_t n = bucket_of(d->max_seqs);
+        const size_t results = SIZE_OF(n, d->max_burst, 4);
+        d->rows = arena_take(m, SIZE_OF(n, (int64_t)sizeof *d->rows));
+        d->stop = arena_take(m, SIZE_OF(n, MAX_STOP, 4));
+        d->step = arena_take(m, 4);
+        d->iota = arena_take(m, SIZE_OF(n + 1, 4));
+        d->burst_table = arena_take(m, SIZE_OF(n, d->max_blocks, 4));
+        d->burst_id = arena_take(m, results);
+        d->burst_logp = arena_take(m, results);
+        d->burst_kept = arena_take(m, results);
+    }
+    d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
+}
+
+static void decoder_limits(struct rollout_decoder *d, const struct rollout_decoder_args *a) {
+    d->n_kv_blocks = a->n_kv_blocks;
+    d->requested_rows = a->max_rows;
+    d->requested_seqs = a->max_seqs;
+    d->max_burst = a->max_burst > 1 ? a->max_burst : 1;
+    d->max_seqs = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows;
+    d->max_rows = a->max_rows;
+    d->max_blocks = max_blocks_of(a);
+    d->out_block = d->max_seqs < OUT_BLOCK ? d->max_seqs : OUT_BLOCK;
+    if (d->max_burst == 1) return;
+    d->out_block = bucket_of(d->max_seqs); /* a CUDA graph samples all its rows at once */
+    if (d->max_rows < d->out_block) d->max_rows = d->out_block;
+}
+
+int64_t rollout_device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
+
+struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                                 const struct rollout_decoder_args *limits, size_t room) {
+    struct rollout_decoder_args a = *limits;
+    a.max_burst = rollout_device_burst(d);
+    const int64_t each = max_blocks_of(&a);
+    const size_t fit = room / rollout_kv_block_bytes(c, act);
+    const int64_t all = a.max_seqs * each < MOST_KV_BLOCKS ? a.max_seqs * each : MOST_KV_BLOCKS;
+    a.n_kv_blocks = fit < (size_t)all ? (int64_t)fit : all;
+    if (a.n_kv_blocks < each) a.n_kv_blocks = each;
+    return a;
+}
+
+struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok) {
+    struct rollout_stop_ids s = {.n = 0};
+    for (int i = 0; i < c->n_eos; i++) s.id[s.n++] = (int32_t)c->eos[i];
+    if (tok && tokenizer_eos(tok) >= 0) s.id[s.n++] = tokenizer_eos(tok);
+    return s;
+}
+
+size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a) {
+    struct rollout_decoder d = {0};
+    struct arena m = {0};
+    decoder_limits(&d, a);
+    decoder_layout(&d, &m, c, act);
+    return m.used;
+}
+
+int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a) {
+    int rc = 0;
+    struct rollout_decoder *d = xcalloc(1, sizeof *d);
+    d->model = a->model;
+    decoder_limits(d, a);
+    const struct model_config *c = &a->model->cfg;
+    d->layers = xcalloc((size_t)c->n_layers, sizeof *d->layers);
+    d->kv.layers = d->layers;
+    struct arena m = {0};
+    decoder_layout(d, &m, c, a->model->act);
+    d->block_bytes = m.used;
+    void *block = a->block;
+    if (!block) {
+        TRYG(dev_alloc(a->model->dev, d->block_bytes, &d->owned_block), fail);
+        block = d->owned_block;
+    }
+    m = (struct arena){.base = block, .cap = d->block_bytes};
+    decoder_layout(d, &m, c, a->model->act);
+    TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
+    if (d->max_burst > 1) {
+        const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_blocks > MAX_STOP ? (size_t)d->max_blocks : MAX_STOP;
+        const size_t results = n * (size_t)d->max_burst;
+        d->host = xmalloc((n + 1) * wide * sizeof *d->host);
+        d->host_rows = xmalloc(n * sizeof *d->host_rows);
+        d->sent_stop = xmalloc(n * MAX_STOP * sizeof *d->sent_stop);
+        d->results_bytes = 3 * results * sizeof(float);
+        TRYG(dev_host_alloc(a->model->dev, d->results_bytes, &d->results_block), fail);
+        d->host_id = d->results_block;
+        d->host_logp = (float *)d->host_id + results;
+        d->host_kept = d->host_logp + results;
+    }
+    *out = d;
+    return 0;
+fail:
+    rollout_decoder_close(d);
+    return rc;
+}
+
+void rollout_decoder_close(struct rollout_decoder *d) {
+    if (!d) return;
+    for (int i = 0; i < d->n_graphs; i++) dev_graph_free(d->model->dev, d->graphs[i].graph);
+    model_acts_destroy(d->acts);
+    if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
+    free(d->layers);
+    if (d->results_block) dev_host_free(d->model->dev, d->results_block, d->results_bytes);
+    free(d->host);
+    free(d->host_rows);
+    free(d->sent_stop);
+    free(d);
+}
+
+struct sampled { /* (n_out) on the host */
+    int32_t *id;
+    float *logp, *logp_kept;
+};
+static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
+    struct dev *dev = d->model->dev;
+    const struct model_config *c = &d->model->cfg;
+    const size_t set = (size_t)((c->vocab + 7) / 8);
+    TRY(dev_copy_in(dev, d->out_row, p->out_row + lo, (size_t)n * 4));
+    const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
+    TRY(model_hidden(d->model, d->acts, tensor_1d(d->out_row, DT_I32, n), hidden));
+    const struct tensor logits = tensor_2d(d->logits, DT_F32, n, c->vocab);
+    TRY(dev_logits(dev, logits, hidden, d->model->head));
+    struct tensor seen = TENSOR_NONE;
+    if (p->seen) {
+        seen = tensor_2d(d->seen, DT_U8, n, (int64_t)set);
+        TRY(dev_copy_in(dev, d->seen, p->seen + set * (size_t)lo, set * (size_t)n));
+    }
+    const struct sample_args s = {
+        .logits = logits,
+        .param = p->param + lo,
+        .seen = seen,
+        .id = tensor_1d(d->id, DT_I32, n),
+        .logp = tensor_1d(d->logp, DT_F32, n),
+        .logp_kept = tensor_1d(d->logp_kept, DT_F32, n),
+    };
+    TRY(dev_sample(dev, &s));
+    TRY(dev_copy_out(dev, out->id + lo, d->id, (size_t)n * 4));
+    TRY(dev_copy_out(dev, out->logp + lo, d->logp, (size_t)n * 4));
+    TRY(dev_copy_out(dev, out->logp_kept + lo, d->logp_kept, (size_t)n * 4));
+    return 0;
+}
+
+static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept) {
+    struct rollout_decoder *d = ctx;
+    struct dev *dev = d->model->dev;
+    CHECK(p->n_rows <= d->max_rows && p->n_seqs <= d->max_seqs && p->max_blocks <= d->max_blocks);
+    const size_t rows = (size_t)p->n_rows * 4;
+    d->n_sent_stop = d->n_sent_iota = 0;
+    TRY(dev_copy_in(dev, d->ids, p->ids, rows));
+    TRY(dev_copy_in(dev, d->pos, p->pos, rows));
+    TRY(dev_copy_in(dev, d->slots, p->slots, rows));
+    TRY(dev_copy_in(dev, d->q_start, p->q_start, (size_t)(p->n_seqs + 1) * 4));
+    TRY(dev_copy_in(dev, d->pos0, p->pos0, (size_t)p->n_seqs * 4));
+    TRY(dev_copy_in(dev, d->block_table, p->block_table, (size_t)(p->n_seqs * p->max_blocks) * 4));
+    const struct model_batch b = {
+        .n_rows = p->n_rows,
+        .ids = tensor_1d(d->ids, DT_I32, p->n_rows),
+        .pos = tensor_1d(d->pos, DT_I32, p->n_rows),
+        .slots = tensor_1d(d->slots, DT_I32, p->n_rows),
+        .seqs =
+            {
+                .n = p->n_seqs,
+                .max_q = p->max_q,
+                .max_kv = p->max_kv,
+                .q_start = tensor_1d(d->q_start, DT_I32, p->n_seqs + 1),
+                .pos0 = tensor_1d(d->pos0, DT_I32, p->n_seqs),
+                .block_table = tensor_2d(d->block_table, DT_I32, p->n_seqs, p->max_blocks),
+            },
+        .kv = &d->kv,
+    };
+    TRY(model_forward(d->model, &b, d->acts));
+    const struct sampled out = {.id = id, .logp = logp, .logp_kept = logp_kept};
+    for (int64_t lo = 0; lo < p->n_out; lo += d->out_block) {
+        const int64_t n = p->n_out - lo < d->out_block ? p->n_out - lo : d->out_block;
+        TRY(sample_block(d, p, lo, n, &out));
+    }
+    return 0;
+}
+
+/* ---- bursts ---- */
+
+/* One step of n rows, each the next token of its sequence. */
+static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
+    struct dev *dev = d->model->dev;
+    const struct model_config *c = &d->model->cfg;
+    const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
+    const struct model_batch b = {
+        .n_rows = n,
+        .ids = tensor_1d(d->ids, DT_I32, n),
+        .pos = tensor_1d(d->pos, DT_I32, n),
+        .slots = tensor_1d(d->slots, DT_I32, n),
+        .seqs =
+            {
+                .n = n,
+                .max_q = 1,
+                .max_kv = max_kv,
+                .q_start = tensor_1d(d->iota, DT_I32, n + 1),
+                .pos0 = tensor_1d(d->pos, DT_I32, n),
+                .block_table = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
+            },
+        .kv = &d->kv,
+        .own_keys = true, /* padding rows share a slot, and write the same there */
+    };
+    const struct decode_args next = {
+        .x = hidden,
+        .w = d->model->head,
+        .logits = tensor_2d(d->logits, DT_F32, n, c->vocab),
+        .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
+        .stop = tensor_2d(d->stop, DT_I32, n, MAX_STOP),
+        .block_len = KV_BLOCK_LEN,
+        .block_table = b.seqs.block_table,
+        .ids = b.ids,
+        .pos = b.pos,
+        .slots = b.slots,
+        .step = tensor_1d(d->step, DT_I32, 1),
+        .id = tensor_2d(d->burst_id, DT_I32, d->max_burst, n),
+        .logp = tensor_2d(d->burst_logp, DT_F32, d->max_burst, n),
+        .logp_kept = tensor_2d(d->burst_kept, DT_F32, d->max_burst, n),
+    };
+    TRY(model_forward(d->model, &b, d->acts));
+    TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
+    return dev_decode_next(dev, &next);
+}
+
+/* The CUDA graph for n rows; NULL before its first run and on devices without graphs. */
+static int graph_for(struct rollout_decoder *d, int64_t n, void **graph) {
+    struct dev *dev = d->model->dev;
+    *graph = NULL;
+    if (!dev_has_graphs(dev)) return 0;
+    int i = 0;
+    while (i < d->n_graphs && d->graphs[i].rows != n) i++;
+    if (i == d->n_graphs) { /* first time: run without capture, which also warms up */
+        if (i < MAX_GRAPHS) {
+            d->graphs[i].rows = n;
+            d->graphs[i].graph = NULL;
+            d->n_graphs++;
+        }
+        return 0;
+    }
+    if (!d->graphs[i].graph) {
+        TRY(dev_graph_begin(dev));
+        const int rc = burst_step(d, n, d->max_blocks * KV_BLOCK_LEN);
+        const int end = dev_graph_end(dev, &d->graphs[i].graph);
+        TRY(rc);
+        TRY(end);
+    }
+    *graph = d->graphs[i].graph;
+    return 0;
+}
+
+static int upload(struct rollout_decoder *d, void *to, int64_t n) {
+    return dev_copy_in(d->model->dev, to, d->host, (size_t)n * sizeof *d->host);
+}
+
+/* The burst's inputs for n >= b->n_seqs rows; padding rows stay at position 0 of the dummy block. */
+static int burst_upload(struct rollout_decoder *d, const struct rollout_burst *b, int64_t n) {
+    const int32_t dummy = (int32_t)d->n_kv_blocks;
+    const int64_t used = b->n_seqs;
+    int32_t *h = d->host;
+    for (int64_t i = 0; i < n; i++) h[i] = i < used ? b->ids[i] : 0;
+    TRY(upload(d, d->ids, n));
+    for (int64_t i = 0; i < n; i++) h[i] = i < used ? b->pos[i] : 0;
+    TRY(upload(d, d->pos, n));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = i < used ? b->pos[i] : 0;
+        h[i] = (i < used ? b->block_table[i * b->max_blocks + at / KV_BLOCK_LEN] : dummy) * KV_BLOCK_LEN +
+               (int32_t)(at % KV_BLOCK_LEN);
+    }
+    TRY(upload(d, d->slots, n));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < d->max_blocks; k++)
+            h[i * d->max_blocks + k] = i < used && k < b->max_blocks ? b->block_table[i * b->max_blocks + k] : dummy;
+    TRY(upload(d, d->burst_table, n * d->max_blocks));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < MAX_STOP; k++)
+            h[i * MAX_STOP + k] = i < used && k < b->max_stop ? b->stop[i * b->max_stop + k] : -1;
+    const size_t stops = (size_t)(n * MAX_STOP) * sizeof *h;
+    if (n > d->n_sent_stop || memcmp(h, d->sent_stop, stops) != 0) {
+        TRY(upload(d, d->stop, n * MAX_STOP));
+        memcpy(d->sent_stop, h, stops);
+        d->n_sent_stop = n;
+    }
+    if (n > d->n_sent_iota) {
+        for (int64_t i = 0; i <= n; i++) h[i] = (int32_t)i;
+        TRY(upload(d, d->iota, n + 1));
+        d->n_sent_iota = n;
+    }
+    for (int64_t i = 0; i < n; i++)
+        d->host_rows[i] = i < used ? b->rows[i] : (struct decode_row){.rule = {.inv_temp = 1, .top_p = 1, .repetition_penalty = 1}};
+    TRY(dev_copy_in(d->model->dev, d->rows, d->host_rows, (size_t)n * sizeof *d->rows));
+    h[0] = 0;
+    return upload(d, d->step, 1);
+}
+
+static int64_t part_of(const struct rollout_decoder *d) { return (d->max_burst + BURST_PARTS - 1) / BURST_PARTS; }
+
+/* The results of steps [lo, hi), a part, go to the host, while the steps after them run. */
+static int send_results(struct rollout_decoder *d, int64_t lo, int64_t hi) {
+    struct dev *dev = d->model->dev;
+    const int64_t at = lo * d->burst_rows;
+    const size_t bytes = (size_t)((hi - lo) * d->burst_rows) * 4;
+    const int stream = RESULT_COPY_STREAM + (int)(lo / part_of(d));
+    TRY(dev_evict(dev, stream, d->host_id + at, d->burst_id + at, bytes));
+    TRY(dev_evict(dev, stream, d->host_logp + at, d->burst_logp + at, bytes));
+    return dev_evict(dev, stream, d->host_kept + at, d->burst_kept + at, bytes);
+}
+
+static int decoder_burst(void *ctx, const struct rollout_burst *b) {
+    struct rollout_decoder *d = ctx;
+    const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs, part = part_of(d);
+    CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
+    if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
+    TRY(burst_upload(d, b, n));
+    d->burst_rows = n;
+    d->burst_steps = b->steps;
+    for (int64_t t = 0; t < b->steps; t++) {
+        void *graph = NULL;
+        TRY(graph_for(d, n, &graph));
+        if (graph) TRY(dev_graph_run(d->model->dev, graph));
+        else TRY(burst_step(d, n, d->max_blocks * KV_BLOCK_LEN));
+        if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
+    }
+    return 0;
+}
+
+static int decoder_results(void *ctx, int64_t have, struct rollout_results *out) {
+    struct rollout_decoder *d = ctx;
+    const int64_t part = part_of(d), left = d->burst_steps - have, at = have * d->burst_rows;
+    CHECK(have % part == 0 && left > 0);
+    TRY(dev_copy_stream_sync(d->model->dev, RESULT_COPY_STREAM + (int)(have / part)));
+    *out =
+        (struct rollout_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
+    return 0;
+}
+
+struct rollout_model rollout_decoder_model(struct rollout_decoder *d) {
+    return (struct rollout_model){
+        d, d->n_kv_blocks, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
+}
+
+int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c) {
+    const struct rollout_model m = rollout_decoder_model(d);
+    struct rollout_config own = *c;
+    if (own.max_rows == 0) own.max_rows = d->requested_rows;
+    if (own.max_seqs == 0) own.max_seqs = d->requested_seqs;
+    return rollout_create(out, &m, &own);
+}

@@ -1,0 +1,176 @@
+/* rollout.h - generation: continuous batching over a paged KV cache.
+ *
+ * A request is a prompt with n samples.  The engine keeps a set of running samples and, step by step, gives
+ * the model the rows that each still lacks: many for a prompt (chunked prefill), one for a sample that
+ * decodes, many again for one that was preempted.  There is one path for all three.  Prefix caching: a full KV block is looked up
+ * by the tokens that it holds, so the n samples of a prompt share its blocks, prompts share a common system turn, and a preempted
+ * sample often finds its own.
+ *
+ * Invariant: what a sample contains is a function of (weights, prompt, sampling rule, seed, uid, sample
+ * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where the weights
+ * change between interruption and continuation, each token is a function of those that drew it.
+ *
+ * Scheduler and block pool hold no device code: they talk to struct rollout_model, which the real decoder
+ * (rollout_decoder_model) and the tests' fake implement. */
+#ifndef VERLC_ENGINE_ROLLOUT_H
+#define VERLC_ENGINE_ROLLOUT_H
+
+#include "model/parameters.h"
+#include "text/text.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KV_BLOCK_LEN 16 /* tokens of a block; a quarter of DEV_KEY_TILE */
+
+/* ---- what the engine requires of a model ---- */
+/* One step: n_rows packed rows of n_seqs sequences, and the rows to sample. */
+struct rollout_plan {
+    int64_t n_rows, n_seqs, max_blocks; /* max_blocks: row length of `block_table` */
+    int64_t max_q, max_kv;              /* longest run of rows, longest sequence */
+    const int32_t *ids, *pos, *slots;   /* (n_rows) */
+    const int32_t *q_start;             /* (n_seqs + 1) */
+    const int32_t *pos0;                /* (n_seqs) */
+    const int32_t *block_table;         /* (n_seqs, max_blocks) */
+    int64_t n_out;                      /* rows to sample from */
+    const int32_t *out_row;             /* (n_out) */
+    const struct sample_param *param;   /* (n_out) */
+    const uint8_t *seen;                /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
+};
+/* A multi-step decode burst: many steps of samples that only decode, without the host between them. Each has one token
+ * that is not in the KV cache; its blocks have room for every step that it may take. */
+struct rollout_burst {
+    int64_t n_seqs, steps, max_blocks;
+    const int32_t *ids, *pos;      /* (n_seqs): that token and its position */
+    const int32_t *block_table;    /* (n_seqs, max_blocks) */
+    const struct decode_row *rows; /* (n_seqs); left <= steps */
+    int64_t max_stop;
+    const int32_t *stop; /* (n_seqs, max_stop), -1 fills up */
+};
+/* What some of its steps gave, (steps, stride) on the host; what follows a row's end is undefined. */
+struct rollout_results {
+    int64_t steps, stride;
+    const int32_t *id;
+    const float *logp, *logp_kept;
+};
+struct rollout_model {
+    void *ctx;
+    int64_t n_kv_blocks, vocab;
+    /* id, logp, logp_kept: (n_out) host. Waits for the result. */
+    int (*step)(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept);
+    int64_t max_burst;                                      /* most steps of one burst; below 2: decoding goes step by step */
+    int (*burst)(void *ctx, const struct rollout_burst *b); /* starts it; all its results are fetched before the next one */
+    /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
+    int (*burst_results)(void *ctx, int64_t have, struct rollout_results *out);
+};
+
+/* The decoder as a rollout_model: owns the KV cache and the activations. */
+struct rollout_decoder;
+struct rollout_decoder_args {
+    struct model *model; /* borrowed until rollout_decoder_close */
+    int64_t n_kv_blocks; /* of KV_BLOCK_LEN tokens */
+    int64_t max_rows;    /* rows of one step */
+    int64_t max_seqs;    /* running samples */
+    int64_t max_len;     /* longest prompt + response */
+    int64_t max_burst;   /* steps of a burst (rollout_device_burst); 0: one */
+    void *block;         /* rollout_decoder_bytes of device memory shared with another phase; NULL: own */
+};
+int64_t rollout_device_burst(const struct dev *d); /* 1 on devices without CUDA graphs */
+size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
+size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
+/* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many
+ * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */
+struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                                 const struct rollout_decoder_args *limits, size_t room);
+int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a);
+void rollout_decoder_close(struct rollout_decoder *d); /* NULL ok */
+struct rollout_model rollout_decoder_model(struct rollout_decoder *d);
+
+/* ---- requests and results ---- */
+struct rollout_request {
+    const int32_t *prompt;                  /* copied */
+    int64_t n_prompt;                       /* >= 1 */
+    int64_t n;                              /* samples, >= 1 */
+    int64_t max_tokens;                     /* of the response, >= 1 */
+    float temperature;                      /* 0: greedy */
+    float top_p, min_p, repetition_penalty; /* 1, 0, 1: off */
+    int32_t top_k;                          /* <= 0: off */
+    uint64_t seed, uid;                     /* address of the randomness: base/rng.h */
+    int64_t first_index;                    /* index of the first sample */
+    /* A response that continues (n is 1): its tokens so far and their log-probs, copied. K and V of all tokens are recomputed by
+     * the current weights; the next token is drawn with the random number of its position. */
+    const int32_t *begun;
+    const float *begun_logp, *begun_logp_kept;
+    int64_t n_begun;  /* < max_tokens */
+    int64_t pause_at; /* the sample is interrupted at so many tokens, those begun included; 0: it is not */
+    bool ignore_eos;
+    const int32_t *stop_ids; /* end tokens (copied); the response includes the one hit */
+    int64_t n_stop_ids;
+    const char *const *stop; /* stop strings (copied); need rollout_config.tok */
+    int64_t n_stop;
+    void *user; /* passed through to its samples */
+};
+
+/* The tokens that end a response: the model's, and the tokenizer's (NULL: none). */
+struct rollout_stop_ids {
+    int32_t id[17];
+    int64_t n;
+};
+struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok);
+
+enum rollout_finish { ROLLOUT_STOP, ROLLOUT_LENGTH, ROLLOUT_INTERRUPTED };
+const char *rollout_finish_name(enum rollout_finish f); /* "stop", "length", "interrupted" */
+
+struct rollout_sample { /* lives until the callback returns */
+    void *user;
+    int64_t request;             /* id given by rollout_submit */
+    int64_t index;               /* 0 .. n-1 */
+    const int32_t *prompt, *ids; /* ids: response, end token included */
+    int64_t n_prompt, n;
+    const float *logp;      /* (n) full softmax at the request's temperature */
+    const float *logp_kept; /* (n) after penalty and truncation */
+    int64_t text_bytes;     /* with a stop string hit: bytes of the decoded response before it; else -1 */
+    enum rollout_finish finish;
+    int64_t n_preempted;
+    double seconds; /* from first scheduling to the end; 0: it was not scheduled */
+};
+
+struct rollout_config {
+    int64_t max_rows; /* forwards at most so many rows a step (max_num_batched_tokens) */
+    int64_t max_seqs; /* and so many samples (max_num_seqs) */
+    bool no_prefix_cache;
+    const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
+    /* Called as each sample ends, from within rollout_step. An error ends the step. */
+    int (*done)(void *arg, const struct rollout_sample *s);
+    void *done_arg;
+};
+
+struct rollout_stats {
+    int64_t waiting, running, finished; /* samples */
+    int64_t rows, sampled, steps;       /* rows forwarded, tokens sampled, model steps */
+    int64_t bursts;                     /* multi-step decode bursts */
+    int64_t cached_rows;                /* rows found in cached blocks instead */
+    int64_t preempted;
+    int64_t kv_blocks_used, kv_blocks_peak, n_kv_blocks;
+};
+
+struct rollout_engine;
+int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c);
+/* On a decoder; its limits are those of c, where that has none. */
+int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c);
+void rollout_destroy(struct rollout_engine *e); /* NULL ok; open samples are dropped */
+/* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the KV cache
+ * (says how many blocks it needs). *id counts submitted requests from 0. */
+int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, int64_t *id);
+/* One model step. 1: work remains; 0: everything submitted is done. */
+int rollout_step(struct rollout_engine *e);
+/* Steps until all is done. */
+int rollout_run(struct rollout_engine *e);
+/* Passes every running and waiting sample to `done` as ROLLOUT_INTERRUPTED, with its tokens so far, none or more. A request with
+ * `begun` continues it, in this engine or another. */
+int rollout_interrupt(struct rollout_engine *e);
+/* Drops every waiting and running sample. */
+void rollout_cancel_all(struct rollout_engine *e);
+struct rollout_stats rollout_stats(const struct rollout_engine *e);
+
+#endif

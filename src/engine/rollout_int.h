@@ -1,0 +1,140 @@
+/* rollout_int.h - private to rollout: the pool of KV blocks and the engine's state. */
+#ifndef VERLC_ENGINE_ROLLOUT_INT_H
+#define VERLC_ENGINE_ROLLOUT_INT_H
+
+#include "engine/rollout.h"
+
+#include "base/buf.h"
+
+/* Identity of a full block: XXH3-128 of the key of the block before it and its own tokens. */
+struct kv_key {
+    uint64_t lo, hi;
+};
+struct kv_key kv_key_next(struct kv_key prev, const int32_t *tokens, int64_t n);
+
+struct kv_block {
+    int32_t refs;
+    bool published; /* findable under `key` */
+    struct kv_key key;
+    int32_t prev, next; /* in the free list (refs == 0), least recently freed first */
+    int32_t chain;      /* next block in the hash bucket */
+};
+struct kv_pool {
+    struct kv_block *blocks;
+    int32_t n_blocks, n_free;
+    int32_t free_head, free_tail; /* -1: empty */
+    int32_t *buckets;
+    int32_t n_buckets; /* power of two */
+};
+void kv_pool_init(struct kv_pool *p, int32_t n_blocks);
+void kv_pool_free(struct kv_pool *p);
+int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1; -1 when none is free */
+int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1: not found */
+void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
+void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is published already */
+
+/* ---- the engine (scheduler.c, decode_burst.c) ---- */
+struct request {
+    int64_t id, n_prompt, max_tokens, n_open; /* n_open: samples not finished */
+    int32_t *prompt, *stop_ids;
+    int64_t n_stop_ids, n_stop;
+    char **stop;
+    struct rollout_request r; /* scalars only; its pointers are the owned ones above */
+    int64_t planned;          /* prompt tokens planned by the sample in front */
+};
+
+struct sample {
+    struct request *req;
+    struct sample *prev, *next; /* in the waiting or running list */
+    int64_t index;
+    int32_t *tokens; /* prompt and response */
+    int64_t n_tokens, cap_tokens;
+    int64_t n_computed; /* tokens that are in the KV cache */
+    int64_t n_planned;  /* rows of this sample in the current plan */
+    int32_t *blocks;
+    int64_t n_blocks, cap_blocks;
+    struct kv_key key;       /* of the last published block */
+    int64_t n_keyed;         /* blocks whose key is part of `key` */
+    float *logp, *logp_kept; /* (response) */
+    int64_t cap_logp;
+    uint8_t *seen;                 /* bit set over the vocabulary, with a repetition penalty only */
+    struct tokenizer_stream *text; /* decoded response, with stop strings only */
+    struct buf decoded;
+    int64_t n_preempted;
+    double start;
+};
+
+struct list {
+    struct sample *head, *tail;
+    int64_t n;
+};
+
+static inline void list_push_back(struct list *l, struct sample *s) {
+    s->prev = l->tail;
+    s->next = NULL;
+    if (l->tail) l->tail->next = s;
+    else l->head = s;
+    l->tail = s;
+    l->n++;
+}
+static inline void list_push_front(struct list *l, struct sample *s) {
+    s->next = l->head;
+    s->prev = NULL;
+    if (l->head) l->head->prev = s;
+    else l->tail = s;
+    l->head = s;
+    l->n++;
+}
+static inline void list_remove(struct list *l, struct sample *s) {
+    if (s->prev) s->prev->next = s->next;
+    else l->head = s->next;
+    if (s->next) s->next->prev = s->prev;
+    else l->tail = s->prev;
+    l->n--;
+}
+
+struct burst_arrays { /* of decode_burst.c, sized at the first burst */
+    struct decode_row *rows;
+    int32_t *stop;
+    int64_t cap_stop;
+};
+
+struct rollout_engine {
+    struct rollout_model model;
+    struct rollout_config cfg;
+    struct kv_pool pool;
+    struct list waiting, running;
+    int64_t n_requests;
+    struct rollout_stats stats;
+    /* the plan's arrays, sized once */
+    int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *out_id;
+    int64_t cap_block_table;
+    struct sample_param *param;
+    uint8_t *seen;
+    float *out_logp, *out_logp_kept;
+    struct sample **planned; /* (max_seqs) */
+    struct burst_arrays burst;
+    bool no_room; /* the sample at the head of the queue waits for blocks */
+};
+
+/* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */
+bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto);
+void rollout__drop_blocks(struct rollout_engine *e, struct sample *s); /* all; s counts as not computed then */
+/* Room for the next token of s, by preemption where no block is free; false: s itself was preempted. */
+bool rollout__make_room(struct rollout_engine *e, struct sample *s);
+void rollout__preempt(struct rollout_engine *e, struct sample *s); /* running -> head of the queue */
+void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks);
+struct sample_param rollout__rule(const struct rollout_request *r);
+void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto);
+/* Takes the next token of s; 1: that ended it, and s was freed. */
+int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
+/* Tokens of the response at which a sample of q ends or is interrupted. */
+static inline int64_t rollout__most_tokens(const struct request *q) {
+    return q->r.pause_at > 0 && q->r.pause_at < q->max_tokens ? q->r.pause_at : q->max_tokens;
+}
+static inline int64_t rollout__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+
+/* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
+int rollout__burst(struct rollout_engine *e);
+
+#endif

@@ -1,0 +1,315 @@
+/* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written with the rows
+ * that they belong to, in a column "responses" (a list of texts).
+ *
+ * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks.
+ * Invariant: the file does not depend on batches nor on ranks. */
+#include "generate/generate.h"
+
+#include "data/data.h"
+#include "generate/generator.h"
+#include "ranks/dispatch.h"
+#include "ranks/restart.h"
+#include "ranks/worker_calls.h"
+#include "run/directories.h"
+#include "run/phase_watchdog.h"
+#include "run/resume.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "model/files/load.h"
+#include "model/lora/lora.h"
+#include "model/optim/optimizer.h"
+#include "ranks/launcher.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+struct generate {
+    struct generate_config k;
+    struct generator generator;   /* several ranks: without a device */
+    struct rank_group ranks;      /* n 0: this process is the only one */
+    struct rank_dealing dispatch; /* to them */
+    struct tokenizer *tok;
+    struct chat_template *chat;
+    json_t *rows;
+    int64_t n;
+    struct text_ids *prompts; /* (n) */
+    json_t **texts;           /* (n, n_samples); NULL: not yet there */
+    int64_t tokens;
+};
+
+/* ---- prompts ---- */
+
+/* The rows of all files, one after another. */
+static int read_rows(struct generate *g) {
+    const char *const required[] = {g->k.prompt_key, NULL};
+    g->rows = json_array();
+    for (int64_t i = 0; i < g->k.n_files; i++) {
+        json_t *rows = NULL;
+        TRY(data_read_rows(&rows, g->k.files[i], required));
+        json_array_extend(g->rows, rows);
+        json_decref(rows);
+    }
+    g->n = (int64_t)json_array_size(g->rows);
+    if (g->n == 0) FAIL(ERR_INPUT, "%s has no rows", g->k.n_files == 1 ? g->k.files[0] : "data.train_files");
+    if (g->k.batch_size == 0) g->k.batch_size = g->n;
+    return 0;
+}
+
+static int read_prompts(struct generate *g) {
+    const char *const where = g->k.n_files == 1 ? g->k.files[0] : "data.train_files"; /* rows are counted over all files */
+    json_t *each = json_array(), *common = json_deep_copy(g->k.chat_kwargs), *row;
+    int64_t done = 0;
+    size_t i;
+    int rc = 0;
+    TRYG(read_rows(g), out);
+    json_array_foreach(g->rows, i, row) {
+        json_t *prompt = json_object_get(row, g->k.prompt_key);
+        if (!json_is_string(prompt) && json_array_size(prompt) == 0)
+            FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is neither text nor a list of messages {role, content}", where, i + 1,
+                  g->k.prompt_key);
+        json_array_append_new(each, json_is_array(prompt)
+                                        ? json_pack("{s:O}", "messages", prompt)
+                                        : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt));
+    }
+    json_object_set_new(common, "add_generation_prompt", json_true());
+    if (g->k.chat_template) json_object_set_new(common, "chat_template", json_string(g->k.chat_template));
+    g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
+    rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
+    if (rc < 0) err_wrap(rc, "%s row %lld", where, (long long)done + 1);
+    for (int64_t k = 0; rc == 0 && k < g->n; k++) {
+        if (g->prompts[k].n == 0) FAILG(out, ERR_INPUT, "%s row %lld: the prompt has no tokens", where, (long long)k + 1);
+        if (g->prompts[k].n > g->k.prompt_length)
+            FAILG(out, ERR_INPUT, "%s row %lld: %lld tokens, the limit is %s=%lld; raise it", where, (long long)k + 1,
+                  (long long)g->prompts[k].n, g->k.length_key, (long long)g->k.prompt_length);
+    }
+out:
+    json_decref(each);
+    json_decref(common);
+    return rc;
+}
+
+/* ---- sampling ---- */
+
+/* The device, or the processes that have some. */
+static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
+    char *dir = generate_output_dir(&g->k);
+    const struct rank_group_args a = {.conf = g->k.conf,
+                                      .ranks = (int)g->k.n_ranks,
+                                      .dir = dir,
+                                      .controller = g->k.devices.controller,
+                                      .ray_nodes = g->k.n_ray_nodes,
+                                      .ray_gpus = !train_on_cpu(g->k.device)};
+    const int rc = rank_group_open(&g->ranks, &a, "generator_device", NULL, NULL);
+    free(dir);
+    TRY(rc);
+    rank_dealing_init(&g->dispatch, &g->ranks);
+    return rank_group_plain_call(
+        &g->ranks, "generator_model",
+        json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts", (json_int_t)((prompts + g->ranks.n - 1) / g->ranks.n)),
+        NULL);
+}
+
+static int open_generator(struct generate *g) {
+    const struct resume none = {.step = -1};
+    const int64_t prompts = g->k.batch_size < g->n ? g->k.batch_size : g->n;
+    int64_t longest = 1;
+    for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
+    if (g->k.n_ranks > 1) return open_ranks(g, longest, prompts);
+    g->generator.k = &g->k;
+    TRY(resume_open_device(&g->generator.dev, &none, g->k.device, g->k.threads));
+    return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = prompts, .local_ranks = 1});
+}
+
+static int on_sample(void *arg, const struct rollout_sample *s) {
+    struct generate *g = arg;
+    struct buf text = {0};
+    const int rc = tokenizer_decode(g->tok, s->ids, s->n, true, &text);
+    if (rc == 0) g->texts[(int64_t)(intptr_t)s->user * g->k.n_samples + s->index] = json_stringn(text.p ? text.p : "", text.n);
+    buf_free(&text);
+    g->tokens += s->n;
+    return rc;
+}
+
+static int submit(struct generate *g, int64_t row) {
+    const struct generate_config *const k = &g->k;
+    const struct rollout_request q = {.prompt = g->prompts[row].p,
+                                      .n_prompt = g->prompts[row].n,
+                                      .n = k->n_samples,
+                                      .max_tokens = k->response_length,
+                                      .temperature = (float)k->temperature,
+                                      .top_p = (float)k->top_p,
+                                      .top_k = (int32_t)k->top_k,
+                                      .repetition_penalty = 1,
+                                      .seed = (uint64_t)k->seed,
+                                      .uid = (uint64_t)row,
+                                      .ignore_eos = k->ignore_eos,
+                                      .user = (void *)(intptr_t)row};
+    if (g->ranks.n == 0) return generator_add(&g->generator, &q);
+    rank_generate_add(&g->dispatch, &q);
+    return 0;
+}
+
+/* Rows [lo, hi) together. */
+static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
+    const struct rollout_config c = {.done = on_sample, .done_arg = g};
+    const bool ranks = g->ranks.n > 0;
+    int rc = ranks ? rank_generate_begin(&g->dispatch, &c) : generator_begin(&g->generator, &c);
+    for (int64_t i = lo; i < hi && rc >= 0; i++) rc = submit(g, i);
+    if (rc >= 0) do
+            rc = ranks ? rank_generate_step(&g->dispatch, true) : generator_step(&g->generator);
+        while (rc > 0);
+    if (ranks) rank_generate_end(&g->dispatch);
+    else generator_end(&g->generator);
+    return rc;
+}
+
+static int sample_all(struct generate *g) {
+    const struct generate_config *const k = &g->k;
+    const double start = clock_now();
+    g->texts = calloc((size_t)g->n, (size_t)k->n_samples * sizeof *g->texts);
+    if (!g->texts)
+        FAIL(ERR_NOMEM, "no memory for %lld samples of each of %lld prompts; lower %s", (long long)k->n_samples, (long long)g->n,
+             k->n_key);
+    for (int64_t lo = 0; lo < g->n; lo += k->batch_size) {
+        const int64_t hi = g->n - lo < k->batch_size ? g->n : lo + k->batch_size;
+        TRY(sample_some(g, lo, hi));
+        log_info("%lld of %lld prompts, %.0f tokens a second", (long long)hi, (long long)g->n,
+                 (double)g->tokens / (clock_now() - start));
+    }
+    return 0;
+}
+
+/* ---- the file ---- */
+
+static int write_rows(struct generate *g) {
+    json_t *row;
+    size_t i;
+    json_array_foreach(g->rows, i, row) {
+        json_t *list = json_array();
+        for (int64_t k = 0; k < g->k.n_samples; k++) json_array_append(list, g->texts[(int64_t)i * g->k.n_samples + k]);
+        json_object_set_new(row, "responses", list);
+    }
+    char *dir = generate_output_dir(&g->k);
+    const int rc = file_mkdirs(dir);
+    free(dir);
+    TRY(rc);
+    TRY(data_write_rows(g->k.output_path, g->rows, NULL));
+    log_info("%lld samples of %lld prompts are in %s", (long long)(g->n * g->k.n_samples), (long long)g->n, g->k.output_path);
+    return 0;
+}
+
+static void generate_close(struct generate *g, bool ok) {
+    rank_dealing_free(&g->dispatch);
+    rank_group_close(&g->ranks, ok);
+    generator_close(&g->generator);
+    chat_template_destroy(g->chat);
+    tokenizer_close(g->tok);
+    for (int64_t i = 0; g->prompts && i < g->n; i++) text_ids_free(&g->prompts[i]);
+    for (int64_t i = 0; g->texts && i < g->n * g->k.n_samples; i++) json_decref(g->texts[i]);
+    free(g->prompts);
+    free(g->texts);
+    json_decref(g->rows);
+    generate_config_free(&g->k);
+}
+
+/* A rank's process that a launcher has started next to the controller. */
+static int serve(const struct conf *c, const struct launch *l) {
+    struct generate_config k = {0};
+    char *dir = NULL;
+    int rc = generate_config_read(&k, c);
+    if (rc == 0) {
+        dir = generate_output_dir(&k);
+        const struct ctl_args a = {.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+        rc = rank_serve(l, &a, (const struct ctl_service *const[]){generator_services, NULL});
+    }
+    free(dir);
+    generate_config_free(&k);
+    return rc;
+}
+
+int train_generate(const struct conf *c) {
+    struct generate g = {0};
+    struct restart restart = {0};
+    struct launch l;
+    int rc = 0;
+    TRY(launch_read(&l, environ));
+    if (ctl_is_worker(&l)) return serve(c, &l);
+    TRYG(generate_config_read(&g.k, c), out);
+    restart_begin(&restart, NULL, g.k.device, g.k.devices.max_restarts);
+    TRYG(train_ranks(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
+    TRYG(train_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
+    TRYG(tokenizer_open(&g.tok, g.k.tokenizer_dir), out);
+    TRYG(chat_template_create(&g.chat, g.tok), out);
+    TRYG(read_prompts(&g), out);
+    TRYG(open_generator(&g), out);
+    TRYG(sample_all(&g), out);
+    rc = write_rows(&g);
+out:
+    restart.ranks = g.k.n_ranks;
+    restart.by_ranks = g.k.devices.ranks > 0;
+    restart.ray = g.k.n_ray_nodes > 0;
+    generate_close(&g, rc == 0);
+    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
+}
+
+/* What the adapter takes on the device. */
+static int adapter_bytes(const struct generate_config *k, struct dev *dev, const struct model_config *shape, size_t *bytes) {
+    const struct optim_config none = {0}; /* nothing is trained */
+    struct lora_config cfg = {0};
+    struct lora_plan p = {0};
+    *bytes = 0;
+    if (!k->adapter) return 0;
+    TRY(lora_config_load(&cfg, k->adapter));
+    const int rc = model_lora_plan(&p, shape, dev, k->act, &cfg, &none);
+    lora_config_free(&cfg);
+    *bytes = p.weights;
+    return rc;
+}
+
+int train_plan_generate(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
+    struct generate_config k = {0};
+    struct dev dev = {0};
+    struct model_config shape = {0};
+    int64_t local;
+    int rc = 0;
+    TRYG(generate_config_read(&k, c), end);
+    TRYG(train_plan_ranks(
+             &(struct train_plan_ranks_args){.conf = c, .keys = &k.devices, .device = k.device, .threads = k.threads, .plan = a},
+             &dev, &k.n_ranks, &local),
+         end);
+    size_t adapter;
+    TRYG(model_config_load(&shape, k.model_dir), end);
+    TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);
+    const struct generator_size size = {
+        .longest = k.prompt_length, .prompts = (k.batch_size + k.n_ranks - 1) / k.n_ranks, .local_ranks = (int)local};
+    const struct model_open_args o = {
+        .dir = k.model_dir, .act = k.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
+    const struct rollout_decoder_args d = generator_decoder(&k, &dev, &shape, size);
+    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = rollout_decoder_bytes(&shape, k.act, &d),
+                 there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)local;
+    out->fits = weights + decoder <= there;
+    buf_addf(&out->text, "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens",
+             (double)model_config_params(&shape) / 1e9, dtype_name(k.act), (long long)k.prompt_length,
+             (long long)k.response_length);
+    if (k.n_ranks > 1) buf_addf(&out->text, "; each of %lld ranks:", (long long)k.n_ranks);
+    buf_addf(&out->text,
+             "\n  weights                %9.2f GiB\n  KV cache, activations  %9.2f GiB  %lld samples at a time\n"
+             "  device                 %9.2f GiB\n",
+             (double)weights / 0x1p30, (double)decoder / 0x1p30, (long long)d.max_seqs, (double)there / 0x1p30);
+    if (!out->fits) buf_adds(&out->text, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
+    out->json = json_pack("{s:I, s:I, s:b, s:[{s:s, s:I}, {s:s, s:I}]}", "total", (json_int_t)(weights + decoder), "limit",
+                          (json_int_t)there, "fits", out->fits, "parts", "name", "weights", "bytes", (json_int_t)weights, "name",
+                          "KV cache, activations", "bytes", (json_int_t)decoder);
+    if (k.n_ranks > 1) json_object_set_new(out->json, "ranks", json_pack("{s:I}", "n", (json_int_t)k.n_ranks));
+    model_config_free(&shape);
+end:
+    dev_close(&dev);
+    generate_config_free(&k);
+    return rc;
+}

@@ -1,0 +1,373 @@
+/* weight_streaming.c - passes with weights that are in host memory, or sharded over ranks: two layers of them are on the device
+ * at a time, the next one is prefetched while one is computed; and sharded weights that are gathered for a while.
+ *
+ * The unit of a transfer is a span: a layer, the final norm, the head, the embedding. All but layers stay on the device for a
+ * phase. The embedding is read from host memory where it is there, as a pass reads few of its rows; of a sharded model it is
+ * gathered. Knows nothing of the arithmetic: groups point into the buffers, so the passes are those of forward.c and backward.c.
+ * Where spans are arrays in the master's order, a rank's share is what it owns of the master (parameter_segments.h); else a run
+ * of bytes.
+ * Invariant: layer l is read from buffer l % 2, after its transfer, and all ranks request the same spans in the same order. */
+#include "model/parallel/weight_streaming.h"
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+#include "comm/comm.h"
+#include "model/files/load.h"
+#include "model/model_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TAIL_COPY_STREAM = 2, MOST_TAIL = 3 };
+
+/* Groups that are neighbours in the block of weights. */
+struct span {
+    struct model_group *first, *last;
+    size_t bytes;
+    char *from;  /* in host memory; of a sharded model this rank's share */
+    size_t *cut; /* (size + 1) sharded: rank r has bytes cut[r]..cut[r + 1] */
+};
+struct model_stream {
+    struct dev_group *group; /* NULL: all is in host memory */
+    struct span *spans;      /* (n_layers) the layers; then n_tail: final norm, head unless it is tied, embedding */
+    int64_t n_tail;
+    char *block;       /* from model_stream_bind */
+    char **here;       /* (spans) where each is read; NULL: in host memory */
+    char **whole;      /* (spans) where each is while all are gathered */
+    bool gathered;     /* they are */
+    bool flat;         /* a share is what a rank owns of the master */
+    int64_t in[2];     /* the layer in each buffer, or on its way there; -1: none */
+    int64_t ticket[2]; /* of its gather */
+    bool tail;         /* it is there, or on its way */
+    int64_t tail_ticket;
+    size_t *cuts, *at; /* of all spans; and the ranges of a gather */
+};
+
+int model_stream_flags(enum model_stream_from from) {
+    switch (from) {
+    case MODEL_STREAM_NONE: break;
+    case MODEL_STREAM_HOST: return MODEL_HOST_WEIGHTS;
+    case MODEL_STREAM_RANKS: return MODEL_SHARDED_WEIGHTS;
+    }
+    return MODEL_INFER;
+}
+
+/* ---- spans ---- */
+
+static size_t group_bytes(const struct model *m, const struct model_group *g) {
+    return g->k ? dev_weight_bytes(m->dev, g->mat.dt, g->n, g->k) : (size_t)g->n * dtype_size(g->vec.dt);
+}
+static void **group_data(struct model_group *g) { return g->k ? &g->mat.data : &g->vec.data; }
+
+/* The groups of a span lie one after the other from base on (NULL: measures). Returns its bytes. */
+static size_t place(const struct model *m, const struct span *s, char *base) {
+    struct arena a = {.base = base, .cap = s->bytes};
+    for (struct model_group *g = s->first; g <= s->last; g++) {
+        void *const at = arena_take(&a, group_bytes(m, g));
+        if (base) *group_data(g) = at;
+    }
+    return a.used;
+}
+
+static struct span span_of(const struct model *m, struct model_group *first, struct model_group *last) {
+    struct span s = {.first = first, .last = last};
+    s.bytes = place(m, &s, NULL);
+    s.from = *group_data(first);
+    return s;
+}
+
+static struct model_range elements(const struct span *s) {
+    return (struct model_range){s->first->offset, s->last->offset + model__group_count(s->last)};
+}
+
+/* The groups of all spans are arrays in the master's order, without padding. */
+static bool spans_are_flat(const struct model *m, const struct span *s, int64_t n) {
+    bool flat = m->dev->ops->caps.plain_weights && !m->quant;
+    for (int64_t i = 0; i < n; i++)
+        for (const struct model_group *g = s[i].first; g <= s[i].last; g++)
+            flat = flat && (size_t)(g->offset - s[i].first->offset) * dtype_size(m->act) % ARENA_ALIGN == 0;
+    return flat;
+}
+
+/* Rank r has a run of whole ARENA_ALIGN bytes, about one in `size`. */
+static void cut_bytes(struct span *s, int size) {
+    for (int r = 0; r <= size; r++) {
+        const size_t at = (size_t)((__int128)s->bytes * (unsigned)r / (unsigned)size);
+        s->cut[r] = r < size ? at / ARENA_ALIGN * ARENA_ALIGN : s->bytes;
+    }
+}
+
+/* What a rank owns of the master. */
+static void cut_elements(const struct model *m, struct span *s) {
+    const struct model_range all = elements(s);
+    struct model_range *part = xmalloc((size_t)m->shard.size * sizeof *part);
+    model_cut(m, all, m->shard.size, m->shard.whole_matrices, part);
+    for (int r = 0; r < m->shard.size; r++) s->cut[r] = (size_t)(part[r].lo - all.lo) * dtype_size(m->act);
+    s->cut[m->shard.size] = s->bytes;
+    free(part);
+}
+
+static int64_t n_spans(const struct model *m) { return m->cfg.n_layers + m->stream->n_tail; }
+static bool sharded(const struct model *m) { return m->flags & MODEL_SHARDED_WEIGHTS; }
+static size_t share_bytes(const struct span *s, int rank) { return s->cut[rank + 1] - s->cut[rank]; }
+
+void model__stream_create(struct model *m) {
+    const int64_t layers = m->cfg.n_layers;
+    const int size = m->shard.size;
+    struct model_stream *s = m->stream = xcalloc(1, sizeof *s);
+    s->spans = xcalloc((size_t)layers + MOST_TAIL, sizeof *s->spans);
+    struct span *const tail = s->spans + layers;
+    for (int64_t l = 0; l < layers; l++) /* a layer ends where the next one, or the final norm, begins */
+        s->spans[l] = span_of(m, m->layers[l].attn_norm, (l + 1 < layers ? m->layers[l + 1].attn_norm : m->g_norm) - 1);
+    tail[s->n_tail++] = span_of(m, m->g_norm, m->g_norm);
+    if (m->g_head != m->g_embed) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
+    tail[s->n_tail++] = span_of(m, m->g_embed, m->g_embed);
+    s->here = xcalloc((size_t)n_spans(m), sizeof *s->here);
+    s->whole = xcalloc((size_t)n_spans(m), sizeof *s->whole);
+    s->in[0] = s->in[1] = -1;
+    if (!sharded(m)) return;
+    CHECK(size > 0);
+    s->flat = spans_are_flat(m, s->spans, n_spans(m));
+    s->cuts = xcalloc((size_t)(n_spans(m) * (size + 1)), sizeof *s->cuts);
+    s->at = xcalloc((size_t)(n_spans(m) * (size + 1)), sizeof *s->at);
+    for (int64_t i = 0; i < n_spans(m); i++) {
+        s->spans[i].cut = s->cuts + i * (size + 1);
+        if (s->flat) cut_elements(m, &s->spans[i]);
+        else cut_bytes(&s->spans[i], size);
+    }
+}
+
+void model__stream_free(struct model *m) {
+    if (!m->stream) return;
+    free(m->stream->spans);
+    free(m->stream->here);
+    free(m->stream->whole);
+    free(m->stream->cuts);
+    free(m->stream->at);
+    free(m->stream);
+    m->stream = NULL;
+}
+
+void model__shares_layout(struct model *m, int rank, struct arena *a) {
+    for (int64_t i = 0; i < n_spans(m); i++) m->stream->spans[i].from = arena_take(a, share_bytes(&m->stream->spans[i], rank));
+}
+
+size_t model__shares_most(struct model *m, struct model_shard shard) {
+    size_t most = 0;
+    m->shard = shard;
+    model__stream_create(m);
+    for (int r = 0; r < shard.size; r++) {
+        struct arena a = {0};
+        model__shares_layout(m, r, &a);
+        most = a.used > most ? a.used : most;
+    }
+    model__stream_free(m);
+    return most;
+}
+
+/* ---- loading ---- */
+
+size_t model__span_most(const struct model *m) {
+    size_t most = 0;
+    for (int64_t i = 0; i < n_spans(m); i++)
+        if (m->stream->spans[i].bytes > most) most = m->stream->spans[i].bytes;
+    return most;
+}
+
+bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *groups) {
+    if (i == n_spans(m)) return false;
+    const struct span *s = &m->stream->spans[i];
+    place(m, s, at ? at : m->stream->here[i]);
+    *groups = (struct model_range){s->first - m->groups, s->last - m->groups + 1};
+    return true;
+}
+
+int model__span_keep(struct model *m, int64_t i, const void *at) {
+    const struct span *s = &m->stream->spans[i];
+    const char *const from = at ? at : m->stream->here[i];
+    return dev_copy(m->dev, s->from, from + s->cut[m->shard.rank], share_bytes(s, m->shard.rank));
+}
+
+/* ---- new weights ---- */
+
+static int64_t find_span(const struct model *m, int64_t element) {
+    int64_t i = 0;
+    while (element < elements(&m->stream->spans[i]).lo || element >= elements(&m->stream->spans[i]).hi) i++;
+    return i;
+}
+
+bool model_share_is_owned(const struct model *m) { return m->stream->flat; }
+
+void *model_share(struct model *m, struct model_range own) {
+    const struct span *s = &m->stream->spans[find_span(m, own.lo)];
+    CHECK(m->stream->flat && (size_t)(own.hi - own.lo) * dtype_size(m->act) == share_bytes(s, m->shard.rank));
+    return s->from;
+}
+
+int model_share_from(struct model *m, struct model_range all, float *flat) {
+    const int64_t i = find_span(m, all.lo);
+    struct model_range groups = {0};
+    CHECK(model__span_open(m, i, NULL, &groups));
+    for (int64_t k = groups.lo; k < groups.hi; k++) TRY(model__group_from(m, &m->groups[k], flat + (m->groups[k].offset - all.lo)));
+    return model__span_keep(m, i, NULL);
+}
+
+/* ---- the room on the device ---- */
+
+static void stream_layout(const struct model *m, struct arena *a) {
+    const struct span *const spans = m->stream->spans;
+    const int64_t layers = m->cfg.n_layers, embed = n_spans(m) - 1;
+    char **const here = m->stream->here;
+    size_t longest = 0;
+    char *buffer[2];
+    for (int64_t l = 0; l < layers; l++) longest = spans[l].bytes > longest ? spans[l].bytes : longest;
+    for (int i = 0; i < 2; i++) buffer[i] = arena_take(a, longest);
+    for (int64_t l = 0; l < layers; l++) here[l] = buffer[l % 2];
+    for (int64_t i = layers; i < embed; i++) here[i] = arena_take(a, spans[i].bytes);
+    if (sharded(m) || m->g_head == m->g_embed) here[embed] = arena_take(a, spans[embed].bytes);
+}
+
+static void whole_layout(const struct model *m, struct arena *a) {
+    for (int64_t i = 0; i < n_spans(m); i++) m->stream->whole[i] = arena_take(a, m->stream->spans[i].bytes);
+}
+
+static size_t measure(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from,
+                      void (*layout)(const struct model *m, struct arena *a)) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act, .shard = {.size = 1}};
+    struct arena a = {0};
+    m.flags = model_stream_flags(from);
+    model__params_build(&m);
+    model__weights_layout(&m, &a);
+    model__stream_create(&m);
+    a = (struct arena){0};
+    layout(&m, &a);
+    model__stream_free(&m);
+    model__params_free(&m);
+    return a.used;
+}
+
+size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from) {
+    return from == MODEL_STREAM_NONE ? 0 : measure(c, dev, act, from, stream_layout);
+}
+
+size_t model_gathered_bytes(const struct model_config *c, struct dev *dev, enum dtype act) {
+    return measure(c, dev, act, MODEL_STREAM_RANKS, whole_layout);
+}
+
+/* All groups are read at these places. */
+static void read_at(struct model *m, char *const *places) {
+    const int64_t embed = n_spans(m) - 1;
+    for (int64_t i = 0; i < n_spans(m); i++)
+        if (i < embed || sharded(m)) place(m, &m->stream->spans[i], places[i]);
+    m->final_norm = m->g_norm->vec;
+    m->embed = m->g_embed->mat;
+    m->head = m->g_head->mat;
+    if (m->g_head == m->g_embed) m->head.data = places[embed]; /* m->embed may be in host memory */
+}
+
+void model_stream_bind(struct model *m, void *block, struct dev_group *g) {
+    struct model_stream *const s = m->stream;
+    CHECK(s && !s->block && !m->cfg.value && sharded(m) == (g != NULL) && (g || !m->master));
+    struct arena a = {.base = block, .cap = SIZE_MAX};
+    s->block = block;
+    s->group = g;
+    stream_layout(m, &a);
+    read_at(m, s->here);
+}
+
+void model_stream_begin(struct model *m) {
+    struct model_stream *const s = m->stream;
+    if (!s) return;
+    s->in[0] = s->in[1] = -1;
+    s->tail = s->gathered = false;
+    read_at(m, s->here);
+}
+
+int model_stream_end(struct model *m) {
+    const struct model_stream *const s = m->stream;
+    if (!s || !s->group) return 0;
+    int64_t last = s->tail_ticket;
+    for (int b = 0; b < 2; b++) last = s->ticket[b] > last ? s->ticket[b] : last;
+    return dev_group_reuse(s->group, last);
+}
+
+/* ---- transfers ---- */
+
+/* n spans from the first on are on their way to their places behind base. *ticket: of the last gather there, then of this. */
+static int gather(struct model *m, int64_t first, int64_t n, char *base, char *const *places, int64_t *ticket) {
+    struct model_stream *const s = m->stream;
+    const int rank = m->shard.rank, size = m->shard.size;
+    TRY(dev_group_reuse(s->group, *ticket)); /* this rank's bytes there have been read */
+    for (int64_t i = first; i < first + n; i++) {
+        const struct span *const x = &s->spans[i];
+        TRY(dev_copy(m->dev, places[i] + x->cut[rank], x->from, share_bytes(x, rank)));
+        for (int r = 0; r <= size; r++) s->at[(i - first) * (size + 1) + r] = (size_t)(places[i] - base) + x->cut[r];
+    }
+    return dev_group_gather_begin(s->group, base, s->at, n, ticket);
+}
+
+int model_gather(struct model *m, void *block) {
+    struct model_stream *const s = m->stream;
+    struct arena a = {.base = block, .cap = SIZE_MAX};
+    int64_t ticket = 0;
+    whole_layout(m, &a);
+    TRY(gather(m, 0, n_spans(m), block, s->whole, &ticket));
+    TRY(dev_group_gather_end(s->group));
+    TRY(dev_group_reuse(s->group, ticket)); /* others use the memory next */
+    s->gathered = true;
+    read_at(m, s->whole);
+    return 0;
+}
+
+static int bring_layer(struct model *m, int64_t l) {
+    struct model_stream *const s = m->stream;
+    const int64_t b = l % 2;
+    if (s->in[b] == l) return 0;
+    s->in[b] = l;
+    if (s->group) return gather(m, l, 1, s->block, s->here, &s->ticket[b]);
+    return dev_fetch(m->dev, (int)b, s->here[l], s->spans[l].from, s->spans[l].bytes);
+}
+
+static int bring_tail(struct model *m) {
+    struct model_stream *const s = m->stream;
+    if (s->tail) return 0;
+    s->tail = true;
+    if (s->group) {
+        TRY(gather(m, m->cfg.n_layers, s->n_tail, s->block, s->here, &s->tail_ticket));
+        return dev_group_gather_end(s->group); /* the embedding is read first */
+    }
+    for (int64_t i = m->cfg.n_layers; i < n_spans(m); i++)
+        if (s->here[i]) TRY(dev_fetch(m->dev, TAIL_COPY_STREAM, s->here[i], s->spans[i].from, s->spans[i].bytes));
+    return 0;
+}
+
+int model__stream_start(struct model *m) {
+    if (!m->stream || m->stream->gathered) return 0;
+    TRY(bring_layer(m, 0));
+    return bring_tail(m);
+}
+
+int model_stream_layer(struct model *m, int64_t l, int64_t next) {
+    struct model_stream *const s = m->stream;
+    if (!s || s->gathered) return 0;
+    TRY(bring_layer(m, l));
+    TRY(s->group ? dev_group_gather_end(s->group) : dev_copy_stream_wait(m->dev, (int)(l % 2)));
+    return next >= 0 && next < m->cfg.n_layers ? bring_layer(m, next) : 0;
+}
+
+int model__stream_head(struct model *m) {
+    return m->stream && !m->stream->group ? dev_copy_stream_wait(m->dev, TAIL_COPY_STREAM) : 0;
+}
+
+int model_stream_idle(struct model *m) {
+    if (!m->stream) return 0;
+    TRY(model__stream_start(m));
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) TRY(model_stream_layer(m, l, l + 1));
+    return model__stream_head(m);
+}
+
+int model_stream_idle_back(struct model *m) {
+    for (int64_t l = m->cfg.n_layers - 1; l >= 0; l--) TRY(model_stream_layer(m, l, l - 1));
+    return 0;
+}

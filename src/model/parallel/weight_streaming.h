@@ -1,0 +1,43 @@
+/* weight_streaming.h - passes with weights that the device does not have as a whole: in host memory, or sharded over ranks.
+ *
+ * Such a model is opened with MODEL_HOST_WEIGHTS or MODEL_SHARDED_WEIGHTS (files/load.h). Of a sharded one every pass is
+ * collective: all ranks walk through the layers equally often, one that has nothing to compute by model_stream_idle. */
+#ifndef VERLC_MODEL_PARALLEL_WEIGHT_STREAMING_H
+#define VERLC_MODEL_PARALLEL_WEIGHT_STREAMING_H
+
+#include "device/collective/collective.h"
+#include "model/parameters.h"
+
+#include <stddef.h>
+
+enum model_stream_from { MODEL_STREAM_NONE, MODEL_STREAM_HOST, MODEL_STREAM_RANKS };
+int model_stream_flags(enum model_stream_from from); /* of model_load_flags: what such a model is opened with */
+/* Device bytes of a pass's buffers: two layers, the final norm, the head and, from ranks, the embedding. */
+size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from);
+/* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
+ * place of what they share; else NULL. Borrowed. */
+void model_stream_bind(struct model *m, void *block, struct dev_group *g);
+/* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
+ * the device: nothing. */
+void model_stream_begin(struct model *m);
+/* After its last pass: all ranks have read what this one gave before the compute stream goes on, so others may use the block. */
+int model_stream_end(struct model *m);
+/* Instead of a model_forward of this rank. */
+int model_stream_idle(struct model *m);
+int model_stream_idle_back(struct model *m); /* of the model_backward after it */
+/* Layer l is read from here on, and layer `next` (-1: none) soon; for a caller that walks through the layers by itself. */
+int model_stream_layer(struct model *m, int64_t l, int64_t next);
+
+/* ---- sharded weights as a whole, and new ones ---- */
+size_t model_gathered_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+/* Collective. Passes read all weights from block, which the ranks share as in model_stream_bind, until model_stream_begin; such
+ * passes are each rank's own. */
+int model_gather(struct model *m, void *block);
+/* Whether a rank's share of a bucket (parameter_segments.h) is what it owns of the master; and where it is. */
+bool model_share_is_owned(const struct model *m);
+void *model_share(struct model *m, struct model_range own);
+/* Else: this rank's share, from the master of the whole bucket on the device. Uses the room that passes use: begin the
+ * stream again. */
+int model_share_from(struct model *m, struct model_range bucket, float *flat);
+
+#endif

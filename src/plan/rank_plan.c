@@ -1,0 +1,46 @@
+/* rank_plan.c - see rank_plan.h. */
+#include "plan/rank_plan.h"
+
+static const struct {
+    const char *name, *sharded, *needs; /* needs: in the line of what is needed at least */
+} TEXTS[LAYOUTS] = {
+    [LAYOUT_AUTO] = {"auto", "", ""},
+    [LAYOUT_WHOLE] = {"whole", "weights whole on each of %lld ranks", "whole "},
+    [LAYOUT_REF] = {"ref", "the reference's weights sharded over %lld ranks, the others whole on each", "reference sharded "},
+    [LAYOUT_SHARDED] = {"sharded", "the weights of policy and reference sharded over %lld ranks, the policy's gathered to generate",
+                        "all sharded "},
+};
+
+const char *weight_layout_name(enum weight_layout l) { return TEXTS[l].name; }
+
+static void need(const struct rank_plan *r, const char *text, const char *name, size_t bytes, json_t *least, struct buf *out) {
+    if (bytes == 0) return;
+    buf_addf(out, "%s%s%.2f GiB%s", json_object_size(least) ? "; " : "", text, (double)bytes / 0x1p30,
+             bytes <= r->limit ? " (fits)" : "");
+    json_object_set_new(least, name, json_integer((json_int_t)bytes));
+}
+
+json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
+    const int64_t chunks = (r->micro + r->chunk - 1) / r->chunk, waves = (chunks + r->n - 1) / r->n, idle = waves * r->n - chunks;
+    const char *const name = weight_layout_name(r->layout);
+    json_t *least = json_object();
+    char in_chunks[64] = "";
+    if (r->chunk > 1) snprintf(in_chunks, sizeof in_chunks, " in %lld chunk%s", (long long)chunks, chunks == 1 ? "" : "s");
+    buf_addf(out, "  layout %s: ", name);
+    buf_addf(out, TEXTS[r->layout].sharded, (long long)r->n);
+    buf_addf(out, "; master, gradients and optimizer state sharded, the largest shard %.2f %% over the mean\n", 100 * r->uneven);
+    if (r->why) buf_addf(out, "    %s\n", r->why);
+    buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",
+             (long long)r->micro, in_chunks, (long long)waves, waves == 1 ? "" : "s", (long long)idle, idle == 1 ? "" : "s",
+             chunks >= r->n    ? ""
+             : r->micro < r->n ? ": smaller micro-batches would use them"
+                               : ": a smaller grad_chunk would use them");
+    buf_adds(out, "  needed at least: ");
+    for (int l = LAYOUT_WHOLE; l < LAYOUTS; l++) need(r, TEXTS[l].needs, TEXTS[l].name, r->least[l], least, out);
+    need(r, "one rank alone ", "one_rank", r->one, least, out);
+    buf_adds(out, "\n");
+    return json_pack("{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "of_a_host", (json_int_t)r->local,
+                     "layout", name, "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks, "waves",
+                     (json_int_t)waves, "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven, "least",
+                     least);
+}

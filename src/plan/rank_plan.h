@@ -1,0 +1,34 @@
+/* rank_plan.h - a memory plan's part about several ranks: how they share the work, which weights each has whole, and the memory
+ * that one rank alone or another layout would need. */
+#ifndef VERLC_PLAN_RANK_PLAN_H
+#define VERLC_PLAN_RANK_PLAN_H
+
+#include "base/buf.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+/* trainer.layout: which of the weights that it computes with each of several ranks has whole. In the order of choice. */
+enum weight_layout {
+    LAYOUT_AUTO,
+    LAYOUT_WHOLE,   /* all */
+    LAYOUT_REF,     /* all but the reference's, which are sharded */
+    LAYOUT_SHARDED, /* the policy's while it generates */
+    LAYOUTS
+};
+const char *weight_layout_name(enum weight_layout l);
+
+struct rank_plan {
+    int64_t n, local; /* ranks, and those of a host */
+    int64_t micro;    /* micro-batches of an optimizer step at full length */
+    int64_t chunk;    /* consecutive ones that a rank computes in a wave */
+    double uneven;    /* the largest shard over the mean, as a share of it */
+    enum weight_layout layout;
+    const char *why; /* it, for people; NULL: there is no choice */
+    /* Bytes. The least that a rank needs in each layout, that one rank alone needs; 0: there is no such */
+    size_t limit, least[LAYOUTS], one;
+};
+/* Lines of the table; returns the same as an object, which the caller owns. */
+json_t *rank_plan_print(const struct rank_plan *r, struct buf *out);
+
+#endif

@@ -1,0 +1,30 @@
+/* run_plan.c - see run_plan.h. */
+#include "plan/run_plan.h"
+
+#include "base/err.h"
+#include "device/device.h"
+#include "run/resume.h"
+
+void train_plan_free(struct train_plan *p) {
+    buf_free(&p->text);
+    json_decref(p->json);
+    *p = (struct train_plan){0};
+}
+
+int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+    const struct train_devices_keys *const k = a->keys;
+    const int64_t gpu = a->plan->gpu, gpus = a->plan->gpus; /* --gpu, --gpus */
+    const struct resume none = {.step = -1};
+    *ranks = gpus > 0 ? gpus : train_devices_asked(a->conf, k) + (a->pools ? a->pools->gpus : 0);
+    if (gpu == 0 && gpus == 0) TRY(train_ranks(a->conf, k, a->pools, a->device, ranks, NULL));
+    if (gpu > 0) dev_open_cuda_planned(dev, (size_t)gpu);
+    else TRY(resume_open_device(dev, &none, a->device, a->threads));
+    const int64_t there = gpu > 0 || gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();
+    if (*ranks > there) dev->mem_total /= (size_t)((*ranks + there - 1) / there); /* as ranks that share a GPU plan */
+    if (gpus > 0 && !dev_has_own_memory(dev))
+        FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
+             (long long)gpus);
+    const bool per_node = conf_is_set(a->conf, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
+    *local = per_node ? (k->n_gpus_per_node < *ranks ? k->n_gpus_per_node : *ranks) : (*ranks + k->nnodes - 1) / k->nnodes;
+    return 0;
+}

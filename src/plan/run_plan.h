@@ -1,0 +1,41 @@
+/* run_plan.h - what `verlc plan` asks for and gets: the memory plan of a run that is not started, and the device and the ranks that
+ * it is made for. The plans themselves are the programs'.
+ *
+ * Invariant: it needs no GPU where the bytes of one are given. */
+#ifndef VERLC_PLAN_RUN_PLAN_H
+#define VERLC_PLAN_RUN_PLAN_H
+
+#include "base/buf.h"
+#include "ranks/rank_count.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct dev;
+
+/* What is planned for, be it there or not; 0: what is. */
+struct train_plan_args {
+    int64_t gpu, host; /* bytes of a GPU, of a host's memory */
+    int64_t gpus;      /* ranks, one a GPU; without it those that the keys ask for, of what is there where gpu is 0 */
+};
+struct train_plan {
+    struct buf text; /* a table */
+    json_t *json;    /* the same: total, limit, parts (track/run_db.c has their form), fits, of several ranks "ranks" */
+    bool fits;
+};
+void train_plan_free(struct train_plan *p);
+
+struct train_plan_ranks_args {
+    const struct conf *conf;
+    const struct train_devices_keys *keys;
+    const struct train_devices_beside *pools; /* NULL: none */
+    const char *device;                       /* trainer.device */
+    int threads;
+    const struct train_plan_args *plan;
+};
+/* For a plan: its device, and how many ranks there are, `local` of them on a host. ERR_INVAL: GPUs of unknown size, since there is
+ * none. */
+int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
+
+#endif

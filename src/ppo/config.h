@@ -1,0 +1,245 @@
+/* config.h - a ppo run's configuration as one struct: every key that acts, read once.
+ *
+ * conf/keys/ppo.def says which key fills which member. Knows no stage.
+ * Invariant: no other file of ppo names a key but in messages. */
+#ifndef VERLC_PPO_CONFIG_H
+#define VERLC_PPO_CONFIG_H
+
+#include "algo/advantage.h"
+#include "algo/custom/user.h"
+#include "algo/distillation.h"
+#include "algo/pf_ppo.h"
+#include "data/data.h"
+#include "model/optim/optimizer.h"
+#include "plan/rank_plan.h"
+#include "ppo/worker/resource_pools.h"
+#include "ranks/rank_count.h"
+#include "reward/reward.h"
+#include "reward_model/generative_judge.h"
+#include "run/run.h"
+#include "train/activation_recompute.h"
+#include "train/lora_keys.h"
+#include "train/micro_batch.h"
+#include "train/optimizer_keys.h"
+
+/* What a sampling pass needs to know. */
+struct ppo_sampling {
+    int64_t n;
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t top_k;
+    bool ignore_eos;
+};
+
+/* The critic's keys (critic.*). */
+struct ppo_critic_config {
+    bool enable;     /* gae, unless critic.enable says otherwise */
+    char *model_dir; /* owned */
+    struct train_lora lora;
+    bool shares_base; /* with adapters on both of one directory: the policy's frozen weights are the critic's, on the same ranks */
+    enum train_recompute recompute;
+    struct micro_batch_limits update_cut, values_cut;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, cliprange;
+    int64_t mini_batch_size, epochs, grad_chunk; /* mini-batch in prompts */
+    bool shuffle, zero_indexed_step;
+    uint64_t seed; /* data_loader_seed, else trainer.seed */
+    struct optim_config optim;
+    double warmup_ratio;
+    int64_t actor_from; /* trainer.critic_warmup: the policy is updated from this step on */
+};
+
+/* The reward model's keys (reward.reward_model.*). */
+struct ppo_rm_config {
+    bool enable, policy_tokens;
+    char *model_dir;           /* owned */
+    struct judge_args judge;   /* generative judge: what its keys say; no prompt_template: a classifier */
+    struct model_config model; /* its config.json, a classifier's as a reward model; owned */
+    struct micro_batch_limits cut;
+    int64_t max_length; /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
+};
+
+/* distillation.*: a teacher's distribution on the student's own samples. */
+struct ppo_distill_config {
+    bool enable;
+    char *teacher_dir; /* owned */
+    struct algo_distill loss;
+    int64_t topk;          /* tokens of a list; read by the ..._topk losses */
+    bool use_task_rewards; /* added to the policy loss, weighted by coef; else alone */
+    double coef;
+    struct micro_batch_limits cut; /* of the teacher's passes */
+};
+
+/* algorithm.filter_groups: DAPO's dynamic sampling. */
+struct ppo_filter_config {
+    bool enable;
+    const char *metric;                      /* reward, or a key of reward_extra_info */
+    int64_t gen_batch_size, max_gen_batches; /* max_gen_batches <= 0: no limit */
+};
+
+/* PPO_PLAN: nothing is written. PPO_RUN: a C function of the user's is compiled in the run's directory, whose lock the
+ * configuration then has. PPO_WORKER: the same in a worker's process, below the controller's lock. */
+enum ppo_config_use { PPO_PLAN, PPO_RUN, PPO_WORKER };
+
+/* When a step's samples are generated (docs/asynchrony.md). */
+enum ppo_schedule { PPO_SYNC, PPO_ONE_STEP_OFF, PPO_FULLY_ASYNC };
+
+/* async_training.*, rollout.*: of PPO_FULLY_ASYNC alone. Counts are of prompts. */
+struct ppo_async_config {
+    double staleness;
+    int64_t updates; /* of a step */
+    bool partial;
+    int64_t max_lag;       /* -1: no bound */
+    const char *replay;    /* a run.db, or NULL */
+    int64_t total_prompts; /* 0: as the epochs say */
+    /* derived */
+    int64_t required;         /* of an update */
+    int64_t most_open;        /* begun and not trained yet */
+    bool recompute_log_probs; /* old log-probs, by the weights of the last exchange */
+};
+
+enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
+
+enum { MAX_PROFILE_STEPS = 64 };
+
+/* How a batch is cut, as it is written: by tokens where dynamic, else by samples of a device or of all devices. */
+struct ppo_cut_keys {
+    bool dynamic;
+    int64_t tokens, each, all;
+};
+
+/* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
+struct ppo_raw_config {
+    const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
+        *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
+    const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs, *teachers;
+    enum dtype rollout_dtype;
+    bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs, prox;
+    int64_t require_batches;
+    int64_t seed, data_seed, mini_seed, critic_seed;
+    double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
+    struct ppo_pool_keys rollout_pool, critic_pool, teacher_pool, rm_pool;
+    struct train_optim_keys optim, critic_optim;
+    struct train_offload_keys offload, critic_offload;
+    struct train_lora_keys lora, critic_lora;
+    struct ppo_cut_keys update_cut, ref_cut, logp_cut, critic_cut, values_cut; /* values_cut: dynamic is critic_cut's */
+    struct algo_corr_spec corr;
+    struct {
+        const char *loss_mode, *policy_loss_mode;
+        double loss_max_clamp, log_prob_min_clamp, clip_ratio, clip_ratio_low, clip_ratio_high;
+        bool use_policy_gradient;
+    } distill;
+    double profile_steps[MAX_PROFILE_STEPS]; /* global_profiler.steps */
+    int64_t n_profile_steps;
+};
+
+/* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
+struct ppo_config {
+    const struct conf *conf;
+    struct ppo_raw_config raw;
+    /* data */
+    const char *const *train_files, *const *val_files;
+    int64_t n_train_files, n_val_files;
+    const char *prompt_key, *reward_fn_key;
+    int64_t train_batch_size, val_batch_size, train_max_samples, val_max_samples;
+    int64_t max_prompt_length, max_response_length;
+    bool shuffle, filter_overlong_prompts;
+    struct data_sampler_spec sampler;
+    enum data_truncation truncation;
+    uint64_t data_seed; /* of the order of the training rows: data.seed, else trainer.seed */
+    uint64_t seed;      /* of all else: trainer.seed */
+    json_t *chat_kwargs;
+    /* model */
+    char *model_dir; /* owned */
+    const char *tokenizer_dir;
+    struct train_lora lora;
+    enum dtype act;
+    enum train_recompute recompute;
+    /* rollout */
+    struct ppo_sampling train, val;
+    int64_t max_num_seqs, max_num_batched_tokens;
+    bool prefix_cache, force_old_log_prob;
+    double memory_fraction;
+    int64_t memory_limit; /* bytes; 0: all */
+    struct micro_batch_limits ref_cut, logp_cut, update_cut;
+    bool ref_offload; /* the reference's weights are in host memory */
+    /* algorithm */
+    const char *adv_estimator;
+    const struct algo_adv_entry *adv;
+    struct algo_user *my_adv, *my_loss; /* user-defined, owned; NULL: of the tables */
+    const json_t *adv_kwargs;
+    double gamma, lam;
+    bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;
+    struct algo_pf_ppo pf_ppo;
+    const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
+    double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
+    int64_t n_gdpo;
+    bool correct;            /* rollout_correction between old and rollout log-probs: weights, rejection, or the metrics alone */
+    bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
+    struct algo_corr corr;
+    struct ppo_filter_config filter;
+    struct algo_kl_type kl_penalty;
+    const char *kl_ctrl_type;
+    double kl_ctrl_coef, kl_ctrl_target, kl_ctrl_horizon;
+    /* actor */
+    const struct algo_policy_entry *loss_mode;
+    struct algo_policy_cfg policy;
+    const struct algo_agg_mode *agg_mode;
+    double loss_scale_factor, entropy_coeff, kl_loss_coef;
+    bool use_kl_loss, mini_shuffle, calculate_entropy;
+    struct algo_kl_type kl_loss_type;
+    int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
+    int64_t grad_chunk;                      /* micro-batches whose gradients are summed first */
+    uint64_t mini_seed;
+    struct optim_config optim;
+    double warmup_ratio;
+    bool zero_indexed_step; /* the schedule's first step is 0 (verl 0.9.1), else 1 */
+    struct ppo_critic_config critic;
+    struct ppo_distill_config distill;
+    /* reward */
+    struct reward_args reward;
+    bool extra_agent_loop, extra_turns, extra_scores, extra_experiment; /* what a manager adds to extra_info (reward.c) */
+    bool trial_call;                                                    /* of the scorer, before the run */
+    bool own_manager;                                                   /* a class of the user's scores */
+    const char *manager_path, *manager_names[2]; /* its file, NULL: the scorer's; its name, first that to try */
+    enum reward_policy on_error;
+    struct ppo_rm_config rm;
+    const json_t *source_weights; /* {data source: factor}, or NULL */
+    /* trainer */
+    struct run_config run;
+    enum ppo_config_use use;
+    const char *rollout_data_dir, *validation_data_dir;
+    int64_t log_val_generations;
+    struct train_devices_keys devices; /* as requested */
+    int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
+    struct ppo_pools pools;            /* of these ranks */
+    enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
+    enum weight_layout layout;         /* of several ranks, as requested */
+    int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
+    int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
+    int64_t total_epochs, total_training_steps;
+    enum ppo_schedule schedule;
+    struct ppo_async_config async;
+    bool val_before_train;
+    double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
+    int64_t n_profile_steps;
+};
+/* The keys as they are written, strings and JSON borrowed; nothing to free. */
+int ppo_config_fill(struct ppo_config *k, const struct conf *c);
+/* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
+ * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
+int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use);
+/* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
+ * after its configuration was found good. */
+int ppo_config_fetch(const struct ppo_config *k);
+void ppo_config_free(struct ppo_config *k);
+/* What the pools' keys request in addition to the trainer's ranks. */
+struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
+/* Assigns n_ranks to the pools that keys request. Too few ranks: no pools, and a note. launched: a launcher set the number of
+ * ranks. */
+void ppo_config_pools(struct ppo_config *k, bool launched);
+/* Whether the critic's frozen weights are the policy's on the same ranks. */
+static inline bool ppo_critic_shares(const struct ppo_config *k) { return k->critic.shares_base && k->pools.n[PPO_CRITIC] == 0; }
+/* Whether this process does that part of the work. */
+static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }
+
+#endif

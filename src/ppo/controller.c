@@ -1,0 +1,291 @@
+/* controller.c - see controller.h. */
+#include "ppo/controller.h"
+#include "ppo/worker/worker_ranks.h"
+
+#include "run/directories.h"
+#include "train/optimizer_keys.h"
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/thread_pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct stage controller_stage(struct controller *c) {
+    return (struct stage){&c->k, &c->worker, &c->run};
+}
+
+struct generation controller_generation(const struct controller *c) {
+    return (struct generation){c->tok, c->reward, c->train_data, c->threads};
+}
+
+/* ---- callbacks of the run ---- */
+
+/* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
+static const char *const timed[] = {"seconds", "scoring_seconds", "ended", "num_preempted", NULL};
+
+static void state(const void *ctx, json_t *trainer) {
+    const struct controller *c = ctx;
+    const struct batch *carry = c->carry ? c->carry : c->carried.n_cols > 0 ? &c->carried : NULL;
+    if (carry) json_object_set_new(trainer, "carried", batch_json(carry, timed));
+    if (c->async) json_object_set(trainer, "fully_async", c->async);
+    json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k.grad_chunk));
+    if (c->k.critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k.critic.grad_chunk));
+    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.seed));
+}
+
+static int restore(void *ctx, const json_t *trainer, const char *where) {
+    struct controller *c = ctx;
+    const json_t *carried = json_object_get(trainer, "carried");
+    double kl_coef;
+    TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
+    if (strcmp(c->k.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
+    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.grad_chunk, where));
+    if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
+    if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
+    if (!carried) return 0;
+    TRY(batch_of_json(&c->carried, carried, where));
+    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 3 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
+    return 0;
+}
+
+static void phase(void *ctx, const char *name) {
+    struct worker *w = &((struct controller *)ctx)->worker;
+    if (!w->group) dev_trace_phase(&w->dev, name);
+}
+
+static const json_t *plan(const void *ctx) { return ((const struct controller *)ctx)->worker.plan_json; }
+
+static json_t *special_tokens(const void *ctx) { return tokenizer_special_tokens(((const struct controller *)ctx)->tok); }
+
+int controller_validate(void *ctx) {
+    struct controller *c = ctx;
+    const struct stage s = controller_stage(c);
+    const struct generation g = controller_generation(c);
+    return ppo_validate(&s, &g, c->val_data, &c->k.validation_data_dir);
+}
+
+/* ---- opening ---- */
+
+enum { TEXT_THREADS = 8 };
+
+static int open_text(struct controller *c) {
+    const int threads = c->k.run.threads > 0 ? (int)c->k.run.threads : pool_default_threads();
+    TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
+    TRY(tokenizer_open(&c->tok, c->k.tokenizer_dir));
+    return chat_template_create(&c->chat, c->tok);
+}
+
+static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
+    const struct ppo_config *k = &c->k;
+    const struct rl_dataset_args a = {.files = train ? k->train_files : k->val_files,
+                                      .n_files = train ? k->n_train_files : k->n_val_files,
+                                      .prompt_key = k->prompt_key,
+                                      .reward_fn_key = k->reward_fn_key,
+                                      .own_scorer = k->reward.path || k->own_manager,
+                                      .tok = c->tok,
+                                      .chat = c->chat,
+                                      .chat_kwargs = k->chat_kwargs,
+                                      .max_prompt_length = k->max_prompt_length,
+                                      .filter_overlong_prompts = k->filter_overlong_prompts,
+                                      .truncation = k->truncation,
+                                      .max_samples = train ? k->train_max_samples : k->val_max_samples,
+                                      .shuffle = train && k->shuffle,
+                                      .seed = k->data_seed,
+                                      .what = train ? "data.train_files" : "data.val_files",
+                                      .sampler = train ? &k->sampler : NULL};
+    return rl_dataset_open(out, &a);
+}
+
+/* Checks the metric of early stopping against the names that the validation data imply. */
+static int check_stop_metric(const struct controller *c) {
+    const struct rl_dataset *d = c->val_data;
+    struct map seen = {0};
+    const char **sources = xcalloc((size_t)d->n, sizeof *sources);
+    for (int64_t i = 0; i < d->n; i++) {
+        const char *s = json_string_value(json_object_get(d->prompts[i].row, d->reward_fn_key));
+        if (map_get(&seen, s, strlen(s), NULL)) continue;
+        sources[seen.n] = s;
+        map_set(&seen, s, strlen(s), 1);
+    }
+    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k.val.n);
+    map_free(&seen);
+    free(sources);
+    return rc;
+}
+
+static int open_data(struct controller *c) {
+    struct ppo_config *k = &c->k;
+    TRY(open_text(c));
+    TRY(open_dataset(c, true, &c->train_data));
+    if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    if (c->val_data) TRY(check_stop_metric(c));
+    if (c->val_data && !c->worker.group) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
+    const struct data_sampler_args a = {.n_rows = c->train_data->n,
+                                        .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->train_batch_size,
+                                        .order = k->sampler.order,
+                                        .keys = c->train_data->keys,
+                                        .drop_last = true,
+                                        .seed = k->data_seed};
+    if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n));
+    TRY(run_open_sampler(&c->run, &a, k->total_epochs, k->total_training_steps));
+    train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
+    train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
+    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
+    if (k->run.early_warnings && k->critic.enable)
+        train_optim_check_steps(&k->critic.optim, "critic.optim", run_warn_early, &c->run);
+    return 0;
+}
+
+static void close_data(struct controller *c) {
+    rl_dataset_close(c->val_data);
+    rl_dataset_close(c->train_data);
+    chat_template_destroy(c->chat);
+    pool_destroy(c->threads);
+    tokenizer_close(c->tok);
+}
+
+/* Whether native graders, where they score, can do so for every data source of the data. */
+static int check_data_sources(const struct controller *c) {
+    struct map seen = {0};
+    const struct rl_dataset *const sets[] = {c->train_data, c->val_data};
+    const char **sources = NULL;
+    int64_t cap = 0, n = 0;
+    if (c->k.rm.enable) return 0;
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; sets[k] && i < sets[k]->n; i++) {
+            const char *source = json_string_value(json_object_get(sets[k]->prompts[i].row, sets[k]->reward_fn_key));
+            if (!source || map_gets(&seen, source, NULL)) continue;
+            map_set(&seen, source, strlen(source), 1);
+            xgrow((void **)&sources, &cap, n + 1, sizeof *sources);
+            sources[n++] = source;
+        }
+    const int rc = reward_check_sources(c->reward, sources, n);
+    free(sources);
+    map_free(&seen);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+int controller_try_data(const struct ppo_config *k, struct controller_rows *rows) {
+    struct controller c = {.k = *k};
+    *rows = (struct controller_rows){0};
+    int rc = open_text(&c);
+    if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
+    if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
+    if (rc == 0 && !k->reward.path && !k->own_manager) rc = reward_create(&c.reward, &k->reward);
+    if (rc == 0 && c.reward) rc = check_data_sources(&c);
+    if (c.train_data) rows->train = c.train_data->n;
+    if (c.val_data) rows->val = c.val_data->n;
+    reward_destroy(c.reward);
+    close_data(&c);
+    if (rc == 0 && k->reward.path && !file_exists(k->reward.path))
+        FAIL(ERR_INPUT, "reward.custom_reward_function.path %s does not exist", k->reward.path);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int open_run(struct controller *c, const struct conf *conf) {
+    static const char *const headlines[][2] = {{"critic/rewards/mean", "reward"},
+                                               {"actor/kl_loss", "kl"},
+                                               {"perf/throughput", "tok/s"},
+                                               {"critic/score/mean", "score"},
+                                               {"actor/ppo_kl", "ppo_kl"},
+                                               {"actor/entropy", "entropy"},
+                                               {"actor/grad_norm", "grad_norm"},
+                                               {"response_length/mean", "length"},
+                                               {"response_length/clip_ratio", "clipped"},
+                                               {NULL, NULL}};
+    const struct run_program program = {.ctx = c,
+                                        .state = state,
+                                        .restore = restore,
+                                        .validate = controller_validate,
+                                        .phase = phase,
+                                        .plan = plan,
+                                        .special_tokens = special_tokens,
+                                        .headlines = headlines};
+    TRY(run_open(&c->run, conf, &c->k.run, &program));
+    c->run.warnings.samples = c->k.train_batch_size * c->k.train.n;
+    c->run.warnings.n = c->k.train.n;
+    return 0;
+}
+
+/* Reports what a resumed run changes: its keys, and the models that it reads from their directories at each start. */
+static int report_changes(struct controller *c, const struct conf *conf) {
+    const struct ppo_config *k = &c->k;
+    const struct resume_model models[] = {
+        {"actor_rollout_ref.model.path", k->model_dir, true},
+        {"critic.model.path", k->critic.enable ? k->critic.model_dir : NULL, k->critic.lora.on},
+        {"distillation.teacher_models.teacher_model.model_path", k->distill.enable ? k->distill.teacher_dir : NULL, false},
+        {"reward.reward_model.model_path", k->rm.enable ? k->rm.model_dir : NULL, false}};
+    TRY(run_tell_changes(&c->run, conf, models, sizeof models / sizeof *models));
+    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", k->lora.on ? &k->lora.cfg : NULL));
+    if (!k->critic.enable) return 0;
+    return resume_check_adapter(&c->run.from, "critic", "critic.model", k->critic.lora.on ? &k->critic.lora.cfg : NULL);
+}
+
+/* The device, or with several ranks their processes; and what the run takes of it. */
+static int open_worker(struct controller *c) {
+    if (c->k.n_ranks > 1) return worker_group_open(&c->worker, &c->k, (int)c->k.n_ranks, &c->run);
+    TRY(run_open_device(&c->run, &c->worker.dev));
+    return worker_plan(&c->worker, &c->k);
+}
+
+/* What the run will read, before a model is fetched or a plan is made. */
+static int check_files(const struct ppo_config *k) {
+    TRY(train_check_files("data.train_files", k->train_files, k->n_train_files));
+    TRY(train_check_files("data.val_files", k->val_files, k->n_val_files));
+    if (k->reward.path) TRY(train_check_files("reward.custom_reward_function.path", &k->reward.path, 1));
+    return k->manager_path ? train_check_files("reward.reward_manager.module.path", &k->manager_path, 1) : 0;
+}
+
+static int check_disk(struct controller *c) {
+    struct ppo_disk_args a = {.run = &c->run.k,
+                              .from = c->run.from.step > 0 ? c->run.from.step : 0,
+                              .steps = c->run.total_steps,
+                              .val_rows = c->val_data ? c->val_data->n : 0};
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += c->run.loggers.client[i];
+    return ppo_disk_check(&c->k, &a, run_warn_early, &c->run);
+}
+
+int controller_open(struct controller *c, const struct conf *conf) {
+    struct ppo_config *k = &c->k;
+    TRY(ppo_config_read(k, conf, PPO_RUN));
+    TRY(check_files(k));
+    TRY(ppo_config_fetch(k));
+    TRY(open_run(c, conf));
+    TRY(report_changes(c, conf));
+    if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
+    if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
+    TRY(algo_user_check(k->my_adv));
+    TRY(algo_user_check(k->my_loss));
+    TRY(open_worker(c));
+    log_info("%s", c->worker.plan_text);
+    c->run.k.async_save = c->worker.plan.copy > 0;
+    TRY(open_data(c));
+    TRY(check_disk(c));
+    TRY(worker_listen(&c->worker));
+    TRY(score_open(&c->reward, k, c->train_data));
+    TRY(check_data_sources(c));
+    if (c->worker.group) TRY(worker_group_models(c->worker.group, c->run.total_steps, c->val_data ? c->val_data->n : 0));
+    else TRY(worker_open(&c->worker, c->tok));
+    TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
+    struct checkpoints models;
+    worker_checkpoints(&c->worker, &models);
+    TRY(run_ready(&c->run, conf, &models));
+    return c->worker.group ? 0 : dev_memory(&c->worker.dev, &c->run.memory);
+}
+
+void controller_close(struct controller *c, int rc) {
+    run_close(&c->run, rc);
+    c->worker.ok = rc == 0 || rc == ERR_SIGNAL;
+    worker_close(&c->worker);
+    reward_destroy(c->reward);
+    close_data(c);
+    batch_free(&c->carried);
+    json_decref(c->async);
+    ppo_config_free(&c->k);
+}

@@ -1,0 +1,51 @@
+/* disk.c - the disk that a ppo run takes (plan/disk_plan.h): its models, samples and records. */
+#include "plan/disk_plan.h"
+#include "ppo/plan/memory_plan.h"
+#include "ppo/stages/stages.h"
+
+#include "base/err.h"
+
+/* The arguments of a disk plan, with the structs that they point to. */
+struct disk_query {
+    struct model_shapes shapes;
+    struct disk_model models[2];
+    struct disk_plan_args args;
+};
+
+static int fill_query(struct disk_query *q, const struct ppo_config *k, const struct ppo_disk_args *a) {
+    *q = (struct disk_query){0};
+    TRY(model_shapes_load(&q->shapes, k));
+    q->models[0] = (struct disk_model){&q->shapes.policy, k->model_dir, &k->lora, &k->optim};
+    q->models[1] = (struct disk_model){&q->shapes.critic, k->model_dir, &k->critic.lora, &k->critic.optim};
+    q->args = (struct disk_plan_args){.run = a->run,
+                                      .keep_key = "trainer.max_actor_ckpt_to_keep",
+                                      .models = q->models,
+                                      .n_models = k->critic.enable ? 2 : 1,
+                                      .from = a->from,
+                                      .steps = a->steps,
+                                      .samples = k->train_batch_size * k->train.n,
+                                      .val_samples = a->val_rows * k->val.n,
+                                      .prompt_tokens = k->max_prompt_length,
+                                      .new_tokens = k->max_response_length,
+                                      .n_clients = a->n_clients};
+    return 0;
+}
+
+int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, void (*say)(void *arg, const char *line), void *arg) {
+    struct disk_query q;
+    struct disk_plan p;
+    int rc = fill_query(&q, k, a);
+    if (rc == 0) rc = disk_plan_make(&p, &q.args);
+    if (rc == 0) rc = disk_plan_check(&p, &q.args, say, arg);
+    model_shapes_free(&q.shapes);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out) {
+    struct disk_query q;
+    struct disk_plan p;
+    json_t *json = NULL;
+    if (fill_query(&q, k, a) == 0 && disk_plan_make(&p, &q.args) == 0) json = disk_plan_print(&p, &q.args, out);
+    model_shapes_free(&q.shapes);
+    return json;
+}

@@ -1,0 +1,515 @@
+/* memory_plan.c - the memory of a run before it starts: every block it will take,
+ * from the same layout functions that take it (DESIGN 6, invariant 6). */
+#include "ppo/plan/memory_plan_int.h"
+
+#include "algo/micro_batch_balance.h"
+#include "engine/rollout.h"
+#include "plan/memory_limit.h"
+#include "train/micro_batch.h"
+#include "train/trained_model.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/size.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* ---- the shapes ---- */
+
+int64_t distill_list(const struct ppo_config *k) { return k->distill.enable && k->distill.loss.list ? k->distill.topk : 0; }
+
+static int load_critic(const struct ppo_config *k, struct model_shapes *s) {
+    const int rc = model_config_load(&s->critic, k->critic.model_dir);
+    if (rc < 0) return err_wrap(rc, "critic.model.path");
+    model_config_make_value(&s->critic);
+    if (s->critic.vocab < s->policy.vocab)
+        FAIL(ERR_INPUT,
+             "critic.model.path: %s has a vocabulary of %lld and the policy one of %lld; the critic reads the policy's "
+             "tokens, so it must have the same tokenizer",
+             k->critic.model_dir, (long long)s->critic.vocab, (long long)s->policy.vocab);
+    return 0;
+}
+
+static int load_teacher(const struct ppo_config *k, struct model_shapes *s) {
+    const int rc = model_config_load(&s->teacher, k->distill.teacher_dir);
+    if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
+    const int64_t least = s->teacher.vocab < s->policy.vocab ? s->teacher.vocab : s->policy.vocab;
+    if (distill_list(k) > least)
+        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk,
+             (long long)least);
+    return 0;
+}
+
+int model_shapes_load(struct model_shapes *s, const struct ppo_config *k) {
+    TRY(model_config_load(&s->policy, k->model_dir));
+    if (k->critic.enable) TRY(load_critic(k, s));
+    return k->distill.enable ? load_teacher(k, s) : 0;
+}
+
+void model_shapes_free(struct model_shapes *s) {
+    model_config_free(&s->policy);
+    model_config_free(&s->critic);
+    model_config_free(&s->teacher);
+}
+
+/* ---- sizes ---- */
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Prompts that are generated at once. */
+static int64_t rollout_prompts(const struct ppo_config *k) {
+    return k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->train_batch_size;
+}
+
+/* Samples of a step; those that a rank generates. */
+static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->train_batch_size, k->train.n); }
+static int64_t rank_batch(const struct ppo_config *k) {
+    const int64_t ranks = k->pools.n[ppo_pool_of(&k->pools, PPO_ROLLOUT)];
+    return size_mul((rollout_prompts(k) + ranks - 1) / ranks, k->train.n);
+}
+
+/* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
+static int cut_limits(const char *key, struct micro_batch_limits cut, int64_t batch, int64_t max_len, int64_t *rows,
+                      int64_t *seqs) {
+    if (cut.max_seqs > 0) {
+        *seqs = min_i64(cut.max_seqs, batch);
+        *rows = size_mul(*seqs, max_len);
+    } else {
+        *rows = cut.max_rows > max_len ? cut.max_rows : max_len;
+        *seqs = min_i64(batch, *rows / 2 + 1);
+    }
+    return micro_batch_rows_check(key, *seqs, max_len, *rows);
+}
+
+enum model_stream_from memory_plan_policy_from(const struct memory_plan *p) {
+    return p->layout == LAYOUT_SHARDED ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
+static bool has_reference(const struct ppo_config *k) { return k->use_kl_loss || k->use_kl_in_reward; }
+
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k) {
+    if (k->lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
+    return k->ref_offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
+/* The reference's weights; its rope table is on the device in any case. */
+static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const enum model_stream_from from = memory_plan_ref_from(p, k);
+    struct model_open_args frozen = {
+        .act = k->act, .flags = model_stream_flags(from), .max_len = p->max_len, .shard = {.size = (int)k->pools.n[PPO_TRAIN]}};
+    p->ref = train_pages(model_open_bytes(m, dev, &frozen));
+    frozen.flags = MODEL_INFER;
+    if (from == MODEL_STREAM_HOST) p->offload += train_pages(model_open_bytes(m, dev, &frozen)) - p->ref;
+}
+
+/* Device bytes of the reference's pass. */
+static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref_cut, batch_of(k), p->max_len, &p->max_rows_ref,
+                   &p->max_seqs_ref));
+    const struct trained_model_args a = {
+        .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
+    p->ref_pass = trained_model_block_bytes(m, k->act, &a);
+    return 0;
+}
+
+/* The same of an update that keeps so many activations. */
+size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                         struct model_keep keep) {
+    const struct trained_model_args a = {.dev = dev,
+                                         .train = true,
+                                         .keep = keep,
+                                         .max_rows = p->max_rows_update,
+                                         .max_seqs = p->max_seqs_update,
+                                         .list = distill_list(k),
+                                         .stream = memory_plan_policy_from(p),
+                                         .grads = p->policy.grads,
+                                         .chunk = p->policy.chunk};
+    return trained_model_block_bytes(m, k->act, &a);
+}
+static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
+                           struct model_keep keep) {
+    const struct trained_model_args a = {.train = true,
+                                         .keep = keep,
+                                         .max_rows = p->max_rows_critic,
+                                         .max_seqs = p->max_seqs_critic,
+                                         .grads = p->critic_grads,
+                                         .chunk = p->critic_chunk};
+    return trained_model_block_bytes(v, k->act, &a);
+}
+
+/* ---- outside the device's blocks ----
+ * Nothing here is laid out beforehand, so these are estimates: constants of the
+ * code where there are some, else measured (scripts/measure_plan.sh). */
+
+/* Bytes of a list of data files as rows in memory: parquet is compressed, and a row keeps its JSON and its ids. */
+static size_t rows_bytes(const char *const *files, int64_t n) {
+    size_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t bytes = file_size(files[i]);
+        const size_t len = strlen(files[i]);
+        const bool parquet = len > 8 && strcmp(files[i] + len - 8, ".parquet") == 0;
+        if (bytes > 0) sum += (size_t)bytes * (parquet ? 8 : 3);
+    }
+    return sum;
+}
+
+/* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
+static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    enum { TOKEN = 256, LIST = 32 };
+    return SIZE_OF(batch_of(k), p->max_len, TOKEN + LIST * distill_list(k));
+}
+
+/* The samples of a validation, which are kept until it ends. */
+size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows) {
+    enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 32 };
+    return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
+}
+
+/* Rows of the validation data, estimated from the files' sizes before they are read. */
+static int64_t validation_rows(const struct ppo_config *k) {
+    enum { ROW = 1024 };
+    const int64_t rows = k->n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->val_files, k->n_val_files) / ROW) : 0;
+    return k->val_max_samples >= 0 ? min_i64(rows, k->val_max_samples) : rows;
+}
+
+/* The program, and what reads and keeps samples. */
+static size_t process_bytes(const struct ppo_config *k) {
+    enum { PROGRAM = 12 << 20 };
+    char *path = file_join(k->tokenizer_dir, "tokenizer.json");
+    const int64_t file = file_size(path);
+    free(path);
+    return PROGRAM                              /* code, libraries, stacks, trackers */
+           + (file > 0 ? (size_t)file * 4 : 0); /* tokenizer, and its file while it is read */
+}
+
+static size_t data_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    return rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
+           max_size(p->batch, p->validation); /* one after the other */
+}
+
+/* Of a process with a device. With several ranks it has no data but the batch that it is sent. */
+static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+    enum { ROW = 40 };
+    const int64_t blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    return process_bytes(k) + (k->n_ranks > 1 ? p->batch : data_bytes(k, p)) + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW;  /* packed arrays */
+}
+
+/* A rank's share of what a host has. */
+size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
+    return (all > p->controller ? all - p->controller : 0) / (size_t)k->n_local;
+}
+
+/* Which is why a model is planned after the rows of its update. */
+static int plan_model(struct model_memory *out, const struct ppo_config *k, struct model_memory_args a) {
+    a.ranks = k->pools.n[k->pool];
+    a.local = k->n_local;
+    return model_memory(out, &a);
+}
+
+/* The policy of ranks that generate and do not train. */
+static int plan_copy(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+                     const struct model_open_args *open) {
+    struct lora_plan l = {0};
+    if (k->lora.on) TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+    *out = (struct model_memory){.weights = train_pages(model_open_bytes(m, dev, open)),
+                                 .adapter = train_pages(l.weights),
+                                 .master = train_pages(l.master),
+                                 .n_train = l.n_train};
+    return 0;
+}
+
+static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    const struct model_open_args open = {
+        .act = k->act,
+        .flags = model_stream_flags(memory_plan_policy_from(p)),
+        .max_len = p->max_len,
+        .quant = k->lora.quant,
+        .shard = {.size = (int)k->pools.n[PPO_TRAIN], .whole_matrices = k->optim.kind == OPTIM_MUON}};
+    const int64_t pair = k->pools.n[PPO_ROLLOUT] > 0 ? k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT] : 0;
+    const struct model_memory_args trained = {.config = m,
+                                              .dev = dev,
+                                              .open = &open,
+                                              .lora = &k->lora,
+                                              .optim = &k->optim,
+                                              .max_rows = p->max_rows_update,
+                                              .grad_chunk = k->grad_chunk};
+    if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
+    else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
+    else return 0;
+    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair, (int)k->n_local)); /* to send weights */
+    return 0;
+}
+
+/* The critic's own memory, and its pass in the block: one size for values and updates. */
+static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+    const struct ppo_critic_config *c = &k->critic;
+    const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
+    const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
+    const int64_t batch = batch_of(k);
+    struct model_memory own;
+    int64_t rows, seqs;
+    TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
+                   &p->max_seqs_critic));
+    TRY(cut_limits("critic.forward_micro_batch_size_per_gpu", c->values_cut, batch, p->max_len, &rows, &seqs));
+    if (rows > p->max_rows_critic) p->max_rows_critic = rows;
+    if (seqs > p->max_seqs_critic) p->max_seqs_critic = seqs;
+    TRY(plan_model(&own, k,
+                   (struct model_memory_args){.config = v,
+                                              .dev = dev,
+                                              .open = &open,
+                                              .lora = &c->lora,
+                                              .optim = &c->optim,
+                                              .max_rows = p->max_rows_critic,
+                                              .grad_chunk = c->grad_chunk}));
+    p->critic = model_memory_kept_bytes(&own);
+    p->critic_grads = own.grads;
+    p->critic_chunk = own.chunk;
+    p->n_train_critic = own.n_train;
+    p->offload += own.host;
+    p->copy += own.copy;
+    p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
+    p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
+    return 0;
+}
+
+/* The reward model scores during generation, so its memory is not part of the block. */
+static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
+    const struct ppo_rm_config *r = &k->rm;
+    struct reward_model_args *a = &p->rm_args;
+    *a = (struct reward_model_args){
+        .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
+    if (judge_is_wanted(&r->judge)) {
+        const int64_t batch = size_mul(rollout_prompts(k), k->train.n + 1); /* and a baseline: no more are requested at once */
+        a->judge = r->judge;
+        a->judge.dev = dev;
+        a->judge.dir = r->model_dir;
+        a->judge.act = k->act;
+        a->judge.max_seqs = min_i64(r->judge.max_seqs, batch);
+        if (a->judge.max_rows < a->judge.max_seqs) a->judge.max_rows = a->judge.max_seqs;
+        a->max_rows = a->judge.max_rows;
+    } else {
+        TRY(cut_limits("reward.reward_model.micro_batch_size_per_gpu", r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs));
+    }
+    p->rm = train_pages(reward_model_bytes(&r->model, a));
+    return 0;
+}
+
+static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    p->teacher = train_pages(model_open_bytes(t, dev, &open));
+    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, batch_of(k),
+                   p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
+    const struct trained_model_args a = {
+        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
+    p->teacher_pass = trained_model_block_bytes(t, k->act, &a);
+    return 0;
+}
+
+/* The largest of the passes that share the block with the rollout. */
+static size_t passes_bytes(const struct memory_plan *p) {
+    return max_size(max_size(p->update, p->ref_pass), max_size(p->teacher_pass, p->critic_pass));
+}
+
+size_t plan_fixed_bytes(const struct memory_plan *p) {
+    return model_memory_kept_bytes(&p->policy) + p->ref + p->teacher + p->critic + p->rm + p->working + p->system + p->host;
+}
+
+/* The largest block that the limit leaves room for. */
+static size_t block_room(const struct memory_plan *p) {
+    const size_t fixed = plan_fixed_bytes(p), page = train_pages(1);
+    return p->limit > fixed ? (p->limit - fixed) / page * page : 0;
+}
+
+/* Rows of each phase, and what the ops need for so many. */
+static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy;
+    enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
+    const int64_t batch = rank_batch(k);
+    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
+    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
+    p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
+    if (!ppo_does(k, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
+    int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
+    if (p->max_rows_critic > rows) rows = p->max_rows_critic;
+    if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
+    if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
+    p->sizes = model_dev_sizes(m, k->act, rows > p->max_rows_roll ? rows : p->max_rows_roll,
+                               p->max_rows_update > p->max_rows_critic ? p->max_rows_update : p->max_rows_critic,
+                               p->max_seqs + DECODE_UNIT);
+    if (s->critic.json) model_dev_sizes_widen(&p->sizes, &s->critic);
+    if (s->teacher.json) model_dev_sizes_widen(&p->sizes, &s->teacher);
+    if (k->rm.enable) model_dev_sizes_widen(&p->sizes, &k->rm.model);
+    if (p->rm_args.judge.max_seqs + DECODE_UNIT > p->sizes.decode) p->sizes.decode = p->rm_args.judge.max_seqs + DECODE_UNIT;
+    p->system = dev_driver_bytes(dev);
+    p->working = dev_working_bytes(dev, &p->sizes);
+}
+
+/* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
+static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+    if (!ppo_does(k, PPO_ROLLOUT)) return;
+    const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
+    p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->act)) : 0;
+    const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+    const struct rollout_decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, &limits, SIZE_MAX);
+    p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
+    struct rollout_decoder_args one = r; /* the least: one sample at a time */
+    one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
+    p->least_rollout = p->gathered + rollout_decoder_bytes(m, k->act, &one);
+    if (p->rollout > budget) {
+        const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
+        const int64_t fewer = (int64_t)((over + block - 1) / block);
+        r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
+        p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
+    }
+    p->n_kv_blocks = r.n_kv_blocks;
+}
+
+/* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
+ * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
+ * so that it is what the block holds in any case. */
+static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy, *v = &s->critic;
+    const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    if (p->update > 0 && k->recompute == RECOMPUTE_AUTO && room > p->update) {
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
+        p->update = plan_update_bytes(p, k, m, dev, p->keep);
+    }
+    if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
+        p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
+    }
+}
+
+/* Whether a checkpoint is copied and written during the next steps. */
+static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
+    const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
+    const size_t taken = own ? p->offload + p->host_all : p->total, there = own ? p->host_limit : p->limit;
+    if (!run_saves_midway(&k->run) || !train_async_save(is_set, k->run.async_save, p->copy, there > taken ? there - taken : 0))
+        p->copy = 0;
+    if (own) p->offload += p->copy;
+    else p->total += p->copy;
+}
+
+void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
+    struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
+    if (dev_has_own_memory(dev)) return;
+    if (o->host_master || v->host_master || k->ref_offload)
+        log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+    o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
+}
+
+/* The trainer's part: the policy's updates, and passes over the reference. */
+static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const struct model_config *m = &s->policy;
+    if (has_reference(k) && !k->lora.on) plan_ref(p, k, m, dev);
+    p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
+    p->update = plan_update_bytes(p, k, m, dev, p->keep);
+    /* old_log_prob passes, when forced, use the update's buffers in its own cut */
+    return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
+}
+
+/* The plan with this layout. */
+static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                       enum weight_layout layout) {
+    const struct model_config *m = &s->policy;
+    *p = (struct memory_plan){
+        .max_len = k->max_prompt_length + k->max_response_length, .layout = layout, .flops = train_model_flops(m, dev)};
+    p->batch = batch_bytes(k, p);
+    p->validation = plan_validation_bytes(k, validation_rows(k));
+    if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
+    p->host_limit = plan_rank_share(k, p, train_host_limit(k->host_memory));
+    p->limit = train_memory_limit(dev, k->memory_limit);
+    if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
+    const bool trains = ppo_does(k, PPO_TRAIN);
+    if (trains)
+        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
+                       &p->max_rows_update, &p->max_seqs_update));
+    TRY(plan_policy(p, k, m, dev));
+    p->offload = p->policy.host;
+    p->copy = p->policy.copy;
+    if (trains) TRY(plan_training(p, k, s, dev));
+    if (s->critic.json && ppo_does(k, PPO_CRITIC)) TRY(plan_critic(p, k, &s->critic, dev));
+    if (s->teacher.json && ppo_does(k, PPO_TEACHER)) TRY(plan_teacher(p, k, &s->teacher, dev));
+    if (k->rm.enable && ppo_does(k, PPO_REWARD)) TRY(plan_reward_model(p, k, dev));
+    plan_working(p, k, s, dev);
+    p->host_all = host_bytes(k, p);
+    p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
+    plan_rollout(p, k, m, dev);
+    p->least_passes = passes_bytes(p);
+    plan_keep(p, k, s, dev);
+    plan_rollout(p, k, m, dev);
+    p->least = plan_fixed_bytes(p) + train_pages(max_size(p->least_rollout, p->least_passes));
+    p->block = max_size(p->rollout, passes_bytes(p));
+    p->total = plan_fixed_bytes(p) + train_pages(p->block);
+    plan_async_save(p, k, dev);
+    return 0;
+}
+
+bool plan_has_ref(const struct ppo_config *k) { return !k->lora.on && has_reference(k); }
+bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
+
+/* Why a run cannot have a layout; NULL: it can. */
+static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
+    if (l <= LAYOUT_WHOLE) return NULL;
+    if (!ppo_does(k, PPO_TRAIN)) return "these ranks do not train";
+    if (k->pools.n[PPO_TRAIN] < 2) return "there is one rank";
+    if (k->lora.on) return "there is an adapter";
+    if (l == LAYOUT_SHARDED) return k->pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
+    if (!plan_has_ref(k)) return "there is no reference";
+    return k->ref_offload ? "the reference is in host memory" : NULL;
+}
+
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    const char *const missing = no_layout(k, k->layout);
+    char why[sizeof p->why] = "";
+    if (k->layout != LAYOUT_AUTO) {
+        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
+        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", weight_layout_name(k->layout), missing ? ": " : "",
+                 missing ? missing : "");
+        return 0;
+    }
+    for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++) {
+        if (no_layout(k, l)) continue;
+        TRY(plan_layout(p, k, s, dev, l));
+        snprintf(p->why, sizeof p->why, "%s", why);
+        if (plan_fits_limits(p)) break;
+        snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", weight_layout_name(l), (double)p->total / 0x1p30);
+    }
+    return 0;
+}
+
+/* ---- several ranks ---- */
+
+/* The micro-batches of a mini-batch whose samples have the full length. */
+static int64_t micro_batches(const struct memory_plan *p, const struct ppo_config *k) {
+    const int64_t rows = min_i64(size_mul(k->ppo_mini_batch_size, k->train.n), batch_of(k)),
+                  each = k->update_cut.max_seqs > 0 ? k->update_cut.max_seqs : p->max_rows_update / p->max_len;
+    return algo_update_micro_batch_count(rows, each > 0 ? each : 1);
+}
+
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
+                            struct dev *dev) {
+    struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
+                          .local = k->n_local,
+                          .micro = micro_batches(p, k),
+                          .chunk = k->grad_chunk,
+                          .uneven = p->policy.uneven,
+                          .limit = p->limit,
+                          .layout = p->layout,
+                          .why = *p->why ? p->why : NULL};
+    struct ppo_config one = *k;
+    struct memory_plan q;
+    for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
+        if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
+    one.n_ranks = one.n_local = 1;
+    one.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
+    if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
+    return r;
+}

@@ -1,0 +1,65 @@
+/* memory_plan.h - the memory of a run before it starts: what every block takes, what updates recompute, how many KV blocks
+ * there are; refused with the nearest change that fits. */
+#ifndef VERLC_PPO_PLAN_MEMORY_PLAN_H
+#define VERLC_PPO_PLAN_MEMORY_PLAN_H
+
+#include "model/forward.h"
+#include "plan/model_memory.h"
+#include "ppo/config.h"
+#include "reward_model/judge_server.h"
+#include "reward_model/reward_model.h"
+#include "train/perf_metrics.h"
+#include "train/trained_model.h"
+
+/* The shapes of a run's models; json is NULL of those that it does not have. */
+struct model_shapes {
+    struct model_config policy, critic, teacher;
+};
+int model_shapes_load(struct model_shapes *s, const struct ppo_config *k); /* reads config.json files alone */
+void model_shapes_free(struct model_shapes *s);
+
+struct memory_plan {
+    struct model_memory policy;
+    size_t ref, teacher, critic, rm;                             /* bytes; critic: weights, master and moments */
+    size_t critic_grads, critic_chunk;                           /* of critic_pass, as policy.grads and policy.chunk of update */
+    size_t offload, host_limit;                                  /* bytes offloaded to host memory, and the limit of those */
+    size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
+    size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
+    size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
+    size_t copy;                        /* host memory for asynchronous checkpoints; 0: they are synchronous */
+    size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
+    size_t controller;                  /* with several ranks, the host memory of the process without one; else 0 */
+    /* With as little kept as the keys allow, and one sample generated at a time: those of the block, the total. */
+    size_t least_passes, least_rollout, least;
+    struct dev_sizes sizes;              /* of what the backend takes */
+    struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
+    int64_t n_train_critic;              /* elements of the critic's adapter with its head; 0: none */
+    int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
+        max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
+    struct reward_model_args rm_args; /* its sizes */
+    enum weight_layout layout;        /* of several ranks; one has all weights whole */
+    struct model_flops flops;         /* the policy's, for MFU */
+    char why[160];                    /* that one; "": there is no choice */
+};
+/* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first
+ * memory_plan.gathered bytes where they are sharded. */
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k);
+enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);
+/* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
+void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
+/* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has.
+ * The layout is k's, or the first that fits; where none does, the last. A layout that the run cannot have is replaced by the one
+ * before it. */
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+/* ERR_NOMEM with the nearest change that fits when it does not. */
+int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+/* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows);
+/* The table, appended; returns the same as an object, which the caller owns (track/run_db.c has its form). Of several ranks with
+ * "ranks": how they share the work, and what one rank or another layout of the weights would need. */
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                          struct buf *out);
+/* Tokens of the teacher's lists; 0: it has none. */
+int64_t distill_list(const struct ppo_config *k);
+
+#endif

@@ -1,0 +1,211 @@
+/* memory_plan_refuse.c - a run that does not fit is refused with the nearest change that does: first those that leave the result
+ * as it is.
+ * Invariant: a change that is proposed has been planned, and fits. */
+#include "ppo/plan/memory_plan_int.h"
+
+#include "plan/memory_limit.h"
+
+#include "base/err.h"
+#include "base/size.h"
+
+#include <stdio.h>
+
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Whether a run with this configuration instead would fit. */
+static bool fits(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    struct memory_plan p;
+    return memory_plan_make(&p, k, s, dev) == 0 && plan_fits_limits(&p);
+}
+
+/* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
+static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
+    struct ppo_config c = *k;
+    const int64_t max_len = k->max_prompt_length + k->max_response_length;
+    while (micro_batch_limits_lower(cut, max_len)) {
+        c.update_cut = *cut;
+        if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
+        if (fits(&c, s, dev)) return true;
+    }
+    return false;
+}
+
+/* The same of the critic's update; its values follow. */
+static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+                               struct micro_batch_limits *cut) {
+    struct ppo_config c = *k;
+    struct micro_batch_limits *values = &c.critic.values_cut;
+    while (s->critic.json && micro_batch_limits_lower(cut, k->max_prompt_length + k->max_response_length)) {
+        c.critic.update_cut = *cut;
+        if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
+        if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
+        if (fits(&c, s, dev)) return true;
+    }
+    return false;
+}
+
+/* " (other programs hold 30.1 GiB of this GPU)", " (its part of a GPU that ranks share)", or nothing. */
+static const char *others_text(const struct dev *dev, char text[96]) {
+    text[0] = '\0';
+    if (dev->shared) snprintf(text, 96, " (its part of a GPU that ranks share)");
+    else if (dev->mem_others)
+        snprintf(text, 96, " (other programs hold %.2f GiB of this GPU: nvidia-smi lists them)", (double)dev->mem_others / 0x1p30);
+    return text;
+}
+
+#define REF_KEY "actor_rollout_ref.ref.fsdp_config.param_offload=True"
+#define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+
+/* Offloads all that it can to host memory, as the text of its keys; false: that is offloaded already, or cannot be. */
+static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
+    const bool ref = plan_has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
+    if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
+    *text = !state ? REF_KEY : ref ? STATE_KEY " with " REF_KEY : STATE_KEY;
+    c->ref_offload = plan_has_ref(k);
+    c->optim.host_state = c->optim.host_master = true;
+    return true;
+}
+
+/* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
+static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
+                        const char **text) {
+    const bool ref = plan_has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
+    *text = NULL;
+    if (!dev_has_own_memory(dev)) return;
+    for (int i = 1; i < 4; i++) { /* the cheapest first */
+        const bool r = i & 1, o = i & 2;
+        if ((r && !ref) || (o && !state)) continue;
+        c->ref_offload = k->ref_offload || r;
+        c->optim.host_state = k->optim.host_state || o;
+        c->optim.host_master = k->optim.host_master || o;
+        if (fits(c, s, dev)) {
+            *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
+            return;
+        }
+    }
+    c->ref_offload = k->ref_offload;
+    c->optim = k->optim;
+}
+
+static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
+
+/* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
+static const char *let_recompute(struct ppo_config *c) {
+    const bool actor = keeps_more(c->recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
+    if (!actor && !critic) return NULL;
+    c->recompute = c->critic.recompute = RECOMPUTE_AUTO;
+    if (!conf_is_null(c->conf, "trainer.recompute")) return "trainer.recompute=auto";
+#define ACTOR_KEY "actor_rollout_ref.model.enable_gradient_checkpointing=True"
+#define CRITIC_KEY "critic.model.enable_gradient_checkpointing=True"
+    return !critic ? ACTOR_KEY : actor ? ACTOR_KEY " with " CRITIC_KEY : CRITIC_KEY;
+#undef ACTOR_KEY
+#undef CRITIC_KEY
+}
+
+/* Whether the run fits without the memory of chunks. */
+static bool fits_without_chunks(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    struct ppo_config c = *k;
+    c.grad_chunk = c.critic.grad_chunk = 1;
+    return (k->grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
+}
+
+/* The host memory of samples alone exceeds what the host has. */
+static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
+    const bool validation = p->validation > p->batch;
+    char need[96];
+    snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are available", (double)p->host_all / 0x1p30,
+             (double)there / 0x1p30);
+    if (validation)
+        FAIL(ERR_NOMEM,
+             "the samples of a validation, actor_rollout_ref.rollout.val_kwargs.n=%lld of each prompt, need %s; lower it, or set "
+             "data.val_max_samples",
+             (long long)k->val.n, need);
+    FAIL(ERR_NOMEM,
+         "the samples of a step, data.train_batch_size=%lld x actor_rollout_ref.rollout.n=%lld, of up to %lld tokens "
+         "(data.max_prompt_length, data.max_response_length) need %s; lower one of them",
+         (long long)k->train_batch_size, (long long)k->train.n, (long long)p->max_len, need);
+}
+
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows) {
+    const bool own = dev_has_own_memory(dev);
+    struct memory_plan q = *p;
+    q.validation = plan_validation_bytes(k, rows);
+    const size_t more = max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
+    if (k->n_ranks > 1) q.controller += more;
+    else q.host_all += more;
+    const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
+                 there = plan_rank_share(k, &q, own ? train_host_limit(k->host_memory) : train_memory_limit(dev, k->memory_limit));
+    return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
+}
+
+/* The nearest change that fits: first those that leave the result as it is. */
+static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    char others[96], need[160];
+    struct ppo_config c = *k;
+    struct micro_batch_limits cut = k->update_cut;
+    const char *offload;
+    const bool tokens = cut.max_seqs == 0;
+    if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
+    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
+             (double)p->limit / 0x1p30, others_text(dev, others));
+    c.layout = LAYOUT_AUTO;
+    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev))
+        FAIL(ERR_NOMEM, "%s; trainer.layout=auto fits (the result is the same)", need);
+    c.layout = k->layout;
+    if (smaller_cut(k, s, dev, &cut))
+        FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
+             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+             (long long)(tokens ? cut.max_rows : cut.max_seqs));
+    cut = k->critic.update_cut;
+    if (smaller_critic_cut(k, s, dev, &cut)) {
+        const bool rows = cut.max_seqs == 0;
+        FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
+             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
+             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
+    }
+    if (fits_without_chunks(k, s, dev))
+        FAIL(ERR_NOMEM, "%s; without actor_rollout_ref.actor.grad_chunk and critic.grad_chunk it fits (the result is the same)",
+             need);
+    if (judge_is_wanted(&p->rm_args.judge)) {
+        for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
+            if (fits(&c, s, dev))
+                FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
+                     (long long)c.rm.judge.max_seqs);
+        c = *k;
+    }
+    const char *recompute = let_recompute(&c); /* stays so in all that follows */
+    if (recompute && fits(&c, s, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
+    const char *with = recompute ? " with " : "";
+    if (!recompute) recompute = "";
+    try_offload(k, s, dev, &c, &offload);
+    if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
+    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
+        if (fits(&c, s, dev))
+            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
+                 (long long)c.max_num_seqs, with, recompute);
+    c.max_num_seqs = k->max_num_seqs;
+    cut = k->update_cut;
+    if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
+        FAIL(ERR_NOMEM, "%s; %s with %s=%lld%s%s fits (the result is the same)", need, offload,
+             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+             (long long)(tokens ? cut.max_rows : cut.max_seqs), with, recompute);
+    if (plan_fixed_bytes(p) >= p->limit)
+        FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
+             (double)plan_fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
+             p->ref ? ", or use_kl_loss=False (no reference model)" : "");
+    FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
+}
+
+int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+    if (p->copy && (p->offload > p->host_limit || p->total > p->limit) && p->offload - (p->host ? 0 : p->copy) <= p->host_limit &&
+        p->total - (p->host ? p->copy : 0) <= p->limit)
+        FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB of host memory more than there is; without it the run fits",
+             (double)(p->host ? p->total - p->limit : p->offload - p->host_limit) / 0x1p30);
+    if (p->offload > p->host_limit)
+        FAIL(ERR_NOMEM,
+             "offload needs %.2f GiB of host memory, at most %.2f GiB of it may be locked; leave param_offload or "
+             "optimizer_offload off",
+             (double)p->offload / 0x1p30, (double)p->host_limit / 0x1p30);
+    if (p->host == 0 && p->offload + p->host_all > p->host_limit) return refuse_samples(p, k, p->host_limit);
+    return p->total > p->limit ? refuse(p, k, s, dev) : 0;
+}

@@ -1,0 +1,140 @@
+/* probe.c - the steps that `verlc plan --probe` measures: those of a ppo run with the same keys, by the same program; and the
+ * changes of keys that it may try.  Knows no arithmetic of times (plan/time_probe.h). */
+#include "ppo/plan/probe.h"
+
+#include "plan/time_probe.h"
+#include "ppo/controller.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+
+struct probe {
+    struct verlc *v;
+    struct verlc_batch *batch, *drawn;
+};
+
+static bool begin(void *ctx) { return verlc_begin_step(((struct probe *)ctx)->v); }
+
+/* Means of the step's samples. */
+static int lengths(struct probe *x, struct time_probe *p) {
+    const int64_t limit = verlc_controller(x->v)->k.max_response_length;
+    struct verlc_column prompts, responses;
+    TRY(verlc_column(x->v, x->batch, "prompts", &prompts));
+    TRY(verlc_column(x->v, x->batch, "responses", &responses));
+    const double n = (double)responses.n;
+    p->prompt = (double)prompts.off[responses.n] / n;
+    p->length = (double)responses.off[responses.n] / n;
+    p->tokens = n * (p->prompt + p->length);
+    p->longest = p->clipped = p->half = 0;
+    for (int64_t i = 0; i < responses.n; i++) {
+        const int64_t len = responses.off[i + 1] - responses.off[i];
+        if ((double)len > p->longest) p->longest = (double)len;
+        p->clipped += len == limit ? 1 / n : 0;
+        p->half += (double)(len < limit / 2 ? len : limit / 2) / n;
+    }
+    return 0;
+}
+
+static int step(void *ctx, struct time_probe *p) {
+    struct probe *x = ctx;
+    TRY(ppo_step(x->v, x->batch, x->drawn));
+    return lengths(x, p);
+}
+
+static void full_length(void *ctx) { verlc_controller(((struct probe *)ctx)->v)->k.train.ignore_eos = true; }
+
+/* A pass over the validation data, or where they are many over rows spread evenly: so many that the tail, where a longest sample
+ * runs alone, weighs little. */
+static int validate(void *ctx, struct time_probe *p) {
+    enum { WAVES = 8 }; /* as many samples as fit at a time, so often */
+    struct controller *c = verlc_controller(((struct probe *)ctx)->v);
+    const struct stage s = controller_stage(c);
+    const struct generation g = controller_generation(c);
+    const int64_t all = c->val_data->n, most = 1 + WAVES * c->k.n_ranks * c->worker.plan.max_seqs / c->k.val.n;
+    struct rl_dataset part = *c->val_data;
+    part.n = all < most ? all : most;
+    part.prompts = xcalloc((size_t)part.n, sizeof *part.prompts);
+    for (int64_t i = 0; i < part.n; i++) part.prompts[i] = c->val_data->prompts[i * all / part.n];
+    p->validated = part.n;
+    p->val_rows = all;
+    const int rc = ppo_validate(&s, &g, &part, &c->k.validation_data_dir);
+    free(part.prompts);
+    return rc;
+}
+
+/* What the run would do, before a probe leaves it out. Dynamic sampling may find no groups that differ among responses of
+ * another length, so then there is no step at full length. */
+static int measure(struct probe *x, bool whole, struct time_probe *p) {
+    struct controller *c = verlc_controller(x->v);
+    const struct probe_calls calls = {
+        .ctx = x, .begin = begin, .step = step, .full_length = c->k.filter.enable ? NULL : full_length, .validate = validate};
+    if (c->k.run.val_only) FAIL(ERR_INVAL, "trainer.val_only=True: there are no steps to measure");
+    bool own_memory;
+    const char *device = worker_device(&c->worker, &own_memory);
+    probe_prepare(p, &c->run, device, own_memory);
+    p->validates = c->val_data && (p->test_freq > 0 || c->k.val_before_train);
+    p->val_first = c->val_data && c->k.val_before_train;
+    p->policy_from = c->k.critic.actor_from;
+    p->limit = c->k.max_response_length;
+    p->n = c->k.train.n;
+    c->k.val_before_train = false;
+    c->k.critic.actor_from = 0;
+    c->k.n_profile_steps = 0;
+    return probe_measure(p, &c->run, &calls, whole);
+}
+
+int train_probe_ppo(const struct conf *conf, bool whole, struct time_probe *p) {
+    const enum log_level level = log_level();
+    if (level == LOG_INFO) log_set_level(LOG_WARN); /* the memory plan has been printed */
+    const double start = clock_now();
+    struct probe x = {verlc_open_conf(conf), verlc_batch_create(), verlc_batch_create()};
+    log_set_level(level);
+    *p = (struct time_probe){.start = clock_now() - start};
+    int rc = verlc_failed(x.v);
+    if (rc == 0) rc = measure(&x, whole, p);
+    verlc_batch_free(x.batch);
+    verlc_batch_free(x.drawn);
+    const int ended = verlc_end(x.v); /* has the message, where a step failed */
+    if (ended < 0) rc = ended;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* ---- changes to try ---- */
+
+static void cut_choices(struct buf *out, const char *samples, const char *tokens, struct micro_batch_limits cut, int64_t most) {
+    const char *key = cut.max_seqs > 0 ? samples : tokens;
+    const int64_t now = cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows;
+    if (cut.max_seqs == 0 || now * 2 <= most) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
+    if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
+}
+
+/* The next number of samples of a prompt that micro-batches divide. */
+static int64_t more_samples(const struct ppo_config *k) {
+    const int64_t micro = k->update_cut.max_seqs;
+    int64_t n = k->train.n + 1;
+    while (micro > 0 && k->ppo_mini_batch_size * n % micro != 0) n++;
+    return n;
+}
+
+static const char *turned(bool on) { return on ? "False" : "True"; }
+
+int train_choices_ppo(const struct conf *conf, bool own_memory, struct buf *out) {
+    struct ppo_config k = {0};
+    const int rc = ppo_config_read(&k, conf, PPO_PLAN);
+    if (rc == 0) {
+        cut_choices(out, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+                    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", k.update_cut, k.ppo_mini_batch_size * k.train.n);
+        if (k.recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
+        if (k.recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
+        if (own_memory) buf_addf(out, "actor_rollout_ref.actor.fsdp_config.optimizer_offload=%s\n", turned(k.optim.host_state));
+        if (own_memory && !k.lora.on && (k.use_kl_loss || k.use_kl_in_reward))
+            buf_addf(out, "actor_rollout_ref.ref.fsdp_config.param_offload=%s\n", turned(k.ref_offload));
+        buf_addf(out, "actor_rollout_ref.rollout.n=%lld\n", (long long)more_samples(&k));
+        if (k.max_response_length > 1) buf_addf(out, "data.max_response_length=%lld\n", (long long)k.max_response_length / 2);
+    }
+    ppo_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}

@@ -1,0 +1,94 @@
+/* log_probs.c - old log-probs and the reference's: of the samples' tokens, by the policy and by the frozen reference. */
+#include "ppo/stages/stages.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *precomputed, float *out) {
+    const struct progress at = run_progress(s->run);
+    const struct batch_col *there = batch_find(b, precomputed);
+    const int64_t *const off = batch_find(b, "responses")->off;
+    struct packed_seq *seqs;
+    int64_t n = 0, tokens = 0;
+    TRY(ppo_sequences(b, &seqs));
+    for (int64_t i = 0; i < b->n_rows; i++) { /* those that are missing move to the front */
+        if (there && batch_len(there, i) > 0) continue;
+        seqs[n++] = seqs[i];
+        tokens += off[i + 1] - off[i];
+    }
+    float *rest = xmalloc((size_t)tokens * sizeof *rest + 1), *from = rest;
+    const struct forward_out o = {.logp = role == VERLC_CRITIC ? NULL : rest, .value = role == VERLC_CRITIC ? rest : NULL};
+    const int rc = worker_forward(s->worker, role, &at, seqs, n, o);
+    for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
+        const int64_t own = off[i + 1] - off[i];
+        const bool done = there && batch_len(there, i) > 0;
+        memcpy(out + off[i], done ? there->f32 + there->off[i] : from, (size_t)own * sizeof *out);
+        if (!done) from += own;
+    }
+    if (there) batch_drop(b, precomputed);
+    free(rest);
+    free(seqs);
+    return rc;
+}
+
+/* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well. */
+static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi) {
+    const struct progress at = run_progress(s->run);
+    struct packed_seq *seqs;
+    TRY(ppo_sequences(b, &seqs));
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows];
+    float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
+    const double start = clock_now();
+    int rc = 0;
+    TRYG(worker_forward(s->worker, VERLC_ACTOR, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}),
+         out);
+    metrics_set(&s->run->metrics, worker_forward_mfu(s->worker, seqs, b->n_rows, clock_now() - start), "perf/mfu/actor_infer");
+    TRYG(ppo_add_numbers(b, "old_log_probs", logp), out);
+    if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
+out:
+    free(logp);
+    free(seqs);
+    return rc;
+}
+
+const struct batch_col *ppo_sampling_log_probs(const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "sampling_log_probs");
+    return c ? c : batch_find(b, "rollout_log_probs");
+}
+
+bool ppo_on_policy(const struct stage *s, const struct batch *b) {
+    const struct batch_col *c = batch_find(b, "param_versions");
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
+        if (c->i32[t] != ppo_version(s)) return false;
+    return true;
+}
+
+int ppo_old_log_probs(const struct stage *s, struct batch *b) {
+    double *old;
+    const bool sum_pi = s->k->adv->needs & ALGO_NEEDS_SUM_PI;
+    metrics_set(&s->run->metrics, 0, "perf/mfu/actor_infer"); /* without a pass */
+    const bool bypass = s->k->policy.corr != NULL;            /* the loss corrects from the distribution that was drawn from */
+    /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
+     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
+    if (s->k->force_old_log_prob || sum_pi || (!bypass && !ppo_on_policy(s, b))) {
+        TRY(policy_log_probs(s, b, sum_pi));
+        if (!bypass || ppo_on_policy(s, b)) return 0;
+        batch_drop(b, "old_log_probs");
+    }
+    TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
+    const struct batch_col *rollout = bypass ? ppo_sampling_log_probs(b) : batch_find(b, "rollout_log_probs");
+    for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
+    return 0;
+}
+
+int ppo_reference(const struct stage *s, struct batch *b) {
+    float *logp = xmalloc((size_t)batch_find(b, "responses")->off[b->n_rows] * sizeof *logp + 1);
+    int rc = ppo_numbers(s, VERLC_REF, b, PPO_REF_PRECOMPUTED, logp);
+    if (rc == 0) rc = ppo_add_numbers(b, "ref_log_prob", logp);
+    free(logp);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}

@@ -1,0 +1,561 @@
+/* rollout.c - the generation stage: prompts in, scored samples out.
+ *
+ * A sample is decoded and submitted to the scorers (reward.c) when it ends, while the rest is still being generated; those that end
+ * together are decoded by all threads.
+ * Invariant: what comes out depends on the weights, the data's order and the seeds
+ * alone, not on the order in which samples end or scorers answer. */
+#include "ppo/stages/generation.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/thread_pool.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int gen_decode(const struct generation *in, struct gen_sample *s) {
+    buf_reset(&s->text);
+    TRY(buf_adds(&s->text, "")); /* an empty text is one, too */
+    free(s->token_bytes);
+    s->token_bytes = xmalloc((size_t)s->n * sizeof *s->token_bytes);
+    return tokenizer_decode_bytes(in->tok, s->ids, s->n, true, &s->text, s->token_bytes);
+}
+
+/* A sample of a group has ended. */
+static void count_over(struct gen *g, int64_t i) {
+    const int64_t k = i / g->per;
+    g->samples[i].over = true;
+    if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
+}
+
+/* Submits a sample that the step trains to the idle ranks. */
+static void add_idle_passes(struct gen *g, int64_t i) {
+    const struct gen_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    const struct gen_sample *s = &g->samples[i];
+    if (i % g->per == g->n || s->n == 0) return;
+    worker_spare_add(g->s->worker, prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row), s->ids, s->n, i);
+}
+
+static int on_sample(void *arg, const struct rollout_sample *s) {
+    struct gen *g = arg;
+    const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
+    const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
+    struct gen_sample *o = &g->samples[i];
+    if (s->n == o->n) return 0; /* interrupted before it drew a token */
+    if (g->partial) o->versions = xrealloc(o->versions, (size_t)s->n * sizeof *o->versions);
+    for (int64_t t = o->n; g->partial && t < s->n; t++) o->versions[t] = ppo_version(g->s);
+    o->n = s->n;
+    o->ids = xrealloc(o->ids, (size_t)s->n * sizeof *o->ids);
+    o->logp = xrealloc(o->logp, (size_t)s->n * sizeof *o->logp);
+    memcpy(o->ids, s->ids, (size_t)s->n * sizeof *o->ids);
+    memcpy(o->logp, s->logp, (size_t)s->n * sizeof *o->logp);
+    if (g->partial || (g->s->k->sampling_log_probs && !g->validation)) {
+        o->sampling_logp = xrealloc(o->sampling_logp, (size_t)s->n * sizeof *o->sampling_logp);
+        memcpy(o->sampling_logp, s->logp_kept, (size_t)s->n * sizeof *o->sampling_logp);
+    }
+    o->finish = s->finish;
+    o->seconds += s->seconds;
+    o->ended = clock_wall();
+    o->n_preempted += s->n_preempted;
+    if (s->finish == ROLLOUT_INTERRUPTED) return 0;
+    xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
+    g->ended[g->n_ended++] = i;
+    return 0;
+}
+
+struct decoding {
+    const struct gen *g;
+    int *rc; /* of each */
+};
+static void decode_one(void *arg, int64_t part, int thread) {
+    const struct decoding *d = arg;
+    (void)thread;
+    d->rc[part] = gen_decode(d->g->in, &d->g->samples[d->g->ended[part]]);
+}
+
+/* Decodes those of g->ended by all threads: samples of one length end together, and the device waits. */
+static int decode_ended(struct gen *g) {
+    struct decoding d = {g, xcalloc((size_t)g->n_ended + 1, sizeof *d.rc)};
+    int rc = 0;
+    pool_run(g->in->threads, g->n_ended, decode_one, &d);
+    for (int64_t e = 0; e < g->n_ended && rc == 0; e++)
+        if (d.rc[e] < 0) rc = gen_decode(g->in, &g->samples[g->ended[e]]); /* its message on this thread */
+    free(d.rc);
+    return rc;
+}
+
+/* Submits finished samples to the scorers. */
+static int take_ended(struct gen *g) {
+    if (g->n_ended == 0) return 0;
+    TRY(decode_ended(g));
+    for (int64_t e = 0; e < g->n_ended; e++) {
+        const int64_t i = g->ended[e];
+        if (g->partial) count_over(g, i);
+        g->n_done++;
+        g->tokens += g->samples[i].n;
+        add_idle_passes(g, i);
+        TRY(score_submit(g, i));
+    }
+    g->n_ended = 0;
+    return 0;
+}
+
+/* The result of pass `pass`: a number for each token of sample i. */
+static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
+    struct gen *g = arg;
+    CHECK(n == g->samples[i].n);
+    g->samples[i].precomputed[pass] = xmalloc((size_t)n * sizeof *x + 1);
+    memcpy(g->samples[i].precomputed[pass], x, (size_t)n * sizeof *x);
+    g->n_precomputed++;
+    return 0;
+}
+
+/* Passes of this step over finished samples by weights that no update changes before them. */
+static int open_idle_passes(struct gen *g) {
+    struct worker *w = g->s->worker;
+    if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return 0;
+    if (worker_has(w, VERLC_REF) && !worker_collective(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
+    if (worker_has(w, VERLC_CRITIC) && g->s->k->pools.n[PPO_CRITIC] == 0) g->passes[g->n_passes++] = VERLC_CRITIC;
+    return worker_spare_open(w, g->passes, g->n_passes, on_pass, g);
+}
+
+void gen_drop_sample(struct gen_sample *s) {
+    free(s->ids);
+    free(s->logp);
+    free(s->sampling_logp);
+    free(s->token_bytes);
+    free(s->versions);
+    free(s->precomputed[0]);
+    free(s->precomputed[1]);
+    buf_free(&s->text);
+    s->ids = NULL;
+    s->token_bytes = NULL;
+    s->versions = NULL;
+    s->precomputed[0] = s->precomputed[1] = NULL;
+    s->logp = s->sampling_logp = NULL;
+}
+
+/* ---- submitting ---- */
+
+/* Sample i of a group that is partly generated, by the request of its group. */
+static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
+    const struct gen_sample *o = &g->samples[i];
+    const bool baseline = i % g->per == g->n;
+    if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
+    q.n = 1;
+    q.first_index = baseline ? 0 : i % g->per;
+    q.begun = o->ids;
+    q.begun_logp = o->logp;
+    q.begun_logp_kept = o->sampling_logp;
+    q.n_begun = o->n;
+    q.pause_at = o->pause_at;
+    if (baseline) q.temperature = 0;
+    if (baseline) q.user = (void *)((intptr_t)q.user + 1);
+    return worker_generate_add(g->s->worker, &q);
+}
+
+static int submit_group(struct gen *g, int64_t k) {
+    const struct gen_group *group = &g->groups[k];
+    const struct ppo_sampling *sp = g->sp;
+    struct batch_col *prompts, *uid;
+    TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
+    TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
+    struct rollout_request q = {
+        .prompt = prompts->i32 + prompts->off[group->row],
+        .n_prompt = batch_len(prompts, group->row),
+        .n = sp->n,
+        .max_tokens = g->s->k->max_response_length,
+        .temperature = (float)sp->temperature,
+        .top_p = (float)sp->top_p,
+        .min_p = (float)sp->min_p,
+        .repetition_penalty = (float)sp->repetition_penalty,
+        .top_k = (int32_t)sp->top_k,
+        .seed = group->seed,
+        .uid = (uint64_t)uid->i64[group->row],
+        .ignore_eos = sp->ignore_eos,
+        .user = (void *)(intptr_t)(2 * k),
+    };
+    bool parts = false;
+    for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
+    for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i, q));
+    if (parts) return 0;
+    TRY(worker_generate_add(g->s->worker, &q));
+    if (!g->baseline) return 0;
+    q.n = 1;
+    q.temperature = 0;
+    q.user = (void *)(intptr_t)(2 * k + 1);
+    return worker_generate_add(g->s->worker, &q);
+}
+
+int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples) {
+    const int64_t had = g->n_groups * g->per;
+    xgrow((void **)&g->groups, &g->cap_groups, g->n_groups + 1, sizeof *g->groups);
+    xgrow((void **)&g->samples, &g->cap_samples, had + g->per, sizeof *g->samples);
+    memset(g->samples + had, 0, (size_t)g->per * sizeof *g->samples);
+    if (samples) memcpy(g->samples + had, samples, (size_t)g->per * sizeof *samples);
+    g->groups[g->n_groups] = *group;
+    g->groups[g->n_groups].n_over = 0;
+    if (g->partial) g->over = xrealloc(g->over, (size_t)(g->n_groups + 1) * sizeof *g->over);
+    for (int64_t i = had; i < had + g->per; i++) {
+        g->samples[i].earlier = g->samples[i].over;
+        if (g->samples[i].over) count_over(g, i);
+    }
+    return submit_group(g, g->n_groups++);
+}
+
+/* ---- prompts ---- */
+
+uint64_t gen_epoch_seed(const struct stage *s) { return s->k->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
+
+static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
+    const int64_t *rows;
+    int64_t n;
+    int got = data_sampler_next(&s->run->sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&s->run->sampler, &rows, &n); /* a new epoch */
+    TRY(got);
+    CHECK(got == 1);
+    return rl_dataset_batch(in->data, rows, n, b);
+}
+
+/* The next prompt of the training data joins the running engine. */
+int gen_add_next_prompt(struct gen *g) {
+    struct gen_group group = {0};
+    struct batch *b = xcalloc(1, sizeof *b);
+    group.data_row = data_sampler_take(&g->s->run->sampler);
+    group.seed = gen_epoch_seed(g->s);
+    const int rc = rl_dataset_batch(g->in->data, &group.data_row, 1, b);
+    if (rc < 0) {
+        free(b);
+        return rc;
+    }
+    group.prompts = group.owned = b;
+    return gen_add_group(g, &group, NULL);
+}
+
+/* ---- the run ---- */
+
+int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
+    const int64_t k = tag / g->per;
+    g->samples[tag].reward = *r;
+    g->samples[tag].scored = true;
+    g->samples[tag].scoring = clock_now() - g->samples[tag].requested;
+    stage_beat(g->s->run->stages);
+    return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
+}
+
+static void show_progress(struct gen *g, int64_t sampled) {
+    const double now = clock_now();
+    if (g->overlapped || now - g->shown < 0.2) return;
+    track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
+                   (double)sampled / (now - g->start));
+    g->shown = now;
+}
+
+int gen_interrupt(struct gen *g) {
+    TRY(worker_generate_interrupt(g->s->worker));
+    return take_ended(g);
+}
+
+int gen_step(struct gen *g, bool wait) {
+    const int more = worker_generate_step(g->s->worker, wait);
+    TRY(more);
+    TRY(take_ended(g));
+    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(gen_interrupt(g));
+    TRY(score_take(g, more, wait));          /* may add further prompts */
+    if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
+    const struct rollout_stats st = worker_generate_stats(g->s->worker);
+    show_progress(g, st.sampled);
+    if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
+    if (!g->overlapped) TRY(stage_check_stop());
+    return 1;
+}
+
+/* ---- the batch ---- */
+
+/* Row i's. */
+#define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
+
+/* What idle ranks have computed of the samples; rows without are empty. */
+static int add_precomputed(struct gen *g, const int64_t *kept, struct batch *b) {
+    int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
+    int rc = 0;
+    for (int p = 0; p < g->n_passes && g->n_precomputed > 0 && rc == 0; p++) {
+        struct batch_col *c;
+        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->precomputed[p] ? SAMPLE(i)->n : 0;
+        rc = batch_add(b, g->passes[p] == VERLC_REF ? PPO_REF_PRECOMPUTED : PPO_VALUES_PRECOMPUTED, BATCH_F32, lens, NULL, &c);
+        for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
+            if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
+    }
+    free(lens);
+    return rc;
+}
+
+/* Columns of the samples of the kept groups; b has their prompts, each n times. */
+static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
+    const int64_t n = b->n_rows;
+    int64_t *lens = xmalloc((size_t)n * sizeof *lens);
+    struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *scoring,
+        *ended, *preempted, *group, *versions;
+    int rc = 0;
+    for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
+    TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "param_versions", BATCH_I32, lens, NULL, NULL), out);
+    const bool sampling = g->s->k->sampling_log_probs && !g->validation;
+    if (sampling) TRYG(batch_add(b, "sampling_log_probs", BATCH_F32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "token_bytes", BATCH_I32, lens, NULL, NULL), out);
+    TRYG(batch_add(b, "finish", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "text", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_status", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_message", BATCH_STR, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "score", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "sample_index", BATCH_I64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "group", BATCH_I64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "seconds", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "scoring_seconds", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "ended", BATCH_F64, NULL, NULL, NULL), out);
+    TRYG(batch_add(b, "num_preempted", BATCH_I64, NULL, NULL, NULL), out);
+    ids = batch_find(b, "responses");
+    logp = batch_find(b, "rollout_log_probs");
+    versions = batch_find(b, "param_versions");
+    sampled = batch_find(b, "sampling_log_probs");
+    finish = batch_find(b, "finish");
+    text = batch_find(b, "text");
+    bytes = batch_find(b, "token_bytes");
+    status = batch_find(b, "reward_status");
+    message = batch_find(b, "reward_message");
+    score = batch_find(b, "score");
+    extra = batch_find(b, "reward_extra_info");
+    index = batch_find(b, "sample_index");
+    group = batch_find(b, "group");
+    seconds = batch_find(b, "seconds");
+    scoring = batch_find(b, "scoring_seconds");
+    ended = batch_find(b, "ended");
+    preempted = batch_find(b, "num_preempted");
+    for (int64_t i = 0; i < n; i++) {
+        struct gen_sample *s = SAMPLE(i);
+        CHECK(s->scored);
+        memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
+        memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
+        if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
+        for (int64_t t = 0; t < s->n; t++) versions->i32[versions->off[i] + t] = s->versions ? s->versions[t] : ppo_version(g->s);
+        for (int64_t t = 0; t < s->n; t++) bytes->i32[bytes->off[i] + t] = s->token_bytes[t];
+        const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status),
+                   *why = s->reward.message ? s->reward.message : "";
+        batch_set_str(finish, i, finish_name, strlen(finish_name));
+        batch_set_str(text, i, s->text.p, s->text.n);
+        batch_set_str(status, i, status_name, strlen(status_name));
+        batch_set_str(message, i, why, strlen(why));
+        score->f64[i] = s->reward.status == REWARD_SCORE ? s->reward.score : NAN;
+        json_decref(extra->json[i]);
+        extra->json[i] = s->reward.extra ? json_incref(s->reward.extra) : json_object();
+        index->i64[i] = i % g->n;
+        group->i64[i] = i / g->n;
+        seconds->f64[i] = s->seconds;
+        scoring->f64[i] = s->scoring;
+        ended->f64[i] = s->ended;
+        preempted->i64[i] = s->n_preempted;
+    }
+    TRYG(add_precomputed(g, kept, b), out);
+    if (!g->baseline) goto out;
+    struct batch_col *baseline;
+    TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
+    for (int64_t i = 0; i < n; i++) {
+        const struct reward_result *r = &g->samples[kept[i / g->n] * g->per + g->n].reward;
+        baseline->f64[i] = r->status == REWARD_SCORE ? r->score : NAN;
+    }
+out:
+    free(lens);
+    return rc;
+}
+
+static void rollout_metrics(const struct gen *g) {
+    struct metrics *m = &g->s->run->metrics;
+    const struct rollout_stats st = worker_generate_stats(g->s->worker);
+    metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
+    metrics_set(m, (double)st.preempted, "rollout/num_preempted");
+    if (g->n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
+    metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
+    if (!g->filter) return;
+    const int64_t size = g->s->k->filter.gen_batch_size;
+    metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");
+    metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
+}
+
+int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out) {
+    int64_t *rows = xmalloc((size_t)n * sizeof *rows);
+    struct batch own = {0};
+    int rc = 0;
+    for (int64_t k = 0; k < n; k++) rows[k] = g->groups[kept[k]].data_row;
+    TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
+    TRYG(batch_repeat(out, &own, g->n), out);
+    rc = add_columns(g, kept, out);
+    if (rc < 0) batch_free(out);
+out:
+    batch_free(&own);
+    free(rows);
+    return rc;
+}
+
+/* The kept groups, in the order of the data, as a batch. */
+static int collect(struct gen *g, const struct batch *prompts, struct batch *out) {
+    int64_t *kept = xmalloc((size_t)g->n_groups * sizeof *kept), n = 0;
+    int rc = 0;
+    for (int64_t k = 0; k < g->n_groups; k++)
+        if (!g->groups[k].useless) kept[n++] = k;
+    if (!prompts) {
+        rc = gen_collect(g, kept, n, out);
+    } else {
+        rc = batch_repeat(out, prompts, g->n);
+        if (rc == 0) rc = add_columns(g, kept, out);
+        if (rc < 0) batch_free(out);
+    }
+    free(kept);
+    return rc;
+}
+
+static void gen_free(struct gen *g) {
+    worker_generate_end(g->s->worker);
+    worker_spare_close(g->s->worker);
+    for (int64_t i = 0; i < g->n_groups * g->per; i++) {
+        gen_drop_sample(&g->samples[i]);
+        if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
+    }
+    for (int64_t k = 0; k < g->n_groups; k++) {
+        if (!g->groups[k].owned) continue;
+        batch_free(g->groups[k].owned);
+        free(g->groups[k].owned);
+    }
+    free(g->samples);
+    free(g->groups);
+    free(g->over);
+    free(g->ended);
+}
+
+int gen_begin(struct gen *g) {
+    const struct ppo_config *k = g->s->k;
+    g->engine = (struct rollout_config){.no_prefix_cache = !k->prefix_cache, .tok = g->in->tok, .done = on_sample, .done_arg = g};
+    g->n = g->sp->n;
+    g->baseline = !g->validation && (k->adv->needs & ALGO_NEEDS_BASELINES);
+    g->per = g->n + (g->baseline ? 1 : 0);
+    g->start = clock_now();
+    TRY(worker_send_weights(g->s->worker));
+    if (!g->validation) metrics_set(&g->s->run->metrics, clock_now() - g->start, "timing_s/update_weights");
+    TRY(worker_generate_begin(g->s->worker, &g->engine));
+    return open_idle_passes(g);
+}
+
+int gen_run(struct gen *g) {
+    int more;
+    while ((more = gen_step(g, true)) > 0) {
+    }
+    TRY(more);
+    score_report_errors(g);
+    if (!g->validation) rollout_metrics(g);
+    return 0;
+}
+
+void gen_end(struct gen *g, int rc) {
+    if (rc < 0) score_drop(g); /* pending answers are dropped */
+    gen_free(g);
+}
+
+/* prompts NULL: from the training data, filtered. */
+static int begin(struct gen *g, const struct batch *prompts, uint64_t seed) {
+    TRY(gen_begin(g));
+    for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
+        TRY(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL));
+    for (int64_t r = 0; !prompts && r < g->s->k->train_batch_size; r++) TRY(gen_add_next_prompt(g));
+    return 0;
+}
+
+int ppo_generate(const struct stage *s, const struct generation *in, const struct ppo_generate_args *a, struct batch *out) {
+    struct gen g = {.s = s, .in = in, .sp = a->sampling, .validation = a->validation};
+    int rc = begin(&g, a->prompts, a->seed);
+    if (rc == 0) rc = gen_run(&g);
+    if (rc == 0) rc = collect(&g, a->prompts, out);
+    gen_end(&g, rc);
+    return rc;
+}
+
+/* ---- a rollout that is overlapped with other stages ---- */
+
+struct rollout_async {
+    struct stage s;
+    struct generation in;
+    struct gen g;
+    struct batch prompts; /* n_cols 0: taken one by one (filter_groups) */
+    bool over;
+};
+
+static int step_overlapped(void *arg) {
+    struct rollout_async *a = arg;
+    if (a->over || stage_stop_due()) return 0;
+    const int more = gen_step(&a->g, false);
+    a->over = more <= 0;
+    return more < 0 ? more : 0;
+}
+
+static const struct batch *prompts_of(const struct rollout_async *a) { return a->g.filter ? NULL : &a->prompts; }
+
+int ppo_rollout_start(const struct stage *s, const struct generation *in, struct rollout_async **out) {
+    struct rollout_async *a = xcalloc(1, sizeof *a);
+    a->s = *s;
+    a->in = *in;
+    a->g = (struct gen){.s = &a->s,
+                        .in = &a->in,
+                        .sp = &a->s.k->train,
+                        .filter = s->k->filter.enable,
+                        .overlapped = worker_generates_apart(s->worker)};
+    int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
+    if (rc < 0) {
+        free(a);
+        return rc;
+    }
+    rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
+    if (rc == 0 && a->g.overlapped) worker_beside(s->worker, step_overlapped, a);
+    else if (rc == 0) rc = gen_run(&a->g);
+    if (rc == 0 && !a->g.overlapped) worker_generate_end(s->worker); /* ranks get other calls now, a judge none */
+    if (rc < 0) ppo_rollout_drop(a);
+    else *out = a;
+    return rc;
+}
+
+/* Frees it. */
+static void rollout_async_free(struct rollout_async *a) {
+    worker_beside(a->s.worker, NULL, NULL);
+    batch_free(&a->prompts);
+    free(a);
+}
+
+int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
+    const bool overlapped = a->g.overlapped;
+    int rc = 0;
+    worker_beside(a->s.worker, NULL, NULL);
+    a->g.overlapped = false;
+    if (overlapped) rc = gen_run(&a->g);
+    if (rc == 0) rc = collect(&a->g, prompts_of(a), out);
+    gen_end(&a->g, rc);
+    rollout_async_free(a);
+    return rc;
+}
+
+void ppo_rollout_drop(struct rollout_async *a) {
+    struct err_saved why;
+    if (!a) return;
+    err_save(&why);
+    gen_end(&a->g, ERR_SIGNAL);
+    rollout_async_free(a);
+    err_restore(&why);
+}
+
+int ppo_rollout(const struct stage *s, const struct generation *in, struct batch *out) {
+    struct rollout_async *a;
+    TRY(ppo_rollout_start(s, in, &a));
+    return ppo_rollout_wait(a, out);
+}

@@ -1,0 +1,260 @@
+/* worker_reward_model.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of
+ * generation, and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call.
+ * Invariant: a score depends on its own sample alone (reward_model.h), so not on which rank gave it. */
+#include "ppo/worker/worker_ranks.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A slice of scoring on a rank, and how many samples wait before one begins, unless no more come. */
+#define SCORE_S 0.05
+enum { ENOUGH = 8 };
+
+/* What a sample has in addition to its JSON: lengths of prompt and response in tokens, of the response's text in bytes. */
+struct score_item {
+    int64_t tag, n_prompt, n_response, n_text;
+    uint64_t seed, uid;
+};
+struct share {
+    json_t *texts;            /* of those that wait: [messages, ground truth] */
+    struct score_item *items; /* (n) */
+    struct buf bytes;         /* prompts and responses, one after the other */
+    int64_t n, cap, open;     /* open: waiting, or at the rank */
+};
+struct scored {
+    int64_t tag;
+    struct reward_result result;
+};
+struct worker_scores {
+    struct rank_dealing *dispatch;
+    bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
+    bool flush, judge_busy;
+    bool alone;          /* on ranks that do nothing else */
+    struct share *share; /* of each rank */
+    struct scored *done;
+    int64_t n_done, cap_done, at_done;
+};
+
+/* ---- the controller ---- */
+
+static void share_clear(struct share *s) {
+    json_decref(s->texts);
+    free(s->items);
+    buf_free(&s->bytes);
+    s->texts = NULL;
+    s->items = NULL;
+    s->n = s->cap = 0;
+}
+
+static int start(void *arg, int rank) {
+    struct worker_scores *s = arg;
+    struct share *h = &s->share[rank];
+    const bool judge = s->judge && rank == 0, scores = h->open > 0 && (s->flush || h->n >= ENOUGH || s->generates);
+    if (!judge && !scores) return 0;
+    struct message m = message_new(true);
+    json_object_set_new(m.head, "flush", json_boolean(s->flush));
+    json_object_set(m.head, "texts", h->texts ? h->texts : json_null());
+    message_add(&m, h->items, (size_t)h->n * sizeof *h->items);
+    message_add(&m, h->bytes.p, h->bytes.n);
+    const int rc = rank_group_start(s->dispatch->g, rank, "score", &m);
+    message_free(&m);
+    share_clear(h);
+    return rc < 0 ? rc : 1;
+}
+
+static int take_one(struct worker_scores *s, const json_t *x, double score, const char *who) {
+    const char *message = NULL;
+    struct scored one = {0};
+    int64_t status;
+    TRY(json_i64(x, "tag", &one.tag, who));
+    TRY(json_i64(x, "status", &status, who));
+    TRY(json_str_opt(x, "message", &message, who));
+    one.result = (struct reward_result){.status = (enum reward_status)status,
+                                        .score = score,
+                                        .extra = json_incref(json_object_get(x, "extra")),
+                                        .message = message ? xstrdup(message) : NULL};
+    xgrow((void **)&s->done, &s->cap_done, s->n_done + 1, sizeof *s->done);
+    s->done[s->n_done++] = one;
+    return 0;
+}
+
+static int take(void *arg, int rank, const struct hub_reply *reply) {
+    struct worker_scores *s = arg;
+    struct message_reader in = rank_group_reader(s->dispatch->g, rank, reply);
+    const json_t *results = json_object_get(in.head, "results");
+    const size_t n = json_array_size(results);
+    struct comm_bytes scores;
+    if (rank == 0) s->judge_busy = json_is_true(json_object_get(in.head, "busy"));
+    TRY(message_next(&in, n * sizeof(double), &scores));
+    for (size_t i = 0; i < n; i++) TRY(take_one(s, json_array_get(results, i), ((const double *)scores.p)[i], in.who));
+    s->share[rank].open -= (int64_t)n;
+    return 0;
+}
+
+int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
+    struct worker_scores *s = xcalloc(1, sizeof *s);
+    s->dispatch = d;
+    s->alone = alone;
+    s->model = k->rm.enable && !k->rm.judge.serve;
+    s->generates = s->model && k->rm.judge.prompt_template;
+    s->judge = k->rm.enable && k->rm.judge.serve;
+    s->share = xcalloc((size_t)d->g->n, sizeof *s->share);
+    if (k->rm.enable) d->between = (struct rank_between){s, start, take};
+    *out = s;
+    return 0;
+}
+
+static void forget(struct worker_scores *s) {
+    for (int r = 0; r < s->dispatch->g->n; r++) {
+        share_clear(&s->share[r]);
+        s->share[r].open = 0;
+    }
+    for (; s->at_done < s->n_done; s->at_done++) reward_result_free(&s->done[s->at_done].result);
+    s->at_done = s->n_done = 0;
+}
+
+void worker_scores_close(struct worker_scores *s) {
+    if (!s) return;
+    forget(s);
+    free(s->share);
+    free(s->done);
+    free(s);
+}
+
+int worker_scores_submit(struct worker_scores *s, const struct reward_model_sample *x, int64_t tag) {
+    struct share *h = s->share;
+    for (int r = 1; r < s->dispatch->g->n; r++)
+        if (s->share[r].open < h->open) h = &s->share[r];
+    if (!h->texts) h->texts = json_array();
+    xgrow((void **)&h->items, &h->cap, h->n + 1, sizeof *h->items);
+    h->items[h->n++] =
+        (struct score_item){tag, x->n_prompt, x->n_response, (int64_t)x->judge.n_response, x->judge.seed, x->judge.uid};
+    json_array_append_new(h->texts, json_pack("[O?, O?]", x->messages, x->judge.ground_truth));
+    TRY(buf_add(&h->bytes, x->prompt, (size_t)x->n_prompt * 4));
+    TRY(buf_add(&h->bytes, x->response, (size_t)x->n_response * 4));
+    TRY(buf_add(&h->bytes, x->judge.response, x->judge.n_response));
+    h->open++;
+    return 0;
+}
+
+/* On ranks that generate too, the calls are made by the dispatch of generation, which continues while scores are pending. */
+int worker_scores_step(struct worker_scores *s, bool flush) {
+    s->flush = flush;
+    if (s->alone) TRY(rank_generate_step(s->dispatch, false));
+    return s->judge_busy;
+}
+
+int worker_scores_poll(struct worker_scores *s, int64_t *tag, struct reward_result *out) {
+    if (s->at_done == s->n_done) return 0;
+    *tag = s->done[s->at_done].tag;
+    *out = s->done[s->at_done++].result;
+    if (s->at_done == s->n_done) s->at_done = s->n_done = 0;
+    return 1;
+}
+
+int64_t worker_scores_pending(const struct worker_scores *s) {
+    int64_t n = s->n_done - s->at_done;
+    for (int r = 0; r < s->dispatch->g->n; r++) n += s->share[r].open;
+    return n;
+}
+
+void worker_scores_rest(struct worker_scores *s) {
+    struct err_saved why;
+    if (!s->alone) return;
+    err_save(&why);
+    rank_group_drain(s->dispatch->g); /* of a judge, which is polled all the time */
+    s->judge_busy = false;
+    err_restore(&why);
+}
+
+void worker_scores_drop(struct worker_scores *s) {
+    struct err_saved why;
+    err_save(&why);
+    rank_group_drain(s->dispatch->g);
+    forget(s);
+    if (s->model || s->judge) (void)rank_group_plain_call(s->dispatch->g, "score_drop", json_object(), NULL);
+    err_restore(&why);
+}
+
+/* ---- a rank ---- */
+
+/* x's pointers go into bytes, from *at on. */
+static int read_item(const struct score_item *i, const json_t *texts, const struct comm_bytes *bytes, size_t *at,
+                     struct reward_model_sample *x) {
+    const size_t prompt = (size_t)i->n_prompt * 4, response = (size_t)i->n_response * 4, text = (size_t)i->n_text;
+    if (i->n_prompt < 0 || i->n_response < 0 || i->n_text < 0 || prompt + response + text > bytes->n - *at)
+        FAIL(ERR_FORMAT, "the controller sent a sample to be scored without its tokens");
+    const json_t *messages = json_array_get(texts, 0), *truth = json_array_get(texts, 1);
+    const char *p = (const char *)bytes->p + *at;
+    *x = (struct reward_model_sample){.messages = json_is_null(messages) ? NULL : messages,
+                                      .prompt = (const int32_t *)(const void *)p,
+                                      .n_prompt = i->n_prompt,
+                                      .response = (const int32_t *)(const void *)(p + prompt),
+                                      .n_response = i->n_response,
+                                      .judge = {.messages = json_is_null(messages) ? NULL : messages,
+                                                .response = p + prompt + response,
+                                                .n_response = text,
+                                                .ground_truth = json_is_null(truth) ? NULL : truth,
+                                                .seed = i->seed,
+                                                .uid = i->uid}};
+    *at += prompt + response + text;
+    return 0;
+}
+
+/* Those of the call join those that wait. */
+static int submit_all(struct worker *w, const struct comm_call *call) {
+    struct message_reader in = {.head = call->args, .arrays = call->arrays, .n = call->n_arrays, .who = "the controller"};
+    const json_t *texts = json_object_get(call->args, "texts");
+    const struct score_item *items;
+    struct comm_bytes bytes;
+    size_t at = 0;
+    int64_t n;
+    TRY(message_items(&in, sizeof *items, &n, (void **)&items));
+    TRY(message_next(&in, SIZE_MAX, &bytes));
+    for (int64_t i = 0; i < n; i++) {
+        struct reward_model_sample x;
+        char *aligned; /* texts between them are of any length */
+        const size_t from = at;
+        TRY(read_item(&items[i], json_array_get(texts, (size_t)i), &bytes, &at, &x));
+        aligned = xmalloc(at - from + 1);
+        memcpy(aligned, (const char *)bytes.p + from, at - from);
+        x.prompt = (const int32_t *)(const void *)aligned;
+        x.response = x.prompt + x.n_prompt;
+        const int rc = worker_score_submit(w, &x, items[i].tag);
+        free(aligned);
+        TRY(rc);
+    }
+    return 0;
+}
+
+int worker_scores_answer(struct worker *w, const struct comm_call *call, struct ctl_result *out) {
+    const double until = clock_now() + SCORE_S;
+    bool flush;
+    int more, rc = 0;
+    TRY(json_bool(call->args, "flush", &flush, call->name));
+    TRY(submit_all(w, call));
+    do TRY(more = worker_score_step(w, flush));
+    while (more && clock_now() < until);
+    struct message m = message_new(false);
+    struct scored one;
+    struct buf scores = {0};
+    json_t *results = json_array();
+    json_object_set_new(m.head, "results", results);
+    json_object_set_new(m.head, "busy", json_boolean(more));
+    while (rc == 0 && worker_score_poll(w, &one.tag, &one.result) > 0) {
+        json_array_append_new(results, json_pack("{s:I, s:i, s:O?, s:s?}", "tag", (json_int_t)one.tag, "status",
+                                                 (int)one.result.status, "extra", one.result.extra, "message", one.result.message));
+        rc = buf_add(&scores, &one.result.score, sizeof one.result.score);
+        reward_result_free(&one.result);
+    }
+    message_add(&m, scores.p, scores.n);
+    buf_free(&scores);
+    if (rc == 0) *out = (struct ctl_result){m.head, m.arrays, m.n};
+    else message_free(&m);
+    return rc;
+}

@@ -1,0 +1,63 @@
+/* weight_sync.c - see weight_sync.h. */
+#include "ranks/weight_sync.h"
+
+#include "device/collective/collective.h"
+#include "model/lora/lora.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdlib.h>
+
+enum { ALIGN = 256 };
+
+struct rank_weights {
+    struct dev *dev;
+    struct dev_group *group;
+    char *p; /* what is sent */
+    size_t bytes;
+    size_t *at;        /* (size + 1): the share of each rank */
+    struct tensor sum; /* (1) i64, device */
+};
+
+static int open_weights(struct rank_weights *w, struct comm *c, int trainers) {
+    void *sum = NULL;
+    TRY(dev_group_open(&w->group, w->dev, c));
+    TRY(dev_group_share(w->group, w->p, w->bytes));
+    TRY(dev_alloc(w->dev, sizeof(uint64_t), &sum));
+    w->sum = tensor_1d(sum, DT_I64, 1);
+    const int size = comm_size(c);
+    w->at = xcalloc((size_t)size + 1, sizeof *w->at);
+    for (int r = 1; r <= size; r++) {
+        const size_t share = w->bytes / (size_t)trainers / ALIGN * ALIGN;
+        w->at[r] = r >= trainers ? w->bytes : (size_t)r * share;
+    }
+    return 0;
+}
+
+int rank_weights_open(struct rank_weights **out, struct dev *d, struct comm *c, struct model *m, int trainers) {
+    struct rank_weights *w = xcalloc(1, sizeof *w);
+    CHECK(trainers >= 1 && trainers <= comm_size(c));
+    w->dev = d;
+    void *p;
+    model_trained_weights(m, &p, &w->bytes);
+    w->p = p;
+    const int rc = open_weights(w, c, trainers);
+    if (rc < 0) rank_weights_close(w);
+    else *out = w;
+    return rc;
+}
+
+void rank_weights_close(struct rank_weights *w) {
+    if (!w) return;
+    dev_group_close(w->group);
+    if (w->sum.data) dev_free(w->dev, w->sum.data, sizeof(uint64_t));
+    free(w->at);
+    free(w);
+}
+
+int rank_weights_send(struct rank_weights *w, uint64_t *sum) {
+    TRY(dev_group_all_gather(w->group, w->p, w->at, 1));
+    TRY(dev_checksum(w->dev, w->sum, tensor_1d(w->p, DT_U8, (int64_t)w->bytes)));
+    return dev_copy_out(w->dev, sum, w->sum.data, sizeof *sum);
+}

@@ -1,0 +1,20 @@
+/* unusual_values.h - numbers of a configuration that are hardly intended (unusual_values.def): one line each at the start of a
+ * run. */
+#ifndef VERLC_RUN_UNUSUAL_VALUES_H
+#define VERLC_RUN_UNUSUAL_VALUES_H
+
+#include "base/buf.h"
+#include "conf/conf.h"
+
+struct unusual_value { /* a row of unusual_values.def, which says what the members are */
+    const char *key;
+    double least, most, off;
+    const char *text;
+};
+const struct unusual_value *unusual_value_rows(size_t *n); /* all rows; *n: how many */
+/* "0 to 1", "at least 0.001", appended. */
+void unusual_value_range(const struct unusual_value *u, struct buf *out);
+/* Calls say with a line for each number that the user has set and that is outside its row. */
+void unusual_values_find(const struct conf *c, void (*say)(void *arg, const char *line), void *arg);
+
+#endif

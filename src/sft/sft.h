@@ -1,0 +1,17 @@
+/* sft.h - the program `verlc sft`, and for `verlc plan` its memory plan and its time. */
+#ifndef VERLC_SFT_H
+#define VERLC_SFT_H
+
+#include "conf/conf.h"
+#include "plan/run_plan.h"
+
+/* As those of ppo/ppo.h. */
+int train_sft(const struct conf *c);
+int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+
+/* As those of ppo/plan/probe.h. */
+struct time_probe;
+int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out);
+int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out);
+
+#endif

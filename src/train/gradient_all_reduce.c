@@ -1,0 +1,444 @@
+/* gradient_all_reduce.c - see gradient_all_reduce.h.
+ *
+ * The ring is taken in turn by the buckets of a wave, then by the rows of the token embedding. A place is reused when all
+ * ranks have read its fold. The head of a model with tied embeddings has memory of its own, since its fold waits
+ * for the rows.
+ * A chunk of several micro-batches is one flat array in place of both, with the rows added to the table in it: it is written again
+ * when all ranks have read the last fold. */
+#include "train/gradient_all_reduce.h"
+
+#include "comm/comm.h"
+#include "model/master_weights.h"
+#include "model/parallel/weight_streaming.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256 }; /* bytes: a bucket lies as in a flat array modulo this */
+
+struct place { /* of the ring, until its fold has been read */
+    size_t lo, hi;
+    int64_t ticket;
+};
+
+struct rank_gradients {
+    struct dev *dev;
+    struct dev_group *g;
+    struct model *m;
+    int rank, size;
+    float *sums; /* (m->n_master), borrowed */
+    /* the buckets, in the order of backward: their cuts, and where this rank's part is in sums */
+    struct model_range *bucket;
+    int64_t n_buckets;
+    int64_t *cut;    /* (n_buckets, size + 1), from the bucket's first element on */
+    int64_t *own_at; /* (n_buckets) */
+    bool tied, rows; /* rows: the token embedding is trained */
+    /* the ring, and the head's memory where it is tied: shared */
+    char *ring;
+    size_t ring_bytes, ring_at, table_bytes, chunk_bytes;
+    struct place *places; /* oldest first */
+    int64_t n_places, cap_places;
+    float *table;
+    float *chunk;        /* (m->n_train), shared; NULL: the ring and the table instead */
+    int64_t last_ticket; /* of the table, or with a chunk of all; 0: not folded yet */
+    /* the wave under way */
+    int n;
+    const int64_t *n_rows;
+    bool add;     /* onto the sums of chunks before */
+    bool more;    /* the pass adds to the chunk */
+    int64_t next; /* bucket */
+    struct place open;
+    float *open_at;
+    /* the step */
+    bool shares;       /* the weights are sharded: each rank writes its own */
+    float *whole;      /* (m->n_train) f32, shared: the new master of all ranks; NULL: m->flat is gathered, or nothing */
+    size_t *gather_at; /* (n_buckets, size + 1) bytes */
+    int *owner;        /* (n_segments) of the model */
+    int64_t n_segments;
+    size_t *sums_at; /* (size + 1) bytes */
+    double *parts, *squares;
+};
+
+struct model_shard rank_shard(const struct dev_group *g, const struct optim_config *c) {
+    if (!g) return (struct model_shard){0};
+    return (struct model_shard){.rank = dev_group_rank(g), .size = dev_group_size(g), .whole_matrices = c && c->kind == OPTIM_MUON};
+}
+
+/* ---- memory ---- */
+
+static size_t length(struct model_range r) { return (size_t)(r.hi - r.lo) * sizeof(float); }
+static size_t up(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* What rows of the token embedding take: dx, then ids. */
+static size_t rows_bytes(const struct model *m, int64_t rows) {
+    return up((size_t)(rows * m->cfg.hidden) * sizeof(float)) + (size_t)rows * sizeof(int32_t);
+}
+
+struct room {
+    size_t ring, table, chunk; /* bytes; table 0: not tied; either the first two or the last */
+};
+
+/* Two places at least, so that a bucket is made while the one before is read; of small ones three. */
+static struct room room_of(const struct model *m, const struct model_range *bucket, int64_t n, int64_t max_rows, bool chunks) {
+    const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
+    size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, max_rows);
+    if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
+    for (int64_t i = tied; i < n - untied_table; i++) {
+        most = larger(most, length(bucket[i]));
+        if (m->lora || i >= 2) layer = larger(layer, length(bucket[i]));
+    }
+    most += 2 * ALIGN;
+    layer += 2 * ALIGN;
+    return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[0]) : 0};
+}
+
+int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
+    const struct model_shard s = {.size = a->ranks, .whole_matrices = a->optim->kind == OPTIM_MUON};
+    struct model *m;
+    struct model_range *bucket;
+    TRY(model_shape(&m, a->config, a->dev, a->open->act, a->open->quant, a->lora));
+    m->flags = a->open->flags;
+    const int64_t n = model_buckets(m, &bucket);
+    const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
+    *out =
+        (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks, a->local)};
+    if (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && (a->lora || !model_is_flat(m)))
+        out->exchange += (size_t)m->n_train * sizeof(float);
+    out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
+    out->moments = optim_part_bytes(m, a->optim, s, &out->host);
+    free(bucket);
+    model_shape_free(m);
+    return 0;
+}
+
+/* Nothing where bytes is 0. */
+static int share(struct dev_group *g, struct dev *d, size_t bytes, void *out) {
+    void *p = NULL;
+    if (bytes == 0) return 0;
+    TRY(dev_alloc(d, bytes, &p));
+    memcpy(out, &p, sizeof p); /* from here on *out must be freed */
+    return dev_group_share(g, p, bytes);
+}
+
+/* The cuts of all buckets, where this rank's parts are in sums, and the bytes of the gathered array. */
+static void make_cuts(struct rank_gradients *r) {
+    const int64_t n = r->n_buckets, stride = r->size + 1;
+    const size_t unit = r->whole ? sizeof(float) : dtype_size(r->m->act);
+    struct model_range *part = xmalloc((size_t)r->size * sizeof *part);
+    r->cut = xmalloc((size_t)(n * stride) * sizeof *r->cut);
+    r->gather_at = xmalloc((size_t)(n * stride) * sizeof *r->gather_at);
+    r->own_at = xcalloc((size_t)n, sizeof *r->own_at);
+    for (int64_t i = 0; i < n; i++) {
+        model_cut(r->m, r->bucket[i], r->size, r->m->shard.whole_matrices, part);
+        for (int k = 0; k <= r->size; k++) {
+            const int64_t at = k < r->size ? part[k].lo : r->bucket[i].hi;
+            r->cut[i * stride + k] = at - r->bucket[i].lo;
+            r->gather_at[i * stride + k] = (size_t)at * unit;
+        }
+        for (int64_t k = 0; k < r->m->n_own && r->m->own[k].lo < part[r->rank].lo; k++)
+            r->own_at[i] += r->m->own[k].hi - r->m->own[k].lo;
+    }
+    free(part);
+}
+
+/* The owner of each segment. */
+static void find_owners(struct rank_gradients *r) {
+    const struct model *m = r->m;
+    const int64_t stride = r->size + 1;
+    int64_t s = 0;
+    r->n_segments = model_n_segments(m);
+    r->owner = xcalloc((size_t)r->n_segments, sizeof *r->owner);
+    r->sums_at = xcalloc((size_t)stride, sizeof *r->sums_at);
+    r->parts = xmalloc((size_t)r->n_segments * sizeof *r->parts);
+    r->squares = xmalloc((size_t)r->n_segments * sizeof *r->squares);
+    for (int64_t p = 0; p < m->n_train_params; p++) {
+        const struct model_param *x = &m->train_params[p];
+        int64_t i = 0;
+        while (x->offset < r->bucket[i].lo || x->offset >= r->bucket[i].hi) i++;
+        for (int64_t lo = 0; lo < x->rows * x->cols; lo += DEV_SEGMENT, s++) {
+            const int64_t *const cut = r->cut + i * stride, at = x->offset + lo - r->bucket[i].lo;
+            while (at >= cut[r->owner[s] + 1]) r->owner[s]++;
+            for (int k = r->owner[s] + 1; k <= r->size; k++) r->sums_at[k] += sizeof *r->parts;
+        }
+    }
+}
+
+int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, bool chunks,
+                          float *sums) {
+    struct rank_gradients *r = *out = xcalloc(1, sizeof *r);
+    *r = (struct rank_gradients){.dev = m->dev,
+                                 .g = g,
+                                 .m = m,
+                                 .rank = dev_group_rank(g),
+                                 .size = dev_group_size(g),
+                                 .sums = sums,
+                                 .tied = !m->lora && m->g_head == m->g_embed,
+                                 .rows = !m->lora,
+                                 .shares = m->flags & MODEL_SHARDED_WEIGHTS};
+    CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
+    r->n_buckets = model_buckets(m, &r->bucket);
+    const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
+    r->ring_bytes = room.ring;
+    r->table_bytes = room.table;
+    r->chunk_bytes = room.chunk;
+    TRY(share(g, r->dev, room.ring, &r->ring));
+    TRY(share(g, r->dev, room.table, &r->table));
+    TRY(share(g, r->dev, room.chunk, &r->chunk));
+    if (r->shares) CHECK(!m->lora);
+    else if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
+    else TRY(dev_group_share(g, m->weights, m->weights_bytes));
+    make_cuts(r);
+    find_owners(r);
+    return 0;
+}
+
+void rank_gradients_destroy(struct rank_gradients *r) {
+    if (!r) return;
+    dev_free(r->dev, r->ring, r->ring_bytes);
+    dev_free(r->dev, r->table, r->table_bytes);
+    dev_free(r->dev, r->chunk, r->chunk_bytes);
+    dev_free(r->dev, r->whole, r->whole ? (size_t)r->m->n_train * sizeof(float) : 0);
+    free(r->bucket);
+    free(r->cut);
+    free(r->own_at);
+    free(r->places);
+    free(r->gather_at);
+    free(r->owner);
+    free(r->sums_at);
+    free(r->parts);
+    free(r->squares);
+    free(r);
+}
+
+/* ---- a wave ---- */
+
+/* The next place of the ring, congruent with byte `like` of a flat array. All ranks have read its previous content. */
+static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) {
+    size_t lo = up(r->ring_at) + like % ALIGN;
+    int64_t kept = 0;
+    if (lo + bytes > r->ring_bytes) lo = like % ALIGN;
+    CHECK(lo + bytes <= r->ring_bytes);
+    r->open = (struct place){.lo = lo, .hi = lo + bytes};
+    r->ring_at = lo + bytes;
+    for (int64_t i = 0; i < r->n_places; i++) {
+        const struct place p = r->places[i];
+        if (p.hi <= lo || p.lo >= lo + bytes) r->places[kept++] = p;
+        else TRY(dev_group_reuse(r->g, p.ticket));
+    }
+    r->n_places = kept;
+    *at = r->ring + lo;
+    return 0;
+}
+
+static void keep_place(struct rank_gradients *r) {
+    xgrow((void **)&r->places, &r->cap_places, r->n_places + 1, sizeof *r->places);
+    r->places[r->n_places++] = r->open;
+}
+
+/* Folds bucket i; with ids also rows. */
+static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
+    const struct dev_bucket b = {.x = x,
+                                 .cut = r->cut + i * (r->size + 1),
+                                 .n = r->n,
+                                 .own = r->sums + r->own_at[i],
+                                 .add = r->add,
+                                 .ids = ids,
+                                 .dx = dx,
+                                 .n_rows = r->n_rows,
+                                 .width = r->m->cfg.hidden};
+    return dev_group_fold(r->g, &b, ticket);
+}
+
+/* The same of the bucket in the open place of the ring. */
+static int fold_place(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
+    TRY(fold(r, i, x, ids, dx, &r->open.ticket));
+    keep_place(r);
+    return 0;
+}
+
+static bool waits_for_rows(const struct rank_gradients *r, int64_t i) { return r->tied && i == 0; }
+
+/* Memory for bucket i. */
+static int place_of(struct rank_gradients *r, int64_t i, float **at) {
+    const struct model_range bucket = r->bucket[i];
+    char *p;
+    if (r->chunk) {
+        *at = r->chunk + bucket.lo;
+        return 0;
+    }
+    if (waits_for_rows(r, i)) {
+        TRY(dev_group_reuse(r->g, r->last_ticket));
+        *at = r->table;
+        return 0;
+    }
+    TRY(take(r, length(bucket), (size_t)bucket.lo * sizeof(float), &p));
+    *at = r->open_at = (float *)(void *)p;
+    return 0;
+}
+
+/* Its reader has r->open.ticket. */
+static void leave(struct rank_gradients *r, int64_t i) {
+    if (r->chunk || waits_for_rows(r, i)) r->last_ticket = r->open.ticket;
+    else keep_place(r);
+}
+
+static int begin(void *ctx, struct model_range bucket, float **at) {
+    struct rank_gradients *r = ctx;
+    const struct model_range want = r->bucket[r->next];
+    CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
+    return place_of(r, r->next, at);
+}
+
+static int end(void *ctx, struct model_range bucket) {
+    struct rank_gradients *r = ctx;
+    const int64_t i = r->next++;
+    if (waits_for_rows(r, i)) return 0;
+    return r->chunk ? fold(r, i, r->chunk + bucket.lo, NULL, NULL, &r->last_ticket) : fold_place(r, i, r->open_at, NULL, NULL);
+}
+
+/* The rows are added to the chunk's table, which is then complete. ids absent: it was before. */
+static int rows_to_chunk(struct rank_gradients *r, int64_t i, struct tensor ids, struct tensor dx) {
+    const int64_t h = r->m->cfg.hidden;
+    float *const table = r->chunk + r->bucket[i].lo;
+    if (ids.nd && !r->more && !r->tied) TRY(dev_zero(r->dev, table, length(r->bucket[i])));
+    if (ids.nd) TRY(dev_embed_bwd(r->dev, tensor_2d(table, DT_F32, r->m->cfg.vocab, h), ids, dx));
+    return fold(r, i, table, NULL, NULL, &r->last_ticket);
+}
+
+/* The rows go to the ring, where dx and ids have the same places on all ranks; then the table's fold. ids absent: this rank has
+ * none. */
+static int rows(void *ctx, struct model_range table, struct tensor ids, struct tensor dx) {
+    struct rank_gradients *r = ctx;
+    const int64_t i = r->tied ? 0 : r->n_buckets - 1, n = ids.nd ? ids.dim[0] : 0, h = r->m->cfg.hidden;
+    int64_t most = 0;
+    char *at;
+    CHECK(table.lo == r->bucket[i].lo);
+    if (r->chunk) return rows_to_chunk(r, i, ids, dx);
+    CHECK(n == r->n_rows[r->rank]);
+    for (int k = 0; k < r->size; k++) most = r->n_rows[k] > most ? r->n_rows[k] : most;
+    TRY(take(r, rows_bytes(r->m, most), 0, &at));
+    char *const at_ids = at + up((size_t)(most * h) * sizeof(float));
+    if (n > 0) TRY(dev_copy(r->dev, at, dx.data, (size_t)(n * h) * sizeof(float)));
+    if (n > 0) TRY(dev_copy(r->dev, at_ids, ids.data, (size_t)n * sizeof(int32_t)));
+    TRY(fold_place(r, i, r->tied ? r->table : NULL, (const int32_t *)(void *)at_ids, (const float *)(void *)at));
+    r->last_ticket = r->open.ticket;
+    return 0;
+}
+
+void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first) {
+    r->n = n;
+    r->n_rows = n_rows;
+    r->add = !first;
+    r->next = 0;
+}
+
+int rank_gradients_sink(struct rank_gradients *r, bool add, bool fold, struct model_grad_sink *sink) {
+    CHECK(r->chunk || (fold && !add));
+    r->more = add;
+    *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows}
+                 : (struct model_grad_sink){.flat = r->chunk, .add = add};
+    return r->chunk && !add ? dev_group_reuse(r->g, r->last_ticket) : 0;
+}
+
+int rank_gradients_idle(struct rank_gradients *r) {
+    const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets, layers = r->m->cfg.n_layers;
+    float *at;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t layer = layers - 1 - (i - 2); /* behind the head and the final norm */
+        if (layer < layers) TRY(model_stream_layer(r->m, layer, layer - 1));
+        TRY(begin(r, r->bucket[i], &at));
+        TRY(end(r, r->bucket[i]));
+    }
+    return r->rows ? rows(r, r->bucket[r->tied ? 0 : n], TENSOR_NONE, TENSOR_NONE) : 0;
+}
+
+int rank_gradients_join(struct rank_gradients *r) { return dev_group_join(r->g); }
+
+/* ---- the step ---- */
+
+/* The squares of all segments of the model, in order. */
+static int gather_squares(struct rank_gradients *r, const struct optim *o) {
+    size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
+    char *const all = (char *)r->parts;
+    const size_t own = r->sums_at[r->rank + 1] - r->sums_at[r->rank];
+    CHECK(own == (size_t)o->n_segments * sizeof *o->sums);
+    memcpy(all + r->sums_at[r->rank], o->sums, own);
+    const int rc = comm_all_gather(dev_group_comm(r->g), r->parts, r->sums_at);
+    memcpy(at, r->sums_at, (size_t)(r->size + 1) * sizeof *at);
+    for (int64_t s = 0; s < r->n_segments; s++) {
+        memcpy(&r->squares[s], all + at[r->owner[s]], sizeof *r->squares);
+        at[r->owner[s]] += sizeof *r->squares;
+    }
+    free(at);
+    return rc;
+}
+
+/* Writes this rank's new weights to the array where all ranks' are gathered. */
+static int put_own(struct rank_gradients *r, const float *from) {
+    const struct model *m = r->m;
+    for (int64_t i = 0; i < m->n_own; i++) {
+        const int64_t lo = m->own[i].lo, n = m->own[i].hi - lo;
+        const struct tensor x = tensor_1d((void *)(uintptr_t)from, DT_F32, n);
+        if (r->whole) TRY(dev_copy(r->dev, r->whole + lo, from, (size_t)n * sizeof *from));
+        else TRY(dev_cast(r->dev, tensor_1d((char *)m->flat.data + (size_t)lo * dtype_size(m->act), m->act, n), x));
+        from += n;
+    }
+    return 0;
+}
+
+/* Of a sharded model: where the part that this rank owns is its share of the weights. */
+static int put_shares(struct rank_gradients *r, const float *from) {
+    struct model *const m = r->m;
+    for (int64_t i = 0; i < m->n_own; i++) {
+        const int64_t n = m->own[i].hi - m->own[i].lo;
+        TRY(dev_cast(r->dev, tensor_1d(model_share(m, m->own[i]), m->act, n), tensor_1d((void *)(uintptr_t)from, DT_F32, n)));
+        from += n;
+    }
+    return 0;
+}
+
+/* Where it is not: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
+static int gather_shares(struct rank_gradients *r, const float *from) {
+    size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
+    int rc = 0;
+    for (int64_t i = 0; i < r->n_buckets; i++) {
+        const int64_t *const cut = r->cut + i * (r->size + 1), own = cut[r->rank + 1] - cut[r->rank];
+        float *to;
+        for (int k = 0; k <= r->size; k++) at[k] = (size_t)cut[k] * sizeof *to;
+        if (r->chunk) TRYG(dev_group_reuse(r->g, r->last_ticket), out);
+        TRYG(place_of(r, i, &to), out);
+        TRYG(dev_copy(r->dev, to + cut[r->rank], from + r->own_at[i], (size_t)own * sizeof *to), out);
+        TRYG(dev_group_gather_begin(r->g, to, at, 1, &r->open.ticket), out);
+        TRYG(dev_group_gather_end(r->g), out);
+        TRYG(model_share_from(r->m, r->bucket[i], to), out);
+        leave(r, i);
+    }
+out:
+    free(at);
+    return rc;
+}
+
+/* The new weights of all ranks: where they are whole, gathered. */
+static int spread(struct rank_gradients *r, const struct optim *o) {
+    const float *from = o->host_master ? r->sums : r->m->master; /* a master in host memory was left in the gradients */
+    if (r->shares) return model_share_is_owned(r->m) ? put_shares(r, from) : gather_shares(r, from);
+    TRY(put_own(r, from));
+    TRY(dev_group_all_gather(r->g, r->whole ? (void *)r->whole : r->m->flat.data, r->gather_at, r->n_buckets));
+    return r->whole ? model_refresh_from(r->m, r->whole) : 0;
+}
+
+int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct optim_config *c, double lr,
+                        struct optim_result *result) {
+    struct model *const m = r->m;
+    TRY(optim_sums(o, m, r->sums));
+    TRY(gather_squares(r, o));
+    optim_norm(m, r->squares, result);
+    if (!isfinite(result->grad_norm)) return 0;
+    TRY(optim_update(o, m, r->sums, c, lr, result->grad_norm));
+    return spread(r, o);
+}

@@ -1,0 +1,66 @@
+/* micro_batch.h - sequences side by side without padding, cut into micro-batches: what
+ * the actor and the critic share.
+ *
+ * Invariant: which micro-batch a sequence is in changes nothing for it; the cut
+ * only bounds rows and samples. */
+#ifndef VERLC_TRAIN_MICRO_BATCH_H
+#define VERLC_TRAIN_MICRO_BATCH_H
+
+#include "model/forward.h"
+
+#include <stdint.h>
+
+/* Targets of a sequence are the tokens t >= first, or those with mask[t] != 0
+ * (t >= 1) when mask is given.  The output for a target is read from the row
+ * before it: log p(ids[t] | ids[<t]), or the value of the state ids[<t]. */
+struct packed_seq {
+    const int32_t *ids;
+    int64_t n;
+    int64_t first;
+    const uint8_t *mask; /* (n) or NULL */
+};
+int64_t packed_seq_targets(const struct packed_seq *s);
+
+/* How a batch is cut. Exactly one limit is > 0. */
+struct micro_batch_limits {
+    int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
+    int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
+    int64_t *ends;    /* where each micro-batch ends (pack_balance); NULL: as many sequences as the limit takes */
+};
+/* ERR_INVAL, by the key of the number of samples: more rows than an int32 numbers. */
+int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows);
+/* The next smaller limit on a short way to the least, which is one sequence, or the rows of the longest. False: no smaller. */
+bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest);
+/* Puts order[n] so that micro-batches of balanced work follow one another, the largest first (algo/micro_batch_balance.h), and
+ * sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over max_rows raises it. ends is the caller's to
+ * free. */
+int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n);
+
+/* Arrays of one micro-batch of at most max_rows rows and max_seqs sequences. */
+struct pack {
+    struct dev *dev;
+    int64_t max_rows, max_seqs;
+    int32_t *d_ids, *d_pos, *d_slots, *d_q_start, *d_pos0, *d_kv_start; /* device */
+    int32_t *ids, *pos, *q_start, *zeros;                               /* host */
+    int32_t *row, *target; /* host, (n_targets): the row that each target is read from, and its token */
+};
+/* Claims the device arrays: measure, then bind (base/arena.h). */
+void pack_layout(struct pack *p, struct arena *a);
+void pack_alloc_host(struct pack *p);
+void pack_free_host(struct pack *p);
+
+/* Sequences [lo, hi), their rows and targets, and its place in a list: its number, and the targets before its own. */
+struct pack_micro {
+    int64_t lo, hi, n_rows, n_targets;
+    int64_t index, t0;
+};
+/* The next micro-batch from lo on; at least one sequence. ERR_INVAL: one alone is longer than max_rows. */
+int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
+              struct pack_micro *m);
+/* All of them, in order; caller frees. */
+int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+              struct pack_micro **list, int64_t *n_list);
+/* Puts it on the device; b borrows p. Fills row and target. */
+int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
+
+#endif

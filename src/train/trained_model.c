@@ -1,0 +1,484 @@
+/* trained_model.c - forward passes, gradient accumulation and the optimizer step over packed micro-batches.
+ * The arithmetic of the loss is the caller's, that of the model model/forward.h's. */
+#include "train/trained_model.h"
+
+#include "comm/comm.h"
+#include "run/phase_watchdog.h"
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct trained_model {
+    struct dev *dev;
+    struct model *model;
+    struct model_acts *acts;
+    struct optim *optim;
+    float *grads;
+    void *owned_grads, *owned_chunk; /* NULL: in the block */
+    int64_t grad_chunk;              /* micro-batches of a chunk */
+    float *chunk;                    /* one rank, as grads: the current chunk, after the first; NULL: a chunk has one micro-batch */
+    struct dev_group *group;         /* NULL: one rank */
+    struct rank_gradients *ranks;    /* with a group, in training */
+    struct pack pack;
+    struct model_list list; /* k 0: none */
+    bool no_adapter;
+    bool collective; /* the weights are sharded */
+    void *owned_block;
+    size_t block_bytes;
+    /* host, (max_rows); out: log-probs or values */
+    float *inv_temp, *out, *entropy, *sum_pi_sq, *dout, *dentropy;
+    struct buf record;  /* of the current micro-batch */
+    struct buf records; /* with a group: those of a wave's chunk */
+    size_t slot;        /* the largest size of any rank's records so far */
+};
+
+static struct model_keep keep_of(const struct trained_model_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
+
+size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
+    struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};
+    struct arena m = {0};
+    struct model_list list;
+    arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
+    pack_layout(&p, &m);
+    if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
+    arena_take(&m, a->grads);
+    arena_take(&m, a->chunk);
+    arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
+    return m.used;
+}
+
+/* Never 0, as of the master. */
+static size_t grads_bytes(const struct trained_model *t) {
+    return (size_t)(t->model->n_master > 0 ? t->model->n_master : 1) * sizeof *t->grads;
+}
+
+/* As many floats as the master's: `room`, of so many bytes, or memory of their own. */
+static int take_grads(struct trained_model *t, void *room, size_t bytes, void **owned, float **at) {
+    CHECK(bytes == 0 || bytes >= grads_bytes(t));
+    if (bytes == 0) TRY(dev_alloc(t->dev, grads_bytes(t), owned));
+    *at = bytes ? room : *owned;
+    return 0;
+}
+
+/* grads, chunk: their places in the block. */
+static int open_training(struct trained_model *t, const struct trained_model_args *a, void *grads, void *chunk) {
+    const struct optim_config adamw = {.kind = OPTIM_ADAMW};
+    struct model *const m = t->model;
+    const bool chunks = t->grad_chunk > 1;
+    CHECK(m->master != NULL);
+    TRY(take_grads(t, grads, a->grads, &t->owned_grads, &t->grads));
+    if (chunks && !t->group) TRY(take_grads(t, chunk, a->chunk, &t->owned_chunk, &t->chunk));
+    if (t->group) TRY(rank_gradients_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
+    return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
+}
+
+/* Weights on their way go through this room. */
+static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
+    struct dev_group *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
+    if (a->stream == MODEL_STREAM_NONE) return 0;
+    if (g) TRY(dev_group_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
+    model_stream_bind(t->model, room, g);
+    return 0;
+}
+
+int trained_model_create(struct trained_model **out, const struct trained_model_args *a) {
+    int rc = 0;
+    struct model *m = a->model;
+    struct trained_model *t = xcalloc(1, sizeof *t);
+    t->dev = a->dev;
+    t->model = m;
+    t->no_adapter = a->no_adapter;
+    t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
+    t->collective = a->stream == MODEL_STREAM_RANKS;
+    t->group = a->group && dev_group_size(a->group) > 1 ? a->group : NULL;
+    t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
+    t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
+    void *block = a->block;
+    if (!block) {
+        TRYG(dev_alloc(t->dev, t->block_bytes, &t->owned_block), fail);
+        block = t->owned_block;
+    }
+    struct arena arena = {.base = block, .cap = t->block_bytes};
+    TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
+    pack_layout(&t->pack, &arena);
+    if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
+    void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
+    void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
+    TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
+    if (a->train) TRYG(open_training(t, a, grads, chunk), fail);
+    pack_alloc_host(&t->pack);
+    float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
+    *out = t;
+    return 0;
+fail:
+    trained_model_destroy(t);
+    return rc;
+}
+
+void trained_model_destroy(struct trained_model *t) {
+    if (!t) return;
+    model_acts_destroy(t->acts);
+    optim_destroy(t->optim, t->model);
+    rank_gradients_destroy(t->ranks);
+    if (t->owned_chunk) dev_free(t->dev, t->owned_chunk, grads_bytes(t));
+    if (t->owned_grads) dev_free(t->dev, t->owned_grads, grads_bytes(t));
+    if (t->owned_block) dev_free(t->dev, t->owned_block, t->block_bytes);
+    pack_free_host(&t->pack);
+    free(t->inv_temp);
+    free(t->out);
+    free(t->entropy);
+    free(t->sum_pi_sq);
+    free(t->dout);
+    free(t->dentropy);
+    buf_free(&t->record);
+    buf_free(&t->records);
+    free(t);
+}
+
+struct model *trained_model_model(struct trained_model *t) {
+    return t->model;
+}
+struct optim *trained_model_optim(struct trained_model *t) {
+    return t->optim;
+}
+float *trained_model_grads(struct trained_model *t) { return t->grads; }
+
+/* ---- passes ---- */
+
+/* The ranks agree on whether one of them has a pass to do, before each. */
+static int agree(struct trained_model *t, bool more, bool *any) {
+    struct vote {
+        int32_t more, stop;
+    } * all;
+    struct comm *const c = dev_group_comm(t->group);
+    const int size = dev_group_size(t->group);
+    size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
+    all = xcalloc((size_t)size, sizeof *all);
+    for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
+    all[dev_group_rank(t->group)] = (struct vote){more, comm_stop_asked(c)};
+    int rc = comm_all_gather(c, all, at), stop = 0;
+    *any = false;
+    for (int r = 0; r < size && rc == 0; r++) {
+        *any |= all[r].more != 0;
+        if (all[r].stop) stop = all[r].stop;
+    }
+    free(all);
+    free(at);
+    TRY(rc);
+    if (!stop) return 0;
+    stage_ask_stop(stop);
+    return stage_check_stop();
+}
+
+bool trained_model_collective(const struct trained_model *t) { return t->collective; }
+void trained_model_begin(struct trained_model *t) { model_stream_begin(t->model); }
+
+int trained_model_end(struct trained_model *t) {
+    for (bool any = t->collective; any;) {
+        TRY(agree(t, false, &any));
+        if (any) TRY(model_stream_idle(t->model));
+    }
+    return model_stream_end(t->model);
+}
+
+/* The lists of the targets from `at` on; NULL where there are none. */
+static struct model_list *list_at(struct trained_model *t, const struct token_lists *s, int64_t at) {
+    const int64_t k = t->list.k;
+    if (!s) return NULL;
+    CHECK(k > 0);
+    t->list.id = s->id ? s->id + at * k : NULL;
+    t->list.logp = s->logp ? s->logp + at * k : NULL;
+    t->list.top_id = s->top_id ? s->top_id + at * k : NULL;
+    t->list.top_logp = s->top_logp ? s->top_logp + at * k : NULL;
+    t->list.dlogp = s->dlogp ? s->dlogp + at * k : NULL;
+    return &t->list;
+}
+
+/* A micro-batch with a target through model and head: t->out. l: what the head adds to log-probs; completed here. */
+static int forward(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
+                   struct model_batch *b, struct model_logp_args *l) {
+    TRY(pack_fill(&t->pack, seqs, m, b));
+    b->no_adapter = t->no_adapter;
+    TRY(model_forward(t->model, b, t->acts));
+    if (t->model->cfg.value) return model_value(t->model, t->acts, t->pack.row, m->n_targets, t->out);
+    for (int64_t k = 0; k < m->n_targets; k++) t->inv_temp[k] = 1.0f / temperature;
+    l->n = m->n_targets;
+    l->row = t->pack.row;
+    l->target = t->pack.target;
+    l->inv_temp = t->inv_temp;
+    l->logp = t->out;
+    return model_logp(t->model, t->acts, l);
+}
+
+int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+                          float temperature, struct forward_out out) {
+    struct model_batch b;
+    struct pack_micro m;
+    float *const to = t->model->cfg.value ? out.value : out.logp;
+    int64_t at = 0;
+    for (int64_t lo = 0; lo < n; lo = m.hi) {
+        struct model_logp_args l = {.entropy = out.entropy ? t->entropy : NULL,
+                                    .sum_pi_sq = out.sum_pi_sq ? t->sum_pi_sq : NULL,
+                                    .list = list_at(t, out.list, at)};
+        bool any;
+        TRY(pack_next(&t->pack, seqs, n, lo, cut, &m));
+        if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
+        if (m.n_targets > 0) TRY(forward(t, seqs, &m, temperature, &b, &l));
+        const size_t bytes = (size_t)m.n_targets * 4;
+        if (to) memcpy(to + at, t->out, bytes);
+        if (out.entropy) memcpy(out.entropy + at, t->entropy, bytes);
+        if (out.sum_pi_sq) memcpy(out.sum_pi_sq + at, t->sum_pi_sq, bytes);
+        at += m.n_targets;
+    }
+    return 0;
+}
+
+/* ---- training ---- */
+
+static bool all_finite(const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+/* The loss of a micro-batch to its record; 1: all its derivatives are finite. */
+static int micro_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m,
+                      const struct model_logp_args *l) {
+    const size_t bytes = (size_t)m->n_targets * 4;
+    float *const dentropy = s->entropy_grad ? t->dentropy : NULL;
+    const struct micro_loss x = {.lo = m->lo,
+                                 .hi = m->hi,
+                                 .t0 = m->t0,
+                                 .t1 = m->t0 + m->n_targets,
+                                 .out = t->out,
+                                 .entropy = l->entropy,
+                                 .dout = t->dout,
+                                 .dentropy = dentropy,
+                                 .record = &t->record};
+    memset(t->dout, 0, bytes);
+    memset(t->dentropy, 0, bytes);
+    buf_reset(&t->record);
+    TRY(s->loss(s->arg, &x));
+    return all_finite(t->dout, m->n_targets) && (!dentropy || all_finite(dentropy, m->n_targets)) &&
+           (!l->list || !l->list->dlogp || all_finite(l->list->dlogp, m->n_targets * l->list->k));
+}
+
+static void loss_not_finite(const struct trained_model *t, struct optim_result *r) {
+    r->grad_norm = NAN;
+    snprintf(r->bad_tensor, sizeof r->bad_tensor, "%s",
+             t->model->cfg.value ? "the critic's loss (d loss / d value)" : "the loss (d loss / d log-prob)");
+}
+
+/* A micro-batch after its loss. */
+struct computed {
+    struct model_batch b;
+    struct model_logp_args l;
+    bool finite;
+};
+
+/* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
+static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
+    c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
+    TRY(forward(t, s->seqs, m, s->temperature, &c->b, &c->l));
+    const int finite = micro_loss(t, s, m, &c->l);
+    TRY(finite);
+    c->finite = finite;
+    return 0;
+}
+
+static int backward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c,
+                    const struct model_grad_sink *sink) {
+    const struct model_value_backward_args value = {
+        .batch = &c->b, .row = t->pack.row, .n = m->n_targets, .dvalue = t->dout, .sink = sink};
+    const struct model_backward_args logp = {
+        .batch = &c->b, .logp = &c->l, .dlogp = t->dout, .dentropy = s->entropy_grad ? t->dentropy : NULL, .sink = sink};
+    if (t->model->cfg.value) return model_value_backward(t->model, t->acts, &value);
+    return model_backward(t->model, t->acts, &logp);
+}
+
+static int report(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
+    r->n_rows += m->n_rows;
+    return s->on_record ? s->on_record(s->arg, m, record, n) : 0;
+}
+
+/* One rank: micro-batch after micro-batch, added in place; the first chunk where the sum is. */
+static int all_micros(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
+                      struct step_result *r) {
+    const int64_t chunk = t->chunk ? t->grad_chunk : n; /* chunks of one: a sum in place has the bits of their fold */
+    for (int64_t i = 0; i < n; i++) {
+        const struct model_grad_sink sink = {.flat = i < chunk ? t->grads : t->chunk, .add = i % chunk > 0};
+        struct computed c;
+        TRY(forward_loss(t, s, &list[i], &c));
+        TRY(report(s, &list[i], t->record.p, t->record.n, r));
+        if (!c.finite) {
+            loss_not_finite(t, &r->optim);
+            return 0;
+        }
+        TRY(backward(t, s, &list[i], &c, &sink));
+        if (i < chunk || (i % chunk < chunk - 1 && i < n - 1)) continue;
+        const struct tensor x = tensor_1d(t->chunk, DT_F32, t->model->n_master);
+        TRY(dev_fold(t->dev, tensor_1d(t->grads, DT_F32, t->model->n_master), &x, 1, true));
+    }
+    return 0;
+}
+
+/* ---- several ranks ---- */
+
+/* The headers of a rank's message in a wave: of the message, whose micro-batches' records have `bytes`, and of each record. */
+struct wave_head {
+    uint64_t bytes;
+    int64_t stop;
+};
+struct micro_head {
+    uint64_t bytes; /* without what aligns the next one to 8 */
+    int64_t finite;
+};
+
+/* Keeps the record of the current micro-batch until the wave ends. */
+static int keep_record(struct trained_model *t, bool finite) {
+    const struct micro_head w = {.bytes = t->record.n, .finite = finite};
+    TRY(buf_add(&t->records, &w, sizeof w));
+    TRY(buf_add(&t->records, t->record.p, t->record.n));
+    return buf_add(&t->records, (char[8]){0}, (8 - t->record.n % 8) % 8);
+}
+
+/* Gathers all ranks' headers to *all, each followed by t->slot bytes for its records, as far as they fit. */
+static int gather_records(struct trained_model *t, const struct wave_head *own, char **all) {
+    const int size = dev_group_size(t->group);
+    const size_t one = sizeof *own + t->slot, n = own->bytes < t->slot ? own->bytes : t->slot;
+    size_t *at = xcalloc((size_t)size + 1, sizeof *at);
+    char *const mine = (*all = xcalloc((size_t)size, one)) + (size_t)dev_group_rank(t->group) * one;
+    for (int k = 0; k < size; k++) at[k + 1] = at[k] + one;
+    memcpy(mine, own, sizeof *own);
+    if (n > 0) memcpy(mine + sizeof *own, t->records.p, n);
+    const int rc = comm_all_gather(dev_group_comm(t->group), *all, at);
+    free(at);
+    return rc;
+}
+
+/* *all: every rank's message. A stop request that reached one rank counts for all. */
+static int gather_wave(struct trained_model *t, char **all) {
+    const struct wave_head own = {.bytes = t->records.n, .stop = comm_stop_asked(dev_group_comm(t->group))};
+    struct wave_head head;
+    uint64_t most = 0;
+    TRY(gather_records(t, &own, all));
+    for (int k = 0; k < dev_group_size(t->group); k++) {
+        memcpy(&head, *all + (size_t)k * (sizeof head + t->slot), sizeof head);
+        if (head.bytes > most) most = head.bytes;
+        if (head.stop) stage_ask_stop((int)head.stop);
+    }
+    if (most <= t->slot) return 0;
+    free(*all); /* the longest message so far: gather again, with room for it from now on */
+    t->slot = most;
+    return gather_records(t, &own, all);
+}
+
+/* The passes of a mini-batch on several ranks. */
+struct waves {
+    const struct mini_batch *s;
+    struct step_result *r;
+    bool bad; /* a micro-batch had a loss that is not finite */
+};
+
+/* Reports the micro-batches of a wave, in the order of the list, which is that of ranks; none after a bad one. */
+static int report_wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n) {
+    struct micro_head head;
+    char *all = NULL;
+    const char *at = NULL;
+    int rc = 0;
+    TRYG(gather_wave(t, &all), out);
+    for (int64_t i = 0; i < n && !w->bad; i++) {
+        const size_t rank = (size_t)(i / t->grad_chunk);
+        if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_head) + t->slot) + sizeof(struct wave_head);
+        memcpy(&head, at, sizeof head);
+        TRYG(report(w->s, &list[i], at + sizeof head, head.bytes, w->r), out);
+        w->bad = !head.finite;
+        at += sizeof head + (head.bytes + 7) / 8 * 8;
+    }
+out:
+    free(all);
+    return rc;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and discarded
+ * afterwards. */
+static int run_chunk(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
+    const int64_t longest = least(n, t->grad_chunk), left = n - dev_group_rank(t->group) * t->grad_chunk,
+                  own = least(left, longest);
+    buf_reset(&t->records);
+    for (int64_t i = 0; i < own; i++) {
+        const struct pack_micro *const m = &list[n - left + i];
+        struct model_grad_sink sink;
+        struct computed c;
+        TRY(forward_loss(t, s, m, &c));
+        TRY(keep_record(t, c.finite));
+        TRY(rank_gradients_sink(t->ranks, i > 0, i == longest - 1, &sink));
+        TRY(backward(t, s, m, &c, &sink));
+    }
+    for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* others compute: the same passes over the sharded weights */
+        TRY(model_stream_idle(t->model));
+        if (i + 1 < longest) TRY(model_stream_idle_back(t->model));
+    }
+    return own == longest ? 0 : rank_gradients_idle(t->ranks);
+}
+
+/* A wave of n micro-batches, a chunk on each of the first ranks. Gathering the records overlaps with backward on the devices. */
+static int wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n, bool first) {
+    const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
+    int64_t *rows = xcalloc((size_t)dev_group_size(t->group), sizeof *rows);
+    int rc = 0;
+    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
+    rank_gradients_wave(t->ranks, chunks, rows, first);
+    TRYG(run_chunk(t, w->s, list, n), out);
+    TRYG(report_wave(t, w, list, n), out);
+out:
+    free(rows);
+    return rc;
+}
+
+static int all_waves(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
+                     struct step_result *r) {
+    const int64_t each = t->grad_chunk * dev_group_size(t->group);
+    struct waves w = {.s = s, .r = r};
+    int rc = 0;
+    for (int64_t i = 0; i < n && !w.bad && rc == 0; i += each) rc = wave(t, &w, list + i, least(n - i, each), i == 0);
+    if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
+    TRY(rank_gradients_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
+    TRY(model_stream_end(t->model));
+    if (w.bad) loss_not_finite(t, &r->optim);
+    return rc;
+}
+
+int trained_model_backward(struct trained_model *t, const struct mini_batch *s, struct step_result *r) {
+    struct pack_micro *list;
+    int64_t n = 0;
+    CHECK(t->grads != NULL);
+    *r = (struct step_result){0};
+    TRY(pack_list(&t->pack, s->seqs, s->n, s->cut, &list, &r->n_micro));
+    model_stream_begin(t->model); /* the weights have changed, or others have used the block */
+    for (int64_t i = 0; i < r->n_micro; i++) {
+        if (list[i].n_targets > 0) list[n++] = list[i];
+        else r->n_rows += list[i].n_rows;
+    }
+    const int rc = n == 0     ? dev_zero(t->dev, t->grads, grads_bytes(t))
+                   : t->group ? all_waves(t, s, list, n, r)
+                              : all_micros(t, s, list, n, r);
+    free(list);
+    return rc;
+}
+
+int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
+                       struct step_result *r) {
+    TRY(trained_model_backward(t, m, r));
+    if (!isfinite(r->optim.grad_norm)) return 0;
+    if (t->ranks) return rank_gradients_step(t->ranks, t->optim, optim, lr, &r->optim);
+    return optim_step(t->optim, t->model, t->grads, optim, lr, &r->optim);
+}

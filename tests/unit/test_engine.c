@@ -1,0 +1,501 @@
+/* test_engine.c - the scheduler and the pool of KV blocks against a fake model.
+ *
+ * The fake keeps a token per slot, as the real one keeps keys: what a step
+ * samples is a hash of the whole history read back through the block table, so
+ * a wrong block, slot, position or sharing decision changes the result.  The
+ * expected result of a request is computed without any engine. */
+#include "base/err.h"
+#include "base/hash.h"
+#include "base/rng.h"
+#include "engine/rollout.h"
+#include "engine/rollout_int.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { VOCAB = 97, EOS = 7, MAX_RESULTS = 4096 };
+
+struct fake {
+    int32_t *token, *pos; /* per slot; -1: never written */
+    int64_t n_blocks, max_rows_seen;
+    int fail_at; /* this step fails */
+    int steps, bursts;
+    /* the running burst: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
+    int64_t burst_steps, stride, part, have;
+    int32_t id[MAX_RESULTS];
+    float logp[MAX_RESULTS], logp_kept[MAX_RESULTS];
+};
+
+static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
+    const uint64_t h = hash64(history, (size_t)n * 4) ^ (uint64_t)(u * 16777216.0f) * 0x9E3779B97F4A7C15u;
+    const uint64_t mixed = hash64(&h, 8);
+    *logp = -(float)(mixed % 1000) / 100;
+    return (int32_t)(mixed >> 20) % VOCAB >= 0 ? (int32_t)((mixed >> 20) % VOCAB) : 0;
+}
+
+static int fake_step(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept) {
+    struct fake *f = ctx;
+    if (++f->steps == f->fail_at) FAIL(ERR_DEVICE, "injected");
+    if (p->n_rows > f->max_rows_seen) f->max_rows_seen = p->n_rows;
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        assert_in_range(p->slots[r], 0, f->n_blocks * KV_BLOCK_LEN - 1);
+        f->token[p->slots[r]] = p->ids[r];
+        f->pos[p->slots[r]] = p->pos[r];
+    }
+    for (int64_t k = 0; k < p->n_out; k++) {
+        int64_t s = 0;
+        while (p->q_start[s + 1] <= p->out_row[k]) s++;
+        assert_int_equal(p->out_row[k], p->q_start[s + 1] - 1); /* only the last row of a run is sampled */
+        const int64_t n = p->pos0[s] + (p->q_start[s + 1] - p->q_start[s]);
+        int32_t *history = malloc((size_t)n * 4);
+        for (int64_t j = 0; j < n; j++) {
+            const int64_t slot = p->block_table[s * p->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
+            assert_int_equal(f->pos[slot], j);
+            history[j] = f->token[slot];
+        }
+        id[k] = draw(history, n, p->param[k].u, &logp[k]);
+        logp_kept[k] = logp[k] / 2;
+        free(history);
+    }
+    return 0;
+}
+
+/* The same, many steps at once: each row reads its history back and feeds itself. */
+static int fake_burst(void *ctx, const struct rollout_burst *b) {
+    struct fake *f = ctx;
+    assert_int_equal(f->have, f->burst_steps); /* all of the one before was taken */
+    f->burst_steps = b->steps;
+    f->have = 0;
+    f->stride = b->n_seqs + f->bursts % 3;
+    f->part = 1 + f->bursts++ % 5;
+    assert_true(f->stride * b->steps <= MAX_RESULTS);
+    for (int64_t k = 0; k < f->stride * b->steps; k++) f->id[k] = -1;
+    for (int64_t i = 0; i < b->n_seqs; i++) {
+        const struct decode_row *w = &b->rows[i];
+        int32_t token = b->ids[i];
+        assert_in_range(w->left, 1, b->steps);
+        for (int64_t t = 0, n = b->pos[i]; t < w->left; t++) {
+            int32_t history[512];
+            const int64_t put = b->block_table[i * b->max_blocks + n / KV_BLOCK_LEN] * KV_BLOCK_LEN + n % KV_BLOCK_LEN;
+            assert_in_range(put, 0, f->n_blocks * KV_BLOCK_LEN - 1);
+            f->token[put] = token;
+            f->pos[put] = (int32_t)n++;
+            for (int64_t j = 0; j < n; j++) {
+                const int64_t slot = b->block_table[i * b->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
+                assert_int_equal(f->pos[slot], j);
+                history[j] = f->token[slot];
+            }
+            const int64_t k = t * f->stride + i;
+            token = f->id[k] = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)t), &f->logp[k]);
+            f->logp_kept[k] = f->logp[k] / 2;
+            bool stop = false;
+            for (int64_t j = 0; j < b->max_stop; j++) stop |= b->stop[i * b->max_stop + j] == token;
+            if (stop) break;
+        }
+    }
+    return 0;
+}
+
+static int fake_results(void *ctx, int64_t have, struct rollout_results *out) {
+    struct fake *f = ctx;
+    assert_int_equal(have, f->have);
+    const int64_t left = f->burst_steps - have, at = have * f->stride;
+    *out = (struct rollout_results){left < f->part ? left : f->part, f->stride, f->id + at, f->logp + at, f->logp_kept + at};
+    assert_true(out->steps > 0);
+    f->have += out->steps;
+    return 0;
+}
+
+static struct rollout_model fake_model(struct fake *f, int64_t max_burst) {
+    return (struct rollout_model){f, f->n_blocks, VOCAB, fake_step, max_burst, fake_burst, fake_results};
+}
+
+static struct fake *fake_new(int64_t n_blocks) {
+    struct fake *f = calloc(1, sizeof *f);
+    f->n_blocks = n_blocks;
+    f->token = malloc((size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    f->pos = malloc((size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    memset(f->token, -1, (size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    memset(f->pos, -1, (size_t)(n_blocks * KV_BLOCK_LEN) * 4);
+    return f;
+}
+static void fake_free(struct fake *f) {
+    free(f->token);
+    free(f->pos);
+    free(f);
+}
+
+/* What sample `index` of r must be. */
+static int64_t expected(const struct rollout_request *r, uint32_t index, int32_t *ids, float *logp) {
+    int32_t h[512];
+    memcpy(h, r->prompt, (size_t)r->n_prompt * 4);
+    for (int64_t k = 0; k < r->max_tokens; k++) {
+        ids[k] = draw(h, r->n_prompt + k, rng_token(r->seed, r->uid, index, (uint32_t)k), &logp[k]);
+        h[r->n_prompt + k] = ids[k];
+        if (!r->ignore_eos && ids[k] == EOS) return k + 1;
+    }
+    return r->max_tokens;
+}
+
+struct seen {
+    const struct rollout_request *requests;
+    int64_t n_done, n_preempted;
+};
+static int check_sample(void *arg, const struct rollout_sample *s) {
+    struct seen *c = arg;
+    const struct rollout_request *r = &c->requests[s->request];
+    int32_t ids[256];
+    float logp[256];
+    assert_int_equal(s->n, expected(r, (uint32_t)s->index, ids, logp));
+    assert_memory_equal(s->ids, ids, (size_t)s->n * 4);
+    assert_memory_equal(s->logp, logp, (size_t)s->n * 4);
+    assert_int_equal(s->finish, !r->ignore_eos && ids[s->n - 1] == EOS ? ROLLOUT_STOP : ROLLOUT_LENGTH);
+    assert_ptr_equal(s->user, r->user);
+    c->n_done++;
+    c->n_preempted += s->n_preempted;
+    return 0;
+}
+
+static const int32_t eos[1] = {EOS};
+
+/* Random requests through engines of random limits: always the expected samples. */
+static void test_any_limits(void **state) {
+    (void)state;
+    struct rng rng = {.seed = 5, .stream = RNG_TEST};
+    int64_t preempted = 0, cached = 0, bursts = 0;
+    for (int round = 0; round < 60; round++) {
+        enum { N = 12 };
+        static int32_t prompts[N][128];
+        struct rollout_request rq[N];
+        int64_t total = 0, longest = 0;
+        for (int i = 0; i < N; i++) {
+            const int64_t n = 1 + (int64_t)rng_below(&rng, 100);
+            for (int64_t t = 0; t < n; t++) /* a common beginning of 40 tokens */
+                prompts[i][t] = t < 40 ? (int32_t)t : (int32_t)rng_below(&rng, VOCAB);
+            rq[i] = (struct rollout_request){.prompt = prompts[i],
+                                             .n_prompt = n,
+                                             .n = 1 + (int64_t)rng_below(&rng, 6),
+                                             .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
+                                             .temperature = 1,
+                                             .top_p = 1,
+                                             .repetition_penalty = 1,
+                                             .seed = 11,
+                                             .uid = (uint64_t)i,
+                                             .ignore_eos = i % 3 == 0,
+                                             .stop_ids = eos,
+                                             .n_stop_ids = 1,
+                                             .user = &prompts[i]};
+            total += rq[i].n;
+            const int64_t blocks = (n + rq[i].max_tokens - 1 + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
+            if (blocks > longest) longest = blocks;
+        }
+        struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
+        const struct rollout_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
+        struct seen seen = {.requests = rq};
+        const struct rollout_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                           .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                           .no_prefix_cache = round % 4 == 3,
+                                           .done = check_sample,
+                                           .done_arg = &seen};
+        struct rollout_engine *e;
+        assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+        for (int i = 0; i < N; i++) {
+            int64_t id;
+            assert_int_equal(rollout_submit(e, &rq[i], &id), 0);
+            assert_int_equal(id, i);
+            if (i == N / 2) assert_true(rollout_step(e) >= 0); /* later ones arrive in mid-run */
+        }
+        assert_int_equal(rollout_run(e), 0);
+        assert_int_equal(seen.n_done, total);
+        assert_true(f->max_rows_seen <= cfg.max_rows);
+        const struct rollout_stats st = rollout_stats(e);
+        assert_int_equal(st.kv_blocks_used, 0); /* every block came back */
+        assert_int_equal(st.finished, total);
+        preempted += st.preempted;
+        cached += st.cached_rows;
+        bursts += f->bursts;
+        if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
+        rollout_destroy(e);
+        fake_free(f);
+    }
+    assert_true(preempted > 50); /* the small pools did preempt */
+    assert_true(cached > 1000);  /* and blocks were shared */
+    assert_true(bursts > 200);   /* and most of the decoding went in bursts */
+}
+
+/* The n samples of a prompt compute its full blocks once. */
+static void test_prompt_computed_once(void **state) {
+    (void)state;
+    int32_t prompt[100];
+    for (int i = 0; i < 100; i++) prompt[i] = i % VOCAB;
+    struct fake *f = fake_new(200);
+    const struct rollout_model model = fake_model(f, 1);
+    const struct rollout_request r = {.prompt = prompt,
+                                      .n_prompt = 100,
+                                      .n = 8,
+                                      .max_tokens = 5,
+                                      .temperature = 1,
+                                      .top_p = 1,
+                                      .repetition_penalty = 1,
+                                      .ignore_eos = true};
+    for (int64_t budget = 30; budget <= 300; budget += 90) { /* chunked and whole */
+        struct seen seen = {.requests = &r};
+        const struct rollout_config cfg = {.max_rows = budget, .max_seqs = 16, .done = check_sample, .done_arg = &seen};
+        struct rollout_engine *e;
+        assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+        assert_int_equal(rollout_submit(e, &r, NULL), 0);
+        assert_int_equal(rollout_run(e), 0);
+        assert_int_equal(seen.n_done, 8);
+        /* 100 rows once, then 4 rows (97..100) for each sibling, then 4 decoding rows each */
+        assert_int_equal(rollout_stats(e).rows, 100 + 7 * 4 + 8 * 4);
+        rollout_destroy(e);
+    }
+    fake_free(f);
+}
+
+static void test_prompt_again(void **state) {
+    (void)state;
+    int32_t prompt[40] = {1, 2, 3};
+    struct fake *f = fake_new(20);
+    const struct rollout_model model = fake_model(f, 1);
+    const struct rollout_request r = {.prompt = prompt,
+                                      .n_prompt = 40,
+                                      .n = 1,
+                                      .max_tokens = 2,
+                                      .temperature = 1,
+                                      .top_p = 1,
+                                      .repetition_penalty = 1,
+                                      .ignore_eos = true};
+    const struct rollout_config cfg = {.max_rows = 64, .max_seqs = 4};
+    struct rollout_engine *e;
+    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rollout_submit(e, &r, NULL), 0);
+        assert_int_equal(rollout_run(e), 0);
+        assert_int_equal(rollout_stats(e).cached_rows, 32 * i); /* its two whole blocks */
+    }
+    rollout_destroy(e);
+    fake_free(f);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    int32_t prompt[4] = {1, 2, 3, 4};
+    struct fake *f = fake_new(2);
+    const struct rollout_model model = fake_model(f, 1);
+    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct rollout_engine *e;
+    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    const struct rollout_request ok = {
+        .prompt = prompt, .n_prompt = 4, .n = 1, .max_tokens = 4, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    struct rollout_request r = ok;
+    r.max_tokens = 30; /* 33 positions: three blocks */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_NOMEM);
+    assert_non_null(strstr(err_msg(), "3 KV blocks"));
+    r = ok;
+    r.n_prompt = 0;
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.top_p = 0;
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.temperature = NAN;
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    prompt[2] = VOCAB;
+    assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
+    assert_non_null(strstr(err_msg(), "97"));
+    prompt[2] = 3;
+    assert_int_equal(rollout_step(e), 0); /* nothing was taken in */
+    assert_int_equal(rollout_submit(e, &ok, NULL), 0);
+    f->fail_at = f->steps + 2;
+    assert_int_equal(rollout_run(e), ERR_DEVICE); /* an error of the model comes out */
+    rollout_destroy(e);
+    fake_free(f);
+}
+
+/* ---- interrupted, and gone on with ---- */
+
+struct part { /* a sample of a prompt, so far */
+    int32_t ids[64];
+    float logp[64], logp_kept[64];
+    int64_t n, times; /* times: how often it was interrupted */
+    bool done;
+};
+static int take_part(void *arg, const struct rollout_sample *s) {
+    struct part *p = (struct part *)arg + (intptr_t)s->user + s->index;
+    assert_false(p->done);
+    assert_true(s->n >= p->n);
+    assert_memory_equal(s->ids, p->ids, (size_t)p->n * 4); /* what it had begun with */
+    assert_memory_equal(s->logp, p->logp, (size_t)p->n * 4);
+    if (s->n > 0) memcpy(p->ids, s->ids, (size_t)s->n * 4);
+    if (s->n > 0) memcpy(p->logp, s->logp, (size_t)s->n * 4);
+    if (s->n > 0) memcpy(p->logp_kept, s->logp_kept, (size_t)s->n * 4);
+    p->n = s->n;
+    p->done = s->finish != ROLLOUT_INTERRUPTED;
+    p->times += !p->done;
+    return 0;
+}
+
+/* Engine after engine makes some steps of requests of random lengths, is interrupted, and the next one goes on: the tokens and
+ * log-probs of a run without interruption. */
+static void test_interrupted(void **state) {
+    (void)state;
+    enum { N = 6, SAMPLES = 3 };
+    struct rng rng = {.seed = 9, .stream = RNG_TEST};
+    int64_t interrupted = 0, with_tokens = 0, paused = 0;
+    for (int round = 0; round < 40; round++) {
+        static struct part parts[N * SAMPLES];
+        int32_t prompts[N][40];
+        struct rollout_request rq[N];
+        memset(parts, 0, sizeof parts);
+        for (int i = 0; i < N; i++) {
+            for (int t = 0; t < 40; t++) prompts[i][t] = t < 20 ? t : (int32_t)rng_below(&rng, VOCAB);
+            rq[i] = (struct rollout_request){.prompt = prompts[i],
+                                             .n_prompt = 1 + (int64_t)rng_below(&rng, 40),
+                                             .n = SAMPLES,
+                                             .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
+                                             .temperature = 1,
+                                             .top_p = 1,
+                                             .repetition_penalty = 1,
+                                             .seed = 3,
+                                             .uid = (uint64_t)i,
+                                             .ignore_eos = i % 2 == 0,
+                                             .stop_ids = eos,
+                                             .n_stop_ids = 1,
+                                             .user = (void *)(intptr_t)(i * SAMPLES)};
+        }
+        struct fake *f = fake_new(12);
+        int64_t open = N * SAMPLES;
+        for (int turn = 0; open > 0; turn++) {
+            const struct rollout_model model = fake_model(f, 1 + (int64_t)rng_below(&rng, 8));
+            const struct rollout_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                               .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                               .no_prefix_cache = round % 4 == 3,
+                                               .done = take_part,
+                                               .done_arg = parts};
+            struct rollout_engine *e;
+            assert_true(turn < 1000);
+            assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+            for (int i = 0; i < N * SAMPLES; i++) {
+                struct rollout_request r = rq[i / SAMPLES];
+                if (turn == 0 && i % SAMPLES == 0) assert_int_equal(rollout_submit(e, &r, NULL), 0);
+                if (turn == 0 || parts[i].done) continue;
+                r.n = 1;
+                r.first_index = i % SAMPLES;
+                r.begun = parts[i].ids;
+                r.begun_logp = parts[i].logp;
+                r.begun_logp_kept = parts[i].logp_kept;
+                r.n_begun = parts[i].n;
+                if (round % 2 && i % 2) r.pause_at = parts[i].n + 3;
+                paused += r.pause_at > 0 && r.pause_at < r.max_tokens;
+                assert_int_equal(rollout_submit(e, &r, NULL), 0);
+            }
+            int more = 1;
+            for (int64_t steps = (int64_t)rng_below(&rng, 12); steps > 0 && more > 0; steps--) more = rollout_step(e);
+            assert_true(more >= 0);
+            assert_int_equal(rollout_interrupt(e), 0);
+            assert_int_equal(rollout_stats(e).kv_blocks_used, 0);
+            assert_int_equal(rollout_step(e), 0); /* nothing is left in it */
+            rollout_destroy(e);
+            memset(f->token, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4); /* of other weights: nothing of it may be read */
+            memset(f->pos, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4);
+            open = 0;
+            for (int i = 0; i < N * SAMPLES; i++) open += !parts[i].done;
+        }
+        for (int i = 0; i < N * SAMPLES; i++) {
+            int32_t ids[64];
+            float logp[64];
+            assert_int_equal(parts[i].n, expected(&rq[i / SAMPLES], (uint32_t)(i % SAMPLES), ids, logp));
+            assert_memory_equal(parts[i].ids, ids, (size_t)parts[i].n * 4);
+            assert_memory_equal(parts[i].logp, logp, (size_t)parts[i].n * 4);
+            for (int64_t t = 0; t < parts[i].n; t++) assert_true(parts[i].logp_kept[t] == logp[t] / 2);
+            interrupted += parts[i].times;
+            with_tokens += parts[i].times > 0 && parts[i].n > 1;
+        }
+        fake_free(f);
+    }
+    assert_true(interrupted > 1000); /* it did interrupt, in mid-response too */
+    assert_true(with_tokens > 200);
+    assert_true(paused > 100);
+}
+
+static void test_interrupted_refusals(void **state) {
+    (void)state;
+    int32_t prompt[4] = {1, 2, 3, 4}, begun[4] = {5, 6, 8, 9};
+    const float logp[4] = {0};
+    struct fake *f = fake_new(4);
+    const struct rollout_model model = fake_model(f, 1);
+    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct rollout_engine *e;
+    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    const struct rollout_request ok = {.prompt = prompt,
+                                       .n_prompt = 4,
+                                       .n = 1,
+                                       .max_tokens = 4,
+                                       .temperature = 1,
+                                       .top_p = 1,
+                                       .repetition_penalty = 1,
+                                       .begun = begun,
+                                       .begun_logp = logp,
+                                       .begun_logp_kept = logp,
+                                       .n_begun = 3};
+    struct rollout_request r = ok;
+    r.n_begun = 4; /* nothing is left to draw */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.n = 2; /* two samples with one beginning */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.pause_at = 3; /* where it is already */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    begun[1] = VOCAB;
+    assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
+    begun[1] = 6;
+    assert_int_equal(rollout_submit(e, &ok, NULL), 0);
+    assert_int_equal(rollout_run(e), 0);
+    assert_int_equal(rollout_stats(e).sampled, 1);
+    rollout_destroy(e);
+    fake_free(f);
+}
+
+static void test_pool(void **state) {
+    (void)state;
+    struct kv_pool p;
+    const struct kv_key none = {0, 0};
+    int32_t t[16] = {0};
+    kv_pool_init(&p, 3);
+    const int32_t a = kv_alloc(&p), b = kv_alloc(&p), c = kv_alloc(&p);
+    assert_int_equal(kv_alloc(&p), -1);
+    const struct kv_key ka = kv_key_next(none, t, 16), kb = kv_key_next(ka, t, 16);
+    assert_true(ka.lo != kb.lo); /* the same tokens after another prefix are another block */
+    kv_publish(&p, a, ka);
+    kv_publish(&p, b, kb);
+    assert_int_equal(kv_find(&p, ka), a);
+    kv_unref(&p, a);
+    kv_unref(&p, a);
+    kv_unref(&p, b);
+    assert_int_equal(kv_find(&p, kb), b); /* free blocks are still found */
+    assert_int_equal(kv_alloc(&p), a);    /* until they are handed out again */
+    assert_int_equal(kv_find(&p, ka), -1);
+    kv_unref(&p, b);
+    kv_unref(&p, c);
+    assert_int_equal(p.n_free, 2);
+    kv_pool_free(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_any_limits),
+        cmocka_unit_test(test_prompt_computed_once),
+        cmocka_unit_test(test_prompt_again),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_interrupted_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
