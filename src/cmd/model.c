@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
+#include "model/families.h"
 #include "model/files/export.h"
 #include "model/files/fsdp.h"
 #include "model/files/init.h"
@@ -238,9 +239,6 @@ static int cmd_model_init(int argc, char **argv) {
 
 /* ---- info ---- */
 
-static const char *const ARCH_NAMES[] = {"llama", "qwen2", "qwen3", "mistral"};
-static const char *const ROPE_NAMES[] = {"default", "linear", "dynamic", "llama3", "yarn"};
-
 static int cmd_model_info(int argc, char **argv) {
     const char *dir = NULL, *operand = NULL;
     int n = 0;
@@ -264,11 +262,11 @@ static int cmd_model_info(int argc, char **argv) {
     json_t *eos = json_array();
     for (int i = 0; i < c.n_eos; i++) json_array_append_new(eos, json_integer(c.eos[i]));
     json_t *o = json_pack(
-        "{s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:f, s:o}", "architecture", ARCH_NAMES[c.arch],
+        "{s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:f, s:o}", "architecture", c.family->type,
         "parameters", (json_int_t)model_config_params(&c), "dtype", dtype_name(c.dtype), "layers", (json_int_t)c.n_layers, "hidden",
         (json_int_t)c.hidden, "ffn", (json_int_t)c.ffn, "q_heads", (json_int_t)c.n_q_heads, "kv_heads", (json_int_t)c.n_kv_heads,
         "head_dim", (json_int_t)c.head_dim, "vocab", (json_int_t)c.vocab, "max_positions", (json_int_t)c.max_pos, "sliding_window",
-        (json_int_t)c.window, "tied", (int)c.tied, "rope", ROPE_NAMES[c.rope.kind], "rope_theta", c.rope.theta, "eos", eos);
+        (json_int_t)c.window, "tied", (int)c.tied, "rope", model_rope_name(c.rope.kind), "rope_theta", c.rope.theta, "eos", eos);
     int rc = o ? json_dump_line(&line, o) : err_set(ERR_INTERNAL, __FILE__, __LINE__, "cannot print the model's shape");
     if (rc == 0) rc = cmd_print_line(line.p, line.n);
     buf_free(&line);

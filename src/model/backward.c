@@ -31,9 +31,8 @@ int model__bucket_end(const struct model *m, struct model_grads *g) { return m->
 
 /* Zeroes what the ops of a layer only add to, unless the bucket adds. */
 static int zero_norms(struct model *m, const struct model_grads *g, const struct model_layer *y) {
-    const struct model_group *const norms[] = {y->attn_norm, y->mlp_norm, y->q_norm, y->k_norm};
-    for (size_t i = 0; i < sizeof norms / sizeof *norms && !g->add && !m->lora; i++)
-        if (norms[i]) TRY(dev_zero(m->dev, model__grad(m, g, norms[i]).data, (size_t)norms[i]->n * sizeof(float)));
+    for (const struct model_group *x = y->first; x <= y->last && !g->add && !m->lora; x++)
+        if (x->role == MODEL_NORM) TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)x->n * sizeof(float)));
     return 0;
 }
 
@@ -119,17 +118,17 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     /* x_next = x_mid + down(silu(gate) * up) */
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, y->down_bias, dmlp, dy, model__top(s->mlp, n), g}));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, dmlp, dy, model__top(s->mlp, n), g}));
     TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, y->gate_up_bias, dxn, dgate_up, model__top(s->xn2, n), g}));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, dxn, dgate_up, model__top(s->xn2, n), g}));
     const struct norm_backward_args mlp_norm = {
         .norm = y->mlp_norm, .dxn = dxn, .x = model__top(s->x_mid, n), .rstd = model__top(s->rstd2, n), .needs_dx_act = true};
     TRY(norm_backward(m, a, &mlp_norm, g));
     /* x_mid = x + o(attn(norm(x))) */
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, y->o_bias, datt, dy, attn.out, g}));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)));
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, y->qkv_bias, dxn, dqkv, model__top(s->xn1, n), g}));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, dxn, dqkv, model__top(s->xn1, n), g}));
     const struct norm_backward_args attn_norm = {
         .norm = y->attn_norm, .dxn = dxn, .x = model__top(a->x[l], n), .rstd = model__top(s->rstd1, n), .needs_dx_act = l > 0};
     return norm_backward(m, a, &attn_norm, g);
@@ -139,11 +138,10 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
     if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
-        const struct model_group *const end = there ? m->g_norm : m->layers[i + 1].attn_norm;
         TRY(model_stream_layer(m, i, i - 1));
         if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
         if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
-        TRY(model__bucket_begin(m, g, m->layers[i].attn_norm, end - 1));
+        TRY(model__bucket_begin(m, g, m->layers[i].first, m->layers[i].last));
         TRY(zero_norms(m, g, &m->layers[i]));
         TRY(layer_backward(m, b, a, i, g));
         TRY(model__bucket_end(m, g));

@@ -1,8 +1,8 @@
 /* config.c - config.json and generation_config.json into struct model_config.
  *
- * Reads Llama, Qwen2, Qwen3 and Mistral in the spellings of transformers 4
- * (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype), with
- * transformers' defaults for absent keys.  Looks at no weights.
+ * Reads the spellings of transformers 4 (rope_theta, rope_scaling, torch_dtype)
+ * and 5 (rope_parameters, dtype), with transformers' defaults for absent keys;
+ * what differs between families is in families.c.  Looks at no weights.
  * Invariant: a setting that would change the numbers and is not supported is
  * an error that says "unsupported" and names it; it is never ignored. */
 #include "model/config.h"
@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/families.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,34 +20,22 @@
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 #define MAX_PARAMS ((int64_t)1 << 48) /* and no sum of their bytes wraps */
 
-static const struct {
-    const char *type;
-    enum model_arch arch;
-} arch_table[] = {
-    {"llama", MODEL_LLAMA},
-    {"qwen2", MODEL_QWEN2},
-    {"qwen3", MODEL_QWEN3},
-    {"mistral", MODEL_MISTRAL},
-};
+static const char *const rope_names[] = {[ROPE_DEFAULT] = "default",
+                                         [ROPE_LINEAR] = "linear",
+                                         [ROPE_DYNAMIC] = "dynamic",
+                                         [ROPE_LLAMA3] = "llama3",
+                                         [ROPE_YARN] = "yarn"};
+enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
+const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
-static const struct {
-    const char *type;
-    enum rope_kind kind;
-} rope_table[] = {
-    {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC}, {"llama3", ROPE_LLAMA3}, {"yarn", ROPE_YARN},
-};
-
-static int parse_arch(struct model_config *c, const json_t *o, const char *where) {
+static int parse_family(struct model_config *c, const json_t *o, const char *where) {
     const char *type = NULL;
     TRY(json_str_opt(o, "model_type", &type, where));
-    for (size_t i = 0; type && i < sizeof arch_table / sizeof arch_table[0]; i++) {
-        if (strcmp(type, arch_table[i].type) != 0) continue;
-        c->arch = arch_table[i].arch;
-        return 0;
-    }
+    c->family = type ? model_family_find(type) : NULL;
+    if (c->family) return 0;
     const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
-    FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s%s%s; verlc has llama, qwen2, qwen3 and mistral", where,
-         type ? type : "(no model_type)", name ? ", " : "", name ? name : "");
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s%s%s; verlc has %s", where, type ? type : "(no model_type)",
+         name ? ", " : "", name ? name : "", model_family_types);
 }
 
 /* ---- shape ---- */
@@ -78,8 +67,8 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     };
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     int64_t kv_default = c->n_q_heads, head_default = c->hidden / c->n_q_heads;
-    if (c->arch == MODEL_MISTRAL && !json_object_get(o, "num_key_value_heads")) kv_default = 8;
-    if (c->arch == MODEL_QWEN3 && !json_object_get(o, "head_dim")) head_default = 128;
+    if (c->family->n_kv_heads && !json_object_get(o, "num_key_value_heads")) kv_default = c->family->n_kv_heads;
+    if (c->family->head_dim && !json_object_get(o, "head_dim")) head_default = c->family->head_dim;
     else if (!json_is_integer(json_object_get(o, "head_dim")) && c->hidden % c->n_q_heads != 0)
         FAIL(ERR_FORMAT, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld", where, (long long)c->hidden,
              (long long)c->n_q_heads);
@@ -123,8 +112,8 @@ static int read_quantization(struct model_config *c, const json_t *q, const char
 /* ---- biases, norms, activation ---- */
 
 static int parse_features(struct model_config *c, const json_t *o, const char *where) {
+    const struct model_family *const f = c->family;
     const char *act = "silu";
-    bool attention_bias = false;
     double eps = 1e-6;
     c->init_range = 0.02;
     TRY(json_bool_opt(o, "tie_word_embeddings", &c->tied, where));
@@ -137,12 +126,12 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported hidden_act \"%s\"; verlc has silu", where, act);
     c->rms_eps = (float)eps;
-    if (c->arch == MODEL_LLAMA || c->arch == MODEL_QWEN3) TRY(json_bool_opt(o, "attention_bias", &attention_bias, where));
-    if (c->arch == MODEL_LLAMA) TRY(json_bool_opt(o, "mlp_bias", &c->mlp_bias, where));
-    c->qkv_bias = c->arch == MODEL_QWEN2 || attention_bias;
-    c->o_bias = attention_bias;
-    c->qk_norm = c->arch == MODEL_QWEN3;
-
+    c->features = f->features;
+    for (size_t i = 0; i < sizeof f->keys / sizeof *f->keys && f->keys[i].key; i++) {
+        bool on = f->features & f->keys[i].features;
+        TRY(json_bool_opt(o, f->keys[i].key, &on, where));
+        c->features = on ? c->features | f->keys[i].features : c->features & ~f->keys[i].features;
+    }
     double dropout = 0;
     TRY(json_f64_opt(o, "attention_dropout", &dropout, where));
     if (dropout > 0) log_note("%s: attention_dropout %g is not applied in training", where, dropout);
@@ -171,16 +160,11 @@ static int parse_layer_types(struct model_config *c, const json_t *types, const 
 }
 
 static int parse_window(struct model_config *c, const json_t *o, const char *where) {
-    const json_t *w = json_object_get(o, "sliding_window");
-    bool use = c->arch == MODEL_MISTRAL;
-    c->window = w ? 0 : 4096; /* transformers' default when the key is absent */
-    c->window_from = 0;
-    if (c->arch == MODEL_LLAMA) {
-        c->window = 0;
-        return 0;
-    }
+    bool use = c->family->windows == MODEL_WINDOW_ALL;
+    if (c->family->windows == MODEL_NO_WINDOW) return 0;
+    c->window = json_object_get(o, "sliding_window") ? 0 : 4096; /* transformers' default when the key is absent */
     TRY(json_i64_opt(o, "sliding_window", &c->window, where));
-    if (c->arch != MODEL_MISTRAL) {
+    if (c->family->windows == MODEL_WINDOW_FROM) {
         c->window_from = 28;
         TRY(json_bool_opt(o, "use_sliding_window", &use, where));
         TRY(json_i64_opt(o, "max_window_layers", &c->window_from, where));
@@ -199,9 +183,9 @@ static int parse_rope_kind(struct model_config *c, const json_t *r, const char *
     const char *type = "default";
     TRY(json_str_opt(r, "type", &type, where));
     TRY(json_str_opt(r, "rope_type", &type, where));
-    for (size_t i = 0; i < sizeof rope_table / sizeof rope_table[0]; i++) {
-        if (strcmp(type, rope_table[i].type) != 0) continue;
-        c->rope.kind = rope_table[i].kind;
+    for (int i = 0; i < N_ROPES; i++) {
+        if (strcmp(type, rope_names[i]) != 0) continue;
+        c->rope.kind = (enum rope_kind)i;
         return 0;
     }
     FAIL(ERR_UNSUPPORTED, "%s: unsupported rope type \"%s\"; verlc has default, linear, dynamic, llama3 and yarn", where, type);
@@ -312,7 +296,7 @@ static int parse_tokens(struct model_config *c, const json_t *o, const char *whe
 int model_config_from_json(struct model_config *c, const json_t *o, const char *where) {
     struct model_config t = {.bos = -1, .pad = -1};
     if (!json_is_object(o)) FAIL(ERR_FORMAT, "%s: not a JSON object", where);
-    TRY(parse_arch(&t, o, where));
+    TRY(parse_family(&t, o, where));
     TRY(parse_shape(&t, o, where));
     TRY(parse_features(&t, o, where));
     TRY(parse_window(&t, o, where));
@@ -387,10 +371,8 @@ void model_config_free(struct model_config *c) {
 }
 
 void model_config_make_value(struct model_config *c) {
-    static const char *const names[] = {
-        [MODEL_LLAMA] = "Llama", [MODEL_QWEN2] = "Qwen2", [MODEL_QWEN3] = "Qwen3", [MODEL_MISTRAL] = "Mistral"};
     char name[64];
-    snprintf(name, sizeof name, "%sForTokenClassification", names[c->arch]);
+    snprintf(name, sizeof name, "%sForTokenClassification", c->family->class_prefix);
     c->value = true;
     c->value_bias = !json_is_false(json_object_get(c->json, "token_classification_bias"));
     json_object_set_new(c->json, "architectures", json_pack("[s]", name));
@@ -414,10 +396,8 @@ bool model_config_classifies(const struct model_config *c) {
 int model_config_make_reward(struct model_config *c, const char *where) {
     const char *name = architecture(c);
     if (!model_config_classifies(c))
-        FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported architecture %s for a reward model; verlc has ForSequenceClassification of llama, "
-             "qwen2, qwen3 and mistral",
-             where, name ? name : "(none)");
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s for a reward model; verlc has ForSequenceClassification of %s",
+             where, name ? name : "(none)", model_family_types);
     /* transformers derives num_labels from id2label and leaves 2 where neither is there */
     const json_t *labels = json_object_get(c->json, "id2label");
     int64_t n_labels = json_is_object(labels) ? (int64_t)json_object_size(labels) : 2;
@@ -436,13 +416,20 @@ int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64
     return 0;
 }
 
+/* matrices, or everything. */
+static int64_t layer_params(const struct model_config *c, bool linear) {
+    int64_t n = 0;
+    for (const struct model_group_row *g = c->family->layer; g->part->name; g++) {
+        if (g->needs & ~c->features || (linear && g->role != MODEL_LINEAR)) continue;
+        const int64_t bias = !linear && g->bias & c->features ? 1 : 0;
+        for (int i = 0; i < MODEL_MAX_PARTS && g->part[i].name; i++)
+            n += model_dim(c, g->part[i].rows) * (model_dim(c, g->cols) + bias);
+    }
+    return n;
+}
+int64_t model_config_linear_params(const struct model_config *c) { return c->n_layers * layer_params(c, true); }
+
 int64_t model_config_params(const struct model_config *c) {
-    const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    int64_t layer = 2 * h + h * (q + 2 * kv) + q * h + 3 * h * c->ffn;
-    if (c->qkv_bias) layer += q + 2 * kv;
-    if (c->o_bias) layer += h;
-    if (c->qk_norm) layer += 2 * c->head_dim;
-    if (c->mlp_bias) layer += 2 * c->ffn + h;
-    const int64_t head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
-    return c->n_layers * layer + c->vocab * h + head + h;
+    const int64_t h = c->hidden, head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
+    return c->n_layers * layer_params(c, false) + c->vocab * h + head + h;
 }

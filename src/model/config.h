@@ -1,5 +1,5 @@
-/* config.h - config.json of Llama 3.x, Qwen2/2.5, Qwen3 and Mistral as one struct, with what follows from
- * it alone: parameter and FLOP counts, the RoPE table.  No weights. */
+/* config.h - config.json of a model of any family (families.h) as one struct, with what follows from it alone: parameter
+ * counts, the RoPE table.  No weights. */
 #ifndef VERLC_MODEL_CONFIG_H
 #define VERLC_MODEL_CONFIG_H
 
@@ -9,19 +9,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum model_arch { MODEL_LLAMA, MODEL_QWEN2, MODEL_QWEN3, MODEL_MISTRAL };
+struct model_family;
+/* Tensors that not every model has; bits. */
+enum model_feature { MODEL_QKV_BIAS = 1, MODEL_O_BIAS = 2, MODEL_MLP_BIAS = 4, MODEL_QK_NORM = 8 };
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN };
 
 struct model_config {
-    enum model_arch arch;
+    const struct model_family *family;
     int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
     int64_t max_pos;        /* max_position_embeddings */
     int64_t window;         /* sliding window, 0: none */
-    int64_t window_from;    /* layers >= this use it (Qwen2 max_window_layers; 0 for Mistral) */
+    int64_t window_from;    /* layers >= this use it */
     bool tied;              /* lm_head shares embed_tokens */
     bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
-    bool qkv_bias, qk_norm; /* Qwen2, attention_bias; Qwen3 */
-    bool o_bias, mlp_bias;  /* attention_bias of Llama and Qwen3; Llama mlp_bias */
+    int features;           /* of enum model_feature */
     float rms_eps;
     double init_range; /* initializer_range */
     struct {
@@ -55,7 +56,9 @@ bool model_config_classifies(const struct model_config *c); /* config.json names
 int model_config_make_reward(struct model_config *c, const char *where);
 /* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
 int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
-int64_t model_config_params(const struct model_config *c); /* number of parameters */
+int64_t model_config_params(const struct model_config *c);        /* number of parameters */
+int64_t model_config_linear_params(const struct model_config *c); /* of these, those of the layers' matrices */
+const char *model_rope_name(enum rope_kind kind);
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
  * sequence of the run (dynamic NTK is fixed from it). */
 void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);

@@ -199,7 +199,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
         .scale = (float)(1.0 / __builtin_sqrt((double)c->head_dim)),
-        .window = l >= c->window_from ? c->window : 0,
+        .window = y->window,
         .seqs = b->seqs,
         .q = qkv->q,
         .kv = qkv->kv,
@@ -218,13 +218,13 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
-    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, model__vec(y->qkv_bias), .base = b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, .base = b->no_adapter}));
     if (b->own_keys && !a->keep.train) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     else {
         TRY(dev_qkv_fwd(d, &qkv));
         TRY(dev_attn_fwd(d, &attn));
     }
-    return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, model__vec(y->o_bias), true, b->no_adapter, x});
+    return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, true, b->no_adapter, x});
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -233,8 +233,7 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
     const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
-    const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, model__vec(y->gate_up_bias),
-                                        .base = b->no_adapter};
+    const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
     TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
     if (!a->keep.train) return model__linear_swiglu(m, &gate_up, mlp);
     TRY(model__linear(m, &gate_up)); /* backward reads it */
@@ -258,8 +257,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
         TRY(model_stream_layer(m, l, l + 1));
         TRY(model__attention_stage(m, b, a, l));
         TRY(model__mlp_stage(m, b, a, l));
-        TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), model__vec(y->down_bias), true,
-                                                   b->no_adapter, x_mid}));
+        TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), true, b->no_adapter, x_mid}));
     }
     return model__stream_head(m);
 }

@@ -21,7 +21,7 @@ static int linear_block(struct model *m, const struct linear_args *a, struct wei
     const struct lora_group *g = a->group->lora;
     const struct tensor x = tensor_rows(a->x, lo, n), y = tensor_rows(a->y, lo, n), wide = wide_of(m->lora, y);
     const struct tensor z = scratch(m->lora->z, m->act, n, g->width);
-    TRY(dev_matmul_fwd(m->dev, wide, x, w, a->bias, a->add));
+    TRY(dev_matmul_fwd(m->dev, wide, x, w, model__vec(a->group->bias), a->add));
     TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
     TRY(dev_matmul_fwd(m->dev, wide, z, g->b, TENSOR_NONE, true));
     return wide.data == y.data ? 0 : dev_cast(m->dev, y, wide);
@@ -31,8 +31,8 @@ int model__linear(struct model *m, const struct linear_args *a) {
     struct weight w;
     TRY(model__weight(m, a->group, &w));
     if (a->base || !a->group->lora)
-        return a->add ? dev_matmul_add(m->dev, a->y, a->from, a->x, w, a->bias)
-                      : dev_matmul_fwd(m->dev, a->y, a->x, w, a->bias, false);
+        return a->add ? dev_matmul_add(m->dev, a->y, a->from, a->x, w, model__vec(a->group->bias))
+                      : dev_matmul_fwd(m->dev, a->y, a->x, w, model__vec(a->group->bias), false);
     if (a->add && a->from.data != a->y.data)
         TRY(dev_copy(m->dev, a->y.data, a->from.data, (size_t)tensor_count(a->y) * sizeof(float)));
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
@@ -47,7 +47,7 @@ int model__linear_swiglu(struct model *m, const struct linear_args *a, struct te
         return dev_swiglu_fwd(m->dev, out, a->y);
     }
     TRY(model__weight(m, a->group, &w));
-    return dev_matmul_swiglu(m->dev, out, a->y, a->x, w, a->bias);
+    return dev_matmul_swiglu(m->dev, out, a->y, a->x, w, model__vec(a->group->bias));
 }
 
 /* dx, and the sums of the adapters' gradients in mat_a and mat_b:
@@ -95,7 +95,7 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     const struct lora_group *g = a->group->lora;
     struct weight w;
     if (!m->lora)
-        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->bias), a->dy, a->x,
+        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->group->bias), a->dy, a->x,
                           a->grads->add));
     TRY(model__weight(m, a->group, &w));
     if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);

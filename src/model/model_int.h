@@ -23,15 +23,6 @@ static inline struct tensor model__flat(float *flat, const struct model_group *g
     return g->k ? tensor_2d(flat + g->offset, DT_F32, g->n, g->k) : tensor_1d(flat + g->offset, DT_F32, g->n);
 }
 static inline int64_t model__group_count(const struct model_group *g) { return g->n * (g->k ? g->k : 1); }
-/* The groups of layer l that are linear layers. */
-enum { MODEL_LINEARS = 4 };
-static inline void model__linears(const struct model *m, int64_t l, struct model_group *out[MODEL_LINEARS]) {
-    const struct model_layer *y = &m->layers[l];
-    out[0] = y->qkv;
-    out[1] = y->o;
-    out[2] = y->gate_up;
-    out[3] = y->down;
-}
 /* ---- quantised base (quantize.c) ---- */
 struct model_quant {
     enum quant_kind kind;
@@ -64,7 +55,7 @@ void model__release(struct model *m, int on_host, void *p, size_t bytes); /* NUL
 /* y (T, n) = x W^T + bias and, unless base, what the group's adapters add; add: y (f32) = from + that. */
 struct linear_args {
     const struct model_group *group;
-    struct tensor y, x, bias;
+    struct tensor y, x;
     bool add, base;
     struct tensor from; /* add: (T, n) f32; may be y */
 };
@@ -86,7 +77,7 @@ int model__bucket_end(const struct model *m, struct model_grads *g);
 struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
 /* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added. */
 struct linear_bwd_args {
-    const struct model_group *group, *bias; /* bias: NULL or its group */
+    const struct model_group *group;
     struct tensor dx, dy, x;
     const struct model_grads *grads;
 };

@@ -15,76 +15,64 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GROUPS_PER_LAYER = 12, MAX_PARAMS_PER_LAYER = 17, MAX_OTHER = 4 };
+enum { MAX_OTHER = 4 };
+static const struct model_group_row embed = {.cols = MODEL_HIDDEN, .part = {{"model.embed_tokens", MODEL_VOCAB}}},
+                                    norm = {.role = MODEL_NORM, .part = {{"model.norm", MODEL_HIDDEN}}},
+                                    lm_head = {.cols = MODEL_HIDDEN, .part = {{"lm_head", MODEL_VOCAB}}},
+                                    score = {.cols = MODEL_HIDDEN, .part = {{"score", MODEL_NO_DIM}}};
 
-/* One Hugging Face tensor of a group: its name inside the layer and its rows. */
-struct part {
-    const char *name;
-    int64_t rows;
-};
-
-/* layer < 0: parts are full names. cols == 0: vectors. */
-static struct model_group *add_group(struct model *m, int64_t layer, int64_t cols, int n_parts, const struct part *parts) {
-    struct model_group *g = &m->groups[m->n_groups];
-    *g = (struct model_group){.offset = m->n_elems, .k = cols, .first_param = m->n_params, .n_params = n_parts};
-    for (int i = 0; i < n_parts; i++) {
+/* Of a row its weights, or its biases. */
+static struct model_group *add_group(struct model *m, const char *prefix, const struct model_group_row *row, bool bias) {
+    const int64_t k = bias || !row->cols ? 0 : model_dim(&m->cfg, row->cols);
+    struct model_group *g = &m->groups[m->n_groups++];
+    *g = (struct model_group){.offset = m->n_elems, .k = k, .first_param = m->n_params, .role = bias ? MODEL_BIAS : row->role};
+    for (int i = 0; i < MODEL_MAX_PARTS && row->part[i].name; i++) {
         struct model_param *p = &m->params[m->n_params++];
-        *p = (struct model_param){.rows = parts[i].rows,
-                                  .cols = cols ? cols : 1,
-                                  .nd = cols ? 2 : 1,
+        *p = (struct model_param){.rows = model_dim(&m->cfg, row->part[i].rows),
+                                  .cols = k ? k : 1,
+                                  .nd = k ? 2 : 1,
                                   .offset = m->n_elems,
-                                  .group = m->n_groups,
+                                  .group = g - m->groups,
                                   .src_dt = m->cfg.dtype};
-        const int n = layer < 0 ? snprintf(p->name, sizeof p->name, "%s", parts[i].name)
-                                : snprintf(p->name, sizeof p->name, "model.layers.%lld.%s", (long long)layer, parts[i].name);
+        const int n = snprintf(p->name, sizeof p->name, "%s%s.%s", prefix, row->part[i].name, bias ? "bias" : "weight");
         CHECK(n > 0 && (size_t)n < sizeof p->name);
         g->n += p->rows;
+        g->n_params++;
         m->n_elems += p->rows * p->cols;
     }
-    m->n_groups++;
     return g;
 }
-#define GROUP(layer, cols, ...) \
-    add_group(m, (layer), (cols), sizeof((struct part[]){__VA_ARGS__}) / sizeof(struct part), (const struct part[]){__VA_ARGS__})
 
 static void add_layer(struct model *m, int64_t l) {
     const struct model_config *c = &m->cfg;
-    const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, f = c->ffn;
     struct model_layer *y = &m->layers[l];
-    y->attn_norm = GROUP(l, 0, {"input_layernorm.weight", h});
-    y->qkv = GROUP(l, h, {"self_attn.q_proj.weight", q}, {"self_attn.k_proj.weight", kv}, {"self_attn.v_proj.weight", kv});
-    y->qkv->linear = true;
-    if (c->qkv_bias)
-        y->qkv_bias = GROUP(l, 0, {"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv}, {"self_attn.v_proj.bias", kv});
-    if (c->qk_norm) {
-        y->q_norm = GROUP(l, 0, {"self_attn.q_norm.weight", c->head_dim});
-        y->k_norm = GROUP(l, 0, {"self_attn.k_norm.weight", c->head_dim});
+    char prefix[40];
+    snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)l);
+    *y = (struct model_layer){.first = &m->groups[m->n_groups], .window = l >= c->window_from ? c->window : 0};
+    for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
+        if (row->needs & ~c->features) continue;
+        struct model_group *const g = add_group(m, prefix, row, false);
+        if (row->bias & c->features) g->bias = add_group(m, prefix, row, true);
+        memcpy((char *)y + row->place, &g, sizeof g);
     }
-    y->o = GROUP(l, q, {"self_attn.o_proj.weight", h});
-    y->o->linear = true;
-    if (c->o_bias) y->o_bias = GROUP(l, 0, {"self_attn.o_proj.bias", h});
-    y->mlp_norm = GROUP(l, 0, {"post_attention_layernorm.weight", h});
-    y->gate_up = GROUP(l, h, {"mlp.gate_proj.weight", f}, {"mlp.up_proj.weight", f});
-    y->gate_up->linear = true;
-    if (c->mlp_bias) y->gate_up_bias = GROUP(l, 0, {"mlp.gate_proj.bias", f}, {"mlp.up_proj.bias", f});
-    y->down = GROUP(l, f, {"mlp.down_proj.weight", h});
-    y->down->linear = true;
-    if (c->mlp_bias) y->down_bias = GROUP(l, 0, {"mlp.down_proj.bias", h});
+    y->last = &m->groups[m->n_groups - 1];
 }
 
 void model__params_build(struct model *m) {
     const struct model_config *c = &m->cfg;
-    const size_t n_layers = (size_t)c->n_layers;
-    m->params = xcalloc(n_layers * MAX_PARAMS_PER_LAYER + MAX_OTHER, sizeof *m->params);
-    m->groups = xcalloc(n_layers * MAX_GROUPS_PER_LAYER + MAX_OTHER, sizeof *m->groups);
-    m->layers = xcalloc(n_layers, sizeof *m->layers);
+    size_t n = 0; /* rows of a layer, each with a bias at most */
+    while (c->family->layer[n].part->name) n++;
+    n = n * 2 * (size_t)c->n_layers + MAX_OTHER;
+    m->params = xcalloc(n * MODEL_MAX_PARTS, sizeof *m->params);
+    m->groups = xcalloc(n, sizeof *m->groups);
+    m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);
     m->n_params = m->n_groups = m->n_elems = 0;
-    m->g_embed = GROUP(-1, c->hidden, {"model.embed_tokens.weight", c->vocab});
+    m->g_embed = add_group(m, "", &embed, false);
     for (int64_t l = 0; l < c->n_layers; l++) add_layer(m, l);
-    m->g_norm = GROUP(-1, 0, {"model.norm.weight", c->hidden});
-    if (c->value) m->g_head = GROUP(-1, c->hidden, {"score.weight", 1});
-    else m->g_head = c->tied ? m->g_embed : GROUP(-1, c->hidden, {"lm_head.weight", c->vocab});
-    m->g_head_bias = c->value && c->value_bias ? GROUP(-1, 0, {"score.bias", 1}) : NULL;
+    m->g_norm = add_group(m, "", &norm, false);
+    if (c->value) m->g_head = add_group(m, "", &score, false);
+    else m->g_head = c->tied ? m->g_embed : add_group(m, "", &lm_head, false);
+    m->g_head_bias = c->value && c->value_bias ? add_group(m, "", &score, true) : NULL;
     CHECK(m->n_elems == model_config_params(c));
     m->train_params = m->params;
     m->n_train_params = m->n_params;
@@ -116,7 +104,7 @@ static int64_t share_base(struct model *m) {
 void model__weights_layout(struct model *m, struct arena *a) {
     for (int64_t i = share_base(m); i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
-        if (m->quant && g->linear) continue;
+        if (m->quant && g->role == MODEL_LINEAR) continue;
         if (g->k) {
             void *p = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->k));
             g->mat = (struct weight){p, m->act, g->n, g->k};

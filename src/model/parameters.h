@@ -7,7 +7,7 @@
 #define VERLC_MODEL_PARAMETERS_H
 
 #include "device/device.h"
-#include "model/config.h"
+#include "model/families.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,8 +31,9 @@ struct model_group {
     struct weight mat; /* compute copy of a matrix */
     struct tensor vec; /* compute copy of a vector, act */
     int64_t first_param, n_params;
-    struct lora_group *lora; /* adapters on its modules, NULL: none; private to model */
-    bool linear;             /* a matrix of a layer: what is quantised in a quantised model, whose mat is empty */
+    enum model_role role;     /* MODEL_LINEAR of a quantised model: mat is empty */
+    struct model_group *bias; /* of a layer's matrix; NULL: none */
+    struct lora_group *lora;  /* adapters on its modules, NULL: none; private to model */
 };
 
 /* Consecutive elements of the flat arrays. */
@@ -45,9 +46,11 @@ struct model_shard {
     bool whole_matrices; /* a matrix of the layers is not cut (Muon) */
 };
 
-struct model_layer { /* NULL: this model has none */
-    struct model_group *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
-    struct model_group *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+struct model_layer {
+    struct model_group *first, *last; /* all its groups, neighbours; its linear layers are those of that role */
+    int64_t window;                   /* sliding window of its attention, 0: none */
+    /* NULL: it has none */
+    struct model_group *attn_norm, *qkv, *q_norm, *k_norm, *o, *mlp_norm, *gate_up, *down;
 };
 
 struct model {

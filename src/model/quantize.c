@@ -80,7 +80,7 @@ void model__quant_layout(struct model *m, struct arena *a) {
     }
     for (int64_t i = 0; i < m->n_groups; i++) {
         const struct model_group *g = &m->groups[i];
-        if (!g->linear) continue;
+        if (g->role != MODEL_LINEAR) continue;
         for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
             const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
                           scales = model__quant_scales(q->kind, rows, g->k);
@@ -114,7 +114,7 @@ void model__quant_free(struct model *m) {
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out) {
     const struct model_quant *q = m->quant;
     *out = g->mat;
-    if (!q || !g->linear) return 0;
+    if (!q || g->role != MODEL_LINEAR) return 0;
     *out = (struct weight){q->pack, m->act, g->n, g->k};
     char *at = q->stage;
     for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {

@@ -9,9 +9,8 @@
 #include <string.h>
 
 static struct model_flops flops_of(const struct model_config *c) {
-    const double q = (double)(c->n_q_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim), h = (double)c->hidden;
-    const double matrices = (double)c->n_layers * (3 * h * (double)c->ffn + h * (2 * q + 2 * kv)) + 2 * (double)c->vocab * h;
-    return (struct model_flops){.token = 6 * matrices, .square = 6 * q * (double)c->n_layers};
+    const double matrices = (double)model_config_linear_params(c) + 2 * (double)c->vocab * (double)c->hidden;
+    return (struct model_flops){.token = 6 * matrices, .square = 6 * (double)(c->n_q_heads * c->head_dim * c->n_layers)};
 }
 
 struct model_flops train_model_flops(const struct model_config *c, const struct dev *d) {

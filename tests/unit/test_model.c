@@ -37,10 +37,10 @@ static void config_defaults(void **state) {
     (void)state;
     struct model_config c;
     OK(parse(&c, "{\"model_type\":\"qwen3\"," BASE "}"));
-    assert_true(c.head_dim == 128 && c.n_kv_heads == 4 && c.qk_norm && !c.qkv_bias && !c.tied && c.rope.theta == 10000);
+    assert_true(c.head_dim == 128 && c.n_kv_heads == 4 && c.features == MODEL_QK_NORM && !c.tied && c.rope.theta == 10000);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"use_sliding_window\":true,\"sliding_window\":7}"));
-    assert_true(c.head_dim == 16 && c.qkv_bias && !c.o_bias && c.window == 7 && c.window_from == 28);
+    assert_true(c.head_dim == 16 && c.features == MODEL_QKV_BIAS && c.window == 7 && c.window_from == 28);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"sliding_window\":7}"));
     assert_int_equal(c.window, 0);
@@ -52,8 +52,52 @@ static void config_defaults(void **state) {
     assert_int_equal(c.window, 0);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"llama\"," BASE ",\"attention_bias\":true,\"mlp_bias\":true}"));
-    assert_true(c.qkv_bias && c.o_bias && c.mlp_bias && c.window == 0);
+    assert_true(c.features == (MODEL_QKV_BIAS | MODEL_O_BIAS | MODEL_MLP_BIAS) && c.window == 0);
     model_config_free(&c);
+}
+
+/* The tensors of a layer, in the order of the flat master and so of checkpoints. */
+#define QKV(kind) " self_attn.q_proj." kind " self_attn.k_proj." kind " self_attn.v_proj." kind
+#define GATE_UP(kind) " mlp.gate_proj." kind " mlp.up_proj." kind
+static void families(void **state) {
+    (void)state;
+    static const struct {
+        const char *type, *keys, *layer;
+    } rows[] = {
+        {"llama", ",\"attention_bias\":true,\"mlp_bias\":true",
+         "input_layernorm.weight" QKV("weight") QKV("bias") " self_attn.o_proj.weight self_attn.o_proj.bias "
+                                                            "post_attention_layernorm.weight" GATE_UP("weight")
+                                                                GATE_UP("bias") " mlp.down_proj.weight mlp.down_proj.bias"},
+        {"qwen2", "",
+         "input_layernorm.weight" QKV("weight")
+             QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"qwen3", "",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"mistral", ",\"num_key_value_heads\":2",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct model_config c;
+        struct model *m;
+        struct buf names = {0};
+        char *text = xasprintf("{\"model_type\":\"%s\"," BASE "%s}", rows[i].type, rows[i].keys);
+        int64_t linear = 0;
+        OK(parse(&c, text));
+        OK(model_shape(&m, &c, NULL, DT_F32, QUANT_NONE, NULL));
+        const struct model_layer *y = &m->layers[29];
+        for (int64_t p = y->first->first_param; p < y->last->first_param + y->last->n_params; p++)
+            buf_addf(&names, "%s%s", names.n ? " " : "", m->params[p].name + strlen("model.layers.29."));
+        assert_string_equal(names.p, rows[i].layer);
+        assert_true(y->first == m->layers[28].last + 1 && y->last == m->g_norm - 1 && strstr(model_family_types, rows[i].type));
+        for (const struct model_group *g = y->first; g <= y->last; g++) linear += g->role == MODEL_LINEAR ? g->n * g->k : 0;
+        assert_int_equal(model_config_linear_params(&c), 30 * linear);
+        model_shape_free(m);
+        model_config_free(&c);
+        buf_free(&names);
+        free(text);
+    }
 }
 
 static void config_refusals(void **state) {
@@ -373,6 +417,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_spellings),
         cmocka_unit_test(config_defaults),
+        cmocka_unit_test(families),
         cmocka_unit_test(config_refusals),
         cmocka_unit_test(built_in_shapes),
         cmocka_unit_test(schedules),

@@ -50,13 +50,6 @@ static const struct arch archs[] = {
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
-/* The transformers class of a model_type. */
-static const char *class_of(const char *type) {
-    if (strcmp(type, "qwen2") == 0) return "Qwen2ForCausalLM";
-    if (strcmp(type, "qwen3") == 0) return "Qwen3ForCausalLM";
-    return strcmp(type, "llama") == 0 ? "LlamaForCausalLM" : "MistralForCausalLM";
-}
-
 static json_t *token_or_null(int64_t id) { return id < 0 ? json_null() : json_integer(id); }
 
 json_t *model_arch_config(const char *name) {
@@ -64,22 +57,25 @@ json_t *model_arch_config(const char *name) {
     for (int i = 0; i < N_ARCHS && !a; i++)
         if (strcmp(name, archs[i].name) == 0) a = &archs[i];
     if (!a) return NULL;
-    json_t *o = json_pack(
-        "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}", "architectures",
-        class_of(a->type), "model_type", a->type, "hidden_size", (json_int_t)a->hidden, "intermediate_size", (json_int_t)a->ffn,
-        "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads", (json_int_t)a->q_heads, "num_key_value_heads",
-        (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim, "vocab_size", (json_int_t)a->vocab, "max_position_embeddings",
-        (json_int_t)a->max_pos, "rope_theta", a->theta, "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02,
-        "tie_word_embeddings", (int)a->tied, "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id",
-        token_or_null(a->eos), "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
+    const struct model_family *const f = model_family_find(a->type);
+    CHECK(f != NULL);
+    json_t *o =
+        json_pack("{s:[s+], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}",
+                  "architectures", f->class_prefix, "ForCausalLM", "model_type", a->type, "hidden_size", (json_int_t)a->hidden,
+                  "intermediate_size", (json_int_t)a->ffn, "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads",
+                  (json_int_t)a->q_heads, "num_key_value_heads", (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim,
+                  "vocab_size", (json_int_t)a->vocab, "max_position_embeddings", (json_int_t)a->max_pos, "rope_theta", a->theta,
+                  "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02, "tie_word_embeddings", (int)a->tied,
+                  "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id", token_or_null(a->eos),
+                  "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
     CHECK(o != NULL);
     if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
     if (a->llama3_factor > 0)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
                                       "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
-    if (strcmp(a->type, "mistral") == 0) json_object_set_new(o, "sliding_window", json_null()); /* v0.3 */
-    else if (strcmp(a->type, "llama") != 0) json_object_set_new(o, "use_sliding_window", json_false());
+    if (f->windows == MODEL_WINDOW_ALL) json_object_set_new(o, "sliding_window", json_null()); /* Mistral v0.3 */
+    if (f->windows == MODEL_WINDOW_FROM) json_object_set_new(o, "use_sliding_window", json_false());
     return o;
 }
 
@@ -89,11 +85,9 @@ void model_arch_names(void (*fn)(void *arg, const char *name), void *arg) {
 
 /* ---- values ---- */
 
-enum init_kind { INIT_NORMAL, INIT_ONE, INIT_ZERO };
-
 struct init_source { /* one st_write_tensor's arg */
     struct pool *pool;
-    enum init_kind kind;
+    enum model_role role;
     enum dtype dt;
     uint32_t tensor;
     uint64_t seed;
@@ -126,11 +120,12 @@ static void fill_part(void *arg, int64_t part, int thread) {
     const struct init_source *s = arg;
     (void)thread;
     const int64_t lo = part * PART, hi = lo + PART < s->count ? lo + PART : s->count;
+    const bool normal = s->role == MODEL_TABLE || s->role == MODEL_LINEAR;
     float v[4] = {0};
     for (int64_t i = lo; i < hi; i++) {
         const int64_t at = s->first + i;
-        if (s->kind == INIT_NORMAL && (i == lo || at % 4 == 0)) four_normals(v, s, at / 4);
-        float f = s->kind == INIT_ONE ? 1.0f : s->kind == INIT_ZERO ? 0.0f : v[at % 4] * s->std;
+        if (normal && (i == lo || at % 4 == 0)) four_normals(v, s, at / 4);
+        float f = normal ? v[at % 4] * s->std : s->role == MODEL_NORM ? 1.0f : 0.0f;
         if (at >= s->zero_lo && at < s->zero_hi) f = 0.0f;
         if (s->dt == DT_F32) ((float *)s->dst)[i] = f;
         else if (s->dt == DT_BF16) ((uint16_t *)s->dst)[i] = f32_to_bf16(f);
@@ -148,13 +143,6 @@ static int fill(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
-/* By the names of the parameters; see model/parameters.c. */
-static enum init_kind kind_of(const struct model_param *p) {
-    const size_t n = strlen(p->name);
-    if (p->nd == 2) return INIT_NORMAL;
-    return n > 5 && strcmp(p->name + n - 5, ".bias") == 0 ? INIT_ZERO : INIT_ONE;
-}
-
 static int write_random(const struct model *m, const char *path, uint64_t seed, enum dtype dt) {
     struct pool *pool = NULL;
     TRY(pool_create(&pool, 0));
@@ -163,8 +151,12 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
     json_t *meta = json_pack("{s:s}", "format", "pt");
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *p = &m->params[i];
-        s[i] = (struct init_source){
-            .pool = pool, .kind = kind_of(p), .dt = dt, .tensor = (uint32_t)i, .seed = seed, .std = (float)m->cfg.init_range};
+        s[i] = (struct init_source){.pool = pool,
+                                    .role = m->groups[p->group].role,
+                                    .dt = dt,
+                                    .tensor = (uint32_t)i,
+                                    .seed = seed,
+                                    .std = (float)m->cfg.init_range};
         if (i == 0 && m->cfg.pad >= 0) {
             s[i].zero_lo = m->cfg.pad * p->cols;
             s[i].zero_hi = s[i].zero_lo + p->cols;

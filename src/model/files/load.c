@@ -330,7 +330,7 @@ out:
 /* Straight into the compute copy, or its codes; stage holds one group as act on the device. */
 static int load_group(struct model *m, struct model_group *g, const struct source *src, void *stage, void *chunk) {
     char *at = g->k ? stage : g->vec.data;
-    if (m->quant && g->linear) {
+    if (m->quant && g->role == MODEL_LINEAR) {
         for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) TRY(load_codes(m, i, &src[i]));
         return 0;
     }
@@ -389,7 +389,7 @@ static int load_weights(struct model *m, const struct source *src) {
     const int64_t own = m->base ? m->g_head - m->groups : 0; /* those before are there */
     for (int64_t i = own; i < m->n_groups; i++) {
         const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
-        if (!(m->quant && m->groups[i].linear) && bytes > stage_bytes) stage_bytes = bytes;
+        if (!(m->quant && m->groups[i].role == MODEL_LINEAR) && bytes > stage_bytes) stage_bytes = bytes;
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
     if (m->flags & MODEL_SHARDED_WEIGHTS) TRYG(load_shares(m, src, stage, chunk), out);
@@ -505,7 +505,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
             src[i].seed = head_seed;
             continue;
         }
-        if (m->cfg.saved_nf4 && m->groups[m->params[i].group].linear && m->params[i].nd == 2) {
+        if (m->cfg.saved_nf4 && m->groups[m->params[i].group].role == MODEL_LINEAR) {
             TRYG(find_codes(&src[i], &w, &m->params[i], a->dir), out);
             continue;
         }

@@ -47,7 +47,6 @@ static void add_head(struct model_lora *l, const struct model *m, const struct m
 static void build_group(struct model_lora *l, struct model *m, struct model_group *mg, struct lora_match *match) {
     struct lora_group g = {.n = mg->n, .k = mg->k};
     int64_t row = 0;
-    CHECK(mg->n_params <= LORA_MAX_PARTS);
     for (int64_t i = mg->first_param; i < mg->first_param + mg->n_params; i++) {
         const struct model_param *p = &m->params[i];
         char module[sizeof p->name];
@@ -70,19 +69,15 @@ static void build_group(struct model_lora *l, struct model *m, struct model_grou
 int model__lora_build(struct model_lora *l, struct model *m) {
     int rc = 0;
     struct lora_match *match = NULL;
-    const size_t n = (size_t)m->cfg.n_layers * MODEL_LINEARS;
     if (l->cfg.rank < 1 || l->cfg.rank > m->cfg.hidden)
         FAIL(ERR_INVAL, "lora_rank=%lld: expected 1 to %lld, the model's width", (long long)l->cfg.rank, (long long)m->cfg.hidden);
     if (!isfinite(l->cfg.alpha)) FAIL(ERR_INVAL, "lora_alpha is not finite");
     l->scale = (float)(l->cfg.alpha / (l->cfg.rslora ? sqrt((double)l->cfg.rank) : (double)l->cfg.rank));
     TRY(model__lora_match_create(&match, &l->cfg));
-    l->groups = xcalloc(n, sizeof *l->groups);
-    l->params = xcalloc(n * LORA_MAX_PARTS * 2 + 2, sizeof *l->params);
-    for (int64_t i = 0; i < m->cfg.n_layers; i++) {
-        struct model_group *g[MODEL_LINEARS];
-        model__linears(m, i, g);
-        for (int k = 0; k < MODEL_LINEARS; k++) build_group(l, m, g[k], match);
-    }
+    l->groups = xcalloc((size_t)m->n_groups, sizeof *l->groups);
+    l->params = xcalloc((size_t)m->n_params * 2, sizeof *l->params); /* at most two sides each */
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if (m->groups[i].role == MODEL_LINEAR) build_group(l, m, &m->groups[i], match);
     l->n_sides = l->n_params;
     if (m->cfg.value) {
         model__lora_match_head(match);

@@ -121,10 +121,8 @@ bool model__lora_match(struct lora_match *t, const char *module) {
 
 /* "q_proj, k_proj, ..." of the linear modules of a layer. */
 static void add_modules(struct buf *b, const struct model *m) {
-    struct model_group *g[MODEL_LINEARS];
-    model__linears(m, 0, g);
-    for (int i = 0; i < MODEL_LINEARS; i++) {
-        for (int64_t k = g[i]->first_param; k < g[i]->first_param + g[i]->n_params; k++) {
+    for (const struct model_group *g = m->layers[0].first; g <= m->layers[0].last; g++) {
+        for (int64_t k = g->first_param; k < g->first_param + g->n_params && g->role == MODEL_LINEAR; k++) {
             char name[sizeof m->params[k].name];
             snprintf(name, sizeof name, "%s", m->params[k].name);
             *strrchr(name, '.') = '\0'; /* .weight */

@@ -5,13 +5,12 @@
 #include "model/lora/lora.h"
 #include "model/model_int.h"
 
-enum { LORA_MAX_PARTS = 3 };
 struct lora_part { /* the adapter of one linear module: rows [row, row + n) of its group */
     int64_t row, n;
     int64_t a, b; /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
 };
 struct lora_group { /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
-    struct lora_part part[LORA_MAX_PARTS];
+    struct lora_part part[MODEL_MAX_PARTS];
     int64_t n_parts, n, k;
     int64_t width;      /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
     struct weight a, b; /* (width, k): the A on top of each other; (n, width): scale B, block-diagonal */

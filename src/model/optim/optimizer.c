@@ -58,10 +58,8 @@ const char *optim_kind_name(enum optim_kind k) {
 enum { MIN_QUANTIZED = 4096 }; /* smaller tensors keep f32 moments, as bitsandbytes has it */
 
 static enum optim_kind rule_of(const struct model *m, const struct model_param *p, enum optim_kind kind) {
-    const struct model_group *g = &m->groups[p->group];
-    const int64_t n = p->rows * p->cols;
-    if (kind == OPTIM_MUON && (p->nd != 2 || g == m->g_embed || g == m->g_head)) return OPTIM_ADAMW;
-    if (kind == OPTIM_ADAMW8 && (p->nd != 2 || n < MIN_QUANTIZED)) return OPTIM_ADAMW;
+    if (kind == OPTIM_MUON && m->groups[p->group].role != MODEL_LINEAR) return OPTIM_ADAMW;
+    if (kind == OPTIM_ADAMW8 && (p->nd != 2 || p->rows * p->cols < MIN_QUANTIZED)) return OPTIM_ADAMW;
     return kind;
 }
 

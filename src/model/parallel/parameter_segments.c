@@ -23,8 +23,7 @@ void model_cut(const struct model *m, struct model_range all, int64_t n, bool wh
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
         if (p->offset >= all.hi || p->offset + p->rows * p->cols <= all.lo) continue;
-        const struct model_group *g = &m->groups[p->group];
-        const bool whole = whole_matrices && p->nd == 2 && g != m->g_embed && g != m->g_head;
+        const bool whole = whole_matrices && m->groups[p->group].role == MODEL_LINEAR;
         const int64_t end = p->offset + p->rows * p->cols, piece = whole ? end - p->offset : DEV_SEGMENT;
         for (int64_t lo = p->offset; lo < end; lo += piece) {
             if (lo < all.lo || lo >= all.hi) continue;
@@ -51,8 +50,7 @@ int64_t model_buckets(const struct model *m, struct model_range **out) {
     }
     b[n++] = groups(m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head);
     b[n++] = groups(m->g_norm, m->g_norm);
-    for (int64_t i = layers - 1; i >= 0; i--)
-        b[n++] = groups(m->layers[i].attn_norm, (i + 1 < layers ? m->layers[i + 1].attn_norm : m->g_norm) - 1);
+    for (int64_t i = layers - 1; i >= 0; i--) b[n++] = groups(m->layers[i].first, m->layers[i].last);
     if (m->g_head != m->g_embed) b[n++] = groups(m->g_embed, m->g_embed);
     return n;
 }

@@ -118,8 +118,7 @@ void model__stream_create(struct model *m) {
     struct model_stream *s = m->stream = xcalloc(1, sizeof *s);
     s->spans = xcalloc((size_t)layers + MOST_TAIL, sizeof *s->spans);
     struct span *const tail = s->spans + layers;
-    for (int64_t l = 0; l < layers; l++) /* a layer ends where the next one, or the final norm, begins */
-        s->spans[l] = span_of(m, m->layers[l].attn_norm, (l + 1 < layers ? m->layers[l + 1].attn_norm : m->g_norm) - 1);
+    for (int64_t l = 0; l < layers; l++) s->spans[l] = span_of(m, m->layers[l].first, m->layers[l].last);
     tail[s->n_tail++] = span_of(m, m->g_norm, m->g_norm);
     if (m->g_head != m->g_embed) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
     tail[s->n_tail++] = span_of(m, m->g_embed, m->g_embed);

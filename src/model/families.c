@@ -1,0 +1,56 @@
+/* families.c - the families of models, a row each. Adding one whose layers are Llama's up to names, fusion, biases, norms of
+ * heads and windows is a row here and nothing else.
+ *
+ * Invariant: a row has transformers' defaults of that family. */
+#include "model/families.h"
+
+#include "model/parameters.h"
+
+#include <string.h>
+
+#define NORM(at, name, n, feature)                                                \
+    {                                                                             \
+        offsetof(struct model_layer, at), MODEL_NORM, MODEL_NO_DIM, feature, 0, { \
+            { name, n }                                                           \
+        }                                                                         \
+    }
+#define LINEAR(at, k, feature, ...)                                                    \
+    {                                                                                  \
+        offsetof(struct model_layer, at), MODEL_LINEAR, k, 0, feature, { __VA_ARGS__ } \
+    }
+
+static const struct model_group_row llama_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    LINEAR(qkv, MODEL_HIDDEN, MODEL_QKV_BIAS, {"self_attn.q_proj", MODEL_Q}, {"self_attn.k_proj", MODEL_KV},
+           {"self_attn.v_proj", MODEL_KV}),
+    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_QK_NORM),
+    NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_QK_NORM),
+    LINEAR(o, MODEL_Q, MODEL_O_BIAS, {"self_attn.o_proj", MODEL_HIDDEN}),
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    LINEAR(gate_up, MODEL_HIDDEN, MODEL_MLP_BIAS, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN}),
+    LINEAR(down, MODEL_FFN, MODEL_MLP_BIAS, {"mlp.down_proj", MODEL_HIDDEN}),
+    {0},
+};
+
+#define ATTENTION_BIAS \
+    { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
+static const struct model_family families[] = {
+    {"llama", "Llama", 0, 0, 0, {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, MODEL_NO_WINDOW, llama_layer},
+    {"qwen2", "Qwen2", 0, 0, MODEL_QKV_BIAS, {{0}}, MODEL_WINDOW_FROM, llama_layer},
+    {"qwen3", "Qwen3", 0, 128, MODEL_QK_NORM, {ATTENTION_BIAS}, MODEL_WINDOW_FROM, llama_layer},
+    {"mistral", "Mistral", 8, 0, 0, {{0}}, MODEL_WINDOW_ALL, llama_layer},
+};
+const char model_family_types[] = "llama, qwen2, qwen3 and mistral";
+
+const struct model_family *model_family_find(const char *type) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (strcmp(type, families[i].type) == 0) return &families[i];
+    return NULL;
+}
+
+int64_t model_dim(const struct model_config *c, enum model_dim d) {
+    const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    const int64_t n[] = {[MODEL_NO_DIM] = 1, [MODEL_HIDDEN] = c->hidden, [MODEL_FFN] = c->ffn,    [MODEL_Q] = q,
+                         [MODEL_KV] = kv,    [MODEL_HEAD] = c->head_dim, [MODEL_VOCAB] = c->vocab};
+    return n[d];
+}

@@ -1,0 +1,55 @@
+/* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral) as data: a row of families.c each.
+ *
+ * Configuration, names, files, adapters, shards, forward, backward and FLOPs follow from the row. No numbers of a model here.
+ * Invariant: no other file knows a family by its name. */
+#ifndef VERLC_MODEL_FAMILIES_H
+#define VERLC_MODEL_FAMILIES_H
+
+#include "model/config.h"
+
+#include <stddef.h>
+
+/* What an array of weights is to the ops, the optimizers and a random start. */
+enum model_role {
+    MODEL_TABLE,  /* embedding, head */
+    MODEL_LINEAR, /* a matrix of a layer: may be quantised, have adapters, be Muon's */
+    MODEL_BIAS,   /* of a matrix: backward writes its gradient */
+    MODEL_NORM,   /* backward only adds to its gradient */
+};
+enum model_dim { MODEL_NO_DIM, MODEL_HIDDEN, MODEL_FFN, MODEL_Q, MODEL_KV, MODEL_HEAD, MODEL_VOCAB }; /* Q, KV: of all heads */
+int64_t model_dim(const struct model_config *c, enum model_dim d);                                    /* MODEL_NO_DIM: 1 */
+
+/* A group (parameters.h): a matrix or a vector made of one or more Hugging Face tensors, one below the other. */
+enum { MODEL_MAX_PARTS = 3 };
+struct model_group_row {
+    size_t place; /* of a layer's: in struct model_layer */
+    enum model_role role;
+    enum model_dim cols; /* MODEL_NO_DIM: vectors */
+    int needs, bias;     /* of enum model_feature: without it there is no group (0: always); with it there is a bias (0: never) */
+    struct {
+        const char *name; /* between "model.layers.N." and ".weight" */
+        enum model_dim rows;
+    } part[MODEL_MAX_PARTS]; /* none: a list of rows ends */
+};
+
+enum model_windows {
+    MODEL_NO_WINDOW,
+    MODEL_WINDOW_ALL,  /* "sliding_window" in all layers */
+    MODEL_WINDOW_FROM, /* with "use_sliding_window": from layer "max_window_layers" on, or as "layer_types" says */
+};
+struct model_family {
+    const char *type;             /* "model_type" of config.json */
+    const char *class_prefix;     /* of transformers' classes: "Qwen2" of Qwen2ForCausalLM */
+    int64_t n_kv_heads, head_dim; /* without the key; 0: n_q_heads, hidden / n_q_heads */
+    int features;                 /* of enum model_feature, where no key says otherwise */
+    struct {
+        const char *key; /* a boolean; NULL: none */
+        int features;
+    } keys[2];
+    enum model_windows windows;
+    const struct model_group_row *layer; /* in the order of the flat master */
+};
+const struct model_family *model_family_find(const char *type); /* NULL: there is none */
+extern const char model_family_types[];                         /* of all, for messages */
+
+#endif
