@@ -262,13 +262,13 @@ out:
 static int adapter_bytes(const struct generate_config *k, struct dev *dev, const struct model_config *shape, size_t *bytes) {
     const struct optim_config none = {0}; /* nothing is trained */
     struct lora_config cfg = {0};
-    struct lora_plan p = {0};
+    struct optim_plan p = {0};
     *bytes = 0;
     if (!k->adapter) return 0;
     TRY(lora_config_load(&cfg, k->adapter));
-    const int rc = model_lora_plan(&p, shape, dev, k->act, &cfg, &none);
+    const int rc = optim_plan(&p, shape, dev, k->act, &cfg, &none);
     lora_config_free(&cfg);
-    *bytes = p.weights;
+    *bytes = p.adapter;
     return rc;
 }
 

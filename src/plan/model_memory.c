@@ -1,7 +1,6 @@
 /* model_memory.c - see model_memory.h. */
 #include "plan/model_memory.h"
 
-#include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
 #include "plan/memory_limit.h"
 #include "train/gradient_all_reduce.h"
@@ -11,9 +10,8 @@
 int model_memory(struct model_memory *o, const struct model_memory_args *a) {
     const struct optim_config *const optim = a->optim;
     const bool adapter = a->lora->on, several = a->ranks > 1, chunks = a->grad_chunk > 1;
-    struct lora_plan l = {.master = (size_t)model_config_params(a->config) * 4}; /* of all ranks together */
-    if (adapter) TRY(model_lora_plan(&l, a->config, a->dev, a->open->act, &a->lora->cfg, optim));
-    else l.moments = optim_bytes(a->config, a->dev, a->open->act, optim, &l.host);
+    struct optim_plan l; /* of all ranks together */
+    TRY(optim_plan(&l, a->config, a->dev, a->open->act, adapter ? &a->lora->cfg : NULL, optim));
     struct rank_memory r = {
         .master = l.master, .sums = l.master, .moments = l.moments, .chunk = chunks ? l.master : 0, .host = l.host};
     const struct rank_memory_args args = {.config = a->config,
@@ -28,7 +26,7 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a) {
     if (several) TRY(rank_memory(&r, &args));
     const size_t master = train_pages(r.master), copy = train_pages(l.master) + train_pages(l.moments) + l.host;
     *o = (struct model_memory){.weights = train_pages(model_open_bytes(a->config, a->dev, a->open)),
-                               .adapter = train_pages(l.weights),
+                               .adapter = train_pages(l.adapter),
                                .master = optim->host_master ? 0 : master,
                                .grads = train_pages(r.sums),
                                .chunk = several ? 0 : train_pages(r.chunk),

@@ -236,7 +236,7 @@ static void state_is_where_it_was_planned(void **state) {
         struct dev dev;
         struct model *m;
         struct optim *o;
-        size_t host;
+        struct optim_plan p;
         if (!case_has(BACKENDS[b])) continue;
         case_dev(&dev, BACKENDS[b], 1);
         struct optim_config c = OPTIMS[k];
@@ -246,12 +246,12 @@ static void state_is_where_it_was_planned(void **state) {
             &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 8, .flags = MODEL_TRAIN | MODEL_HOST_MASTER}));
         const size_t device_before = dev.allocated, host_before = dev.host_allocated;
         OK(optim_create(&o, m, &c));
-        const size_t device = optim_bytes(&m->cfg, &dev, DT_BF16, &c, &host);
-        assert_true(host > 0);
-        assert_int_equal(o->block_bytes, device);
-        assert_int_equal(o->host_bytes, host);
-        assert_int_equal(dev.allocated + dev.host_allocated - device_before - host_before, device + host);
-        if (dev_has_own_memory(&dev)) assert_int_equal(dev.host_allocated - host_before, host);
+        OK(optim_plan(&p, &m->cfg, &dev, DT_BF16, NULL, &c));
+        assert_true(p.host > 0);
+        assert_int_equal(o->block_bytes, p.moments);
+        assert_int_equal(o->host_bytes, p.host);
+        assert_int_equal(dev.allocated + dev.host_allocated - device_before - host_before, p.moments + p.host);
+        if (dev_has_own_memory(&dev)) assert_int_equal(dev.host_allocated - host_before, p.host);
         optim_destroy(o, m);
         model_close(m);
         dev_close(&dev);

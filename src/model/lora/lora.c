@@ -14,8 +14,6 @@
 #include "model/files/load.h"
 #include "model/master_weights.h"
 #include "model/lora/lora_int.h"
-#include "model/optim/optimizer.h"
-#include "model/optim/optimizer_int.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -165,24 +163,6 @@ void model_shape_free(struct model *m) {
     model__lora_free(m);
     model__params_free(m);
     free(m);
-}
-
-int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act,
-                    const struct lora_config *lc, const struct optim_config *o) {
-    struct model m = {.cfg = *c, .dev = dev, .act = act};
-    struct model_lora l = {.cfg = config_copy(lc)};
-    struct arena a = {0};
-    model__params_build(&m);
-    const int rc = model__lora_build(&l, &m);
-    if (rc == 0) {
-        model__lora_layout(&l, &m, &a);
-        use_params(&m, &l);
-        *p = (struct lora_plan){.weights = a.used, .master = (size_t)l.n_elems * sizeof(float), .n_train = l.n_elems};
-        p->moments = optim__bytes(&m, o, &p->host);
-    }
-    lora_free_host(&l);
-    model__params_free(&m);
-    return rc;
 }
 
 void model__lora_free(struct model *m) {

@@ -44,14 +44,5 @@ void model_trained_weights(const struct model *m, void **p, size_t *bytes);
 int model_shape(struct model **out, const struct model_config *c, struct dev *dev, enum dtype act, enum quant_kind quant,
                 const struct lora_config *lora);
 void model_shape_free(struct model *m); /* NULL ok */
-/* What an adapter takes on the device, in bytes. */
-struct optim_config;
-struct lora_plan {
-    size_t weights, master, moments; /* compute copies and scratch; gradients take as much as the master */
-    size_t host;                     /* of the moments: what is in host memory instead */
-    int64_t n_train;                 /* elements */
-};
-int model_lora_plan(struct lora_plan *p, const struct model_config *c, struct dev *dev, enum dtype act, const struct lora_config *l,
-                    const struct optim_config *o);
 
 #endif

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/files/load.h"
+#include "model/lora/lora_int.h"
 #include "model/master_weights.h"
 #include "model/optim/optimizer_int.h"
 
@@ -175,8 +176,6 @@ static size_t part_bytes(const struct model *m, const struct optim_config *c, co
     return o.block_bytes;
 }
 
-size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host) { return part_bytes(m, c, NULL, 0, host); }
-
 size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host) {
     size_t most = 0, most_host = 0;
     for (s.rank = 0; s.rank < s.size; s.rank++) {
@@ -192,12 +191,16 @@ size_t optim_part_bytes(const struct model *m, const struct optim_config *c, str
     return most;
 }
 
-size_t optim_bytes(const struct model_config *c, struct dev *dev, enum dtype act, const struct optim_config *oc, size_t *host) {
-    struct model m = {.cfg = *c, .dev = dev, .act = act};
-    model__params_build(&m);
-    const size_t n = optim__bytes(&m, oc, host);
-    model__params_free(&m);
-    return n;
+int optim_plan(struct optim_plan *p, const struct model_config *c, struct dev *dev, enum dtype act, const struct lora_config *lora,
+               const struct optim_config *o) {
+    struct arena a = {0};
+    struct model *m;
+    TRY(model_shape(&m, c, dev, act, QUANT_NONE, lora));
+    if (lora) model__lora_layout(m->lora, m, &a);
+    *p = (struct optim_plan){.adapter = a.used, .master = (size_t)m->n_train * sizeof(float), .n_train = m->n_train};
+    p->moments = part_bytes(m, o, NULL, 0, &p->host);
+    model_shape_free(m);
+    return 0;
 }
 
 static int fill_books(struct optim *o, struct dev *dev) {

@@ -2,6 +2,7 @@
 #ifndef VERLC_MODEL_OPTIMIZER_H
 #define VERLC_MODEL_OPTIMIZER_H
 
+#include "model/lora/lora.h"
 #include "model/parallel/parameter_segments.h"
 #include "model/parameters.h"
 
@@ -81,9 +82,17 @@ struct optim {
     size_t block_bytes;
     int64_t step; /* steps taken */
 };
-/* Device bytes of the state of this optimizer for a model of this shape. *host: bytes in host memory; NULL ok. */
-size_t optim_bytes(const struct model_config *m, struct dev *dev, enum dtype act, const struct optim_config *c, size_t *host);
-/* The same of a rank's part, the largest of the ranks; m: a shape is enough. */
+/* What training takes on the device, in bytes. */
+struct optim_plan {
+    size_t adapter;         /* its compute copies and scratch; 0: there is none */
+    size_t master, moments; /* gradients take as much as the master */
+    size_t host;            /* of the moments: what is in host memory instead */
+    int64_t n_train;        /* elements */
+};
+/* Of all weights of such a model, or of its adapter where lora is not NULL. */
+int optim_plan(struct optim_plan *p, const struct model_config *c, struct dev *dev, enum dtype act, const struct lora_config *lora,
+               const struct optim_config *o);
+/* Device bytes of the state of a rank's part, the largest of the ranks; m: a shape is enough. *host: in host memory; NULL ok. */
 size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host);
 /* c: which optimizer, its momentum, amsgrad and centered; the rest may change from step to step. All state is zero. */
 int optim_create(struct optim **out, struct model *m, const struct optim_config *c);

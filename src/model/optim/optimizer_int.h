@@ -25,8 +25,6 @@ static inline bool optim__adaptive(enum optim_kind rule) {
 }
 /* A step of such a run on one piece: of master, m, v and x (NULL: not kept) in `at`, and the gradients. */
 int optim__adaptive_step(const struct optim_run_args *a, enum optim_kind rule, float *const at[4], float *grads, int64_t n);
-/* Device bytes of the state for what m trains; m needs no memory of its own. */
-size_t optim__bytes(const struct model *m, const struct optim_config *c, size_t *host);
 /* o->sums of the run's segments, of x (r->n) in place of its gradients. */
 int optim__sumsq(struct optim *o, struct model *m, const struct optim_run *r, struct tensor x);
 int optim__adamw8_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a);

@@ -214,10 +214,10 @@ static int plan_model(struct model_memory *out, const struct ppo_config *k, stru
 /* The policy of ranks that generate and do not train. */
 static int plan_copy(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                      const struct model_open_args *open) {
-    struct lora_plan l = {0};
-    if (k->lora.on) TRY(model_lora_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+    struct optim_plan l = {0};
+    if (k->lora.on) TRY(optim_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
     *out = (struct model_memory){.weights = train_pages(model_open_bytes(m, dev, open)),
-                                 .adapter = train_pages(l.weights),
+                                 .adapter = train_pages(l.adapter),
                                  .master = train_pages(l.master),
                                  .n_train = l.n_train};
     return 0;
