@@ -45,7 +45,7 @@ struct model_family {
     struct {
         const char *key; /* a boolean; NULL: none */
         int features;
-    } keys[2];
+    } keys[3];
     enum model_windows windows;
     const struct model_group_row *layer; /* in the order of the flat master */
 };
