@@ -6,7 +6,7 @@
 #include "generate/generator.h"
 #include "ppo/worker/ppo_worker_calls.h"
 #include "ranks/worker_calls.h"
-#include "sft/service.h"
+#include "sft/sft.h"
 
 #include "base/err.h"
 #include "ranks/launcher.h"
@@ -17,7 +17,8 @@ extern char **environ;
 
 int cmd_worker(int argc, char **argv) {
     static const struct ctl_service own[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
-    static const struct ctl_service *const tables[] = {ppo_worker_services, sft_services, generator_services, own, NULL};
+    static const struct ctl_service *const tables[] = {ppo_worker_services, sft_services, supervised_services,
+                                                       generator_services,  own,          NULL};
     const struct cmd_spec spec = {
         .usage = "verlc worker",
         .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};

@@ -26,6 +26,8 @@ struct run_trace {
     int64_t max_prompts; /* of a step; 0: all */
 };
 
+enum { RUN_EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch; the program's to replace by the steps of one */
+
 /* The keys of a run, those of trainer.*, which the programs' tables fill; strings are borrowed from the conf. */
 struct run_config {
     const char *title;            /* in front of the progress bar */
@@ -47,7 +49,9 @@ struct run_config {
     struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
 };
 /* Whether a checkpoint may be saved that is not the last. */
-static inline bool run_saves_midway(const struct run_config *k) { return k->save_freq > 0 || k->early_stop.enable; }
+static inline bool run_saves_midway(const struct run_config *k) {
+    return k->save_freq > 0 || k->save_freq == RUN_EVERY_EPOCH || k->early_stop.enable;
+}
 /* The lock of the run's directory, unless k has it already; then removes what a killed run left there. Whoever writes there
  * before run_open calls this first. ERR_IO names the run that has it. */
 int run_config_lock(struct run_config *k);

@@ -2,16 +2,17 @@
 #ifndef VERLC_SFT_H
 #define VERLC_SFT_H
 
-#include "conf/conf.h"
-#include "plan/run_plan.h"
+#include "supervised/supervised.h"
 
 /* As those of ppo/ppo.h. */
 int train_sft(const struct conf *c);
 int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
 
 /* As those of ppo/plan/probe.h. */
-struct time_probe;
 int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out);
 int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out);
+
+extern const struct supervised_program sft_program;
+extern const struct ctl_service sft_services[]; /* a rank's first call; they end with a name NULL */
 
 #endif

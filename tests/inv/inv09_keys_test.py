@@ -32,7 +32,7 @@ PRINT = r"""
 TRAIN = ["train/*.c", "run/*.c", "ranks/*.c", "plan/*.c", "reward_model/*.c",
          "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/**/*.c"]
 PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAIN], "ppo/config.c"),
-            "sft": (["sft"], ["sft/*.c", *TRAIN], "sft/config.c"),
+            "sft": (["sft"], ["sft/*.c", "supervised/*.c", *TRAIN], "supervised/config.c"),
             "generate": (["generate"], ["generate/gener*.c", "ranks/rank_count.c"],
                          "generate/generate_config.c"),
             "eval": (["eval"], ["generate/eval.c", "reward/**/*.c"], "")}
@@ -88,7 +88,7 @@ def main():
         test(f"{program}: the members of its {len(used)} used keys are read", used and not unread, ", ".join(unread))
         gone = [k for k, target in via if "${" not in defaults.get(target, "") or k not in defaults[target]]
         test(f"{program}: a key that acts through another stands in that one's default", not gone, ", ".join(gone))
-    code = "".join(f.read_text() for m in ("run", "train", "ranks", "plan", "reward_model", "ppo", "sft", "generate")
+    code = "".join(f.read_text() for m in ("run", "train", "ranks", "plan", "reward_model", "ppo", "supervised", "sft", "generate")
                    for f in SRC.glob(f"{m}/**/*.c")) + (SRC / "cmd/train.c").read_text()
     left = re.findall(r"\bconf_(?:i64|f64|bool|str|strs|f64s)(?:_opt)?\(", code)
     test("no program reads a key by its name into a value", not left, left[:3])

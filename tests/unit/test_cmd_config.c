@@ -1,7 +1,7 @@
 /* test_cmd_config.c - a value that is refused is refused by the name of its key, in ppo and in sft; what null and unset keys
  * come to; which words a type has. */
 #include "ppo/config.h"
-#include "sft/config.h"
+#include "sft/sft.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -60,11 +60,11 @@ static int read_ppo(struct ppo_config *k, const char *const *args, struct conf *
     return ppo_config_read(k, *c, PPO_PLAN);
 }
 
-static int read_sft(struct sft_config *k, const char *const *args, struct conf **c) {
+static int read_sft(struct supervised_config *k, const char *const *args, struct conf **c) {
     static const char *const fixed[] = {"data.train_files=x.jsonl", NULL};
-    *k = (struct sft_config){0};
+    *k = (struct supervised_config){0};
     TRY(load(c, "sft_trainer_engine", "model.path", fixed, args));
-    return sft_config_read(k, *c);
+    return supervised_config_read(k, &sft_program, *c);
 }
 
 /* The arguments are refused as a configuration error that names the key of the last one, or `key`. */
@@ -195,10 +195,10 @@ static void test_sft_refusals(void **state) {
         {{"trainer.resume_mode=perhaps"}, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct sft_config k;
+        struct supervised_config k;
         struct conf *c = NULL;
         check(&cases[i], read_sft(&k, cases[i].args, &c));
-        sft_config_free(&k);
+        supervised_config_free(&k);
         conf_free(c);
     }
 }
@@ -237,7 +237,7 @@ static void test_choices(void **state) {
                  {"float32", DT_F32},   {"fp32", DT_F32},  {"float", DT_F32}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct ppo_config k;
-        struct sft_config s;
+        struct supervised_config s;
         struct conf *c = NULL;
         char *arg[3] = {xasprintf(ACTOR "fsdp_config.dtype=%s", names[i].word), xasprintf(ROLLOUT "dtype=%s", names[i].word),
                         xasprintf("engine.dtype=%s", names[i].word)};
@@ -249,7 +249,7 @@ static void test_choices(void **state) {
         done(&k, c);
         assert_int_equal(read_sft(&s, (const char *const[]){arg[2], NULL}, &c), 0);
         assert_int_equal(s.act, names[i].dt);
-        sft_config_free(&s);
+        supervised_config_free(&s);
         conf_free(c);
         for (int j = 0; j < 3; j++) free(arg[j]);
     }

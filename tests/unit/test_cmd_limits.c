@@ -6,7 +6,8 @@
 #include "generate/eval.h"
 #include "generate/generate.h"
 #include "ppo/plan/memory_plan.h"
-#include "sft/memory_plan.h"
+#include "sft/sft.h"
+#include "supervised/memory_plan.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -207,21 +208,21 @@ static int run_ppo(const char *arg, const struct conf *c) {
 }
 
 static int run_sft(const char *arg, const struct conf *c) {
-    struct sft_config k = {0};
+    struct supervised_config k = {0};
     struct model_config shape = {0};
     struct trained_model_args a;
-    struct sft_planned plan = {0};
-    int rc = sft_config_read(&k, c);
+    struct supervised_planned plan = {0};
+    int rc = supervised_config_read(&k, &sft_program, c);
     if (rc == 0) rc = model_config_load(&shape, k.model_dir);
-    if (rc == 0) rc = sft_memory_plan(&k, &gpu, &shape, k.max_length, &a, &plan);
+    if (rc == 0) rc = supervised_memory_plan(&k, &gpu, &shape, k.max_length, &a, &plan);
     if (rc == 0) {
         const long double rows = k.cut.max_seqs > 0 ? (long double)k.cut.max_seqs * (long double)k.max_length
                                                     : fmaxl((long double)k.cut.max_rows, (long double)k.max_length);
         if ((long double)a.max_rows != rows || rows > INT32_MAX) fail_msg("%s: another micro-batch than asked for", arg);
     }
-    sft_planned_free(&plan);
+    supervised_planned_free(&plan);
     model_config_free(&shape);
-    sft_config_free(&k);
+    supervised_config_free(&k);
     return rc;
 }
 

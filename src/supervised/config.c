@@ -1,7 +1,7 @@
-/* config.c - the keys of an sft run in struct sft_config: filled by the rows of the table, then derived where a member is more
- * than a key's value. verl's engine keys; conf moves the older ones of fsdp_sft_trainer to these. */
+/* config.c - the keys of a supervised run in struct supervised_config: filled by the rows of the table, then derived where a
+ * member is more than a key's value. verl's engine keys; conf moves the older ones of fsdp_sft_trainer to these. */
 #include "run/directories.h"
-#include "sft/config.h"
+#include "supervised/supervised.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -10,39 +10,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONF_STRUCT struct sft_config
+#define CONF_STRUCT struct supervised_config
 #include "conf/bind.h"
 
 static const struct conf_binding bindings[] = {
 #include "conf/keys/sft.def"
 };
 
-static const char **terminated(const char *const *v, int64_t n) {
-    if (n == 0) return NULL;
-    const char **out = xcalloc((size_t)n + 1, sizeof *out);
-    memcpy(out, v, (size_t)n * sizeof *out);
-    return out;
-}
-
-static int derive_data(struct sft_config *k, const struct conf *c) {
-    const struct sft_raw_config *r = &k->raw;
-    struct sft_dataset_args *t = &k->train;
+static int derive_data(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
+    const struct supervised_raw_config *r = &k->raw;
     const int64_t devices = train_data_parallel(c, &k->devices, "engine");
-    if (r->multiturn || !r->prompt_key) {
-        t->messages_key = r->messages_key;
-        t->tools_key = r->tools_key;
-        t->enable_thinking_key = r->enable_thinking_key;
-        t->ignore_input_ids_mismatch = r->ignore_input_ids_mismatch;
-    } else {
-        if (!r->response_key) FAIL(ERR_INVAL, "data.response_key is not set; data.prompt_key=%s needs it", r->prompt_key);
-        t->prompt_key = r->prompt_key;
-        t->response_key = r->response_key;
-        t->prompt_dict_keys = k->prompt_dict_keys = terminated(r->prompt_dict_keys, r->n_prompt_dict_keys);
-        t->response_dict_keys = k->response_dict_keys = terminated(r->response_dict_keys, r->n_response_dict_keys);
-    }
+    TRY(p->read(k));
     k->chat_kwargs = json_deep_copy(r->chat_kwargs);
     if (r->chat_template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(r->chat_template));
-    t->chat_kwargs = k->chat_kwargs;
+    k->train.chat_kwargs = k->chat_kwargs;
     if (r->cut.dynamic) k->cut.max_rows = r->cut.tokens;
     else k->cut.max_seqs = r->cut.each;
     if (conf_is_null(c, "data.sampler.name")) k->sampler.order = DATA_SHUFFLE;
@@ -54,7 +35,7 @@ static int derive_data(struct sft_config *k, const struct conf *c) {
     return 0;
 }
 
-static int derive_model(struct sft_config *k, const struct conf *c) {
+static int derive_model(struct supervised_config *k, const struct conf *c) {
     const int rc = train_model_dir(k->raw.model_path, false, &k->model_dir);
     if (rc < 0) return err_wrap(rc, "model.path");
     TRY(train_make_lora(&k->lora, "model", &k->raw.lora, k->raw.model_path));
@@ -65,18 +46,18 @@ static int derive_model(struct sft_config *k, const struct conf *c) {
     return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
 }
 
-int sft_config_fill(struct sft_config *k, const struct conf *c) {
+int supervised_config_fill(struct supervised_config *k, const struct conf *c) {
     k->conf = c;
     k->n_ranks = k->n_local = 1;
     k->run.early_stop.threshold = NAN; /* null: none */
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
-int sft_config_read(struct sft_config *k, const struct conf *c) {
-    TRY(sft_config_fill(k, c));
+int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
+    TRY(supervised_config_fill(k, c));
     k->seed = (uint64_t)k->raw.seed;
-    TRY(derive_data(k, c));
-    k->run.title = "sft";
+    TRY(derive_data(k, p, c));
+    k->run.title = p->name;
     k->run.stop_metric = "val/loss";
     const char *stop = k->run.early_stop.enable ? k->run.early_stop.metric : NULL;
     if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->run.stop_metric) != 0)
@@ -89,7 +70,7 @@ int sft_config_read(struct sft_config *k, const struct conf *c) {
     return derive_model(k, c);
 }
 
-void sft_config_free(struct sft_config *k) {
+void supervised_config_free(struct supervised_config *k) {
     run_lock_release(k->run.lock);
     free(k->model_dir);
     train_lora_free(&k->lora);

@@ -1,8 +1,9 @@
-/* config.h - an sft run's configuration as one struct: every key that acts, read once.
+/* config.h - a supervised run's configuration as one struct: every key that acts, read once.
  *
- * conf/keys/sft.def says which key fills which member. */
-#ifndef VERLC_SFT_CONFIG_H
-#define VERLC_SFT_CONFIG_H
+ * conf/keys/sft.def says which key fills which member. A program whose schema is based on it has the same keys, and binds its
+ * further ones to a struct of its own. */
+#ifndef VERLC_SUPERVISED_CONFIG_H
+#define VERLC_SUPERVISED_CONFIG_H
 
 #include "data/data.h"
 #include "model/optim/optimizer.h"
@@ -13,15 +14,22 @@
 #include "train/micro_batch.h"
 #include "train/optimizer_keys.h"
 
-enum { SFT_EVERY_EPOCH = -2 }; /* save_freq, test_freq = after_each_epoch */
+struct supervised_program;
 
-/* Values as they are written, from which config.c derives members below; read by no other file. */
-struct sft_raw_config {
-    const char *model_path, *chat_template, *messages_key, *tools_key, *enable_thinking_key, *prompt_key, *response_key;
+/* Where the text of a row of the data is; the program's `read` alone reads it. */
+struct supervised_columns {
+    const char *messages_key, *tools_key, *enable_thinking_key, *prompt_key, *response_key;
     const char *const *prompt_dict_keys, *const *response_dict_keys;
-    int64_t n_prompt_dict_keys, n_response_dict_keys, seed;
+    int64_t n_prompt_dict_keys, n_response_dict_keys;
+    bool multiturn, ignore_input_ids_mismatch;
+};
+
+/* Values as they are written, from which config.c derives members below; read by no other file but for model_path. */
+struct supervised_raw_config {
+    const char *model_path, *chat_template;
+    int64_t seed;
     const json_t *chat_kwargs;
-    bool multiturn, ignore_input_ids_mismatch, checkpointing;
+    bool checkpointing;
     struct {
         bool dynamic;
         int64_t tokens, each;
@@ -31,9 +39,10 @@ struct sft_raw_config {
     struct train_lora_keys lora;
 };
 
-struct sft_config {
+struct supervised_config {
     const struct conf *conf; /* borrowed */
-    struct sft_raw_config raw;
+    struct supervised_raw_config raw;
+    struct supervised_columns columns;
     char *model_dir;
     const char *tokenizer_dir;
     json_t *chat_kwargs;
@@ -56,10 +65,10 @@ struct sft_config {
 };
 
 /* What the keys say, as they are written. */
-int sft_config_fill(struct sft_config *k, const struct conf *c);
+int supervised_config_fill(struct supervised_config *k, const struct conf *c);
 /* With what follows from it. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k
  * after an error too. */
-int sft_config_read(struct sft_config *k, const struct conf *c);
-void sft_config_free(struct sft_config *k);
+int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c);
+void supervised_config_free(struct supervised_config *k);
 
 #endif

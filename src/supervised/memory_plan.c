@@ -1,5 +1,5 @@
 /* memory_plan.c - see memory_plan.h. */
-#include "sft/memory_plan.h"
+#include "supervised/memory_plan.h"
 
 #include "algo/micro_batch_balance.h"
 #include "model/parallel/weight_streaming.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 /* All but activations: weights, adapter, master, gradients, optimizer state. */
-static int model_bytes(struct model_memory *m, const struct sft_config *k, struct dev *dev, const struct model_config *c,
+static int model_bytes(struct model_memory *m, const struct supervised_config *k, struct dev *dev, const struct model_config *c,
                        const struct optim_config *o, int64_t max_rows) {
     const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = k->max_length, .quant = k->lora.quant};
     const struct model_memory_args a = {.config = c,
@@ -30,7 +30,7 @@ static int model_bytes(struct model_memory *m, const struct sft_config *k, struc
     return model_memory(m, &a);
 }
 
-static size_t pass_bytes(const struct sft_config *k, struct dev *dev, const struct model_config *c,
+static size_t pass_bytes(const struct supervised_config *k, struct dev *dev, const struct model_config *c,
                          const struct trained_model_args *a) {
     const struct dev_sizes z = model_dev_sizes(c, k->act, a->max_rows, a->max_rows, 1);
     return dev_working_bytes(dev, &z) + train_pages(trained_model_block_bytes(c, k->act, a));
@@ -43,7 +43,7 @@ static void set_cut(struct trained_model_args *a, struct micro_batch_limits cut,
 
 /* A run as it was sized, for the search of a smaller one. */
 struct planned {
-    const struct sft_config *k;
+    const struct supervised_config *k;
     struct dev *dev;
     const struct model_config *c;
     const struct trained_model_args *a;
@@ -63,7 +63,7 @@ static bool smaller_cut(const struct planned *x, size_t room, struct micro_batch
 /* The nearest change that fits: first those that leave the result as it is and cost least. chunk: bytes of `fixed` that a chunk
  * takes. */
 static int refuse(const struct planned *x, size_t fixed, size_t chunk, size_t limit) {
-    const struct sft_config *const k = x->k;
+    const struct supervised_config *const k = x->k;
     const struct model_config *const c = x->c;
     const struct trained_model_args *const a = x->a;
     struct dev *const dev = x->dev;
@@ -94,7 +94,7 @@ static int refuse(const struct planned *x, size_t fixed, size_t chunk, size_t li
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }
 
-struct sft_plan {
+struct supervised_plan {
     struct model_memory model;
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
@@ -102,21 +102,19 @@ struct sft_plan {
     size_t copy;               /* host memory for asynchronous checkpoints; 0: they are synchronous */
 };
 
-/* Whether a checkpoint is copied and written during the next steps. SFT_EVERY_EPOCH is midway, too. */
-static void plan_async_save(struct sft_plan *p, const struct sft_config *k, const struct dev *dev) {
+/* Whether a checkpoint is copied and written during the next steps. */
+static void plan_async_save(struct supervised_plan *p, const struct supervised_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
     const size_t taken = own ? p->model.host : p->fixed + p->pass,
                  there = own ? train_host_limit(k->host_memory) / (size_t)k->n_local : p->limit;
     const size_t room = there > taken ? there - taken : 0, copy = p->model.copy;
-    if ((!run_saves_midway(&k->run) && k->run.save_freq != SFT_EVERY_EPOCH) ||
-        !train_async_save(is_set, k->run.async_save, copy, room))
-        return;
+    if (!run_saves_midway(&k->run) || !train_async_save(is_set, k->run.async_save, copy, room)) return;
     p->copy = copy;
     if (!own) p->fixed += copy;
 }
 
-static int plan(struct sft_plan *p, struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                struct trained_model_args *a) {
+static int plan(struct supervised_plan *p, struct supervised_config *k, struct dev *dev, const struct model_config *c,
+                int64_t longest, struct trained_model_args *a) {
     struct optim_config *const o = &k->optim;
     if (o->host_master && !dev_has_own_memory(dev)) {
         log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
@@ -160,7 +158,7 @@ static void row(const struct plan_table *b, const char *what, size_t bytes, cons
         b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what, "bytes", (json_int_t)bytes, "note", note, "block", false));
 }
 
-static void parts_table(const struct sft_plan *p, const struct sft_config *k, const struct model_config *c,
+static void parts_table(const struct supervised_plan *p, const struct supervised_config *k, const struct model_config *c,
                         const struct trained_model_args *a, const struct plan_table *b) {
     char note[192], text[96];
     row(b, "weights", p->model.weights, k->lora.on ? "frozen" : "");
@@ -178,15 +176,15 @@ static void parts_table(const struct sft_plan *p, const struct sft_config *k, co
     if (p->copy) row(b, "checkpoint", p->copy, "a copy in host memory, written during the next steps");
 }
 
-void sft_planned_free(struct sft_planned *p) {
+void supervised_planned_free(struct supervised_planned *p) {
     json_decref(p->json);
     free(p->text);
-    *p = (struct sft_planned){0};
+    *p = (struct supervised_planned){0};
 }
 
-int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
-                    struct trained_model_args *a, struct sft_planned *out) {
-    struct sft_plan p;
+int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
+                           struct trained_model_args *a, struct supervised_planned *out) {
+    struct supervised_plan p;
     struct buf table = {0};
     char text[96];
     TRY(plan(&p, k, dev, c, longest, a));
@@ -201,8 +199,8 @@ int sft_memory_plan(struct sft_config *k, struct dev *dev, const struct model_co
 }
 
 /* How several ranks share the work; the plan of one alone for comparison. */
-static json_t *ranks_table(const struct sft_plan *p, const struct sft_config *k, struct dev *dev, const struct model_config *c,
-                           const struct trained_model_args *a, struct buf *b) {
+static json_t *ranks_table(const struct supervised_plan *p, const struct supervised_config *k, struct dev *dev,
+                           const struct model_config *c, const struct trained_model_args *a, struct buf *b) {
     const int64_t each = k->cut.max_seqs > 0 ? k->cut.max_seqs : a->max_rows / k->max_length;
     struct rank_plan r = {.n = k->n_ranks,
                           .local = k->n_local,
@@ -212,26 +210,27 @@ static json_t *ranks_table(const struct sft_plan *p, const struct sft_config *k,
                           .limit = p->limit,
                           .layout = LAYOUT_WHOLE,
                           .least = {[LAYOUT_WHOLE] = p->least}};
-    struct sft_config one = *k;
+    struct supervised_config one = *k;
     struct trained_model_args own;
-    struct sft_plan q;
+    struct supervised_plan q;
     one.n_ranks = one.n_local = 1;
     const int rc = plan(&q, &one, dev, c, k->max_length, &own);
     if (rc == 0 || rc == ERR_NOMEM) r.one = q.least;
     return rank_plan_print(&r, b);
 }
 
-int sft_memory_plan_print(struct sft_config *k, struct dev *dev, const struct model_config *c, struct train_plan *out) {
+int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c,
+                                 struct train_plan *out) {
     struct trained_model_args a;
     struct err_saved why;
-    struct sft_plan p;
+    struct supervised_plan p;
     struct buf *const b = &out->text;
     const int rc = plan(&p, k, dev, c, k->max_length, &a);
     err_save(&why);
     if (rc < 0 && rc != ERR_NOMEM) return rc;
     out->fits = rc == 0;
-    buf_addf(b, "memory plan: sft of %.3f B parameters, %s, samples of up to %lld tokens", (double)model_config_params(c) / 1e9,
-             dtype_name(k->act), (long long)k->max_length);
+    buf_addf(b, "memory plan: %s of %.3f B parameters, %s, samples of up to %lld tokens", k->run.title,
+             (double)model_config_params(c) / 1e9, dtype_name(k->act), (long long)k->max_length);
     if (k->n_ranks > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->n_ranks);
     buf_adds(b, "\n");
     out->json = json_pack("{s:I, s:I, s:[], s:b}", "total", (json_int_t)(p.fixed + p.pass), "limit", (json_int_t)p.limit, "parts",

@@ -1,0 +1,319 @@
+/* learner.c - see supervised.h. Data's order, validation and the run; the model is a worker's (worker.h), in this process or in
+ * those of several ranks. */
+#include "supervised/supervised.h"
+
+#include "plan/disk_plan.h"
+#include "plan/time_probe.h"
+#include "ranks/launcher.h"
+#include "ranks/restart.h"
+#include "ranks/worker_calls.h"
+#include "run/directories.h"
+#include "supervised/worker.h"
+#include "train/optimizer_keys.h"
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+
+extern char **environ;
+
+struct learner {
+    const struct supervised_program *program;
+    struct supervised_config k;
+    struct run run;
+    struct supervised_workers workers;
+    struct tokenizer *tok;
+    struct supervised_data data;
+    int64_t total_tokens;
+};
+
+/* ---- one step ---- */
+
+static int update(struct learner *l, const int64_t *rows, int64_t n) {
+    struct packed_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
+    const struct supervised_rows r = {.seqs = seqs, .row = rows, .n = n};
+    for (int64_t i = 0; i < n; i++) seqs[i] = l->data.train.seqs[rows[i]];
+    stage_begin(l->run.stages, "train");
+    const int rc = l->workers.ops->update(&l->workers, &r);
+    stage_end(l->run.stages);
+    free(seqs);
+    return rc;
+}
+
+static int make_step(struct learner *l) {
+    struct metrics *const m = &l->run.metrics;
+    const int64_t *rows;
+    int64_t n;
+    double tokens = 0;
+    int got = data_sampler_next(&l->run.sampler, &rows, &n);
+    if (got == 0) got = data_sampler_next(&l->run.sampler, &rows, &n);
+    TRY(got);
+    const double start = clock_now();
+    TRY(update(l, rows, n));
+    const double seconds = clock_now() - start;
+    CHECK(metrics_get(m, "train/global_tokens", &tokens));
+    l->total_tokens += (int64_t)tokens;
+    metrics_set(m, seconds, "train/time(s)");
+    metrics_set(m, (double)l->total_tokens / 1e9, "train/total_tokens(B)");
+    metrics_set(m, tokens / seconds, "perf/throughput");
+    return l->workers.ops->memory(&l->workers);
+}
+
+/* ---- callbacks of the run ---- */
+
+static int validate(void *ctx) {
+    struct learner *l = ctx;
+    const struct supervised_rows *const val = &l->data.val;
+    int64_t targets = 0;
+    for (int64_t i = 0; i < val->n; i++) targets += packed_seq_targets(&val->seqs[i]);
+    float *logp = xmalloc((size_t)targets * 4);
+    stage_begin(l->run.stages, "testing");
+    const int rc = l->workers.ops->forward(&l->workers, val->seqs, val->n, logp);
+    if (rc == 0) l->program->validate(val, logp, &l->run.metrics);
+    stage_end(l->run.stages);
+    free(logp);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static void state(const void *ctx, json_t *trainer) {
+    const struct learner *l = ctx;
+    json_object_set_new(trainer, "total_tokens", json_integer(l->total_tokens));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)l->k.grad_chunk));
+}
+
+static int restore(void *ctx, const json_t *trainer, const char *where) {
+    struct learner *l = ctx;
+    TRY(resume_compare(trainer, "grad_chunk", "data.grad_chunk", l->k.grad_chunk, where));
+    return json_i64_opt(trainer, "total_tokens", &l->total_tokens, where);
+}
+
+static void phase(void *ctx, const char *name) {
+    struct learner *l = ctx;
+    l->workers.ops->phase(&l->workers, name);
+}
+
+static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx)->workers.own.planned.json; }
+
+/* ---- opening ---- */
+
+static int open_data(struct learner *l) {
+    struct supervised_config *k = &l->k;
+    TRY(tokenizer_open(&l->tok, k->tokenizer_dir));
+    TRY(chat_template_create(&l->data.chat, l->tok));
+    l->data.tok = l->tok;
+    TRY(l->program->open_data(&l->data, k));
+    const struct data_sampler_args a = {.n_rows = l->data.train.n,
+                                        .batch_size = k->train_batch_size,
+                                        .order = k->sampler.order,
+                                        .keys = l->data.train.keys,
+                                        .drop_last = true,
+                                        .seed = k->seed};
+    TRY(run_open_sampler(&l->run, &a, k->total_epochs, k->total_training_steps));
+    train_optim_steps(&k->optim, l->run.total_steps, k->warmup_ratio);
+    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "optim", run_warn_early, &l->run);
+    const int64_t epoch = data_sampler_batches(&l->run.sampler);
+    if (k->run.save_freq == RUN_EVERY_EPOCH) l->run.k.save_freq = epoch;
+    if (k->run.test_freq == RUN_EVERY_EPOCH) l->run.k.test_freq = epoch;
+    return 0;
+}
+
+static int64_t longest_of(const struct supervised_rows *d, int64_t longest) {
+    for (int64_t i = 0; i < d->n; i++) longest = d->seqs[i].n > longest ? d->seqs[i].n : longest;
+    return longest;
+}
+
+static int open_model(struct learner *l, struct checkpoints *models) {
+    TRY(l->workers.ops->open_model(&l->workers, longest_of(&l->data.val, longest_of(&l->data.train, 1)), models));
+    log_info("%s", l->workers.own.planned.text);
+    l->run.k.async_save = l->workers.own.planned.async_save;
+    return 0;
+}
+
+/* The run's, or a plan's, where run has what the keys say. */
+static struct disk_plan_args disk_args(const struct run_config *run, const struct disk_model *m) {
+    return (struct disk_plan_args){.run = run, .keep_key = "trainer.max_ckpt_to_keep", .models = m, .n_models = 1};
+}
+
+static int check_disk(struct learner *l) {
+    struct model_config shape = {0};
+    struct disk_plan p;
+    const struct disk_model m = {&shape, l->k.model_dir, &l->k.lora, &l->k.optim};
+    struct disk_plan_args a = disk_args(&l->run.k, &m);
+    a.from = l->run.from.step > 0 ? l->run.from.step : 0;
+    a.steps = l->run.total_steps;
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += l->run.loggers.client[i];
+    TRY(model_config_load(&shape, l->k.model_dir));
+    int rc = disk_plan_make(&p, &a);
+    if (rc == 0) rc = disk_plan_check(&p, &a, run_warn_early, &l->run);
+    model_config_free(&shape);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int open_all(struct learner *l, const struct supervised_program *p, const struct conf *c) {
+    static const char *const headlines[][2] = {
+        {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
+    struct supervised_config *const k = &l->k;
+    struct checkpoints models;
+    l->program = p;
+    TRY(supervised_config_read(k, p, c));
+    TRY(train_check_files("data.train_files", k->train.files, k->train.n_files));
+    TRY(train_check_files("data.val_files", k->val.files, k->val.n_files));
+    TRY(train_ranks(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
+    const struct run_program program = {
+        .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
+    l->workers = (struct supervised_workers){
+        .ops = k->n_ranks > 1 ? &supervised_ranks_ops : &supervised_local_ops, .run = &l->run, .own = {.program = p, .k = k}};
+    TRY(run_open(&l->run, c, &k->run, &program));
+    const struct resume_model model = {"model.path", k->model_dir, true};
+    TRY(run_tell_changes(&l->run, c, &model, 1));
+    TRY(resume_check_adapter(&l->run.from, "actor", "model", k->lora.on ? &k->lora.cfg : NULL));
+    TRY(l->workers.ops->open_device(&l->workers));
+    TRY(open_data(l));
+    TRY(check_disk(l));
+    TRY(open_model(l, &models));
+    TRY(run_ready(&l->run, c, &models));
+    return l->workers.ops->ready(&l->workers);
+}
+
+static void close_all(struct learner *l, int rc) {
+    run_close(&l->run, rc);
+    rank_dealing_free(&l->workers.dispatch);
+    rank_group_close(&l->workers.ranks, rc == 0 || rc == ERR_SIGNAL);
+    supervised_worker_close(&l->workers.own);
+    l->program->close_data(&l->data);
+    chat_template_destroy(l->data.chat);
+    tokenizer_close(l->tok);
+    supervised_config_free(&l->k);
+}
+
+/* ---- the program ---- */
+
+static int steps(struct learner *l) {
+    while (run_begin_step(&l->run)) {
+        const int rc = make_step(l);
+        if (rc < 0) return run_fail(&l->run, err_pass(rc, __FILE__, __LINE__));
+        TRY(run_end_step(&l->run));
+    }
+    return 0;
+}
+
+/* A rank's process that a launcher has started next to the controller. Bad configuration ends it by itself: the controller, which
+ * refuses the same, never opens the group. */
+static int serve(const struct supervised_program *p, const struct conf *c, const struct launch *l) {
+    struct supervised_config k = {0};
+    log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
+    int rc = supervised_config_read(&k, p, c);
+    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){p->services, supervised_services, NULL});
+    supervised_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
+}
+
+int supervised_train(const struct supervised_program *p, const struct conf *c) {
+    struct supervised_config k = {0};
+    struct learner l = {0};
+    struct restart restart;
+    struct launch launch;
+    TRY(launch_read(&launch, environ));
+    if (ctl_is_worker(&launch)) return serve(p, c, &launch);
+    TRY(supervised_config_fill(&k, c));
+    restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
+    int rc = open_all(&l, p, c);
+    if (rc == 0) rc = steps(&l);
+    restart.ranks = l.k.n_ranks;
+    restart.by_ranks = l.k.devices.ranks > 0;
+    restart.ray = l.k.n_ray_nodes > 0;
+    close_all(&l, rc);
+    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
+}
+
+/* ---- the steps that `verlc plan --probe` measures ---- */
+
+static bool probe_begin(void *ctx) { return run_begin_step(&((struct learner *)ctx)->run); }
+
+static int probe_step(void *ctx, struct time_probe *p) {
+    struct learner *l = ctx;
+    double tokens = 0;
+    TRY(make_step(l));
+    if (metrics_get(&l->run.metrics, "train/global_tokens", &tokens)) p->tokens = tokens;
+    return run_end_step(&l->run);
+}
+
+static int probe_validate(void *ctx, struct time_probe *p) {
+    p->validated = p->val_rows = ((struct learner *)ctx)->data.val.n;
+    return validate(ctx);
+}
+
+int supervised_probe(const struct supervised_program *program, const struct conf *c, bool whole, struct time_probe *p) {
+    struct learner l = {0};
+    const struct probe_calls calls = {.ctx = &l, .begin = probe_begin, .step = probe_step, .validate = probe_validate};
+    const enum log_level level = log_level();
+    if (level == LOG_INFO) log_set_level(LOG_WARN); /* the memory plan has been printed */
+    const double start = clock_now();
+    int rc = open_all(&l, program, c);
+    log_set_level(level);
+    *p = (struct time_probe){.start = clock_now() - start};
+    if (rc == 0) {
+        bool own_memory;
+        const char *device = l.workers.ops->device(&l.workers, &own_memory);
+        probe_prepare(p, &l.run, device, own_memory);
+        p->validates = l.data.val.n > 0 && p->test_freq > 0;
+        rc = probe_measure(p, &l.run, &calls, whole);
+    }
+    close_all(&l, rc);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+int supervised_choices(const struct supervised_program *p, const struct conf *c, bool own_memory, struct buf *out) {
+    struct supervised_config k = {0};
+    const int rc = supervised_config_read(&k, p, c);
+    if (rc == 0) {
+        const bool samples = k.cut.max_seqs > 0;
+        const char *key = samples ? "data.micro_batch_size_per_gpu" : "data.max_token_len_per_gpu";
+        const int64_t now = samples ? k.cut.max_seqs : k.cut.max_rows;
+        if (!samples || now * 2 <= k.train_batch_size) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
+        if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
+        if (k.recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
+        if (k.recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
+        if (own_memory) buf_addf(out, "engine.optimizer_offload=%s\n", k.optim.host_state ? "False" : "True");
+    }
+    supervised_config_free(&k);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* ---- `verlc plan` ---- */
+
+static void plan_disk(const struct supervised_config *k, const struct model_config *shape, struct train_plan *out) {
+    struct disk_plan p;
+    const struct disk_model m = {shape, k->model_dir, &k->lora, &k->optim};
+    struct disk_plan_args a = disk_args(&k->run, &m);
+    a.steps = k->total_training_steps > 0 ? k->total_training_steps : 0;
+    if (disk_plan_make(&p, &a) == 0) json_object_set_new(out->json, "disk", disk_plan_print(&p, &a, &out->text));
+}
+
+int supervised_plan(const struct supervised_program *program, const struct conf *c, const struct train_plan_args *a,
+                    struct train_plan *out) {
+    struct supervised_config k = {0};
+    struct model_config shape = {0};
+    struct dev dev = {0};
+    int rc = 0;
+    TRYG(supervised_config_read(&k, program, c), end);
+    k.host_memory = a->host;
+    TRYG(train_plan_ranks(
+             &(struct train_plan_ranks_args){
+                 .conf = c, .keys = &k.devices, .device = k.run.device, .threads = k.run.threads, .plan = a},
+             &dev, &k.n_ranks, &k.n_local),
+         end);
+    TRYG(model_config_load(&shape, k.model_dir), end);
+    rc = supervised_memory_plan_print(&k, &dev, &shape, out);
+    if (rc == 0) plan_disk(&k, &shape, out);
+    model_config_free(&shape);
+end:
+    dev_close(&dev);
+    supervised_config_free(&k);
+    return rc;
+}
