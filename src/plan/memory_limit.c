@@ -1,6 +1,8 @@
 /* memory_limit.c - see memory_limit.h. */
 #include "plan/memory_limit.h"
 
+#include "base/log.h"
+
 #include <unistd.h>
 
 size_t train_memory_limit(const struct dev *dev, int64_t set) {
@@ -15,4 +17,13 @@ size_t train_host_limit(int64_t bytes) {
     return n > 0 && page > 0 ? (size_t)n / 8 * 7 * (size_t)page : SIZE_MAX;
 }
 
-bool train_async_save(bool is_set, bool value, size_t copy, size_t free_bytes) { return is_set ? value : copy <= free_bytes / 2; }
+size_t train_checkpoint_copy(const struct run_config *k, const struct conf *c, size_t copy, size_t taken, size_t there) {
+    const bool is_set = !conf_is_null(c, "trainer.async_save"), fits = copy <= (there > taken ? there - taken : 0) / 2;
+    return run_saves_midway(k) && (is_set ? k->async_save : fits) ? copy : 0;
+}
+
+bool train_can_offload(const struct dev *dev, bool wanted) {
+    const bool own = dev_has_own_memory(dev);
+    if (wanted && !own) log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+    return own;
+}

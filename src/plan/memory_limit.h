@@ -3,6 +3,7 @@
 #define VERLC_PLAN_MEMORY_LIMIT_H
 
 #include "device/device.h"
+#include "run/run.h"
 
 /* Bytes rounded up to the 2 MiB pages in which a block of device memory comes. */
 static inline size_t train_pages(size_t bytes) { return (bytes + ((size_t)2 << 20) - 1) & ~(((size_t)2 << 20) - 1); }
@@ -10,8 +11,10 @@ static inline size_t train_pages(size_t bytes) { return (bytes + ((size_t)2 << 2
 size_t train_memory_limit(const struct dev *dev, int64_t set);
 /* Host memory that may be pinned: what the host has, less an eighth for everything else. bytes 0: this machine's. */
 size_t train_host_limit(int64_t bytes);
-/* Whether writing checkpoints overlaps with the next steps (ckpt/async_save.h), with a copy of so many bytes: the key's value where
- * it is set, else where the copy takes at most half of the memory that is free. */
-bool train_async_save(bool is_set, bool value, size_t copy, size_t free_bytes);
+/* Bytes of the copy from which checkpoints are written during the next steps (ckpt/async_save.h); 0: they are synchronous. So where
+ * trainer.async_save says it, and where that is not set if the copy takes at most half of what `there` has beyond `taken`. */
+size_t train_checkpoint_copy(const struct run_config *k, const struct conf *c, size_t copy, size_t taken, size_t there);
+/* Whether the device can offload to host memory; where a run wants to and it cannot, with a note. */
+bool train_can_offload(const struct dev *dev, bool wanted);
 
 #endif

@@ -1,6 +1,8 @@
 /* rank_plan.c - see rank_plan.h. */
 #include "plan/rank_plan.h"
 
+#include "algo/micro_batch_balance.h"
+
 static const struct {
     const char *name, *sharded, *needs; /* needs: in the line of what is needed at least */
 } TEXTS[LAYOUTS] = {
@@ -12,6 +14,11 @@ static const struct {
 };
 
 const char *weight_layout_name(enum weight_layout l) { return TEXTS[l].name; }
+
+int64_t rank_plan_micro_batches(struct micro_batch_limits cut, int64_t max_rows, int64_t longest, int64_t samples) {
+    const int64_t each = cut.max_seqs > 0 ? cut.max_seqs : max_rows / longest;
+    return algo_update_micro_batch_count(samples, each > 0 ? each : 1);
+}
 
 static void need(const struct rank_plan *r, const char *text, const char *name, size_t bytes, json_t *least, struct buf *out) {
     if (bytes == 0) return;

@@ -3,6 +3,8 @@
 #ifndef VERLC_PLAN_RANK_PLAN_H
 #define VERLC_PLAN_RANK_PLAN_H
 
+#include "train/micro_batch.h"
+
 #include "base/buf.h"
 
 #include <jansson.h>
@@ -28,6 +30,8 @@ struct rank_plan {
     /* Bytes. The least that a rank needs in each layout, that one rank alone needs; 0: there is no such */
     size_t limit, least[LAYOUTS], one;
 };
+/* Micro-batches of so many samples of the full length, where one has at most max_rows tokens. */
+int64_t rank_plan_micro_batches(struct micro_batch_limits cut, int64_t max_rows, int64_t longest, int64_t samples);
 /* Lines of the table; returns the same as an object, which the caller owns. */
 json_t *rank_plan_print(const struct rank_plan *r, struct buf *out);
 

@@ -30,6 +30,28 @@ void probe_prepare(struct time_probe *p, struct run *r, const char *device, bool
     if (r->total_steps < r->step + PROBE_STEPS + 1) r->total_steps = r->step + PROBE_STEPS + 1;
 }
 
+struct time_probe probe_opening(void) {
+    const struct time_probe p = {.level = log_level(), .start = clock_now()};
+    if (p.level == LOG_INFO) log_set_level(LOG_WARN);
+    return p;
+}
+
+void probe_opened(struct time_probe *p) {
+    p->start = clock_now() - p->start;
+    log_set_level(p->level);
+}
+
+void probe_choices(const struct probe_keys *k, struct buf *out) {
+    const bool samples = k->cut.max_seqs > 0;
+    const char *key = samples ? k->samples : k->tokens;
+    const int64_t now = samples ? k->cut.max_seqs : k->cut.max_rows;
+    if (!samples || now * 2 <= k->most) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
+    if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
+    if (k->recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
+    if (k->recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
+    if (k->offload) buf_addf(out, "%s=%s\n", k->offload, k->offloads ? "False" : "True");
+}
+
 void time_probe_free(struct time_probe *p) {
     json_decref(p->memory);
     p->memory = NULL;

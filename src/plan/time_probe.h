@@ -7,8 +7,11 @@
 #define VERLC_PLAN_TIME_PROBE_H
 
 #include "run/run.h"
+#include "train/activation_recompute.h"
+#include "train/micro_batch.h"
 
 #include "base/buf.h"
+#include "base/log.h"
 
 enum { PROBE_STEPS = 3, PROBE_MAX_PHASES = 24 };
 
@@ -24,6 +27,7 @@ struct time_probe {
     int n_phases, n_steps;
     double step[PROBE_STEPS];
     double start;                /* from opening to the first step */
+    enum log_level level;        /* before the opening */
     double full;                 /* a step whose responses all have the full length; < 0: not measured */
     double validation;           /* a pass over `validated` rows; < 0: not measured */
     double checkpoint;           /* until one is on disk; < 0: not measured */
@@ -51,12 +55,25 @@ struct probe_calls {
     void (*full_length)(void *ctx);                   /* responses have the full length from now on; NULL: there are none */
     int (*validate)(void *ctx, struct time_probe *p); /* a pass; fills validated, val_rows */
 };
+/* Around the opening of the run: its time, and none of its lines, for the memory plan has been printed. */
+struct time_probe probe_opening(void);
+void probe_opened(struct time_probe *p);
 /* Before the first step: reads from r what the run would do, and switches off what a probe does not: checkpoints, validations,
  * early stopping. total_steps, done_steps, frequencies and validates of p are filled. device: what the run is on. */
 void probe_prepare(struct time_probe *p, struct run *r, const char *device, bool own_memory);
 /* PROBE_STEPS steps with a line each to log_info, then with `whole` a step at full length, a validation pass and a
  * checkpoint. */
 int probe_measure(struct time_probe *p, struct run *r, const struct probe_calls *calls, bool whole);
+/* Changes of an update's keys whose time a probe cannot know but by trying, as overrides, one a line, appended. */
+struct probe_keys {
+    const char *samples, *tokens; /* keys of the cut */
+    struct micro_batch_limits cut;
+    int64_t most; /* samples of an optimizer step */
+    enum train_recompute recompute;
+    const char *offload; /* the key of the optimizer's; NULL: the device has no memory of its own */
+    bool offloads;
+};
+void probe_choices(const struct probe_keys *k, struct buf *out);
 
 /* ---- what follows ---- */
 struct time_plan {

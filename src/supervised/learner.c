@@ -24,7 +24,7 @@ struct learner {
     const struct supervised_program *program;
     struct supervised_config k;
     struct run run;
-    struct supervised_workers workers;
+    struct supervised_worker worker;
     struct tokenizer *tok;
     struct supervised_data data;
     int64_t total_tokens;
@@ -37,7 +37,7 @@ static int update(struct learner *l, const int64_t *rows, int64_t n) {
     const struct supervised_rows r = {.seqs = seqs, .row = rows, .n = n};
     for (int64_t i = 0; i < n; i++) seqs[i] = l->data.train.seqs[rows[i]];
     stage_begin(l->run.stages, "train");
-    const int rc = l->workers.ops->update(&l->workers, &r);
+    const int rc = l->worker.ops->update(&l->worker, &r);
     stage_end(l->run.stages);
     free(seqs);
     return rc;
@@ -59,7 +59,7 @@ static int make_step(struct learner *l) {
     metrics_set(m, seconds, "train/time(s)");
     metrics_set(m, (double)l->total_tokens / 1e9, "train/total_tokens(B)");
     metrics_set(m, tokens / seconds, "perf/throughput");
-    return l->workers.ops->memory(&l->workers);
+    return l->worker.ops->memory(&l->worker);
 }
 
 /* ---- callbacks of the run ---- */
@@ -71,7 +71,7 @@ static int validate(void *ctx) {
     for (int64_t i = 0; i < val->n; i++) targets += packed_seq_targets(&val->seqs[i]);
     float *logp = xmalloc((size_t)targets * 4);
     stage_begin(l->run.stages, "testing");
-    const int rc = l->workers.ops->forward(&l->workers, val->seqs, val->n, logp);
+    const int rc = l->worker.ops->forward(&l->worker, val->seqs, val->n, logp);
     if (rc == 0) l->program->validate(val, logp, &l->run.metrics);
     stage_end(l->run.stages);
     free(logp);
@@ -92,10 +92,10 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
 
 static void phase(void *ctx, const char *name) {
     struct learner *l = ctx;
-    l->workers.ops->phase(&l->workers, name);
+    l->worker.ops->phase(&l->worker, name);
 }
 
-static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx)->workers.own.planned.json; }
+static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx)->worker.planned.json; }
 
 /* ---- opening ---- */
 
@@ -126,9 +126,9 @@ static int64_t longest_of(const struct supervised_rows *d, int64_t longest) {
 }
 
 static int open_model(struct learner *l, struct checkpoints *models) {
-    TRY(l->workers.ops->open_model(&l->workers, longest_of(&l->data.val, longest_of(&l->data.train, 1)), models));
-    log_info("%s", l->workers.own.planned.text);
-    l->run.k.async_save = l->workers.own.planned.async_save;
+    TRY(l->worker.ops->open_model(&l->worker, longest_of(&l->data.val, longest_of(&l->data.train, 1)), models));
+    log_info("%s", l->worker.planned.text);
+    l->run.k.async_save = l->worker.planned.async_save;
     return 0;
 }
 
@@ -152,12 +152,12 @@ static int check_disk(struct learner *l) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-static int open_all(struct learner *l, const struct supervised_program *p, const struct conf *c) {
+static int open_all(struct learner *l, const struct conf *c) {
     static const char *const headlines[][2] = {
         {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
+    const struct supervised_program *const p = l->program;
     struct supervised_config *const k = &l->k;
     struct checkpoints models;
-    l->program = p;
     TRY(supervised_config_read(k, p, c));
     TRY(train_check_files("data.train_files", k->train.files, k->train.n_files));
     TRY(train_check_files("data.val_files", k->val.files, k->val.n_files));
@@ -165,25 +165,23 @@ static int open_all(struct learner *l, const struct supervised_program *p, const
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
-    l->workers = (struct supervised_workers){
-        .ops = k->n_ranks > 1 ? &supervised_ranks_ops : &supervised_local_ops, .run = &l->run, .own = {.program = p, .k = k}};
+    l->worker = (struct supervised_worker){
+        .program = p, .k = k, .run = &l->run, .ops = k->n_ranks > 1 ? &supervised_ranks : &supervised_local};
     TRY(run_open(&l->run, c, &k->run, &program));
     const struct resume_model model = {"model.path", k->model_dir, true};
     TRY(run_tell_changes(&l->run, c, &model, 1));
     TRY(resume_check_adapter(&l->run.from, "actor", "model", k->lora.on ? &k->lora.cfg : NULL));
-    TRY(l->workers.ops->open_device(&l->workers));
+    TRY(l->worker.ops->open_device(&l->worker));
     TRY(open_data(l));
     TRY(check_disk(l));
     TRY(open_model(l, &models));
     TRY(run_ready(&l->run, c, &models));
-    return l->workers.ops->ready(&l->workers);
+    return l->worker.ops->ready(&l->worker);
 }
 
 static void close_all(struct learner *l, int rc) {
     run_close(&l->run, rc);
-    rank_dealing_free(&l->workers.dispatch);
-    rank_group_close(&l->workers.ranks, rc == 0 || rc == ERR_SIGNAL);
-    supervised_worker_close(&l->workers.own);
+    supervised_worker_close(&l->worker, rc);
     l->program->close_data(&l->data);
     chat_template_destroy(l->data.chat);
     tokenizer_close(l->tok);
@@ -215,14 +213,14 @@ static int serve(const struct supervised_program *p, const struct conf *c, const
 
 int supervised_train(const struct supervised_program *p, const struct conf *c) {
     struct supervised_config k = {0};
-    struct learner l = {0};
+    struct learner l = {.program = p};
     struct restart restart;
     struct launch launch;
     TRY(launch_read(&launch, environ));
     if (ctl_is_worker(&launch)) return serve(p, c, &launch);
     TRY(supervised_config_fill(&k, c));
     restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
-    int rc = open_all(&l, p, c);
+    int rc = open_all(&l, c);
     if (rc == 0) rc = steps(&l);
     restart.ranks = l.k.n_ranks;
     restart.by_ranks = l.k.devices.ranks > 0;
@@ -249,17 +247,14 @@ static int probe_validate(void *ctx, struct time_probe *p) {
 }
 
 int supervised_probe(const struct supervised_program *program, const struct conf *c, bool whole, struct time_probe *p) {
-    struct learner l = {0};
+    struct learner l = {.program = program};
     const struct probe_calls calls = {.ctx = &l, .begin = probe_begin, .step = probe_step, .validate = probe_validate};
-    const enum log_level level = log_level();
-    if (level == LOG_INFO) log_set_level(LOG_WARN); /* the memory plan has been printed */
-    const double start = clock_now();
-    int rc = open_all(&l, program, c);
-    log_set_level(level);
-    *p = (struct time_probe){.start = clock_now() - start};
+    *p = probe_opening();
+    int rc = open_all(&l, c);
+    probe_opened(p);
     if (rc == 0) {
         bool own_memory;
-        const char *device = l.workers.ops->device(&l.workers, &own_memory);
+        const char *device = l.worker.ops->device(&l.worker, &own_memory);
         probe_prepare(p, &l.run, device, own_memory);
         p->validates = l.data.val.n > 0 && p->test_freq > 0;
         rc = probe_measure(p, &l.run, &calls, whole);
@@ -271,16 +266,14 @@ int supervised_probe(const struct supervised_program *program, const struct conf
 int supervised_choices(const struct supervised_program *p, const struct conf *c, bool own_memory, struct buf *out) {
     struct supervised_config k = {0};
     const int rc = supervised_config_read(&k, p, c);
-    if (rc == 0) {
-        const bool samples = k.cut.max_seqs > 0;
-        const char *key = samples ? "data.micro_batch_size_per_gpu" : "data.max_token_len_per_gpu";
-        const int64_t now = samples ? k.cut.max_seqs : k.cut.max_rows;
-        if (!samples || now * 2 <= k.train_batch_size) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
-        if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
-        if (k.recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
-        if (k.recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
-        if (own_memory) buf_addf(out, "engine.optimizer_offload=%s\n", k.optim.host_state ? "False" : "True");
-    }
+    const struct probe_keys keys = {.samples = "data.micro_batch_size_per_gpu",
+                                    .tokens = "data.max_token_len_per_gpu",
+                                    .cut = k.cut,
+                                    .most = k.train_batch_size,
+                                    .recompute = k.recompute,
+                                    .offload = own_memory ? "engine.optimizer_offload" : NULL,
+                                    .offloads = k.optim.host_state};
+    if (rc == 0) probe_choices(&keys, out);
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

@@ -1,4 +1,4 @@
-/* worker.c - see worker.h: the part that has the device, and the learner's calls of it in one process. */
+/* worker.c - see worker.h: the calls in this process. */
 #include "supervised/worker.h"
 
 #include "train/perf_metrics.h"
@@ -12,7 +12,7 @@
 
 /* ---- opening ---- */
 
-int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
+static int open_model(struct supervised_worker *w, int64_t longest, struct checkpoints *out) {
     struct supervised_config *const k = w->k;
     struct trained_model_args a;
     struct model_config shape;
@@ -31,21 +31,21 @@ int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
     TRY(train_open_model(&w->model, &w->dev, &m, &k->lora, k->seed));
     a.model = w->model;
     a.group = w->devices;
-    return trained_model_create(&w->policy, &a);
+    TRY(trained_model_create(&w->policy, &a));
+    const struct ckpt_part part = {"actor", w->model, trained_model_optim(w->policy), w->tokenizer};
+    checkpoints_local(out, &part, 1, w->dev.isa, w->comm);
+    return 0;
 }
 
-void supervised_worker_close(struct supervised_worker *w) {
-    dev_group_close(w->devices); /* first: see worker_close of ppo */
+void supervised_worker_close(struct supervised_worker *w, int rc) {
+    rank_dealing_free(&w->dispatch);
+    rank_group_close(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
+    dev_group_close(w->devices); /* before the model: see worker_close of ppo */
     trained_model_destroy(w->policy);
     model_close(w->model);
     tokenizer_files_free(w->tokenizer);
     supervised_planned_free(&w->planned);
     dev_close(&w->dev);
-}
-
-void supervised_worker_checkpoints(struct supervised_worker *w, struct checkpoints *out) {
-    const struct ckpt_part part = {"actor", w->model, trained_model_optim(w->policy), w->tokenizer};
-    checkpoints_local(out, &part, 1, w->dev.isa, w->comm);
 }
 
 /* ---- one step ---- */
@@ -124,8 +124,9 @@ static int dump_rows(void *arg, struct buf *out) {
     return 0;
 }
 
-int supervised_worker_update(struct supervised_worker *w, struct run *run, const struct supervised_rows *rows) {
+static int update(struct supervised_worker *w, const struct supervised_rows *rows) {
     const struct supervised_config *const k = w->k;
+    struct run *const run = w->run;
     struct metrics *const m = &run->metrics;
     const int64_t n = rows->n, index = run->step - (k->zero_indexed_step ? 1 : 0);
     struct step s = {.program = w->program, .run = run, .rows = rows};
@@ -160,55 +161,38 @@ int supervised_worker_update(struct supervised_worker *w, struct run *run, const
 
 /* ---- forward passes ---- */
 
-int supervised_worker_forward(struct supervised_worker *w, const struct progress *at, const struct packed_seq *seqs, int64_t n,
-                              float *logp) {
+static int forward(struct supervised_worker *w, const struct packed_seq *seqs, int64_t n, float *logp) {
+    const struct progress at = run_progress(w->run);
     for (int64_t lo = 0; lo < n; lo += 64) {
         const int64_t k = n - lo < 64 ? n - lo : 64;
         TRY(trained_model_forward(w->policy, seqs + lo, k, w->k->cut, 1, (struct forward_out){.logp = logp}));
         for (int64_t i = lo; i < lo + k; i++) logp += packed_seq_targets(&seqs[i]);
-        progress_report(at, "testing", lo + k, n, 0);
+        progress_report(&at, "testing", lo + k, n, 0);
         TRY(stage_check_stop());
     }
     return 0;
 }
 
-/* ---- the learner's calls in one process ---- */
+/* ---- the others ---- */
 
-static int local_device(struct supervised_workers *w) { return run_open_device(w->run, &w->own.dev); }
+static int open_device(struct supervised_worker *w) { return run_open_device(w->run, &w->dev); }
 
-static int local_model(struct supervised_workers *w, int64_t longest, struct checkpoints *out) {
-    TRY(supervised_worker_open(&w->own, longest));
-    supervised_worker_checkpoints(&w->own, out);
-    return 0;
+static int ready(struct supervised_worker *w) { return dev_memory(&w->dev, &w->run->memory); }
+
+static const char *device(const struct supervised_worker *w, bool *own_memory) {
+    *own_memory = dev_has_own_memory(&w->dev);
+    return w->dev.describe;
 }
 
-static int local_ready(struct supervised_workers *w) { return dev_memory(&w->own.dev, &w->run->memory); }
+static void phase(struct supervised_worker *w, const char *name) { dev_trace_phase(&w->dev, name); }
 
-static const char *local_describe(const struct supervised_workers *w, bool *own_memory) {
-    *own_memory = dev_has_own_memory(&w->own.dev);
-    return w->own.dev.describe;
-}
+static int memory(struct supervised_worker *w) { return train_memory_metrics(&w->run->metrics, &w->dev, "", &w->run->memory); }
 
-static void local_phase(struct supervised_workers *w, const char *name) { dev_trace_phase(&w->own.dev, name); }
-
-static int local_update(struct supervised_workers *w, const struct supervised_rows *rows) {
-    return supervised_worker_update(&w->own, w->run, rows);
-}
-
-static int local_forward(struct supervised_workers *w, const struct packed_seq *seqs, int64_t n, float *logp) {
-    const struct progress at = run_progress(w->run);
-    return supervised_worker_forward(&w->own, &at, seqs, n, logp);
-}
-
-static int local_memory(struct supervised_workers *w) {
-    return train_memory_metrics(&w->run->metrics, &w->own.dev, "", &w->run->memory);
-}
-
-const struct supervised_ops supervised_local_ops = {.open_device = local_device,
-                                                    .open_model = local_model,
-                                                    .ready = local_ready,
-                                                    .device = local_describe,
-                                                    .phase = local_phase,
-                                                    .update = local_update,
-                                                    .forward = local_forward,
-                                                    .memory = local_memory};
+const struct supervised_ops supervised_local = {.open_device = open_device,
+                                                .open_model = open_model,
+                                                .ready = ready,
+                                                .device = device,
+                                                .phase = phase,
+                                                .update = update,
+                                                .forward = forward,
+                                                .memory = memory};

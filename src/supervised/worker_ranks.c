@@ -12,8 +12,8 @@
 
 /* ---- the learner's end ---- */
 
-static int open_device(struct supervised_workers *w) {
-    const struct supervised_config *k = w->own.k;
+static int open_device(struct supervised_worker *w) {
+    const struct supervised_config *k = w->k;
     const struct rank_group_args a = {.conf = k->conf,
                                       .ranks = (int)k->n_ranks,
                                       .dir = k->run.default_local_dir,
@@ -22,13 +22,13 @@ static int open_device(struct supervised_workers *w) {
                                       .run = w->run,
                                       .ray_nodes = k->n_ray_nodes,
                                       .ray_gpus = !train_on_cpu(k->run.device)};
-    TRY(rank_group_open(&w->ranks, &a, w->own.program->open, NULL, NULL));
+    TRY(rank_group_open(&w->ranks, &a, w->program->open, NULL, NULL));
     rank_dealing_init(&w->dispatch, &w->ranks);
     return 0;
 }
 
-static int open_model(struct supervised_workers *w, int64_t longest, struct checkpoints *models) {
-    struct supervised_planned *const out = &w->own.planned;
+static int open_model(struct supervised_worker *w, int64_t longest, struct checkpoints *models) {
+    struct supervised_planned *const out = &w->planned;
     const char *text;
     json_t *first = NULL;
     TRY(rank_group_plain_call(
@@ -45,16 +45,16 @@ static int open_model(struct supervised_workers *w, int64_t longest, struct chec
     return rc;
 }
 
-static int ready(struct supervised_workers *w) { return rank_group_ready(&w->ranks); }
+static int ready(struct supervised_worker *w) { return rank_group_ready(&w->ranks); }
 
-static const char *device(const struct supervised_workers *w, bool *own_memory) {
+static const char *device(const struct supervised_worker *w, bool *own_memory) {
     *own_memory = w->ranks.own_memory;
     return w->ranks.device;
 }
 
-static void phase(struct supervised_workers *w, const char *name) { (void)w, (void)name; }
+static void phase(struct supervised_worker *w, const char *name) { (void)w, (void)name; }
 
-static int update(struct supervised_workers *w, const struct supervised_rows *rows) {
+static int update(struct supervised_worker *w, const struct supervised_rows *rows) {
     struct message m = message_new(false);
     struct hub_reply *replies;
     struct batch none = {0};
@@ -70,7 +70,7 @@ static int update(struct supervised_workers *w, const struct supervised_rows *ro
     return rc;
 }
 
-static int forward(struct supervised_workers *w, const struct packed_seq *seqs, int64_t n, float *logp) {
+static int forward(struct supervised_worker *w, const struct packed_seq *seqs, int64_t n, float *logp) {
     const struct progress at = run_progress(w->run);
     json_t *args = json_object();
     const int rc = rank_forward(
@@ -80,16 +80,16 @@ static int forward(struct supervised_workers *w, const struct packed_seq *seqs, 
     return rc;
 }
 
-static int memory(struct supervised_workers *w) { return rank_group_memory(&w->ranks, &w->run->metrics, ""); }
+static int memory(struct supervised_worker *w) { return rank_group_memory(&w->ranks, &w->run->metrics, ""); }
 
-const struct supervised_ops supervised_ranks_ops = {.open_device = open_device,
-                                                    .open_model = open_model,
-                                                    .ready = ready,
-                                                    .device = device,
-                                                    .phase = phase,
-                                                    .update = update,
-                                                    .forward = forward,
-                                                    .memory = memory};
+const struct supervised_ops supervised_ranks = {.open_device = open_device,
+                                                .open_model = open_model,
+                                                .ready = ready,
+                                                .device = device,
+                                                .phase = phase,
+                                                .update = update,
+                                                .forward = forward,
+                                                .memory = memory};
 
 /* ---- a rank's end ---- */
 
@@ -99,26 +99,23 @@ static struct {
 } self;
 
 static int rank_pass(const json_t *args, const struct packed_seq *seqs, int64_t n, struct forward_out out) {
-    const struct progress at = run_progress(&rank_self()->run);
     (void)args;
-    return supervised_worker_forward(&self.w, &at, seqs, n, out.logp);
+    return supervised_local.forward(&self.w, seqs, n, out.logp);
 }
 
 static void rank_close(void) {
-    supervised_worker_close(&self.w);
+    supervised_worker_close(&self.w, 0);
     supervised_config_free(&self.k);
 }
 
 int supervised_open_rank(const struct supervised_program *p, struct comm *comm, const struct comm_call *call,
                          struct ctl_result *out) {
     rank_self()->program = (struct rank_program){.dev = &self.w.dev, .forward = rank_pass, .close = rank_close};
+    self.w = (struct supervised_worker){.program = p, .k = &self.k, .run = &rank_self()->run, .comm = comm};
     TRY(rank_open_config(comm, call));
     TRY(supervised_config_read(&self.k, p, rank_self()->conf));
     TRY(rank_open_run(&self.k.run));
     TRY(rank_open_device(call, &self.w.dev, self.k.run.device, self.k.run.threads));
-    self.w.program = p;
-    self.w.k = &self.k;
-    self.w.comm = comm;
     self.k.n_ranks = comm_size(comm);
     self.k.n_local = comm_local_size(comm);
     out->value = json_object();
@@ -133,8 +130,7 @@ static int rank_open_model(struct comm *comm, const struct comm_call *call, stru
     TRY(json_i64(call->args, "total_steps", &total_steps, call->name));
     TRY(json_i64(call->args, "longest", &longest, call->name));
     train_optim_steps(&self.k.optim, total_steps, self.k.warmup_ratio);
-    TRY(supervised_worker_open(&self.w, longest));
-    supervised_worker_checkpoints(&self.w, &rank_self()->run.checkpoints);
+    TRY(supervised_local.open_model(&self.w, longest, &self.w.run->checkpoints));
     out->value = json_pack("{s:O, s:s, s:b}", "plan", p->json, "text", p->text, "async_save", p->async_save);
     return 0;
 }
@@ -155,7 +151,7 @@ static int rank_update(struct comm *comm, const struct comm_call *call, struct c
     rows.seqs = seqs;
     rows.row = row.p;
     rank_update_begin(step, "train", true);
-    rc = rank_update_end(out, supervised_worker_update(&self.w, &rank_self()->run, &rows), &b, none);
+    rc = rank_update_end(out, supervised_local.update(&self.w, &rows), &b, none);
 out:
     free(seqs);
     return rc;

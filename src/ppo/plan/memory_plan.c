@@ -2,7 +2,6 @@
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
 #include "ppo/plan/memory_plan_int.h"
 
-#include "algo/micro_batch_balance.h"
 #include "engine/rollout.h"
 #include "plan/memory_limit.h"
 #include "train/micro_batch.h"
@@ -389,19 +388,16 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
 
 /* Whether a checkpoint is copied and written during the next steps. */
 static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
-    const bool own = dev_has_own_memory(dev), is_set = !conf_is_null(k->conf, "trainer.async_save");
-    const size_t taken = own ? p->offload + p->host_all : p->total, there = own ? p->host_limit : p->limit;
-    if (!run_saves_midway(&k->run) || !train_async_save(is_set, k->run.async_save, p->copy, there > taken ? there - taken : 0))
-        p->copy = 0;
+    const bool own = dev_has_own_memory(dev);
+    p->copy =
+        train_checkpoint_copy(&k->run, k->conf, p->copy, own ? p->offload + p->host_all : p->total, own ? p->host_limit : p->limit);
     if (own) p->offload += p->copy;
     else p->total += p->copy;
 }
 
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
-    if (dev_has_own_memory(dev)) return;
-    if (o->host_master || v->host_master || k->ref_offload)
-        log_note("param_offload and optimizer_offload change nothing on this device, whose memory is the host's");
+    if (train_can_offload(dev, o->host_master || v->host_master || k->ref_offload)) return;
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
 }
 
@@ -487,18 +483,12 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
 
 /* ---- several ranks ---- */
 
-/* The micro-batches of a mini-batch whose samples have the full length. */
-static int64_t micro_batches(const struct memory_plan *p, const struct ppo_config *k) {
-    const int64_t rows = min_i64(size_mul(k->ppo_mini_batch_size, k->train.n), batch_of(k)),
-                  each = k->update_cut.max_seqs > 0 ? k->update_cut.max_seqs : p->max_rows_update / p->max_len;
-    return algo_update_micro_batch_count(rows, each > 0 ? each : 1);
-}
-
 struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
                             struct dev *dev) {
+    const int64_t mini = min_i64(size_mul(k->ppo_mini_batch_size, k->train.n), batch_of(k));
     struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
                           .local = k->n_local,
-                          .micro = micro_batches(p, k),
+                          .micro = rank_plan_micro_batches(k->update_cut, p->max_rows_update, p->max_len, mini),
                           .chunk = k->grad_chunk,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,

@@ -1,38 +1,8 @@
 /* memory_plan_print.c - a memory plan as a table for people, and the same rows as JSON for run.db and programs. */
+#include "plan/memory_rows.h"
 #include "ppo/plan/memory_plan_int.h"
 
 #include "base/buf.h"
-
-#include <string.h>
-
-static void text_row(struct buf *b, const char *what, size_t bytes, const char *note) {
-    const bool small = bytes < (size_t)1 << 30;
-    buf_addf(b, "  %-34s %9.*f %s  %s\n", what, small ? 1 : 2, (double)bytes / (small ? 0x1p20 : 0x1p30), small ? "MiB" : "GiB",
-             note);
-}
-
-struct plan_table {
-    struct buf *text;
-    json_t *parts; /* the same rows for run.db */
-};
-
-/* A part of the total; a name that is indented is of the block that phases use in turn. */
-static void row(const struct plan_table *b, const char *what, size_t bytes, const char *note) {
-    const bool block = *what == ' ';
-    text_row(b->text, what, bytes, note);
-    json_array_append_new(b->parts, json_pack("{s:s, s:I, s:s, s:b}", "name", what + strspn(what, " "), "bytes", (json_int_t)bytes,
-                                              "note", note, "block", block));
-}
-
-/* The same of an update in the block: activations, and gradients of so many bytes. */
-static void update_row(const struct plan_table *b, const char *what, size_t bytes, size_t grads, const char *note) {
-    char text[256], size[32];
-    snprintf(size, sizeof size, grads < (size_t)1 << 30 ? "%.1f MiB" : "%.2f GiB",
-             (double)grads / (grads < (size_t)1 << 30 ? 0x1p20 : 0x1p30));
-    snprintf(text, sizeof text, "gradients (fp32): %s; %s", size, note);
-    row(b, what, bytes, text);
-    json_object_set_new(json_array_get(b->parts, json_array_size(b->parts) - 1), "gradients", json_integer((json_int_t)grads));
-}
 
 /* Why the update recomputes what it does. */
 static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
@@ -50,80 +20,76 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
 }
 
 /* What a trained policy has in addition to its weights, and the reference. */
-static void training_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
-    char note[160];
-    snprintf(note, sizeof note, "of the adapter: %lld parameters", (long long)p->policy.n_train);
-    row(b, "fp32 master", p->policy.master,
-        k->optim.host_master ? "in host memory"
-        : p->policy.adapter  ? note
-        : several            ? "a shard"
-                             : "");
-    snprintf(note, sizeof note, "fp32, of %lld micro-batches", (long long)k->grad_chunk);
-    if (p->policy.shared_chunk) row(b, "gradients of a chunk", p->policy.shared_chunk, note);
-    snprintf(note, sizeof note, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
+static void training_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
+    char adapter[96], state[96];
+    snprintf(adapter, sizeof adapter, "of the adapter: %lld parameters", (long long)p->policy.n_train);
+    snprintf(state, sizeof state, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
              k->optim.host_state    ? "; in host memory, here are buffers"
              : k->optim.host_master ? "; with buffers of the master"
                                     : "");
-    row(b, "optimizer state", p->policy.moments, note);
-    if (p->policy.exchange) row(b, "exchange", p->policy.exchange, "gradients and weights in transfer between ranks");
+    const char *const master = k->optim.host_master ? "in host memory" : p->policy.adapter ? adapter : several ? "a shard" : "";
+    const struct memory_training t = {
+        .model = &p->policy, .master = master, .state = state, .grad_chunk = k->grad_chunk, .several = several};
+    memory_rows_training(b, &t);
     if (p->ref)
-        row(b, "reference weights", p->ref,
-            memory_plan_ref_from(p, k) == MODEL_STREAM_HOST
-                ? "in host memory; a pass holds two layers and the LM head, in the block"
-            : memory_plan_ref_from(p, k) == MODEL_STREAM_RANKS
-                ? "a share; a pass gathers two layers at a time, embedding and LM head, in the block"
-                : "");
+        memory_row(b, "reference weights", p->ref,
+                   memory_plan_ref_from(p, k) == MODEL_STREAM_HOST
+                       ? "in host memory; a pass holds two layers and the LM head, in the block"
+                   : memory_plan_ref_from(p, k) == MODEL_STREAM_RANKS
+                       ? "a share; a pass gathers two layers at a time, embedding and LM head, in the block"
+                       : "");
 }
 
-static void model_rows(const struct plan_table *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
+static void model_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
     const bool trains = ppo_does(k, PPO_TRAIN);
     char note[160];
     if (p->policy.weights)
-        row(b, "policy weights", p->policy.weights,
-            !trains                      ? "a copy of the trainer's"
-            : k->lora.on                 ? "frozen; without the adapter they are the reference"
-            : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
-                                         : "one buffer for rollout and training");
-    if (p->policy.adapter) row(b, "adapter", p->policy.adapter, "compute copies and scratch");
+        memory_row(b, "policy weights", p->policy.weights,
+                   !trains                      ? "a copy of the trainer's"
+                   : k->lora.on                 ? "frozen; without the adapter they are the reference"
+                   : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
+                                                : "one buffer for rollout and training");
+    if (p->policy.adapter) memory_row(b, "adapter", p->policy.adapter, "compute copies and scratch");
     if (trains) training_rows(b, p, k, several);
-    else if (p->policy.exchange) row(b, "exchange", p->policy.master + p->policy.exchange, "weights in transfer between ranks");
-    if (p->teacher) row(b, "teacher weights", p->teacher, "frozen");
+    else if (p->policy.exchange)
+        memory_row(b, "exchange", p->policy.master + p->policy.exchange, "weights in transfer between ranks");
+    if (p->teacher) memory_row(b, "teacher weights", p->teacher, "frozen");
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
-    if (p->critic) row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, optimizer state");
+    if (p->critic) memory_row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, optimizer state");
     if (!p->rm) return;
     if (judge_is_wanted(&p->rm_args.judge))
         snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
     else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
-    row(b, "reward model", p->rm, note);
+    memory_row(b, "reward model", p->rm, note);
 }
 
-static void block_rows(const struct plan_table *b, const struct memory_plan *p, const struct model_shapes *s) {
+static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct model_shapes *s) {
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs, p->gathered ? "; the policy's weights" : "");
-    if (p->rollout) row(b, "  rollout: KV cache, logits", p->rollout, note);
-    if (p->update) row(b, "  reference log-probs", p->ref_pass, "");
+    if (p->rollout) memory_row(b, "  rollout: KV cache, logits", p->rollout, note);
+    if (p->update) memory_row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
-    if (p->teacher) row(b, "  teacher log-probs", p->teacher_pass, note);
+    if (p->teacher) memory_row(b, "  teacher log-probs", p->teacher_pass, note);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              train_keep_text(p->keep, &s->policy, kept, sizeof kept));
-    if (p->update) update_row(b, "  update", p->update, p->policy.grads + p->policy.chunk, note);
+    if (p->update) memory_row_update(b, "  update", p->update, p->policy.grads + p->policy.chunk, note);
     if (!p->critic) return;
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
              train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
-    update_row(b, "  critic: values and update", p->critic_pass, p->critic_grads + p->critic_chunk, note);
+    memory_row_update(b, "  critic: values and update", p->critic_pass, p->critic_grads + p->critic_chunk, note);
 }
 
 json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
                           struct buf *text) {
-    json_t *const out = json_pack("{s:I, s:I, s:[]}", "total", (json_int_t)p->total, "limit", (json_int_t)p->limit, "parts");
     const struct model_config *m = &s->policy;
-    const struct plan_table table = {text, json_object_get(out, "parts")}, *const b = &table;
+    struct memory_rows table = {.text = text}, *const b = &table;
     const int64_t n = k->pools.n[k->pool];
     const bool trains = ppo_does(k, PPO_TRAIN), several = trains && n > 1;
     char ranks[64] = "";
+    memory_rows_open(b, p->total, p->limit);
     if (k->n_ranks > n) snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->pool));
     else if (n > 1) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)n);
     buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
@@ -131,21 +97,21 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
              (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
     model_rows(b, p, k, several);
     if (p->block) block_rows(b, p, s);
-    row(b, "scratch", p->working, "of GEMM, LM head and threads");
-    if (p->system) row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
-    if (p->host) row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
-    if (p->copy && p->host) row(b, "checkpoint", p->copy, "a copy, written during the next steps");
-    text_row(text, "total", p->total, "");
+    memory_row(b, "scratch", p->working, "of GEMM, LM head and threads");
+    if (p->system) memory_row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
+    if (p->host) memory_row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");
+    if (p->copy && p->host) memory_row(b, "checkpoint", p->copy, "a copy, written during the next steps");
+    memory_row_text(b, "total", p->total, "");
     buf_addf(text, "  %-34s %9.2f GiB\n", "limit", (double)p->limit / 0x1p30);
     if (trains) recompute_line(p, k, m, dev, text);
     const size_t copy = p->host ? 0 : p->copy;
-    if (p->offload > copy) text_row(text, "offloaded: pinned host memory", p->offload - copy, "");
-    if (copy) text_row(text, "checkpoint: pinned host memory", copy, "a copy, written during the next steps");
+    if (p->offload > copy) memory_row_text(b, "offloaded: pinned host memory", p->offload - copy, "");
+    if (copy) memory_row_text(b, "checkpoint: pinned host memory", copy, "a copy, written during the next steps");
     if (several) {
         const struct rank_plan r = plan_ranks(p, k, s, dev);
-        json_object_set_new(out, "ranks", rank_plan_print(&r, text));
+        json_object_set_new(b->json, "ranks", rank_plan_print(&r, text));
     } else if (trains && *p->why) {
         buf_addf(text, "  %s\n", p->why);
     }
-    return out;
+    return b->json;
 }

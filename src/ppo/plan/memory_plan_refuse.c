@@ -1,9 +1,9 @@
 /* memory_plan_refuse.c - a run that does not fit is refused with the nearest change that does: first those that leave the result
  * as it is.
  * Invariant: a change that is proposed has been planned, and fits. */
-#include "ppo/plan/memory_plan_int.h"
-
 #include "plan/memory_limit.h"
+#include "plan/memory_rows.h"
+#include "ppo/plan/memory_plan_int.h"
 
 #include "base/err.h"
 #include "base/size.h"
@@ -140,55 +140,47 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
 
 /* The nearest change that fits: first those that leave the result as it is. */
 static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    char others[96], need[160];
+    char others[96], text[160];
     struct ppo_config c = *k;
     struct micro_batch_limits cut = k->update_cut;
     const char *offload;
-    const bool tokens = cut.max_seqs == 0;
+    const bool tokens = cut.max_seqs == 0, rows = k->critic.update_cut.max_seqs == 0;
+    const char *const key = tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+                                   : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+                      *const critic = rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu";
     if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
-    snprintf(need, sizeof need, "the run needs %.2f GiB, the limit is %.2f GiB%s", (double)p->total / 0x1p30,
-             (double)p->limit / 0x1p30, others_text(dev, others));
+    const char *const need = memory_need(text, p->total, p->limit, others_text(dev, others));
     c.layout = LAYOUT_AUTO;
-    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev))
-        FAIL(ERR_NOMEM, "%s; trainer.layout=auto fits (the result is the same)", need);
+    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev)) return memory_refuse(need, "trainer.layout=auto");
     c.layout = k->layout;
-    if (smaller_cut(k, s, dev, &cut))
-        FAIL(ERR_NOMEM, "%s; %s=%lld fits (the result is the same)", need,
-             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-             (long long)(tokens ? cut.max_rows : cut.max_seqs));
+    if (smaller_cut(k, s, dev, &cut)) return memory_refuse(need, "%s=%lld", key, (long long)(tokens ? cut.max_rows : cut.max_seqs));
     cut = k->critic.update_cut;
-    if (smaller_critic_cut(k, s, dev, &cut)) {
-        const bool rows = cut.max_seqs == 0;
-        FAIL(ERR_NOMEM, "%s; critic.ppo_%s=%lld, and critic.forward_%s no larger, fits (the result is the same)", need,
-             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu", (long long)(rows ? cut.max_rows : cut.max_seqs),
-             rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu");
-    }
+    if (smaller_critic_cut(k, s, dev, &cut))
+        return memory_refuse(need, "critic.ppo_%s=%lld, and critic.forward_%s no larger,", critic,
+                             (long long)(rows ? cut.max_rows : cut.max_seqs), critic);
     if (fits_without_chunks(k, s, dev))
-        FAIL(ERR_NOMEM, "%s; without actor_rollout_ref.actor.grad_chunk and critic.grad_chunk it fits (the result is the same)",
-             need);
+        return memory_refuse(need, "without actor_rollout_ref.actor.grad_chunk and critic.grad_chunk it");
     if (judge_is_wanted(&p->rm_args.judge)) {
         for (c.rm.judge.max_seqs = p->rm_args.judge.max_seqs / 2; c.rm.judge.max_seqs >= 1; c.rm.judge.max_seqs /= 2)
             if (fits(&c, s, dev))
-                FAIL(ERR_NOMEM, "%s; reward.reward_model.rollout.max_num_seqs=%lld fits (the result is the same)", need,
-                     (long long)c.rm.judge.max_seqs);
+                return memory_refuse(need, "reward.reward_model.rollout.max_num_seqs=%lld", (long long)c.rm.judge.max_seqs);
         c = *k;
     }
     const char *recompute = let_recompute(&c); /* stays so in all that follows */
-    if (recompute && fits(&c, s, dev)) FAIL(ERR_NOMEM, "%s; %s fits (the result is the same)", need, recompute);
+    if (recompute && fits(&c, s, dev)) return memory_refuse(need, "%s", recompute);
     const char *with = recompute ? " with " : "";
     if (!recompute) recompute = "";
     try_offload(k, s, dev, &c, &offload);
-    if (offload) FAIL(ERR_NOMEM, "%s; %s%s%s fits (the result is the same)", need, offload, with, recompute);
+    if (offload) return memory_refuse(need, "%s%s%s", offload, with, recompute);
     for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
         if (fits(&c, s, dev))
-            FAIL(ERR_NOMEM, "%s; actor_rollout_ref.rollout.max_num_seqs=%lld%s%s fits (the result is the same)", need,
-                 (long long)c.max_num_seqs, with, recompute);
+            return memory_refuse(need, "actor_rollout_ref.rollout.max_num_seqs=%lld%s%s", (long long)c.max_num_seqs, with,
+                                 recompute);
     c.max_num_seqs = k->max_num_seqs;
     cut = k->update_cut;
     if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
-        FAIL(ERR_NOMEM, "%s; %s with %s=%lld%s%s fits (the result is the same)", need, offload,
-             tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" : "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-             (long long)(tokens ? cut.max_rows : cut.max_seqs), with, recompute);
+        return memory_refuse(need, "%s with %s=%lld%s%s", offload, key, (long long)(tokens ? cut.max_rows : cut.max_seqs), with,
+                             recompute);
     if (plan_fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)plan_fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,

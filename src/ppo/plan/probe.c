@@ -5,9 +5,7 @@
 #include "plan/time_probe.h"
 #include "ppo/controller.h"
 
-#include "base/clock.h"
 #include "base/err.h"
-#include "base/log.h"
 
 #include <stdlib.h>
 
@@ -87,12 +85,9 @@ static int measure(struct probe *x, bool whole, struct time_probe *p) {
 }
 
 int train_probe_ppo(const struct conf *conf, bool whole, struct time_probe *p) {
-    const enum log_level level = log_level();
-    if (level == LOG_INFO) log_set_level(LOG_WARN); /* the memory plan has been printed */
-    const double start = clock_now();
+    *p = probe_opening();
     struct probe x = {verlc_open_conf(conf), verlc_batch_create(), verlc_batch_create()};
-    log_set_level(level);
-    *p = (struct time_probe){.start = clock_now() - start};
+    probe_opened(p);
     int rc = verlc_failed(x.v);
     if (rc == 0) rc = measure(&x, whole, p);
     verlc_batch_free(x.batch);
@@ -104,13 +99,6 @@ int train_probe_ppo(const struct conf *conf, bool whole, struct time_probe *p) {
 
 /* ---- changes to try ---- */
 
-static void cut_choices(struct buf *out, const char *samples, const char *tokens, struct micro_batch_limits cut, int64_t most) {
-    const char *key = cut.max_seqs > 0 ? samples : tokens;
-    const int64_t now = cut.max_seqs > 0 ? cut.max_seqs : cut.max_rows;
-    if (cut.max_seqs == 0 || now * 2 <= most) buf_addf(out, "%s=%lld\n", key, (long long)now * 2);
-    if (now > 1) buf_addf(out, "%s=%lld\n", key, (long long)now / 2);
-}
-
 /* The next number of samples of a prompt that micro-batches divide. */
 static int64_t more_samples(const struct ppo_config *k) {
     const int64_t micro = k->update_cut.max_seqs;
@@ -119,19 +107,20 @@ static int64_t more_samples(const struct ppo_config *k) {
     return n;
 }
 
-static const char *turned(bool on) { return on ? "False" : "True"; }
-
 int train_choices_ppo(const struct conf *conf, bool own_memory, struct buf *out) {
     struct ppo_config k = {0};
     const int rc = ppo_config_read(&k, conf, PPO_PLAN);
     if (rc == 0) {
-        cut_choices(out, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-                    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", k.update_cut, k.ppo_mini_batch_size * k.train.n);
-        if (k.recompute != RECOMPUTE_NONE) buf_addf(out, "trainer.recompute=none\n");
-        if (k.recompute != RECOMPUTE_LAYER) buf_addf(out, "trainer.recompute=layer\n");
-        if (own_memory) buf_addf(out, "actor_rollout_ref.actor.fsdp_config.optimizer_offload=%s\n", turned(k.optim.host_state));
+        const struct probe_keys keys = {.samples = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+                                        .tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+                                        .cut = k.update_cut,
+                                        .most = k.ppo_mini_batch_size * k.train.n,
+                                        .recompute = k.recompute,
+                                        .offload = own_memory ? "actor_rollout_ref.actor.fsdp_config.optimizer_offload" : NULL,
+                                        .offloads = k.optim.host_state};
+        probe_choices(&keys, out);
         if (own_memory && !k.lora.on && (k.use_kl_loss || k.use_kl_in_reward))
-            buf_addf(out, "actor_rollout_ref.ref.fsdp_config.param_offload=%s\n", turned(k.ref_offload));
+            buf_addf(out, "actor_rollout_ref.ref.fsdp_config.param_offload=%s\n", k.ref_offload ? "False" : "True");
         buf_addf(out, "actor_rollout_ref.rollout.n=%lld\n", (long long)more_samples(&k));
         if (k.max_response_length > 1) buf_addf(out, "data.max_response_length=%lld\n", (long long)k.max_response_length / 2);
     }
