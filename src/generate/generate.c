@@ -7,6 +7,7 @@
 
 #include "data/data.h"
 #include "generate/generator.h"
+#include "plan/memory_rows.h"
 #include "ranks/dispatch.h"
 #include "ranks/restart.h"
 #include "ranks/worker_calls.h"
@@ -298,14 +299,17 @@ int train_plan_generate(const struct conf *c, const struct train_plan_args *a, s
              (double)model_config_params(&shape) / 1e9, dtype_name(k.act), (long long)k.prompt_length,
              (long long)k.response_length);
     if (k.n_ranks > 1) buf_addf(&out->text, "; each of %lld ranks:", (long long)k.n_ranks);
-    buf_addf(&out->text,
-             "\n  weights                %9.2f GiB\n  KV cache, activations  %9.2f GiB  %lld samples at a time\n"
-             "  device                 %9.2f GiB\n",
-             (double)weights / 0x1p30, (double)decoder / 0x1p30, (long long)d.max_seqs, (double)there / 0x1p30);
+    buf_adds(&out->text, "\n");
+    struct memory_rows rows = {.text = &out->text, .narrow = true};
+    char note[64];
+    snprintf(note, sizeof note, "%lld samples at a time", (long long)d.max_seqs);
+    memory_rows_open(&rows, weights + decoder, there);
+    memory_row(&rows, "weights", weights, "");
+    memory_row(&rows, "KV cache, activations", decoder, note);
+    memory_row_text(&rows, "device", there, "");
     if (!out->fits) buf_adds(&out->text, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
-    out->json = json_pack("{s:I, s:I, s:b, s:[{s:s, s:I}, {s:s, s:I}]}", "total", (json_int_t)(weights + decoder), "limit",
-                          (json_int_t)there, "fits", out->fits, "parts", "name", "weights", "bytes", (json_int_t)weights, "name",
-                          "KV cache, activations", "bytes", (json_int_t)decoder);
+    out->json = rows.json;
+    json_object_set_new(out->json, "fits", json_boolean(out->fits));
     if (k.n_ranks > 1) json_object_set_new(out->json, "ranks", json_pack("{s:I}", "n", (json_int_t)k.n_ranks));
     model_config_free(&shape);
 end:

@@ -98,7 +98,16 @@ static bool free_bytes(const char *dir, size_t *out) {
     return rc == 0;
 }
 
-int disk_plan_make(struct disk_plan *p, const struct disk_plan_args *a) {
+struct disk_plan {
+    size_t checkpoint;   /* bytes of one */
+    int64_t saves, most; /* to be made; more than now at a time, while one is written */
+    size_t logs;         /* of the run, in run.db and other records */
+    size_t needed;       /* more than now; with steps 0: of one checkpoint and one step */
+    size_t there;        /* free in the directory, or in its nearest parent that exists */
+    bool known;          /* there is known */
+};
+
+static int make(struct disk_plan *p, const struct disk_plan_args *a) {
     const struct run_config *k = a->run;
     int64_t there = 0;
     *p = (struct disk_plan){0};
@@ -138,10 +147,15 @@ static void parts_text(const struct disk_plan *p, const struct disk_plan_args *a
     buf_addf(b, ", run.db and logs up to %s", size_text(p->logs, logs));
 }
 
-int disk_plan_check(const struct disk_plan *p, const struct disk_plan_args *a, void (*say)(void *arg, const char *line),
-                    void *arg) {
+int disk_plan_check(struct disk_plan_args *a, struct run *r) {
     char one[32], there[32], needed[32], least[32];
-    const char *const dir = a->run->default_local_dir;
+    const char *const dir = r->k.default_local_dir;
+    struct disk_plan plan, *const p = &plan;
+    a->run = &r->k;
+    a->from = r->from.step > 0 ? r->from.step : 0;
+    a->steps = r->total_steps;
+    for (int i = 0; i < TRACK_N_CLIENTS; i++) a->n_clients += r->loggers.client[i];
+    TRY(make(p, a));
     if (!p->known || p->needed <= p->there) return 0;
     size_text(p->there, there);
     if (p->saves > 0 && p->checkpoint > p->there)
@@ -155,13 +169,15 @@ int disk_plan_check(const struct disk_plan *p, const struct disk_plan_args *a, v
     if (p->most > 2) /* one that stays, and the next, which is whole before the first one is removed */
         buf_addf(&line, "; with %s=1 it is %s", a->keep_key,
                  size_text(bytes_of(2 * (double)p->checkpoint + (double)p->logs), least));
-    say(arg, line.p);
+    run_warn_early(r, line.p);
     buf_free(&line);
     return 0;
 }
 
-json_t *disk_plan_print(const struct disk_plan *p, const struct disk_plan_args *a, struct buf *out) {
+json_t *disk_plan_print(const struct disk_plan_args *a, struct buf *out) {
     char there[32] = "?", needed[32];
+    struct disk_plan plan, *const p = &plan;
+    if (make(p, a) < 0) return NULL;
     buf_addf(out, "  disk: %s%s: ", size_text(p->needed, needed), a->steps > 0 ? "" : " for one step");
     parts_text(p, a, out);
     buf_addf(out, "; %s free in %s\n", p->known ? size_text(p->there, there) : there, a->run->default_local_dir);

@@ -20,8 +20,8 @@ struct disk_model {
     const struct optim_config *optim;
 };
 struct disk_plan_args {
-    const struct run_config *run;
-    const char *keep_key; /* trainer.max_actor_ckpt_to_keep, sft's trainer.max_ckpt_to_keep */
+    const struct run_config *run; /* of a run's check: filled, as from, steps and n_clients */
+    const char *keep_key;         /* trainer.max_actor_ckpt_to_keep, sft's trainer.max_ckpt_to_keep */
     const struct disk_model *models;
     int n_models;
     int64_t from, steps;               /* the step that the run goes on from, 0: from scratch; its last one, 0: not known */
@@ -29,19 +29,10 @@ struct disk_plan_args {
     int64_t prompt_tokens, new_tokens; /* of a sample, the most */
     int n_clients;                     /* trackers whose unsent records are kept */
 };
-struct disk_plan {
-    size_t checkpoint;   /* bytes of one */
-    int64_t saves, most; /* to be made; more than now at a time, while one is written */
-    size_t logs;         /* of the run, in run.db and other records */
-    size_t needed;       /* more than now; with steps 0: of one checkpoint and one step */
-    size_t there;        /* free in the directory, or in its nearest parent that exists */
-    bool known;          /* there is known */
-};
-/* Reads config.json's shapes as given, the sizes of tokenizer files, and what lies in the run's directory. */
-int disk_plan_make(struct disk_plan *p, const struct disk_plan_args *a);
-/* ERR_IO: not even one checkpoint fits. Where the run may fill the disk, say is called with a line. */
-int disk_plan_check(const struct disk_plan *p, const struct disk_plan_args *a, void (*say)(void *arg, const char *line), void *arg);
-/* A line for people, appended; returns the same as an object, which the caller owns. */
-json_t *disk_plan_print(const struct disk_plan *p, const struct disk_plan_args *a, struct buf *out);
+/* Both read config.json's shapes as given, the sizes of tokenizer files, and what lies in the run's directory. */
+/* Before the first step. ERR_IO: not even one checkpoint fits. Where the run may fill the disk, it is warned early. */
+int disk_plan_check(struct disk_plan_args *a, struct run *r);
+/* A line for people, appended; returns the same as an object, which the caller owns. NULL: not known. */
+json_t *disk_plan_print(const struct disk_plan_args *a, struct buf *out);
 
 #endif

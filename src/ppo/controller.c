@@ -242,15 +242,6 @@ static int check_files(const struct ppo_config *k) {
     return k->manager_path ? train_check_files("reward.reward_manager.module.path", &k->manager_path, 1) : 0;
 }
 
-static int check_disk(struct controller *c) {
-    struct ppo_disk_args a = {.run = &c->run.k,
-                              .from = c->run.from.step > 0 ? c->run.from.step : 0,
-                              .steps = c->run.total_steps,
-                              .val_rows = c->val_data ? c->val_data->n : 0};
-    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += c->run.loggers.client[i];
-    return ppo_disk_check(&c->k, &a, run_warn_early, &c->run);
-}
-
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
     TRY(ppo_config_read(k, conf, PPO_RUN));
@@ -266,7 +257,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
-    TRY(check_disk(c));
+    TRY(ppo_disk_check(k, &c->run, c->val_data ? c->val_data->n : 0));
     TRY(worker_listen(&c->worker));
     TRY(score_open(&c->reward, k, c->train_data));
     TRY(check_data_sources(c));

@@ -93,10 +93,8 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
 /* Of a whole run where the number of its steps is known, else of its first step. */
 static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct train_plan *out) {
     const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->train_batch_size;
-    const struct ppo_disk_args a = {.run = &k->run,
-                                    .steps = k->total_training_steps > 0 ? k->total_training_steps : epoch * k->total_epochs,
-                                    .val_rows = rows->val};
-    json_t *disk = ppo_disk_print(k, &a, &out->text);
+    const int64_t steps = k->total_training_steps > 0 ? k->total_training_steps : epoch * k->total_epochs;
+    json_t *disk = ppo_disk_print(k, steps, rows->val, &out->text);
     if (disk) json_object_set_new(out->json, "disk", disk);
 }
 

@@ -132,22 +132,16 @@ static int open_model(struct learner *l, struct checkpoints *models) {
     return 0;
 }
 
-/* The run's, or a plan's, where run has what the keys say. */
-static struct disk_plan_args disk_args(const struct run_config *run, const struct disk_model *m) {
-    return (struct disk_plan_args){.run = run, .keep_key = "trainer.max_ckpt_to_keep", .models = m, .n_models = 1};
+static struct disk_plan_args disk_args(const struct disk_model *m) {
+    return (struct disk_plan_args){.keep_key = "trainer.max_ckpt_to_keep", .models = m, .n_models = 1};
 }
 
 static int check_disk(struct learner *l) {
     struct model_config shape = {0};
-    struct disk_plan p;
     const struct disk_model m = {&shape, l->k.model_dir, &l->k.lora, &l->k.optim};
-    struct disk_plan_args a = disk_args(&l->run.k, &m);
-    a.from = l->run.from.step > 0 ? l->run.from.step : 0;
-    a.steps = l->run.total_steps;
-    for (int i = 0; i < TRACK_N_CLIENTS; i++) a.n_clients += l->run.loggers.client[i];
+    struct disk_plan_args a = disk_args(&m);
     TRY(model_config_load(&shape, l->k.model_dir));
-    int rc = disk_plan_make(&p, &a);
-    if (rc == 0) rc = disk_plan_check(&p, &a, run_warn_early, &l->run);
+    const int rc = disk_plan_check(&a, &l->run);
     model_config_free(&shape);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
@@ -281,11 +275,12 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
 /* ---- `verlc plan` ---- */
 
 static void plan_disk(const struct supervised_config *k, const struct model_config *shape, struct train_plan *out) {
-    struct disk_plan p;
     const struct disk_model m = {shape, k->model_dir, &k->lora, &k->optim};
-    struct disk_plan_args a = disk_args(&k->run, &m);
+    struct disk_plan_args a = disk_args(&m);
+    a.run = &k->run;
     a.steps = k->total_training_steps > 0 ? k->total_training_steps : 0;
-    if (disk_plan_make(&p, &a) == 0) json_object_set_new(out->json, "disk", disk_plan_print(&p, &a, &out->text));
+    json_t *disk = disk_plan_print(&a, &out->text);
+    if (disk) json_object_set_new(out->json, "disk", disk);
 }
 
 int supervised_plan(const struct supervised_program *program, const struct conf *c, const struct train_plan_args *a,

@@ -12,40 +12,35 @@ struct disk_query {
     struct disk_plan_args args;
 };
 
-static int fill_query(struct disk_query *q, const struct ppo_config *k, const struct ppo_disk_args *a) {
+static int fill_query(struct disk_query *q, const struct ppo_config *k, int64_t val_rows) {
     *q = (struct disk_query){0};
     TRY(model_shapes_load(&q->shapes, k));
     q->models[0] = (struct disk_model){&q->shapes.policy, k->model_dir, &k->lora, &k->optim};
     q->models[1] = (struct disk_model){&q->shapes.critic, k->model_dir, &k->critic.lora, &k->critic.optim};
-    q->args = (struct disk_plan_args){.run = a->run,
+    q->args = (struct disk_plan_args){.run = &k->run,
                                       .keep_key = "trainer.max_actor_ckpt_to_keep",
                                       .models = q->models,
                                       .n_models = k->critic.enable ? 2 : 1,
-                                      .from = a->from,
-                                      .steps = a->steps,
                                       .samples = k->train_batch_size * k->train.n,
-                                      .val_samples = a->val_rows * k->val.n,
+                                      .val_samples = val_rows * k->val.n,
                                       .prompt_tokens = k->max_prompt_length,
-                                      .new_tokens = k->max_response_length,
-                                      .n_clients = a->n_clients};
+                                      .new_tokens = k->max_response_length};
     return 0;
 }
 
-int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, void (*say)(void *arg, const char *line), void *arg) {
+int ppo_disk_check(const struct ppo_config *k, struct run *r, int64_t val_rows) {
     struct disk_query q;
-    struct disk_plan p;
-    int rc = fill_query(&q, k, a);
-    if (rc == 0) rc = disk_plan_make(&p, &q.args);
-    if (rc == 0) rc = disk_plan_check(&p, &q.args, say, arg);
+    int rc = fill_query(&q, k, val_rows);
+    if (rc == 0) rc = disk_plan_check(&q.args, r);
     model_shapes_free(&q.shapes);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out) {
+json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_rows, struct buf *out) {
     struct disk_query q;
-    struct disk_plan p;
-    json_t *json = NULL;
-    if (fill_query(&q, k, a) == 0 && disk_plan_make(&p, &q.args) == 0) json = disk_plan_print(&p, &q.args, out);
+    const int rc = fill_query(&q, k, val_rows);
+    q.args.steps = steps;
+    json_t *json = rc == 0 ? disk_plan_print(&q.args, out) : NULL;
     model_shapes_free(&q.shapes);
     return json;
 }

@@ -55,14 +55,10 @@ struct ppo_generate_args {
 int ppo_generate(const struct stage *s, const struct generation *g, const struct ppo_generate_args *a, struct batch *out);
 
 /* ---- disk.c ---- */
-struct ppo_disk_args {
-    const struct run_config *run;
-    int64_t from, steps, val_rows; /* as struct disk_plan_args */
-    int n_clients;
-};
 /* disk_plan_check of the run: its models, samples and records. */
-int ppo_disk_check(const struct ppo_config *k, const struct ppo_disk_args *a, void (*say)(void *arg, const char *line), void *arg);
-json_t *ppo_disk_print(const struct ppo_config *k, const struct ppo_disk_args *a, struct buf *out); /* NULL: not known */
+int ppo_disk_check(const struct ppo_config *k, struct run *r, int64_t val_rows);
+/* steps: 0: not known. NULL: the plan is not. */
+json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_rows, struct buf *out);
 
 /* ---- reward.c ---- */
 /* How many rows of b ended without a score, by reason, as metrics prefix + "timeout", "crash", ... */
