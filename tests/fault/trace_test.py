@@ -29,7 +29,7 @@ def main():
             "ppo": (s.ppo("run", **{"actor_rollout_ref.model.path": model}),
                     ["ppo/worker/worker.c", "ppo/controller.c", "ppo/verlc_api.c", "ppo/ppo.c", "cmd/train.c"]),
             "sft": (["sft", f"model.path={model}", f"data.train_files={s.dir / 'chats.jsonl'}", "data.train_batch_size=4",
-                     f"trainer.default_local_dir={s.dir / 'sft'}"], ["sft/sft.c", "cmd/train.c"]),
+                     f"trainer.default_local_dir={s.dir / 'sft'}"], ["supervised/worker.c", "supervised/learner.c", "cmd/train.c"]),
             "generate": (["generate", "--model", model], ["cmd/generate.c"]),
             "bench": (["bench", "train", "--model", model, "--batch", "1", "--len", "8"], ["cmd/bench/bench_model.c"]),
         }
