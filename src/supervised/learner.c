@@ -90,10 +90,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     return json_i64_opt(trainer, "total_tokens", &l->total_tokens, where);
 }
 
-static void phase(void *ctx, const char *name) {
-    struct learner *l = ctx;
-    l->worker.ops->phase(&l->worker, name);
-}
+static void phase(void *ctx, const char *name) { dev_trace_phase(&((struct learner *)ctx)->worker.dev, name); }
 
 static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx)->worker.planned.json; }
 
@@ -160,7 +157,7 @@ static int open_all(struct learner *l, const struct conf *c) {
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
     l->worker = (struct supervised_worker){
-        .program = p, .k = k, .run = &l->run, .ops = k->n_ranks > 1 ? &supervised_ranks : &supervised_local};
+        .program = p, .k = k, .run = &l->run, .ops = k->n_ranks > 1 ? &supervised_on_ranks : &supervised_local};
     TRY(run_open(&l->run, c, &k->run, &program));
     const struct resume_model model = {"model.path", k->model_dir, true};
     TRY(run_tell_changes(&l->run, c, &model, 1));
@@ -247,9 +244,7 @@ int supervised_probe(const struct supervised_program *program, const struct conf
     int rc = open_all(&l, c);
     probe_opened(p);
     if (rc == 0) {
-        bool own_memory;
-        const char *device = l.worker.ops->device(&l.worker, &own_memory);
-        probe_prepare(p, &l.run, device, own_memory);
+        probe_prepare(p, &l.run, l.worker.device, l.worker.own_memory);
         p->validates = l.data.val.n > 0 && p->test_freq > 0;
         rc = probe_measure(p, &l.run, &calls, whole);
     }

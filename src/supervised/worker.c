@@ -132,6 +132,7 @@ static int update(struct supervised_worker *w, const struct supervised_rows *row
     struct step s = {.program = w->program, .run = run, .rows = rows};
     struct update_result r;
     while (w->program->stats[s.n_stats].name) s.n_stats++;
+    CHECK(s.n_stats <= SUPERVISED_MAX_STATS);
     int64_t *len = xmalloc((size_t)n * sizeof *len);
     for (int64_t i = 0; i < n; i++) len[i] = rows->seqs[i].n;
     const struct update u = {.model = w->policy,
@@ -175,24 +176,16 @@ static int forward(struct supervised_worker *w, const struct packed_seq *seqs, i
 
 /* ---- the others ---- */
 
-static int open_device(struct supervised_worker *w) { return run_open_device(w->run, &w->dev); }
+static int open_device(struct supervised_worker *w) {
+    TRY(run_open_device(w->run, &w->dev));
+    w->device = w->dev.describe;
+    w->own_memory = dev_has_own_memory(&w->dev);
+    return 0;
+}
 
 static int ready(struct supervised_worker *w) { return dev_memory(&w->dev, &w->run->memory); }
 
-static const char *device(const struct supervised_worker *w, bool *own_memory) {
-    *own_memory = dev_has_own_memory(&w->dev);
-    return w->dev.describe;
-}
-
-static void phase(struct supervised_worker *w, const char *name) { dev_trace_phase(&w->dev, name); }
-
 static int memory(struct supervised_worker *w) { return train_memory_metrics(&w->run->metrics, &w->dev, "", &w->run->memory); }
 
-const struct supervised_ops supervised_local = {.open_device = open_device,
-                                                .open_model = open_model,
-                                                .ready = ready,
-                                                .device = device,
-                                                .phase = phase,
-                                                .update = update,
-                                                .forward = forward,
-                                                .memory = memory};
+const struct supervised_ops supervised_local = {
+    .open_device = open_device, .open_model = open_model, .ready = ready, .update = update, .forward = forward, .memory = memory};

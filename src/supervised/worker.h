@@ -17,6 +17,10 @@ struct supervised_worker {
     struct supervised_config *k;
     struct run *run; /* borrowed; its metrics, progress and stop */
     const struct supervised_ops *ops;
+    /* after open_device */
+    const char *device; /* what the model is on, for people; borrowed */
+    bool own_memory;    /* the device has memory of its own */
+    /* after open_model */
     struct supervised_planned planned;
     /* ---- in this process ---- */
     struct comm *comm;         /* of a rank among several, to the others; borrowed; else NULL */
@@ -35,15 +39,13 @@ struct supervised_ops {
      * not fit. */
     int (*open_model)(struct supervised_worker *w, int64_t longest, struct checkpoints *out);
     int (*ready)(struct supervised_worker *w); /* all is open */
-    const char *(*device)(const struct supervised_worker *w, bool *own_memory);
-    void (*phase)(struct supervised_worker *w, const char *name); /* a stage begins, for the trace of a device */
     /* One optimizer step on all rows; run_bad_gradient, run_check_stop. */
     int (*update)(struct supervised_worker *w, const struct supervised_rows *rows);
     /* logp: one a target. ERR_SIGNAL between two pieces. */
     int (*forward)(struct supervised_worker *w, const struct packed_seq *seqs, int64_t n, float *logp);
     int (*memory)(struct supervised_worker *w); /* the device's memory, into the run's metrics */
 };
-extern const struct supervised_ops supervised_local, supervised_ranks;
+extern const struct supervised_ops supervised_local, supervised_on_ranks;
 void supervised_worker_close(struct supervised_worker *w, int rc); /* rc: how the run ended; a zeroed one is fine */
 
 #endif

@@ -24,6 +24,8 @@ static int open_device(struct supervised_worker *w) {
                                       .ray_gpus = !train_on_cpu(k->run.device)};
     TRY(rank_group_open(&w->ranks, &a, w->program->open, NULL, NULL));
     rank_dealing_init(&w->dispatch, &w->ranks);
+    w->device = w->ranks.device;
+    w->own_memory = w->ranks.own_memory;
     return 0;
 }
 
@@ -46,13 +48,6 @@ static int open_model(struct supervised_worker *w, int64_t longest, struct check
 }
 
 static int ready(struct supervised_worker *w) { return rank_group_ready(&w->ranks); }
-
-static const char *device(const struct supervised_worker *w, bool *own_memory) {
-    *own_memory = w->ranks.own_memory;
-    return w->ranks.device;
-}
-
-static void phase(struct supervised_worker *w, const char *name) { (void)w, (void)name; }
 
 static int update(struct supervised_worker *w, const struct supervised_rows *rows) {
     struct message m = message_new(false);
@@ -82,14 +77,8 @@ static int forward(struct supervised_worker *w, const struct packed_seq *seqs, i
 
 static int memory(struct supervised_worker *w) { return rank_group_memory(&w->ranks, &w->run->metrics, ""); }
 
-const struct supervised_ops supervised_ranks = {.open_device = open_device,
-                                                .open_model = open_model,
-                                                .ready = ready,
-                                                .device = device,
-                                                .phase = phase,
-                                                .update = update,
-                                                .forward = forward,
-                                                .memory = memory};
+const struct supervised_ops supervised_on_ranks = {
+    .open_device = open_device, .open_model = open_model, .ready = ready, .update = update, .forward = forward, .memory = memory};
 
 /* ---- a rank's end ---- */
 
