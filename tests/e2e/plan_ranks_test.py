@@ -183,6 +183,12 @@ def check_options(s, test):
             ranks = [] if options else ["trainer.ranks=2", "trainer.device=cpu"]
             p = run("plan", *options, program, *keys, *ranks, check=False)
             test(f"{program} {' '.join(map(str, options or ranks))}", p.returncode == 0 and text in p.stdout, p.stdout + p.stderr)
+    sft = ["plan", "sft", f"model.path={s.dir}/model", "trainer.device=cpu", "trainer.ranks=2", "data.use_dynamic_bsz=False",
+           "trainer.device_memory_limit=200MB"]
+    p = run(*sft, "data.micro_batch_size_per_gpu=64", check=False)
+    fits = re.search(r"; (data.micro_batch_size_per_gpu=\d+) fits", p.stdout)
+    test("sft on ranks: the micro-batch that is proposed fits", p.returncode == 4 and fits and
+         run(*sft, fits[1], check=False).returncode == 0, p.stdout)
     cpu = [json.loads(run("plan", "--json", *s.ppo("x", trainer__device="cpu", trainer__ranks=n)[1:]).stdout) for n in (1, 4)]
     test("CPU ranks share the machine", cpu[1]["ranks"]["of_a_host"] == 4 and cpu[1]["limit"] < cpu[0]["limit"] / 4, cpu[1])
 
