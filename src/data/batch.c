@@ -84,13 +84,18 @@ struct batch_col *batch_find(const struct batch *b, const char *name) {
     return NULL;
 }
 
-/* An empty column record at the end; off and array are the caller's to fill. */
-static struct batch_col *push_col(struct batch *b, const char *name, enum batch_type type) {
+/* Room for a record at the end. */
+static struct batch_col *add_col(struct batch *b) {
     if (b->n_cols == b->cap_cols) {
         b->cap_cols = b->cap_cols ? 2 * b->cap_cols : 16;
         b->cols = xrealloc(b->cols, (size_t)b->cap_cols * sizeof *b->cols);
     }
-    struct batch_col *c = &b->cols[b->n_cols++];
+    return &b->cols[b->n_cols++];
+}
+
+/* An empty column record at the end; off and array are the caller's to fill. */
+static struct batch_col *push_col(struct batch *b, const char *name, enum batch_type type) {
+    struct batch_col *c = add_col(b);
     *c = (struct batch_col){.name = xstrdup(name), .type = type};
     c->off = xcalloc((size_t)b->n_rows + 1, sizeof *c->off);
     return c;
@@ -136,6 +141,15 @@ void batch_drop(struct batch *b, const char *name) {
     col_free(c, b->n_rows);
     memmove(c, c + 1, (size_t)(b->cols + b->n_cols - (c + 1)) * sizeof *c);
     b->n_cols--;
+}
+
+void batch_move(struct batch *to, struct batch *from, const char *name) {
+    CHECK(to->n_rows == from->n_rows);
+    if (!batch_find(from, name)) return;
+    batch_drop(to, name);
+    struct batch_col *c = add_col(to), *old = batch_find(from, name);
+    *c = *old;
+    memmove(old, old + 1, (size_t)(from->cols + --from->n_cols - old) * sizeof *old);
 }
 
 /* --- rows --- */

@@ -66,6 +66,9 @@ int batch_get(const struct batch *b, const char *name, enum batch_type type, str
 struct batch_col *batch_find(const struct batch *b, const char *name); /* NULL if absent */
 void batch_drop(struct batch *b, const char *name);                    /* no such column: nothing happens */
 
+/* A column goes to another batch of as many rows, where it replaces the one of its name. No such column: nothing happens. */
+void batch_move(struct batch *to, struct batch *from, const char *name);
+
 /* New batches are deep copies; `out` is written only on success. */
 int batch_select(struct batch *out, const struct batch *b, const int64_t *rows, int64_t n);
 /* times each row, aabb: the n samples of a prompt side by side. */

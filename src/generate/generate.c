@@ -32,9 +32,8 @@ extern char **environ;
 
 struct generate {
     struct generate_config k;
-    struct generator generator;   /* several ranks: without a device */
-    struct rank_group ranks;      /* n 0: this process is the only one */
-    struct rank_dealing dispatch; /* to them */
+    struct generator generator; /* several ranks: without a device */
+    struct worker_ranks ranks;
     struct tokenizer *tok;
     struct chat_template *chat;
     json_t *rows;
@@ -106,14 +105,13 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
                                       .controller = g->k.devices.controller,
                                       .ray_nodes = g->k.n_ray_nodes,
                                       .ray_gpus = !train_on_cpu(g->k.device)};
-    const int rc = rank_group_open(&g->ranks, &a, "generator_device", NULL, NULL);
+    const int rc = worker_open_ranks(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
-    rank_dealing_init(&g->dispatch, &g->ranks);
-    return rank_group_plain_call(
-        &g->ranks, "generator_model",
-        json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts", (json_int_t)((prompts + g->ranks.n - 1) / g->ranks.n)),
-        NULL);
+    return rank_group_plain_call(&g->ranks.all, "generator_model",
+                                 json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts",
+                                           (json_int_t)((prompts + g->ranks.all.n - 1) / g->ranks.all.n)),
+                                 NULL);
 }
 
 static int open_generator(struct generate *g) {
@@ -123,7 +121,8 @@ static int open_generator(struct generate *g) {
     for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
     if (g->k.n_ranks > 1) return open_ranks(g, longest, prompts);
     g->generator.k = &g->k;
-    TRY(resume_open_device(&g->generator.dev, &none, g->k.device, g->k.threads));
+    TRY(resume_open_device(&g->generator.base.dev, &none, g->k.device, g->k.threads));
+    worker_open_local(&g->generator.base, NULL);
     return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = prompts, .local_ranks = 1});
 }
 
@@ -151,22 +150,18 @@ static int submit(struct generate *g, int64_t row) {
                                       .uid = (uint64_t)row,
                                       .ignore_eos = k->ignore_eos,
                                       .user = (void *)(intptr_t)row};
-    if (g->ranks.n == 0) return generator_add(&g->generator, &q);
-    rank_generate_add(&g->dispatch, &q);
-    return 0;
+    return g->generator.base.ops->generate_add(&g->generator.base, &q);
 }
 
 /* Rows [lo, hi) together. */
 static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
-    const struct rollout_config c = {.done = on_sample, .done_arg = g};
-    const bool ranks = g->ranks.n > 0;
-    int rc = ranks ? rank_generate_begin(&g->dispatch, &c) : generator_begin(&g->generator, &c);
+    struct worker *const w = &g->generator.base;
+    int rc = w->ops->generate_begin(w, &(struct worker_generation){.done = on_sample, .arg = g});
     for (int64_t i = lo; i < hi && rc >= 0; i++) rc = submit(g, i);
     if (rc >= 0) do
-            rc = ranks ? rank_generate_step(&g->dispatch, true) : generator_step(&g->generator);
+            rc = w->ops->generate_step(w, true);
         while (rc > 0);
-    if (ranks) rank_generate_end(&g->dispatch);
-    else generator_end(&g->generator);
+    w->ops->generate_end(w);
     return rc;
 }
 
@@ -206,8 +201,7 @@ static int write_rows(struct generate *g) {
 }
 
 static void generate_close(struct generate *g, bool ok) {
-    rank_dealing_free(&g->dispatch);
-    rank_group_close(&g->ranks, ok);
+    worker_close_ranks(&g->ranks, ok);
     generator_close(&g->generator);
     chat_template_destroy(g->chat);
     tokenizer_close(g->tok);

@@ -27,40 +27,21 @@ int generator_open(struct generator *g, struct generator_size s) {
     const struct model_open_args o = {
         .dir = k->model_dir, .act = k->act, .flags = MODEL_INFER, .max_len = s.longest + k->response_length};
     TRY(tokenizer_open(&g->tok, k->tokenizer_dir));
-    TRY(model_open(&g->model, &g->dev, &o));
-    if (k->adapter) TRY(model_lora_load(g->model, k->adapter));
-    struct rollout_decoder_args a = generator_decoder(k, &g->dev, &g->model->cfg, s);
-    a.model = g->model;
-    return rollout_decoder_open(&g->decoder, &a);
+    g->base.generator.tok = g->tok;
+    TRY(model_open(&g->base.generator.model, &g->base.dev, &o));
+    struct model *const m = g->base.generator.model;
+    if (k->adapter) TRY(model_lora_load(m, k->adapter));
+    struct rollout_decoder_args a = generator_decoder(k, &g->base.dev, &m->cfg, s);
+    a.model = m;
+    return rollout_decoder_open(&g->base.generator.decoder, &a);
 }
 
 void generator_close(struct generator *g) {
-    generator_end(g);
-    rollout_decoder_close(g->decoder);
-    model_close(g->model);
+    rollout_destroy(g->base.generator.engine);
+    rollout_decoder_close(g->base.generator.decoder);
+    model_close(g->base.generator.model);
     tokenizer_close(g->tok);
-    dev_close(&g->dev);
-}
-
-int generator_begin(struct generator *g, const struct rollout_config *c) {
-    struct rollout_config own = *c;
-    own.tok = g->tok;
-    return rollout_decoder_engine(&g->engine, g->decoder, &own);
-}
-
-int generator_add(struct generator *g, const struct rollout_request *q) {
-    const struct rollout_stop_ids stop = rollout_stop_ids(&g->model->cfg, g->tok);
-    struct rollout_request own = *q;
-    own.stop_ids = stop.id;
-    own.n_stop_ids = stop.n;
-    return rollout_submit(g->engine, &own, NULL);
-}
-
-int generator_step(struct generator *g) { return rollout_step(g->engine); }
-
-void generator_end(struct generator *g) {
-    rollout_destroy(g->engine);
-    g->engine = NULL;
+    dev_close(&g->base.dev);
 }
 
 /* ---- a rank ---- */
@@ -70,36 +51,21 @@ static struct {
     struct generator g;
 } self;
 
-static int begin(const struct rollout_config *c) { return generator_begin(&self.g, c); }
-
-static int add(void *arg, struct rollout_request *q) {
-    (void)arg;
-    return generator_add(&self.g, q);
-}
-
-static int step(void) { return generator_step(&self.g); }
-static struct rollout_stats stats(void) { return rollout_stats(self.g.engine); }
-static void end(void) { generator_end(&self.g); }
-
 static void close_all(void) {
     generator_close(&self.g);
     generate_config_free(&self.k);
 }
 
 static int open_device(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    rank_self()->program = (struct rank_program){.dev = &self.g.dev,
-                                                 .generate_begin = begin,
-                                                 .generate_add = add,
-                                                 .generate_step = step,
-                                                 .generate_stats = stats,
-                                                 .generate_end = end,
-                                                 .close = close_all};
+    rank_self()->close = close_all;
     self.g.k = &self.k;
     TRY(rank_open_config(comm, call));
     TRY(generate_config_read(&self.k, rank_self()->conf));
-    TRY(rank_open_device(call, &self.g.dev, self.k.device, self.k.threads));
+    TRY(rank_open_device(call, &self.g.base.dev, self.k.device, self.k.threads));
+    worker_open_local(&self.g.base, comm);
+    rank_self()->worker = &self.g.base;
     out->value = json_object();
-    rank_describe(out->value, &self.g.dev);
+    rank_describe(out->value, &self.g.base.dev);
     return 0;
 }
 

@@ -240,6 +240,9 @@ void ppo_config_pools(struct ppo_config *k, bool launched);
 /* Whether the critic's frozen weights are the policy's on the same ranks. */
 static inline bool ppo_critic_shares(const struct ppo_config *k) { return k->critic.shares_base && k->pools.n[PPO_CRITIC] == 0; }
 /* Whether this process does that part of the work. */
+/* A judge that is served: a scorer of the user's calls it. Else a reward model scores samples. */
+static inline bool ppo_serves_judge(const struct ppo_config *k) { return k->rm.enable && k->rm.judge.serve; }
+static inline bool ppo_scores_by_model(const struct ppo_config *k) { return k->rm.enable && !k->rm.judge.serve; }
 static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }
 
 #endif

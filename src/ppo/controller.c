@@ -1,6 +1,5 @@
 /* controller.c - see controller.h. */
 #include "ppo/controller.h"
-#include "ppo/worker/worker_ranks.h"
 
 #include "run/directories.h"
 #include "train/optimizer_keys.h"
@@ -16,7 +15,7 @@
 #include <string.h>
 
 struct stage controller_stage(struct controller *c) {
-    return (struct stage){&c->k, &c->worker, &c->run};
+    return (struct stage){&c->k, &c->worker.base, &c->run, &c->worker.scorer};
 }
 
 struct generation controller_generation(const struct controller *c) {
@@ -55,8 +54,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
 }
 
 static void phase(void *ctx, const char *name) {
-    struct worker *w = &((struct controller *)ctx)->worker;
-    if (!w->group) dev_trace_phase(&w->dev, name);
+    dev_trace_phase(&((struct controller *)ctx)->worker.base.dev, name); /* on ranks each traces its own */
 }
 
 static const json_t *plan(const void *ctx) { return ((const struct controller *)ctx)->worker.plan_json; }
@@ -125,7 +123,6 @@ static int open_data(struct controller *c) {
     TRY(open_dataset(c, true, &c->train_data));
     if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
     if (c->val_data) TRY(check_stop_metric(c));
-    if (c->val_data && !c->worker.group) TRY(memory_plan_validation(&c->worker.plan, k, &c->worker.dev, c->val_data->n));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
                                         .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->train_batch_size,
                                         .order = k->sampler.order,
@@ -228,10 +225,17 @@ static int report_changes(struct controller *c, const struct conf *conf) {
 }
 
 /* The device, or with several ranks their processes; and what the run takes of it. */
+static int plan_worker(struct controller *c) {
+    if (c->k.n_ranks > 1) return ppo_ranks_plan(&c->worker, &c->k, &c->run);
+    TRY(run_open_device(&c->run, &c->worker.base.dev));
+    worker_open_local(&c->worker.base, NULL);
+    return ppo_worker_plan(&c->worker, &c->k);
+}
+
 static int open_worker(struct controller *c) {
-    if (c->k.n_ranks > 1) return worker_group_open(&c->worker, &c->k, (int)c->k.n_ranks, &c->run);
-    TRY(run_open_device(&c->run, &c->worker.dev));
-    return worker_plan(&c->worker, &c->k);
+    const int64_t val_rows = c->val_data ? c->val_data->n : 0;
+    if (c->k.n_ranks > 1) return ppo_ranks_open(&c->worker, c->run.total_steps, val_rows);
+    return ppo_worker_open(&c->worker, c->tok, val_rows);
 }
 
 /* What the run will read, before a model is fetched or a plan is made. */
@@ -244,6 +248,7 @@ static int check_files(const struct ppo_config *k) {
 
 int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
+    struct worker *const worker = &c->worker.base;
     TRY(ppo_config_read(k, conf, PPO_RUN));
     TRY(check_files(k));
     TRY(ppo_config_fetch(k));
@@ -253,27 +258,25 @@ int controller_open(struct controller *c, const struct conf *conf) {
     if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
     TRY(algo_user_check(k->my_adv));
     TRY(algo_user_check(k->my_loss));
-    TRY(open_worker(c));
+    TRY(plan_worker(c));
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(ppo_disk_check(k, &c->run, c->val_data ? c->val_data->n : 0));
-    TRY(worker_listen(&c->worker));
     TRY(score_open(&c->reward, k, c->train_data));
     TRY(check_data_sources(c));
-    if (c->worker.group) TRY(worker_group_models(c->worker.group, c->run.total_steps, c->val_data ? c->val_data->n : 0));
-    else TRY(worker_open(&c->worker, c->tok));
+    TRY(open_worker(c));
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
     struct checkpoints models;
-    worker_checkpoints(&c->worker, &models);
+    worker->ops->checkpoints(worker, &models);
     TRY(run_ready(&c->run, conf, &models));
-    return c->worker.group ? 0 : dev_memory(&c->worker.dev, &c->run.memory);
+    return worker->ops->ready(worker, &c->run);
 }
 
 void controller_close(struct controller *c, int rc) {
     run_close(&c->run, rc);
     c->worker.ok = rc == 0 || rc == ERR_SIGNAL;
-    worker_close(&c->worker);
+    ppo_worker_close(&c->worker);
     reward_destroy(c->reward);
     close_data(c);
     batch_free(&c->carried);

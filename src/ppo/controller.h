@@ -20,7 +20,7 @@ struct controller {
     const struct batch *carry; /* samples that a later step trains, kept with each checkpoint; borrowed, NULL: none */
     json_t *async;             /* what fully_async.c keeps with a checkpoint; owned, NULL: nothing */
     struct batch carried;      /* those of the checkpoint that the run resumes from, until they are taken; n_cols 0: none */
-    struct worker worker;
+    struct ppo_worker worker;
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */
 void controller_close(struct controller *c, int rc);                /* rc: how the run ended */

@@ -7,7 +7,6 @@
  * made; after a failure it is the last whole one, whose state is saved. */
 #include "ppo/controller.h"
 #include "ppo/worker/ppo_worker_calls.h"
-#include "ppo/worker/worker_ranks.h"
 
 #include "base/err.h"
 #include "base/file.h"
@@ -37,15 +36,16 @@ struct verlc {
 /* Waits for an update that still runs when a call has failed, so that the state can be saved. */
 static void join_updates(struct verlc *v) {
     struct err_saved why;
+    struct worker *const w = &v->c.worker.base;
     err_save(&why);
-    if (worker_join(&v->c.worker) < 0) log_debug("%s", err_msg());
+    if (w->ops && w->ops->join(w) < 0) log_debug("%s", err_msg());
     err_restore(&why);
 }
 
 /* Of a call that goes with the run, in a step or not. */
 static int failed(struct verlc *v, int rc) {
     if (v->rc < 0) return v->rc;
-    worker_beside(&v->c.worker, NULL, NULL);
+    v->c.worker.base.overlapped.step = NULL;
     join_updates(v);
     if (v->c.run.in_step) rc = run_fail(&v->c.run, rc);
     v->rc = rc;
@@ -157,7 +157,7 @@ struct controller *verlc_controller(struct verlc *v) {
 }
 
 bool verlc_has(const struct verlc *v, enum verlc_role role) {
-    return v->rc == 0 && (unsigned)role < N_ROLES && worker_has(&v->c.worker, role);
+    return v->rc == 0 && (unsigned)role < N_ROLES && v->c.worker.base.has[role];
 }
 
 /* ---- batches ---- */
@@ -273,7 +273,7 @@ int verlc_rollout_start(struct verlc *v) {
     TRY(no_open_rollout(v, "verlc_rollout_start"));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
-    stage_begin(v->c.run.stages, worker_generates_apart(&v->c.worker) ? "sync_rollout_weights" : "gen");
+    stage_begin(v->c.run.stages, v->c.worker.base.disaggregated ? "sync_rollout_weights" : "gen");
     return ended(v, ppo_rollout_start(&s, &g, &v->rollout));
 }
 
@@ -282,7 +282,7 @@ int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_rollout_wait"));
     if (!a) return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_rollout_wait: verlc_rollout_start comes first"));
     batch_free(&b->b);
-    if (worker_generates_apart(&v->c.worker)) stage_begin(v->c.run.stages, "wait_prev_gen");
+    if (v->c.worker.base.disaggregated) stage_begin(v->c.run.stages, "wait_prev_gen");
     v->rollout = NULL;
     return ended(v, ppo_rollout_wait(a, &b->b));
 }
@@ -312,7 +312,7 @@ static int want_role(const struct stage *s, const char *call, enum verlc_role ro
         [VERLC_CRITIC] = "there is no critic; it comes with algorithm.adv_estimator=gae or critic.enable=True",
         [VERLC_TEACHER] = "there is no teacher; it comes with distillation.enabled=True",
     };
-    if (!worker_has(s->worker, role)) FAIL(ERR_INVAL, "%s: %s", call, lacks[role]);
+    if (!s->worker->has[role]) FAIL(ERR_INVAL, "%s: %s", call, lacks[role]);
     return 0;
 }
 
@@ -376,6 +376,7 @@ int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_ba
 }
 
 static int update(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
+    struct worker *const w = s->worker;
     const char *call = "verlc_update";
     TRY(want_samples(b, call));
     if (role == VERLC_CRITIC) {
@@ -383,17 +384,17 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
         TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
         TRY(want(b, call, "returns", BATCH_F64, "verlc_advantage"));
         stage_begin(s->run->stages, "update_critic");
-        return s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_critic(s, &b->b);
+        return w->ops->update(w, &ppo_update_critic, s->run, &b->b);
     }
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
     if (s->k->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
     if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (s->run->step < s->k->critic.actor_from) return worker_join(s->worker);
+    if (s->run->step < s->k->critic.actor_from) return w->ops->join(w);
     stage_begin(s->run->stages, "update_actor");
-    TRY(s->worker->group ? worker_group_update(s->worker->group, role, s, &b->b) : ppo_update_actor(s, &b->b));
-    return worker_join(s->worker);
+    TRY(w->ops->update(w, &ppo_update_actor, s->run, &b->b));
+    return w->ops->join(w);
 }
 
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
@@ -416,11 +417,11 @@ static bool profiled(const struct controller *c) {
 static void write_trace(struct controller *c) {
     char *path = xasprintf("%s/trace_step_%lld.json", c->k.run.default_local_dir, (long long)c->run.step);
     int rc = file_mkdirs(c->k.run.default_local_dir);
-    if (rc == 0) rc = worker_trace(&c->worker, path);
+    if (rc == 0) rc = c->worker.base.ops->trace(&c->worker.base, path);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else
         log_info("the trace of step %lld is in %s%s", (long long)c->run.step, path,
-                 worker_ranks(&c->worker) > 1 ? ", those of other ranks next to it" : "");
+                 c->worker.base.n_ranks > 1 ? ", those of other ranks next to it" : "");
     free(path);
 }
 
@@ -438,7 +439,7 @@ bool verlc_begin_step(struct verlc *v) {
     if (c->k.run.val_only || !run_begin_step(&c->run)) return false;
     if (!profiled(c)) return true;
     stage_begin(c->run.stages, "start_profile");
-    const int rc = worker_trace(&c->worker, NULL);
+    const int rc = c->worker.base.ops->trace(&c->worker.base, NULL);
     stage_end(c->run.stages);
     return ended(v, rc) == 0;
 }
@@ -449,7 +450,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
     struct run *const r = &c->run;
     TRY(want_samples(b, "verlc_end_step"));
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
-    TRY(worker_join(&c->worker));
+    TRY(c->worker.base.ops->join(&c->worker.base));
     stage_begin(r->stages, "dump_rollout_generations");
     ppo_dump(&s, c->tok, &b->b, &c->k.rollout_data_dir);
     ppo_record(&s, c->tok, &b->b, false);

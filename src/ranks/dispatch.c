@@ -35,23 +35,32 @@ void rank_dealing_free(struct rank_dealing *d) {
 
 /* ---- generation ---- */
 
-int rank_generate_begin(struct rank_dealing *d, const struct rollout_config *c) {
+static int generate_begin(struct worker *w, const struct worker_generation *g) {
+    struct rank_dealing *const d = w->ranks->generates;
     for (int r = 0; r < d->g->n; r++) d->share[r] = (struct rank_share){0};
-    d->to = c;
-    return rank_group_plain_call(d->g, "generate_begin", json_object(), NULL);
+    d->to = *g;
+    TRY(rank_group_plain_call(d->g, "generate_begin", json_object(), NULL));
+    if (g->n_passes > 0 && d->g->n > 1 && !w->disaggregated) d->idle = rank_spare_open(d->g, g);
+    return 0;
 }
 
-void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q) {
+static int generate_add(struct worker *w, const struct rollout_request *q) {
+    const struct rank_dealing *const d = w->ranks->generates;
     struct rank_share *least = d->share;
     for (int r = 1; r < d->g->n; r++)
         if (d->share[r].open < least->open) least = &d->share[r];
     CHECK(!least->cache_dropped); /* with d->idle all requests come before the first slice */
     request_list_add(&least->waiting, q);
     least->open += q->n;
+    return 0;
+}
+
+static void idle_add(struct worker *w, const struct rollout_sample *s, int64_t tag) {
+    if (w->ranks->generates->idle) rank_spare_add(w->ranks->generates->idle, s, tag);
 }
 
 /* Its requests, and a slice of generation, or the end of it. */
-static int generate(struct rank_dealing *d, int rank, bool interrupt) {
+static int send_slice(struct rank_dealing *d, int rank, bool interrupt) {
     struct rank_share *r = &d->share[rank];
     struct message m = message_new(true);
     message_requests(&m, &r->waiting);
@@ -78,7 +87,7 @@ static int next_call(struct rank_dealing *d, int rank) {
         if (started > 0) return 0;
     }
     r->call = SLICE;
-    if (r->open > 0) return generate(d, rank, false);
+    if (r->open > 0) return send_slice(d, rank, false);
     if (!d->idle || !open_elsewhere(d)) return 0;
     r->call = IDLE_PASS;
     const int started = rank_spare_start(d->idle, rank);
@@ -103,7 +112,7 @@ static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *
     r->stats = *(const struct rollout_stats *)stats.p;
     r->open -= message_n_samples(&in);
     if (!d->interrupting) TRY(next_call(d, rank)); /* before the samples are read, so that the rank does not wait */
-    return message_read_samples(&in, d->to->done, d->to->done_arg);
+    return message_read_samples(&in, d->to.done, d->to.arg);
 }
 
 /* The answers of all calls under way. */
@@ -127,19 +136,20 @@ static int interrupt(struct rank_dealing *d) {
     TRY(take_all(d));
     for (int r = 0; r < d->g->n; r++) {
         d->share[r].call = SLICE;
-        if (d->share[r].open > 0) TRY(generate(d, r, true));
+        if (d->share[r].open > 0) TRY(send_slice(d, r, true));
     }
     return take_all(d);
 }
 
-int rank_generate_interrupt(struct rank_dealing *d) {
+static int generate_interrupt(struct worker *w) {
+    struct rank_dealing *const d = w->ranks->generates;
     d->interrupting = true; /* no further slices */
     const int rc = interrupt(d);
     d->interrupting = false;
     return rc;
 }
 
-int rank_generate_step(struct rank_dealing *d, bool wait) {
+int rank_dealing_step(struct rank_dealing *d, bool wait) {
     struct hub_reply reply;
     int rank, more = 0;
     for (int r = 0; r < d->g->n; r++)
@@ -156,7 +166,10 @@ int rank_generate_step(struct rank_dealing *d, bool wait) {
     return more;
 }
 
-struct rollout_stats rank_generate_stats(const struct rank_dealing *d) {
+static int generate_step(struct worker *w, bool wait) { return rank_dealing_step(w->ranks->generates, wait); }
+
+static struct rollout_stats generate_stats(struct worker *w) {
+    const struct rank_dealing *const d = w->ranks->generates;
     struct rollout_stats sum = {0};
     for (int r = 0; r < d->g->n; r++) {
         const struct rollout_stats *x = &d->share[r].stats;
@@ -178,27 +191,45 @@ struct rollout_stats rank_generate_stats(const struct rank_dealing *d) {
     return sum;
 }
 
-void rank_generate_end(struct rank_dealing *d) {
+static void generate_end(struct worker *w) {
+    struct rank_dealing *const d = w->ranks->generates;
     struct err_saved why;
-    if (!d->to) return;
+    if (!d->to.done) return;
     err_save(&why);
     rank_group_drain(d->g);
     drop_waiting(d);
     if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group has ended */
-    d->to = NULL;
+    rank_spare_close(d->idle);
+    d->idle = NULL;
+    d->to = (struct worker_generation){0};
     err_restore(&why);
+}
+
+/* ---- the end of an overlapped update ---- */
+
+static int join(struct worker *w) {
+    const struct worker_update *const u = w->ranks->updating;
+    struct batch none = {0};
+    struct hub_reply *replies;
+    if (!u) return 0;
+    struct rank_group *const g = w->ranks->has[u->role]->g;
+    w->ranks->updating = NULL;
+    int rc = rank_group_take_all(g, u->name, &replies);
+    if (rc == 0) rc = rank_group_updated(g, replies, &none);
+    rank_group_free(g, replies);
+    batch_free(&none);
+    return rc;
 }
 
 /* ---- forward passes ---- */
 
 struct pass {
-    const json_t *args;
-    const struct packed_seq *seqs;
-    int64_t n, next, done, k; /* sequences: all, the first not sent, done; tokens of a list */
-    int64_t *target;          /* (n + 1): the first target of each */
-    int64_t share;            /* tokens of a piece */
-    int open;                 /* calls under way */
-    struct forward_out out;
+    const struct worker_pass *p;
+    json_t *args;       /* of the call */
+    int64_t next, done; /* sequences: the first not sent, done */
+    int64_t *target;    /* (n + 1): the first target of each */
+    int64_t share;      /* tokens of a piece */
+    int open;           /* calls under way */
 };
 
 /* Sends the sequences from the first not sent up to `end`. */
@@ -207,8 +238,8 @@ static int send_seqs(struct rank_dealing *d, struct pass *p, int rank, int64_t e
     struct message m = message_new(false);
     r->lo = p->next;
     r->hi = p->next = end;
-    json_object_update(m.head, (json_t *)(uintptr_t)p->args);
-    message_seqs(&m, p->seqs + r->lo, r->hi - r->lo);
+    json_object_update(m.head, p->args);
+    message_seqs(&m, p->p->seqs + r->lo, r->hi - r->lo);
     const int rc = rank_group_start(d->g, rank, "forward", &m);
     message_free(&m);
     p->open += rc == 0;
@@ -217,7 +248,7 @@ static int send_seqs(struct rank_dealing *d, struct pass *p, int rank, int64_t e
 
 static int send_piece(struct rank_dealing *d, struct pass *p, int rank) {
     int64_t end = p->next, tokens = 0;
-    while (end < p->n && (end == p->next || tokens + p->seqs[end].n <= p->share)) tokens += p->seqs[end++].n;
+    while (end < p->p->n && (end == p->next || tokens + p->p->seqs[end].n <= p->share)) tokens += p->p->seqs[end++].n;
     return send_seqs(d, p, rank, end);
 }
 
@@ -226,7 +257,7 @@ static int send_shares(struct rank_dealing *d, struct pass *p, int64_t tokens) {
     int64_t end = 0, sum = 0;
     for (int r = 0; r < d->g->n; r++) {
         const int64_t most = (int64_t)((__int128)tokens * (r + 1) / d->g->n);
-        while (end < p->n && sum + p->seqs[end].n <= most) sum += p->seqs[end++].n;
+        while (end < p->p->n && sum + p->p->seqs[end].n <= most) sum += p->p->seqs[end++].n;
         TRY(send_seqs(d, p, r, end));
     }
     return 0;
@@ -235,15 +266,16 @@ static int send_shares(struct rank_dealing *d, struct pass *p, int64_t tokens) {
 static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, const struct hub_reply *reply) {
     const struct rank_share *r = &d->share[rank];
     const int64_t at = p->target[r->lo], n = p->target[r->hi] - at;
+    const struct forward_out *const out = &p->p->out;
     struct message_reader in = rank_group_reader(d->g, rank, reply);
     const struct {
         void *to;
         int64_t per;
-    } arrays[] = {{p->out.logp, 1},
-                  {p->out.sum_pi_sq, 1},
-                  {p->out.value, 1},
-                  {p->out.list ? p->out.list->top_id : NULL, p->k},
-                  {p->out.list ? p->out.list->top_logp : NULL, p->k}};
+    } arrays[] = {{out->logp, 1},
+                  {out->sum_pi_sq, 1},
+                  {out->value, 1},
+                  {out->list ? out->list->top_id : NULL, p->p->k},
+                  {out->list ? out->list->top_logp : NULL, p->p->k}};
     for (int i = 0; i < 5; i++) {
         struct comm_bytes a;
         if (!arrays[i].to) continue;
@@ -253,48 +285,153 @@ static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, con
     return 0;
 }
 
-static void add_args(const struct rank_forward_args *a) {
-    json_object_set_new(a->args, "may_stop", json_boolean(!stage_stop_held()));
-    json_object_set_new(a->args, "logp", json_boolean(a->out.logp != NULL));
-    json_object_set_new(a->args, "sum_pi_sq", json_boolean(a->out.sum_pi_sq != NULL));
-    json_object_set_new(a->args, "value", json_boolean(a->out.value != NULL));
-    json_object_set_new(a->args, "list", json_integer(a->out.list ? (json_int_t)a->k : 0));
+static json_t *pass_args(const struct worker_pass *p) {
+    const struct forward_out *const out = &p->out;
+    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:I}", "role", p->role, "phase", p->phase, "may_stop", !stage_stop_held(),
+                     "logp", out->logp != NULL, "sum_pi_sq", out->sum_pi_sq != NULL, "value", out->value != NULL, "list",
+                     (json_int_t)(out->list ? p->k : 0));
 }
 
-int rank_forward(struct rank_dealing *d, const struct rank_forward_args *a) {
-    struct rank_group *g = d->g;
-    const int64_t n = a->n;
-    struct pass p = {
-        .args = a->args, .seqs = a->seqs, .n = n, .k = a->k, .out = a->out, .target = xmalloc((size_t)(n + 1) * sizeof *p.target)};
+/* Sends what comes first, then the others as the ranks answer. */
+static int run_pass(struct rank_dealing *d, struct pass *p, bool collective, int64_t tokens) {
+    const struct worker_pass *const a = p->p;
+    if (collective) TRY(send_shares(d, p, tokens));
+    for (int r = 0; r < d->g->n && p->next < a->n; r++) TRY(send_piece(d, p, r));
+    while (p->open > 0) {
+        struct hub_reply reply;
+        int rank;
+        const int got = rank_group_take(d->g, RANK_SLICE_S, &rank, &reply);
+        int rc = got < 0 ? got : stage_check_stop();
+        if (got > 0 && rc == 0) rc = take_pass(d, p, rank, &reply);
+        if (got > 0) hub_reply_free(&reply);
+        TRY(rc);
+        rank_group_look_around(d->g, collective ? a->phase : NULL);
+        if (got == 0) continue;
+        p->open--;
+        p->done += d->share[rank].hi - d->share[rank].lo;
+        if (p->next < a->n) TRY(send_piece(d, p, rank));
+        progress_report(a->at, a->phase, p->done, a->n, 0);
+    }
+    return 0;
+}
+
+static int forward(struct worker *w, const struct worker_pass *a) {
+    struct rank_dealing *const d = w->ranks->has[a->role];
     int64_t tokens = 0;
-    int rc = 0;
-    add_args(a);
-    p.target[0] = 0;
-    for (int64_t i = 0; i < n; i++) {
+    if (w->ranks->own[a->role]) TRY(join(w));
+    struct pass p = {.p = a, .args = pass_args(a), .target = xcalloc((size_t)(a->n + 1), sizeof *p.target)};
+    for (int64_t i = 0; i < a->n; i++) {
         p.target[i + 1] = p.target[i] + packed_seq_targets(&a->seqs[i]);
         tokens += a->seqs[i].n;
     }
-    const int64_t own = tokens / g->n + 1, pieces = own / PIECE_TOKENS;
+    const int64_t own = tokens / d->g->n + 1, pieces = own / PIECE_TOKENS;
     p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
-    if (a->collective) TRYG(send_shares(d, &p, tokens), out);
-    for (int r = 0; r < g->n && p.next < n; r++) TRYG(send_piece(d, &p, r), out);
-    while (p.open > 0) {
-        struct hub_reply reply;
-        int rank;
-        const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
-        rc = got < 0 ? got : stage_check_stop();
-        if (got > 0 && rc == 0) rc = take_pass(d, &p, rank, &reply);
-        if (got > 0) hub_reply_free(&reply);
-        if (rc < 0) break;
-        rank_group_look_around(g, a->collective ? a->phase : NULL);
-        if (got == 0) continue;
-        p.open--;
-        p.done += d->share[rank].hi - d->share[rank].lo;
-        if (p.next < n) TRYG(send_piece(d, &p, rank), out);
-        progress_report(a->at, a->phase, p.done, n, 0);
-    }
-out:
-    if (rc < 0) rank_group_drain(g);
+    const int rc = run_pass(d, &p, w->collective[a->role], tokens);
+    if (rc < 0) rank_group_drain(d->g);
+    json_decref(p.args);
     free(p.target);
     return rc;
+}
+
+/* ---- updates ---- */
+
+static int update(struct worker *w, const struct worker_update *u, struct run *run, struct batch *b) {
+    struct worker_ranks *const r = w->ranks;
+    struct rank_group *const g = r->has[u->role]->g;
+    const bool overlapped = r->own[u->role];
+    struct message m = message_new(true);
+    struct hub_reply *replies;
+    int rc = overlapped ? join(w) : 0;
+    json_object_set_new(m.head, "update", json_string(u->name));
+    json_object_set_new(m.head, "step", json_integer((json_int_t)run->step));
+    json_object_set_new(m.head, "may_stop", json_boolean(!overlapped && !stage_stop_held()));
+    message_columns(&m, b, u->reads);
+    g->steps = -1;
+    if (u->role == WORKER_POLICY) r->stale = true;
+    if (rc == 0 && overlapped) {
+        rc = rank_group_start_all(g, "update", &m);
+        r->updating = rc == 0 ? u : NULL;
+    } else if (rc == 0) {
+        rc = rank_group_call(g, "update", u->name, &m, &replies);
+        if (rc == 0) rc = rank_group_updated(g, replies, b);
+        rank_group_free(g, replies);
+    }
+    message_free(&m);
+    return rc;
+}
+
+static int send_weights(struct worker *w) {
+    struct worker_ranks *const r = w->ranks;
+    struct message m = message_new(true);
+    struct hub_reply *replies = NULL;
+    int rc = 0;
+    if (!r->pair || !r->stale) goto out;
+    rc = rank_group_call(r->pair, "send_weights", NULL, &m, &replies);
+    if (rc == 0) rc = rank_group_same(r->pair, replies, "sum", "checksum of the weights");
+    rank_group_free(r->pair, replies);
+    r->stale = rc < 0;
+out:
+    message_free(&m);
+    return rc;
+}
+
+/* ---- the run around it ---- */
+
+static int ready(struct worker *w, struct run *run) {
+    (void)run;
+    return rank_group_plain_call(&w->ranks->all, "ready", json_object(), NULL);
+}
+
+static int memory(struct worker *w, struct run *run, const char *prefix) {
+    return rank_group_memory(&w->ranks->all, &run->metrics, prefix);
+}
+
+static void checkpoints(struct worker *w, struct checkpoints *out) {
+    struct checkpoints trainer, own;
+    rank_group_checkpoints(w->ranks->has[WORKER_POLICY]->g, &trainer);
+    *out = trainer;
+    for (int i = 0; i < WORKER_ROLES; i++) {
+        if (!w->ranks->own[i]) continue;
+        rank_group_checkpoints(w->ranks->has[i]->g, &own);
+        checkpoints_joint(out, &own, &trainer);
+    }
+}
+
+static int trace(struct worker *w, const char *path) {
+    return rank_group_plain_call(&w->ranks->all, "trace", json_pack("{s:s?}", "path", path), NULL);
+}
+
+const struct worker_ops worker_on_ranks = {.send_weights = send_weights,
+                                           .generate_begin = generate_begin,
+                                           .generate_add = generate_add,
+                                           .generate_step = generate_step,
+                                           .generate_interrupt = generate_interrupt,
+                                           .generate_stats = generate_stats,
+                                           .generate_end = generate_end,
+                                           .idle_add = idle_add,
+                                           .forward = forward,
+                                           .update = update,
+                                           .join = join,
+                                           .ready = ready,
+                                           .memory = memory,
+                                           .checkpoints = checkpoints,
+                                           .trace = trace};
+
+int worker_open_ranks(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
+                      json_t **results) {
+    w->ops = &worker_on_ranks;
+    w->ranks = r;
+    TRY(rank_group_open(&r->all, a, open, more, results));
+    rank_dealing_init(&r->dispatch, &r->all);
+    r->generates = &r->dispatch;
+    for (int i = 0; i < WORKER_ROLES; i++) r->has[i] = &r->dispatch;
+    w->n_ranks = r->all.n;
+    w->device = r->all.device;
+    w->own_memory = r->all.own_memory;
+    return 0;
+}
+
+void worker_close_ranks(struct worker_ranks *r, bool ok) {
+    rank_dealing_free(&r->dispatch);
+    rank_group_close(&r->all, ok);
 }

@@ -1,15 +1,15 @@
-/* dispatch.h - dispatch of generation and forward passes to the ranks of a group, from its controller.
+/* dispatch.h - the operations of a worker on ranks, from their controller: dispatch of generation and forward passes, updates.
  *
  * A prompt's samples, or a piece of the sequences, go to the least loaded rank: no bit of them depends on what they are batched
- * with. A pass over sharded weights is collective: each rank gets its share of the sequences at once. The ranks' side is
- * worker_calls.h.
+ * with. A pass over sharded weights is collective: each rank gets its share of the sequences at once. An update runs on all ranks
+ * of a role with the whole batch, and each ends with the same weights. The ranks' side is worker_calls.h.
  * Invariant: results do not depend on which rank did what. */
 #ifndef VERLC_RANKS_DISPATCH_H
 #define VERLC_RANKS_DISPATCH_H
 
 #include "ranks/idle_ranks.h"
 #include "ranks/rank_group.h"
-#include "train/trained_model.h"
+#include "ranks/worker.h"
 
 struct rank_share;
 /* Calls that a program makes between slices of generation. */
@@ -22,33 +22,27 @@ struct rank_dealing { /* a zeroed one may be freed */
     struct rank_group *g;
     struct rank_share *share;    /* of each rank */
     struct rank_between between; /* zeros: none */
-    struct rank_spare *idle;     /* passes for ranks that have nothing left to generate; borrowed, NULL: none */
+    struct rank_spare *idle;     /* passes for ranks that have nothing left to generate; NULL: none */
     bool interrupting;
-    const struct rollout_config *to; /* receives the samples of the generation under way; borrowed; NULL: there is none */
+    struct worker_generation to; /* the generation under way; zeros: there is none */
 };
 void rank_dealing_init(struct rank_dealing *d, struct rank_group *g);
 void rank_dealing_free(struct rank_dealing *d);
+/* A step of generation, as worker_ops has it. Without one under way: only the calls of `between`. */
+int rank_dealing_step(struct rank_dealing *d, bool wait);
 
-/* ---- generation, by the calls generate_begin, generate and generate_end; of c: done and its argument ---- */
-int rank_generate_begin(struct rank_dealing *d, const struct rollout_config *c);
-void rank_generate_add(struct rank_dealing *d, const struct rollout_request *q);
-/* 1: work remains. wait: a little, for samples. Without a generation under way: only the calls of `between`. */
-int rank_generate_step(struct rank_dealing *d, bool wait);
-int rank_generate_interrupt(struct rank_dealing *d); /* as rollout_interrupt: unfinished samples are returned too */
-struct rollout_stats rank_generate_stats(const struct rank_dealing *d);
-void rank_generate_end(struct rank_dealing *d);
-
-/* ---- forward passes, by the call forward ---- */
-struct rank_forward_args {
-    json_t *args;      /* of the call; borrowed, more are added */
-    bool collective;   /* the weights are sharded */
-    const char *phase; /* reported to `at` */
-    const struct progress *at;
-    const struct packed_seq *seqs; /* (n) */
-    int64_t n;
-    int64_t k; /* tokens of out's list */
-    struct forward_out out;
+struct worker_ranks { /* a zeroed one may be closed */
+    struct rank_group all;
+    struct rank_dealing dispatch;                       /* to all of them */
+    struct rank_dealing *generates, *has[WORKER_ROLES]; /* to those that generate, that have a role: all, or a pool of them */
+    bool own[WORKER_ROLES];                             /* that pool does nothing else: updates of the role are overlapped */
+    struct rank_group *pair;                            /* the trainer's ranks and those that only generate; NULL: there are none */
+    bool stale;                                         /* the latter do not have the trainer's weights */
+    const struct worker_update *updating;               /* overlapped; NULL: none */
 };
-int rank_forward(struct rank_dealing *d, const struct rank_forward_args *a); /* ERR_SIGNAL */
+/* Starts the ranks, or under a launcher waits for them (rank_group_open); w is on all of them then. r: borrowed. */
+int worker_open_ranks(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
+                      json_t **results);
+void worker_close_ranks(struct worker_ranks *r, bool ok); /* ok: the run has ended well; else the processes are killed */
 
 #endif

@@ -8,20 +8,14 @@
 
 #include "ranks/call_codec.h"
 #include "ranks/rank_group.h"
+#include "ranks/worker.h"
 
 struct rank_spare;
-struct rank_spare_pass {
-    const char *name; /* for messages */
-    int role;         /* argument of the call */
-    bool value;       /* values; else log-probs */
-};
-enum { RANK_SPARE_PASSES = 2 };
-/* done gets the pass' number, the sequence's tag and its numbers, one a target. */
-int rank_spare_open(struct rank_spare **out, struct rank_group *g, const struct rank_spare_pass *passes, int n,
-                    int (*done)(void *arg, int pass, int64_t tag, const float *x, int64_t n), void *arg);
+/* For the passes of a generation, of which there are some. */
+struct rank_spare *rank_spare_open(struct rank_group *g, const struct worker_generation *of);
 void rank_spare_close(struct rank_spare *s); /* NULL ok; none of its calls is under way */
 /* A sample that has ended: prompt and response, copied. */
-void rank_spare_add(struct rank_spare *s, const int32_t *prompt, int64_t n_prompt, const int32_t *response, int64_t n, int64_t tag);
+void rank_spare_add(struct rank_spare *s, const struct rollout_sample *sample, int64_t tag);
 
 /* ---- for dispatch.c ---- */
 int rank_spare_start(struct rank_spare *s, int rank); /* 1: it has started a call; 0: there is nothing to do */

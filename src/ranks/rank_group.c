@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "ranks/launcher.h"
+#include "ranks/worker.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +74,7 @@ int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_r
         const double left = until - clock_now();
         const int got = receive(g->whole, left > 0 ? left : 0);
         TRY(got);
-        if (g->while_waiting.step) TRY(g->while_waiting.step(g->while_waiting.arg));
+        if (g->while_waiting && g->while_waiting->step) TRY(g->while_waiting->step(g->while_waiting->arg));
         if (got == 0 && !stored(g, rank, reply)) return 0;
         if (got == 0) return 1;
     }
@@ -283,13 +284,6 @@ int rank_group_updated(struct rank_group *g, const struct hub_reply *replies, st
     TRY(message_read_metrics(&in, &g->run->metrics));
     TRY(message_read_columns(&in, b));
     return take_bad(g, json_object_get(in.head, "bad"), &in);
-}
-
-int rank_group_ready(struct rank_group *g) {
-    struct metrics before = {0};
-    const int rc = rank_group_memory(g, &before, "");
-    metrics_free(&before);
-    return rc;
 }
 
 int rank_group_memory(struct rank_group *g, struct metrics *m, const char *prefix) {

@@ -15,20 +15,18 @@
 /* The longest wait before progress is shown and signals are checked. */
 #define RANK_SLICE_S 0.2
 
+struct worker_overlapped;
 /* All ranks, or consecutive ones that share a task (a pool): ranks count from 0 in each. */
 struct rank_group {           /* a zeroed one may be closed */
     struct ctl *ctl;          /* NULL: a part */
     struct rank_group *whole; /* all ranks: itself, or what it is a part of */
     struct hub *hub;
-    int first, n;              /* of all ranks */
-    struct run *run;           /* borrowed; NULL: the program has none */
-    double deadline_s;         /* of a call */
-    bool *busy;                /* (n) a call is under way */
-    struct hub_reply *replies; /* (n) that came while another part waited; result NULL: none */
-    struct {
-        void *arg;
-        int (*step)(void *arg);
-    } while_waiting; /* overlapped work: called while this part waits for its ranks; NULL: none */
+    int first, n;                                  /* of all ranks */
+    struct run *run;                               /* borrowed; NULL: the program has none */
+    double deadline_s;                             /* of a call */
+    bool *busy;                                    /* (n) a call is under way */
+    struct hub_reply *replies;                     /* (n) that came while another part waited; result NULL: none */
+    const struct worker_overlapped *while_waiting; /* stepped while this part waits for its ranks; NULL: nothing is */
     char isa[32];
     char device[192]; /* "2 ranks, each on ..." */
     bool own_memory;  /* the device has memory of its own */
@@ -80,8 +78,6 @@ int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const
 /* Takes the replies of an update (rank_update_end): compares the ranks, then the metrics go to the run, and a gradient that is
  * not finite to its directory. ERR_SIGNAL: they have stopped before anything was changed. */
 int rank_group_updated(struct rank_group *g, const struct hub_reply *replies, struct batch *b);
-/* All is open: what the ranks allocate from here on is counted by perf/device_allocations. */
-int rank_group_ready(struct rank_group *g);
 /* train_memory_metrics of all ranks: the largest. */
 int rank_group_memory(struct rank_group *g, struct metrics *m, const char *prefix);
 /* The ranks' state in checkpoints, which rank 0 writes. */

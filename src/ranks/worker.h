@@ -1,8 +1,8 @@
 /* worker.h - what a program has on devices, and the one place where a stage reaches a device: the table of a worker's operations.
  *
- * It has two implementations: the device of this process (local_worker.c), and ranks, seen from their controller (dispatch.c). Which
- * one is chosen once, when the worker is opened. A rank's process has a local worker too, and does the controller's calls by its
- * operations (worker_calls.h), so a stage is written once, for one rank and many. Knows neither losses nor data.
+ * It has two implementations: the device of this process (local_worker.c), and ranks, seen from their controller (dispatch.c).
+ * Which one is chosen once, when the worker is opened. A rank's process has a local worker too, and does the controller's calls by
+ * its operations (worker_calls.h), so a stage is written once, for one rank and many. Knows neither losses nor data.
  * Invariant: results depend neither on the implementation nor on the number of ranks. */
 #ifndef VERLC_RANKS_WORKER_H
 #define VERLC_RANKS_WORKER_H
@@ -11,6 +11,7 @@
 #include "engine/rollout.h"
 #include "run/checkpoints.h"
 #include "run/run.h"
+#include "train/perf_metrics.h"
 #include "train/trained_model.h"
 #include "train/update.h"
 
@@ -27,7 +28,8 @@ struct worker_generation {
     /* Forward passes over samples of this generation by idle ranks, which have nothing left to generate (idle_ranks.h). */
     struct worker_idle_pass {
         int role;
-        bool value; /* values; else log-probs */
+        const char *phase; /* as worker_pass' */
+        bool value;        /* values; else log-probs */
     } passes[WORKER_IDLE_PASSES];
     int n_passes;
     int (*pass_done)(void *arg, int pass, int64_t tag, const float *x, int64_t n); /* x: one a target of the sequence */
@@ -66,8 +68,8 @@ struct worker_ops {
     int (*generate_interrupt)(struct worker *w);       /* rollout_interrupt */
     struct rollout_stats (*generate_stats)(struct worker *w);
     void (*generate_end)(struct worker *w); /* none is under way: nothing happens */
-    /* A sample that has ended, for the generation's passes; copied. Where no rank becomes idle nothing happens. */
-    void (*idle_add)(struct worker *w, const struct packed_seq *s, int64_t tag);
+    /* A sample that has ended (its tokens, copied), for the generation's passes. Where no rank becomes idle nothing happens. */
+    void (*idle_add)(struct worker *w, const struct rollout_sample *s, int64_t tag);
 
     int (*forward)(struct worker *w, const struct worker_pass *p); /* ERR_SIGNAL between two pieces */
     /* The columns that u writes replace b's. With ranks of its own (overlapped) it still runs when this returns. */
@@ -77,7 +79,6 @@ struct worker_ops {
     int (*ready)(struct worker *w, struct run *run); /* all is open: from here on perf/device_allocations counts */
     int (*memory)(struct worker *w, struct run *run, const char *prefix); /* train_memory_metrics; of several ranks the largest */
     void (*checkpoints)(struct worker *w, struct checkpoints *out);       /* its models' state; closed before the worker */
-    void (*phase)(struct worker *w, const char *name);                    /* for the trace of this process' device */
     /* Begins a trace of the device, or with a path ends it and writes it there; rank N's next to it, as _rank_N. */
     int (*trace)(struct worker *w, const char *path);
 };
@@ -97,6 +98,7 @@ struct worker { /* the first member of a program's own */
     bool collective[WORKER_ROLES]; /* its weights are sharded: a pass is all ranks' common work (trained_model_end) */
     bool disaggregated;            /* generation has ranks of its own, and is overlapped with passes and updates */
     int64_t vocab;                 /* of the policy; of a local worker */
+    struct model_flops flops;      /* of the policy; peak: of a device */
     /* Overlapped work: called again and again while the trainer's ranks are waited for; NULL: none. Its error is the wait's. */
     struct worker_overlapped {
         void *arg;
@@ -124,6 +126,8 @@ struct worker { /* the first member of a program's own */
 };
 /* The device is open: a worker of this process, alone or (comm) a rank of several. What is opened later is set by the program. */
 void worker_open_local(struct worker *w, struct comm *comm);
+/* A local worker has this role; r: copied, its model is the program's. */
+void worker_set_role(struct worker *w, int role, const struct worker_role *r);
 /* By a stage that runs where the device is: u->model is the role's. r->flops as a share of the device's peak: MFU. */
 int worker_update_model(struct worker *w, int role, struct update *u, struct update_result *r);
 

@@ -2,7 +2,6 @@
 #include "ranks/worker_calls.h"
 
 #include "ranks/rank_group.h"
-#include "train/perf_metrics.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -78,9 +77,9 @@ static void report_progress(void *comm, const char *name, int64_t done, int64_t 
 }
 
 /* Of the device's trace. */
-static void phase(void *program, const char *name) {
-    const struct rank_program *p = program;
-    if (p->dev) dev_trace_phase(p->dev, name);
+static void phase(void *arg, const char *name) {
+    (void)arg;
+    if (self.worker) dev_trace_phase(&self.worker->dev, name);
 }
 
 int rank_open_run(const struct run_config *k) {
@@ -89,7 +88,7 @@ int rank_open_run(const struct run_config *k) {
     const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* the controller decides */
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
     stages_tell(self.run.stages, report_progress, self.comm);
-    stages_follow(self.run.stages, phase, &self.program);
+    stages_follow(self.run.stages, phase, NULL);
     return 0;
 }
 
@@ -170,6 +169,13 @@ int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path) 
     return rc;
 }
 
+static int trace(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    const char *path = NULL;
+    (void)out;
+    TRY(json_str_opt(call->args, "path", &path, call->name));
+    return path ? rank_trace_stop(comm, &self.worker->dev, path) : rank_trace_start(comm, &self.worker->dev);
+}
+
 /* ---- generation ---- */
 
 static int keep_sample(void *arg, const struct rollout_sample *s) {
@@ -180,20 +186,23 @@ static int keep_sample(void *arg, const struct rollout_sample *s) {
 
 static int generate_begin(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     (void)comm, (void)call, (void)out;
-    return self.program.generate_begin(&(struct rollout_config){.done = keep_sample});
+    return self.worker->ops->generate_begin(self.worker, &(struct worker_generation){.done = keep_sample});
 }
+
+static int add(void *worker, struct rollout_request *q) { return self.worker->ops->generate_add(worker, q); }
 
 static int generate(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     struct message_reader in = rank_reader(call);
+    struct worker *const w = self.worker;
     const double start = clock_now();
     bool interrupt;
     int more;
     TRY(json_bool(call->args, "interrupt", &interrupt, call->name));
-    TRY(message_read_requests(&in, self.program.generate_add, NULL));
-    if (interrupt) TRY(self.program.generate_interrupt());
-    do TRY(more = self.program.generate_step());
+    TRY(message_read_requests(&in, add, w));
+    if (interrupt) TRY(w->ops->generate_interrupt(w));
+    do TRY(more = w->ops->generate_step(w, false));
     while (more && !comm_stop_asked(comm) && clock_now() < start + (self.samples.n > 0 ? GENERATE_S : LONGEST_S));
-    const struct rollout_stats stats = self.program.generate_stats();
+    const struct rollout_stats stats = w->ops->generate_stats(w);
     struct message m = message_new(false);
     message_add(&m, &stats, sizeof stats);
     message_samples(&m, &self.samples);
@@ -204,7 +213,7 @@ static int generate(struct comm *comm, const struct comm_call *call, struct ctl_
 
 static int generate_end(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     (void)comm, (void)call, (void)out;
-    self.program.generate_end();
+    self.worker->ops->generate_end(self.worker);
     sample_list_clear(&self.samples);
     return 0;
 }
@@ -213,8 +222,10 @@ static int generate_end(struct comm *comm, const struct comm_call *call, struct 
 
 static int forward(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     struct message_reader in = rank_reader(call);
+    const struct progress at = run_progress(&self.run);
     struct packed_seq *seqs = NULL;
-    int64_t n, targets = 0, k;
+    int64_t n, targets = 0, k, role;
+    const char *phase;
     bool logp, squares, value, may_stop;
     (void)comm;
     TRY(json_bool(call->args, "may_stop", &may_stop, call->name));
@@ -222,6 +233,10 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     TRY(json_bool(call->args, "sum_pi_sq", &squares, call->name));
     TRY(json_bool(call->args, "value", &value, call->name));
     TRY(json_i64(call->args, "list", &k, call->name));
+    TRY(json_str(call->args, "phase", &phase, call->name));
+    TRY(json_i64(call->args, "role", &role, call->name));
+    if (role < 0 || role >= WORKER_ROLES || !self.worker->has[role])
+        FAIL(ERR_INTERNAL, "there is no model of role %lld", (long long)role);
     TRY(message_read_seqs(&in, &seqs, &n));
     for (int64_t i = 0; i < n; i++) targets += packed_seq_targets(&seqs[i]);
     const struct {
@@ -239,9 +254,15 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     stage_begin(self.run.stages, call->name);
     stage_hold_stop(!may_stop);
     self.passing = true;
-    int rc = self.program.forward(
-        call->args, seqs, n,
-        (struct forward_out){.logp = to[0], .sum_pi_sq = to[1], .value = to[2], .list = k > 0 ? &lists : NULL});
+    int rc = self.worker->ops->forward(
+        self.worker,
+        &(struct worker_pass){.role = (int)role,
+                              .phase = phase,
+                              .at = &at,
+                              .seqs = seqs,
+                              .n = n,
+                              .k = k,
+                              .out = {.logp = to[0], .sum_pi_sq = to[1], .value = to[2], .list = k > 0 ? &lists : NULL}});
     self.passing = false;
     stage_end(self.run.stages);
     const bool stopped = rc == ERR_SIGNAL; /* no error of this rank: the controller has given the pass up */
@@ -257,7 +278,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     return rc;
 }
 
-void rank_update_begin(int64_t step, const char *stage, bool may_stop) {
+static void update_begin(int64_t step, const char *stage, bool may_stop) {
     struct run *const r = &self.run;
     metrics_reset(&r->metrics);
     r->step = step;
@@ -273,7 +294,7 @@ void rank_update_begin(int64_t step, const char *stage, bool may_stop) {
 static bool is_time(const char *name) { return strncmp(name, "perf/", 5) == 0 || strcmp(name, "train/mfu") == 0; }
 
 /* A fingerprint of what every rank must have computed alike: all but times. */
-static json_t *fingerprint(const struct metrics *m, const struct batch *b) {
+static json_t *fingerprint(const struct metrics *m, const struct batch *b, const char *const *columns) {
     char hex[33];
     struct buf all = {0};
     int rc = 0;
@@ -282,8 +303,10 @@ static json_t *fingerprint(const struct metrics *m, const struct batch *b) {
         rc = buf_adds(&all, m->items[i].name);
         if (rc == 0) rc = buf_add(&all, &m->items[i].value, sizeof m->items[i].value);
     }
-    const struct batch_col *c = batch_find(b, "entropys");
-    if (c && rc == 0) rc = buf_add(&all, c->p, (size_t)c->off[b->n_rows] * sizeof *c->f32);
+    struct message added = message_new(true);
+    message_columns(&added, b, columns);
+    for (int i = 0; i < added.n && rc == 0; i++) rc = buf_add(&all, added.arrays[i].p, added.arrays[i].n);
+    message_free(&added);
     CHECK(rc >= 0);
     hash_hex(all.p, all.n, hex);
     buf_free(&all);
@@ -292,7 +315,7 @@ static json_t *fingerprint(const struct metrics *m, const struct batch *b) {
 
 static json_int_t steps_done(void) { return (json_int_t)self.run.checkpoints.steps(self.run.checkpoints.ctx); }
 
-int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns) {
+static int update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns) {
     static const char *const none[] = {NULL};
     const bool stopped = rc == ERR_SIGNAL; /* all ranks have agreed on it */
     stage_end(self.run.stages);
@@ -300,7 +323,7 @@ int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const
     struct message m = message_new(false);
     json_object_set_new(m.head, "steps", json_integer(steps_done()));
     json_object_set_new(m.head, "stopped", json_boolean(stopped));
-    json_object_set_new(m.head, "hash", fingerprint(&self.run.metrics, b));
+    json_object_set_new(m.head, "hash", fingerprint(&self.run.metrics, b, columns));
     message_metrics(&m, &self.run.metrics);
     message_columns(&m, b, comm_rank(self.pool) == 0 ? columns : none);
     if (self.bad.met) {
@@ -311,15 +334,47 @@ int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const
     return 0;
 }
 
+static const struct worker_update *find_update(const char *name) {
+    const struct worker_update *const *u = self.updates;
+    while (u && *u && strcmp((*u)->name, name) != 0) u++;
+    return u ? *u : NULL;
+}
+
+static int update(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    struct message_reader in = rank_reader(call);
+    struct batch b = {0};
+    const char *name;
+    int64_t step;
+    bool may_stop;
+    int rc;
+    (void)comm;
+    TRY(json_str(call->args, "update", &name, call->name));
+    TRY(json_i64(call->args, "step", &step, call->name));
+    TRY(json_bool(call->args, "may_stop", &may_stop, call->name));
+    const struct worker_update *const u = find_update(name);
+    if (!u || !self.worker->has[u->role]) FAIL(ERR_INTERNAL, "there is no model for %s", name);
+    rc = message_read_columns(&in, &b);
+    if (rc == 0) {
+        update_begin(step, name, may_stop);
+        rc = update_end(out, u->run(self.worker, &self.run, &b), &b, u->writes);
+    }
+    batch_free(&b);
+    return rc;
+}
+
+static int ready(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    (void)comm, (void)call, (void)out;
+    return self.worker->ops->ready(self.worker, &self.run);
+}
+
 static int memory(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    struct metrics own = {0};
     const char *prefix;
     (void)comm;
     TRY(json_str(call->args, "prefix", &prefix, call->name));
-    TRY(train_memory_metrics(&own, self.program.dev, prefix, &self.run.memory));
+    metrics_reset(&self.run.metrics);
+    TRY(self.worker->ops->memory(self.worker, &self.run, prefix));
     struct message m = message_new(false);
-    message_metrics(&m, &own);
-    metrics_free(&own);
+    message_metrics(&m, &self.run.metrics);
     rank_answer(out, &m);
     return 0;
 }
@@ -390,6 +445,9 @@ static const struct ctl_service shared[] = {{"generate_begin", generate_begin},
                                             {"generate", generate},
                                             {"generate_end", generate_end},
                                             {"forward", forward},
+                                            {"update", update},
+                                            {"trace", trace},
+                                            {"ready", ready},
                                             {"memory", memory},
                                             {"load", load},
                                             {"save", save},
@@ -402,7 +460,7 @@ static const struct ctl_service shared[] = {{"generate_begin", generate_begin},
 /* All of rank_self. */
 static void close_all(void) {
     if (self.run.checkpoints.close) self.run.checkpoints.close(self.run.checkpoints.ctx);
-    if (self.program.close) self.program.close();
+    if (self.close) self.close();
     if (self.pool != self.comm) comm_close(self.pool);
     stages_destroy(self.run.stages);
     metrics_free(&self.run.metrics);

@@ -10,31 +10,20 @@
 #include "ranks/call_codec.h"
 #include "ranks/start_workers.h"
 #include "run/run.h"
-#include "train/trained_model.h"
+#include "ranks/worker.h"
 
-/* What the shared calls need of the program. A NULL one is never called. */
-struct rank_program {
-    struct dev *dev;
-    /* Forward passes over seqs[n], as `args` of rank_forward say. */
-    int (*forward)(const json_t *args, const struct packed_seq *seqs, int64_t n, struct forward_out out);
-    int (*generate_begin)(const struct rollout_config *c); /* of c: done and its argument */
-    int (*generate_add)(void *arg, struct rollout_request *q);
-    int (*generate_step)(void);
-    int (*generate_interrupt)(void);
-    struct rollout_stats (*generate_stats)(void);
-    void (*generate_end)(void);
-    void (*close)(void); /* what it holds; the group has ended */
-};
 struct rank {
     struct comm *comm; /* all ranks */
     struct comm *pool; /* those that do the same work: all, or a part, which is closed with this */
     struct conf *conf; /* the controller's, loaded again */
     struct run run;    /* without directory and tracker */
     struct bad_gradient bad;
-    struct rank_program program;
-    struct sample_list samples; /* finished, not reported yet */
-    bool passing;               /* in a forward pass, which a stop ends on this rank alone */
-    json_t *saving;             /* the arguments of the checkpoint that is written */
+    struct worker *worker;                      /* the program's, on this rank's device; set by its first call, when that is open */
+    const struct worker_update *const *updates; /* those that it may be asked for, ended by NULL */
+    void (*close)(void);                        /* what the program holds; the group has ended */
+    struct sample_list samples;                 /* finished, not reported yet */
+    bool passing;                               /* in a forward pass, which a stop ends on this rank alone */
+    json_t *saving;                             /* the arguments of the checkpoint that is written */
 };
 /* This process'. */
 struct rank *rank_self(void);
@@ -67,10 +56,5 @@ int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path);
 /* ---- calls ---- */
 struct message_reader rank_reader(const struct comm_call *call);
 void rank_answer(struct ctl_result *out, struct message *m); /* m's memory goes to out */
-/* Before an update of this step, by the stage's name. may_stop: a signal may end it, since no model has changed in this step. */
-void rank_update_begin(int64_t step, const char *stage, bool may_stop);
-/* After it: what rank_group_updated reads. rc: the update's, and the result where it is an error. b: the batch with what was
- * added; columns: of those, which rank 0 sends (ends with NULL). */
-int rank_update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns);
 
 #endif

@@ -17,6 +17,7 @@
 #include "base/log.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 extern char **environ;
 
@@ -32,14 +33,34 @@ struct learner {
 
 /* ---- one step ---- */
 
+/* The columns that supervised_update reads. */
+static int make_batch(const struct supervised_rows *data, const int64_t *rows, int64_t n, struct batch *b) {
+    struct batch_col *ids, *mask;
+    int64_t *len = xmalloc((size_t)n * sizeof *len);
+    batch_init(b, n);
+    for (int64_t i = 0; i < n; i++) len[i] = data->seqs[rows[i]].n;
+    int rc = batch_add(b, "row", BATCH_I64, NULL, rows, NULL);
+    if (rc == 0) rc = batch_add(b, "input_ids", BATCH_I32, len, NULL, NULL);
+    if (rc == 0) rc = batch_add(b, "loss_mask", BATCH_I32, len, NULL, &mask);
+    free(len);
+    TRY(rc);
+    ids = batch_find(b, "input_ids");
+    for (int64_t i = 0; i < n; i++) {
+        const struct packed_seq *const x = &data->seqs[rows[i]];
+        memcpy(ids->i32 + ids->off[i], x->ids, (size_t)x->n * sizeof *x->ids);
+        for (int64_t t = 0; t < x->n; t++) mask->i32[mask->off[i] + t] = x->mask ? x->mask[t] : t >= x->first;
+    }
+    return 0;
+}
+
 static int update(struct learner *l, const int64_t *rows, int64_t n) {
-    struct packed_seq *seqs = xmalloc((size_t)n * sizeof *seqs);
-    const struct supervised_rows r = {.seqs = seqs, .row = rows, .n = n};
-    for (int64_t i = 0; i < n; i++) seqs[i] = l->data.train.seqs[rows[i]];
+    struct worker *const w = &l->worker.base;
+    struct batch b;
     stage_begin(l->run.stages, "train");
-    const int rc = l->worker.ops->update(&l->worker, &r);
+    int rc = make_batch(&l->data.train, rows, n, &b);
+    if (rc == 0) rc = w->ops->update(w, &supervised_update, &l->run, &b);
     stage_end(l->run.stages);
-    free(seqs);
+    batch_free(&b);
     return rc;
 }
 
@@ -59,19 +80,23 @@ static int make_step(struct learner *l) {
     metrics_set(m, seconds, "train/time(s)");
     metrics_set(m, (double)l->total_tokens / 1e9, "train/total_tokens(B)");
     metrics_set(m, tokens / seconds, "perf/throughput");
-    return l->worker.ops->memory(&l->worker);
+    return l->worker.base.ops->memory(&l->worker.base, &l->run, "");
 }
 
 /* ---- callbacks of the run ---- */
 
 static int validate(void *ctx) {
     struct learner *l = ctx;
+    struct worker *const w = &l->worker.base;
     const struct supervised_rows *const val = &l->data.val;
+    const struct progress at = run_progress(&l->run);
     int64_t targets = 0;
     for (int64_t i = 0; i < val->n; i++) targets += packed_seq_targets(&val->seqs[i]);
     float *logp = xmalloc((size_t)targets * 4);
     stage_begin(l->run.stages, "testing");
-    const int rc = l->worker.ops->forward(&l->worker, val->seqs, val->n, logp);
+    const struct worker_pass pass = {
+        .role = WORKER_POLICY, .phase = "testing", .at = &at, .seqs = val->seqs, .n = val->n, .out = {.logp = logp}};
+    const int rc = w->ops->forward(w, &pass);
     if (rc == 0) l->program->validate(val, logp, &l->run.metrics);
     stage_end(l->run.stages);
     free(logp);
@@ -90,7 +115,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     return json_i64_opt(trainer, "total_tokens", &l->total_tokens, where);
 }
 
-static void phase(void *ctx, const char *name) { dev_trace_phase(&((struct learner *)ctx)->worker.dev, name); }
+static void phase(void *ctx, const char *name) { dev_trace_phase(&((struct learner *)ctx)->worker.base.dev, name); }
 
 static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx)->worker.planned.json; }
 
@@ -122,8 +147,19 @@ static int64_t longest_of(const struct supervised_rows *d, int64_t longest) {
     return longest;
 }
 
+/* The device, or with several ranks their processes. */
+static int open_device(struct learner *l) {
+    if (l->k.n_ranks > 1) return supervised_ranks_start(&l->worker, &l->run);
+    TRY(run_open_device(&l->run, &l->worker.base.dev));
+    worker_open_local(&l->worker.base, NULL);
+    return 0;
+}
+
 static int open_model(struct learner *l, struct checkpoints *models) {
-    TRY(l->worker.ops->open_model(&l->worker, longest_of(&l->data.val, longest_of(&l->data.train, 1)), models));
+    const int64_t longest = longest_of(&l->data.val, longest_of(&l->data.train, 1));
+    TRY(l->k.n_ranks > 1 ? supervised_ranks_open(&l->worker, l->run.total_steps, longest)
+                         : supervised_worker_open(&l->worker, longest));
+    l->worker.base.ops->checkpoints(&l->worker.base, models);
     log_info("%s", l->worker.planned.text);
     l->run.k.async_save = l->worker.planned.async_save;
     return 0;
@@ -156,18 +192,17 @@ static int open_all(struct learner *l, const struct conf *c) {
     TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
-    l->worker = (struct supervised_worker){
-        .program = p, .k = k, .run = &l->run, .ops = k->n_ranks > 1 ? &supervised_on_ranks : &supervised_local};
+    l->worker = (struct supervised_worker){.program = p, .k = k};
     TRY(run_open(&l->run, c, &k->run, &program));
     const struct resume_model model = {"model.path", k->model_dir, true};
     TRY(run_tell_changes(&l->run, c, &model, 1));
     TRY(resume_check_adapter(&l->run.from, "actor", "model", k->lora.on ? &k->lora.cfg : NULL));
-    TRY(l->worker.ops->open_device(&l->worker));
+    TRY(open_device(l));
     TRY(open_data(l));
     TRY(check_disk(l));
     TRY(open_model(l, &models));
     TRY(run_ready(&l->run, c, &models));
-    return l->worker.ops->ready(&l->worker);
+    return l->worker.base.ops->ready(&l->worker.base, &l->run);
 }
 
 static void close_all(struct learner *l, int rc) {
@@ -244,7 +279,7 @@ int supervised_probe(const struct supervised_program *program, const struct conf
     int rc = open_all(&l, c);
     probe_opened(p);
     if (rc == 0) {
-        probe_prepare(p, &l.run, l.worker.device, l.worker.own_memory);
+        probe_prepare(p, &l.run, l.worker.base.device, l.worker.base.own_memory);
         p->validates = l.data.val.n > 0 && p->test_freq > 0;
         rc = probe_measure(p, &l.run, &calls, whole);
     }

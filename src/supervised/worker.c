@@ -1,8 +1,5 @@
-/* worker.c - see worker.h: the calls in this process. */
+/* worker.c - see worker.h: the model in this process, and its update. */
 #include "supervised/worker.h"
-
-#include "train/perf_metrics.h"
-#include "train/update.h"
 
 #include "base/err.h"
 #include "base/json.h"
@@ -12,40 +9,40 @@
 
 /* ---- opening ---- */
 
-static int open_model(struct supervised_worker *w, int64_t longest, struct checkpoints *out) {
+int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
     struct supervised_config *const k = w->k;
     struct trained_model_args a;
     struct model_config shape;
-    if (k->memory_limit > 0 && (size_t)k->memory_limit < w->dev.mem_total) w->dev.mem_total = (size_t)k->memory_limit;
+    if (k->memory_limit > 0 && (size_t)k->memory_limit < w->base.dev.mem_total) w->base.dev.mem_total = (size_t)k->memory_limit;
     TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
     TRY(model_config_load(&shape, k->model_dir));
-    const int rc = supervised_memory_plan(k, &w->dev, &shape, longest, &a, &w->planned);
+    const int rc = supervised_memory_plan(k, &w->base.dev, &shape, longest, &a, &w->planned);
     model_config_free(&shape);
     TRY(rc);
-    if (w->comm) TRY(dev_group_open(&w->devices, &w->dev, w->comm));
+    if (w->base.comm) TRY(dev_group_open(&w->devices, &w->base.dev, w->base.comm));
     const struct model_open_args m = {.dir = k->model_dir,
                                       .act = k->act,
                                       .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
                                       .max_len = k->max_length,
                                       .shard = rank_shard(w->devices, &k->optim)};
-    TRY(train_open_model(&w->model, &w->dev, &m, &k->lora, k->seed));
+    TRY(train_open_model(&w->model, &w->base.dev, &m, &k->lora, k->seed));
     a.model = w->model;
     a.group = w->devices;
-    TRY(trained_model_create(&w->policy, &a));
-    const struct ckpt_part part = {"actor", w->model, trained_model_optim(w->policy), w->tokenizer};
-    checkpoints_local(out, &part, 1, w->dev.isa, w->comm);
+    struct worker_role policy = {.cut = k->cut, .temperature = 1};
+    TRY(trained_model_create(&policy.model, &a));
+    worker_set_role(&w->base, WORKER_POLICY, &policy);
+    w->base.parts[w->base.n_parts++] = (struct ckpt_part){"actor", w->model, trained_model_optim(policy.model), w->tokenizer};
     return 0;
 }
 
 void supervised_worker_close(struct supervised_worker *w, int rc) {
-    rank_dealing_free(&w->dispatch);
-    rank_group_close(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
+    worker_close_ranks(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
     dev_group_close(w->devices); /* before the model: see worker_close of ppo */
-    trained_model_destroy(w->policy);
+    trained_model_destroy(w->base.role[WORKER_POLICY].model);
     model_close(w->model);
     tokenizer_files_free(w->tokenizer);
     supervised_planned_free(&w->planned);
-    dev_close(&w->dev);
+    dev_close(&w->base.dev);
 }
 
 /* ---- one step ---- */
@@ -53,7 +50,9 @@ void supervised_worker_close(struct supervised_worker *w, int rc) {
 struct step {
     const struct supervised_program *program;
     struct run *run;
-    const struct supervised_rows *rows;
+    struct packed_seq *rows; /* (n_rows) */
+    const int64_t *row;      /* (n_rows) in the training data */
+    int64_t n_rows;
     struct packed_seq *seqs; /* in the order of micro-batches */
     struct supervised_batch batch;
     struct update_metrics metrics;
@@ -75,8 +74,8 @@ static int report_fn(void *arg, const struct pack_micro *m, const void *record, 
     CHECK(n == (size_t)s->n_stats * sizeof *v);
     for (int64_t i = 0; i < s->n_stats; i++) update_metric_add(&s->metrics, stats[i].name, stats[i].how, v[i]);
     s->done += m->hi - m->lo;
-    progress_report(&at, "train", s->done, s->rows->n, 0);
-    return run_check_stop(s->run, s->done, s->rows->n);
+    progress_report(&at, "train", s->done, s->n_rows, 0);
+    return run_check_stop(s->run, s->done, s->n_rows);
 }
 
 static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
@@ -84,7 +83,7 @@ static int take_batch(void *ctx, const int64_t *rows, int64_t n, struct mini_bat
     int64_t targets = 0;
     s->seqs = xmalloc((size_t)n * sizeof *s->seqs);
     for (int64_t i = 0; i < n; i++) {
-        s->seqs[i] = s->rows->seqs[rows[i]];
+        s->seqs[i] = s->rows[rows[i]];
         targets += packed_seq_targets(&s->seqs[i]);
     }
     s->batch = (struct supervised_batch){s->seqs, n, targets};
@@ -108,14 +107,14 @@ struct bad_rows {
 static int dump_rows(void *arg, struct buf *out) {
     const struct bad_rows *r = arg;
     for (int64_t i = 0; i < r->n; i++) {
-        const struct packed_seq *x = &r->s->rows->seqs[r->row[i]];
+        const struct packed_seq *x = &r->s->rows[r->row[i]];
         json_t *ids = json_array(), *mask = json_array();
         for (int64_t t = 0; t < x->n; t++) {
             json_array_append_new(ids, json_integer(x->ids[t]));
             json_array_append_new(mask, json_integer(x->mask[t]));
         }
-        json_t *o = json_pack("{s:I, s:I, s:o, s:o}", "step", (json_int_t)r->s->run->step, "row",
-                              (json_int_t)r->s->rows->row[r->row[i]], "ids", ids, "loss_mask", mask);
+        json_t *o = json_pack("{s:I, s:I, s:o, s:o}", "step", (json_int_t)r->s->run->step, "row", (json_int_t)r->s->row[r->row[i]],
+                              "ids", ids, "loss_mask", mask);
         const int rc = json_dump_line(out, o);
         json_decref(o);
         TRY(rc);
@@ -124,68 +123,63 @@ static int dump_rows(void *arg, struct buf *out) {
     return 0;
 }
 
-static int update(struct supervised_worker *w, const struct supervised_rows *rows) {
+/* The sequences of a batch; their masks are *mask's. */
+static int read_rows(const struct batch *b, struct packed_seq **seqs, uint8_t **mask) {
+    struct batch_col *ids, *targets;
+    TRY(batch_get(b, "input_ids", BATCH_I32, &ids));
+    TRY(batch_get(b, "loss_mask", BATCH_I32, &targets));
+    *seqs = xcalloc((size_t)b->n_rows, sizeof **seqs);
+    *mask = xmalloc((size_t)ids->off[b->n_rows] + 1);
+    for (int64_t t = 0; t < ids->off[b->n_rows]; t++) (*mask)[t] = targets->i32[t] != 0;
+    for (int64_t i = 0; i < b->n_rows; i++)
+        (*seqs)[i] = (struct packed_seq){.ids = ids->i32 + ids->off[i], .n = batch_len(ids, i), .mask = *mask + ids->off[i]};
+    return 0;
+}
+
+static int update(struct worker *base, struct run *run, struct batch *b) {
+    struct supervised_worker *const w = (struct supervised_worker *)base;
     const struct supervised_config *const k = w->k;
-    struct run *const run = w->run;
     struct metrics *const m = &run->metrics;
-    const int64_t n = rows->n, index = run->step - (k->zero_indexed_step ? 1 : 0);
-    struct step s = {.program = w->program, .run = run, .rows = rows};
+    const int64_t n = b->n_rows, index = run->step - (k->zero_indexed_step ? 1 : 0);
+    struct step s = {.program = w->program, .run = run, .n_rows = n};
     struct update_result r;
+    struct batch_col *row;
+    uint8_t *mask;
+    TRY(batch_get(b, "row", BATCH_I64, &row));
+    TRY(read_rows(b, &s.rows, &mask));
+    s.row = row->i64;
     while (w->program->stats[s.n_stats].name) s.n_stats++;
     CHECK(s.n_stats <= SUPERVISED_MAX_STATS);
     int64_t *len = xmalloc((size_t)n * sizeof *len);
-    for (int64_t i = 0; i < n; i++) len[i] = rows->seqs[i].n;
-    const struct update u = {.model = w->policy,
-                             .optim = &k->optim,
-                             .lr = optim_lr(&k->optim, index),
-                             .n = n,
-                             .mini_batch = n,
-                             .epochs = 1,
-                             .len = len,
-                             .cut = k->cut,
-                             .metrics = &s.metrics,
-                             .ctx = &s,
-                             .take = take_batch,
-                             .drop = drop_batch};
-    int rc = update_run(&u, &r);
+    for (int64_t i = 0; i < n; i++) len[i] = s.rows[i].n;
+    struct update u = {.optim = &k->optim,
+                       .lr = optim_lr(&k->optim, index),
+                       .n = n,
+                       .mini_batch = n,
+                       .epochs = 1,
+                       .len = len,
+                       .cut = k->cut,
+                       .metrics = &s.metrics,
+                       .ctx = &s,
+                       .take = take_batch,
+                       .drop = drop_batch};
+    int rc = worker_update_model(base, WORKER_POLICY, &u, &r);
     if (rc == 0 && r.bad) rc = run_bad_gradient(run, &r.why, dump_rows, &(struct bad_rows){&s, r.bad_rows, r.n_bad});
     free(r.bad_rows);
     free(len);
+    free(s.rows);
+    free(mask);
     update_metrics_set(&s.metrics, m);
     TRY(rc);
     if (r.n_steps > 0) metrics_set(m, r.grad_norm, "train/grad_norm");
     metrics_set(m, optim_lr(&k->optim, index + 1), "train/lr"); /* the next one's, as verl */
-    metrics_set(m, r.flops / train_peak_flops(&w->dev) / (double)k->n_ranks, "train/mfu");
+    metrics_set(m, r.flops, "train/mfu");
     metrics_set_i64(m, r.n_tokens, "train/global_tokens");
     return 0;
 }
 
-/* ---- forward passes ---- */
-
-static int forward(struct supervised_worker *w, const struct packed_seq *seqs, int64_t n, float *logp) {
-    const struct progress at = run_progress(w->run);
-    for (int64_t lo = 0; lo < n; lo += 64) {
-        const int64_t k = n - lo < 64 ? n - lo : 64;
-        TRY(trained_model_forward(w->policy, seqs + lo, k, w->k->cut, 1, (struct forward_out){.logp = logp}));
-        for (int64_t i = lo; i < lo + k; i++) logp += packed_seq_targets(&seqs[i]);
-        progress_report(&at, "testing", lo + k, n, 0);
-        TRY(stage_check_stop());
-    }
-    return 0;
-}
-
-/* ---- the others ---- */
-
-static int open_device(struct supervised_worker *w) {
-    TRY(run_open_device(w->run, &w->dev));
-    w->device = w->dev.describe;
-    w->own_memory = dev_has_own_memory(&w->dev);
-    return 0;
-}
-
-static int ready(struct supervised_worker *w) { return dev_memory(&w->dev, &w->run->memory); }
-
-static int memory(struct supervised_worker *w) { return train_memory_metrics(&w->run->metrics, &w->dev, "", &w->run->memory); }
-
-const struct supervised_ops supervised_local = {
-    .open_device = open_device, .open_model = open_model, .ready = ready, .update = update, .forward = forward, .memory = memory};
+const struct worker_update supervised_update = {.name = "train",
+                                                .role = WORKER_POLICY,
+                                                .reads = (const char *const[]){"input_ids", "loss_mask", "row", NULL},
+                                                .writes = (const char *const[]){NULL},
+                                                .run = update};

@@ -1,51 +1,38 @@
-/* worker.h - the part of a supervised run that has a device: the model, its updates and forward passes. Its calls have two
- * implementations: in this process, and on ranks, each of which makes the first one's.
+/* worker.h - what a supervised run has on devices: the model; its update is a stage of a worker (ranks/worker.h), whose operations
+ * the learner calls. Here is how it is opened, in this process, which may be a rank, or (worker_ranks.c) on ranks.
  *
  * Knows nothing of datasets, steps' order or the run's directory. */
 #ifndef VERLC_SUPERVISED_WORKER_H
 #define VERLC_SUPERVISED_WORKER_H
 
 #include "ranks/dispatch.h"
-#include "run/run.h"
 #include "supervised/memory_plan.h"
 #include "supervised/supervised.h"
 #include "text/text.h"
 
 struct supervised_worker {
+    struct worker base; /* first */
     const struct supervised_program *program;
-    /* Borrowed; n_ranks is how many share an update; the optimizer's steps are set before open_model. */
+    /* Borrowed; n_ranks is how many share an update; the optimizer's steps are set before the model is opened. */
     struct supervised_config *k;
-    struct run *run; /* borrowed; its metrics, progress and stop */
-    const struct supervised_ops *ops;
-    /* after open_device */
-    const char *device; /* what the model is on, for people; borrowed */
-    bool own_memory;    /* the device has memory of its own */
-    /* after open_model */
-    struct supervised_planned planned;
+    struct supervised_planned planned; /* after the model */
     /* ---- in this process ---- */
-    struct comm *comm;         /* of a rank among several, to the others; borrowed; else NULL */
-    struct dev_group *devices; /* with comm: the ranks' devices */
-    struct dev dev;
+    struct dev_group *devices; /* with base.comm: the ranks' devices */
     struct model *model;
-    struct trained_model *policy;
     struct tokenizer_files *tokenizer; /* for checkpoints */
     /* ---- on ranks ---- */
-    struct rank_group ranks;      /* n 0: this process is the only one */
-    struct rank_dealing dispatch; /* of validations, to them */
+    struct worker_ranks ranks;
 };
-struct supervised_ops {
-    int (*open_device)(struct supervised_worker *w);
-    /* Plans and opens the model: planned, and its part of checkpoints. longest: tokens of the longest sample. ERR_NOMEM: it does
-     * not fit. */
-    int (*open_model)(struct supervised_worker *w, int64_t longest, struct checkpoints *out);
-    int (*ready)(struct supervised_worker *w); /* all is open */
-    /* One optimizer step on all rows; run_bad_gradient, run_check_stop. */
-    int (*update)(struct supervised_worker *w, const struct supervised_rows *rows);
-    /* logp: one a target. ERR_SIGNAL between two pieces. */
-    int (*forward)(struct supervised_worker *w, const struct packed_seq *seqs, int64_t n, float *logp);
-    int (*memory)(struct supervised_worker *w); /* the device's memory, into the run's metrics */
-};
-extern const struct supervised_ops supervised_local, supervised_on_ranks;
+/* The device is open (worker_open_local): plans and opens the model. longest: tokens of the longest sample. ERR_NOMEM: it does not
+ * fit. */
+int supervised_worker_open(struct supervised_worker *w, int64_t longest);
+/* Starts the ranks; they plan and open the model. run: borrowed. */
+int supervised_ranks_start(struct supervised_worker *w, struct run *run);
+int supervised_ranks_open(struct supervised_worker *w, int64_t total_steps, int64_t longest);
 void supervised_worker_close(struct supervised_worker *w, int rc); /* rc: how the run ended; a zeroed one is fine */
+
+/* One optimizer step on all rows: input_ids, loss_mask (i32 ragged; 1: the token is a target), row (i64, in the training data).
+ * run_bad_gradient, run_check_stop. */
+extern const struct worker_update supervised_update;
 
 #endif

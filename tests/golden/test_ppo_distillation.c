@@ -22,7 +22,7 @@ struct rig {
     struct packed_seq seqs[MAX_SEQS];
     int64_t n_seqs, n, off[MAX_SEQS + 1]; /* response tokens */
     struct ppo_config k;                  /* of distillation alone */
-    struct worker worker;                 /* its student alone */
+    struct ppo_worker worker;             /* its student alone */
     struct distill_batch distill;
     double *logp, *dlogp, loss;
 };
@@ -51,7 +51,7 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
     struct ppo_distill_config *c = &r->k.distill;
     *c = (struct ppo_distill_config){.enable = true, .topk = TOPK};
     OK(algo_distill_find(&c->loss, mode));
-    r->worker.model[VERLC_ACTOR] = r->student;
+    r->worker.base.vocab = r->student->cfg.vocab;
 }
 
 static void rig_close(struct rig *r) {
@@ -123,7 +123,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
     rig_open(&r, backend, mode);
     const size_t bytes = (size_t)r.student->n_train * sizeof(float);
     ask_teacher(&r, &b, cut);
-    const struct stage stage = {&r.k, &r.worker, NULL};
+    const struct stage stage = {.k = &r.k, .worker = &r.worker.base};
     distill_begin(&r.distill, &stage, &b);
     const struct trained_model_args a = {.dev = &r.dev,
                                          .model = r.student,

@@ -60,7 +60,7 @@ static const struct setup SETUPS[] = {
 
 struct rig {
     struct ppo_config k;
-    struct worker w;
+    struct ppo_worker w;
     struct run run;
     struct stage stage;
     const struct variant *v;
@@ -123,28 +123,33 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     r->response_len = case_data(r->want, "response_len", DT_I32, NULL);
     r->prompts = case_data(r->want, "prompts", DT_I32, NULL);
     r->responses = case_data(r->want, "responses", DT_I32, NULL);
-    struct worker *w = &r->w;
+    struct ppo_worker *w = &r->w;
     configure(&r->k, v, s->cut, r->dir);
-    case_dev(&w->dev, s->backend, s->threads);
+    case_dev(&w->base.dev, s->backend, s->threads);
     char *model = case_path("qwen2", "");
     struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    OK(model_open(&w->model[VERLC_ACTOR], &w->dev, &m));
+    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
     m.flags = MODEL_INFER;
-    OK(model_open(&w->model[VERLC_REF], &w->dev, &m));
+    OK(model_open(&w->model[VERLC_REF], &w->base.dev, &m));
     free(model);
-    struct trained_model_args a = {.dev = &w->dev,
+    struct trained_model_args a = {.dev = &w->base.dev,
                                    .model = w->model[VERLC_ACTOR],
                                    .train = true,
                                    .keep = MODEL_KEEP_LAYER,
                                    .max_rows = batch_rows(r) * MAX_LEN,
                                    .max_seqs = batch_rows(r)};
-    OK(trained_model_create(&w->role[VERLC_ACTOR], &a));
+    OK(trained_model_create(&w->base.role[VERLC_ACTOR].model, &a));
     a.model = w->model[VERLC_REF];
     a.train = false;
-    OK(trained_model_create(&w->role[VERLC_REF], &a));
+    OK(trained_model_create(&w->base.role[VERLC_REF].model, &a));
     w->k = &r->k;
+    worker_open_local(&w->base, NULL);
+    for (int i = 0; i < N_ROLES; i++) {
+        const struct worker_role role = {w->base.role[i].model, r->k.logp_cut, (float)r->k.train.temperature};
+        if (role.model) worker_set_role(&w->base, i, &role);
+    }
     r->run.k.max_bad_steps = 1;
-    r->stage = (struct stage){&r->k, w, &r->run};
+    r->stage = (struct stage){.k = &r->k, .worker = &w->base, .run = &r->run};
     OK(stages_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = v->name, .run_dir = r->dir, .config = config};
@@ -155,10 +160,10 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
 static void rig_close(struct rig *r) {
     track_close(r->run.track, 0);
     stages_destroy(r->run.stages);
-    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.role[i]);
+    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
     for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
-    assert_int_equal(r->w.dev.allocated, 0);
-    dev_close(&r->w.dev);
+    assert_int_equal(r->w.base.dev.allocated, 0);
+    dev_close(&r->w.base.dev);
     metrics_free(&r->run.metrics);
     st_close(r->want);
     case_drop_dir(r->dir);
@@ -337,7 +342,7 @@ static void steps_like_torch(void **state) {
                 check_logp(&r, &b, "ref_log_prob", "ref_logp");
                 check_logp(&r, &b, "old_log_probs", "old_logp");
                 check_advantages(&r, &b, step);
-                OK(ppo_update_actor(&r.stage, &b));
+                OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
                 check_metrics(&r, step, SETUPS[s].whole);
                 if (step == 0) check_rollout_diff(&r, &b);
                 char prefix[32];
@@ -352,9 +357,9 @@ static void steps_like_torch(void **state) {
                           "worst tensor %.1e, key bias %.1e\n",
                           r.v->name, SETUPS[s].backend, SETUPS[s].cut.max_seqs ? "samples" : "tokens",
                           (long long)(SETUPS[s].cut.max_seqs ? SETUPS[s].cut.max_seqs : SETUPS[s].cut.max_rows),
-                          (long long)trained_model_optim(r.w.role[VERLC_ACTOR])->step, r.worst_loss, r.worst_norm, r.worst_logp,
-                          w.all, w.tensor, w.key_bias);
-            assert_int_equal(trained_model_optim(r.w.role[VERLC_ACTOR])->step, r.v->steps * updates(&r));
+                          (long long)trained_model_optim(r.w.base.role[VERLC_ACTOR].model)->step, r.worst_loss, r.worst_norm,
+                          r.worst_logp, w.all, w.tensor, w.key_bias);
+            assert_int_equal(trained_model_optim(r.w.base.role[VERLC_ACTOR].model)->step, r.v->steps * updates(&r));
             assert_true(r.worst_logp <= 1e-5);
             assert_true(w.all <= 1e-9);
             assert_true(w.tensor <= 1e-9);

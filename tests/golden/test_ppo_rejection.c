@@ -16,7 +16,7 @@ static const struct micro_batch_limits CUTS[] = {{.max_seqs = 9}, {.max_seqs = 2
 
 struct rig {
     struct ppo_config k;
-    struct worker w;
+    struct ppo_worker w;
     struct run run;
     struct stage stage;
     json_t *want;
@@ -55,30 +55,35 @@ static void configure(struct ppo_config *k, char *dir) {
 
 static void rig_open(struct rig *r, const char *backend) {
     *r = (struct rig){.dir = case_temp_dir()};
-    struct worker *w = &r->w;
+    struct ppo_worker *w = &r->w;
     OK(json_load(&r->want, FIXTURES "/train/rejection.json", 1 << 20));
     configure(&r->k, r->dir);
-    case_dev(&w->dev, backend, 2);
+    case_dev(&w->base.dev, backend, 2);
     char *model = case_path("qwen2", "");
     struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    OK(model_open(&w->model[VERLC_ACTOR], &w->dev, &m));
+    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
     m.dir = FIXTURES "/critic/qwen2";
-    OK(model_open_value(&w->model[VERLC_CRITIC], &w->dev, &m, 7));
+    OK(model_open_value(&w->model[VERLC_CRITIC], &w->base.dev, &m, 7));
     free(model);
     static const enum verlc_role roles[] = {VERLC_ACTOR, VERLC_CRITIC};
     for (int i = 0; i < 2; i++) {
-        const struct trained_model_args a = {.dev = &w->dev,
+        const struct trained_model_args a = {.dev = &w->base.dev,
                                              .model = w->model[roles[i]],
                                              .train = true,
                                              .keep = MODEL_KEEP_LAYER,
                                              .max_rows = 9 * MAX_LEN,
                                              .max_seqs = 9};
-        OK(trained_model_create(&w->role[roles[i]], &a));
+        OK(trained_model_create(&w->base.role[roles[i]].model, &a));
     }
     w->k = &r->k;
+    worker_open_local(&w->base, NULL);
+    for (int i = 0; i < N_ROLES; i++) {
+        const struct worker_role role = {w->base.role[i].model, r->k.logp_cut, (float)r->k.train.temperature};
+        if (role.model) worker_set_role(&w->base, i, &role);
+    }
     r->run.k.max_bad_steps = 1;
     r->run.step = 1;
-    r->stage = (struct stage){&r->k, w, &r->run};
+    r->stage = (struct stage){.k = &r->k, .worker = &w->base, .run = &r->run};
     OK(stages_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = "rejection", .run_dir = r->dir, .config = config};
@@ -89,9 +94,9 @@ static void rig_open(struct rig *r, const char *backend) {
 static void rig_close(struct rig *r) {
     track_close(r->run.track, 0);
     stages_destroy(r->run.stages);
-    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.role[i]);
+    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
     for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
-    dev_close(&r->w.dev);
+    dev_close(&r->w.base.dev);
     metrics_free(&r->run.metrics);
     json_decref(r->want);
     case_drop_dir(r->dir);
@@ -166,8 +171,8 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     OK(ppo_old_log_probs(&r->stage, &b));
     OK(ppo_advantage(&r->stage, NULL, &b));
     check_mask(r, &b);
-    OK(ppo_update_critic(&r->stage, &b));
-    OK(ppo_update_actor(&r->stage, &b));
+    OK(worker_local.update(&r->w.base, &ppo_update_critic, &r->run, &b));
+    OK(worker_local.update(&r->w.base, &ppo_update_actor, &r->run, &b));
     json_object_foreach((json_t *)(uintptr_t)json_object_get(c, "want"), name, v) {
         if (!metrics_get(&r->run.metrics, name, &got)) fail_msg("no metric %s", name);
         const double want = json_number_value(v), e = fabs(got - want) / fmax(1, fabs(want));

@@ -221,9 +221,9 @@ static void test_data_metrics(void **state) {
         const char *stage;
         char what[32];
         struct ppo_config k = {0};
-        struct worker w = {0};
+        struct worker w = {.ops = &worker_local, .n_ranks = 1};
         struct run run = {0};
-        const struct stage st = {&k, &w, &run};
+        const struct stage st = {.k = &k, .worker = &w, .run = &run};
         struct batch b;
         double x, step = 0;
         assert_int_equal(dev_open_ref(&w.dev), 0);
@@ -258,9 +258,9 @@ static void test_no_valid_token(void **state) {
                              "token_level_scores", 0.0, 1.0, "token_level_rewards", 0.0, 1.0, "advantages", 1.0, 1.0, "returns",
                              1.0, 1.0, "values", 0.5, 0.5, "response_mask", 0, 0);
     struct ppo_config k = {.max_prompt_length = 8, .max_response_length = 8};
-    struct worker w = {0};
+    struct worker w = {.ops = &worker_local, .n_ranks = 1};
     struct run run = {0};
-    const struct stage st = {&k, &w, &run};
+    const struct stage st = {.k = &k, .worker = &w, .run = &run};
     struct batch b;
     double x;
     assert_non_null(rows);

@@ -70,9 +70,7 @@ static int measure(struct probe *x, bool whole, struct time_probe *p) {
     const struct probe_calls calls = {
         .ctx = x, .begin = begin, .step = step, .full_length = c->k.filter.enable ? NULL : full_length, .validate = validate};
     if (c->k.run.val_only) FAIL(ERR_INVAL, "trainer.val_only=True: there are no steps to measure");
-    bool own_memory;
-    const char *device = worker_device(&c->worker, &own_memory);
-    probe_prepare(p, &c->run, device, own_memory);
+    probe_prepare(p, &c->run, c->worker.base.device, c->worker.base.own_memory);
     p->validates = c->val_data && (p->test_freq > 0 || c->k.val_before_train);
     p->val_first = c->val_data && c->k.val_before_train;
     p->policy_from = c->k.critic.actor_from;

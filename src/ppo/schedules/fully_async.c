@@ -253,7 +253,7 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
     const bool replay = a->record.n > 0;
     const int64_t n = k->train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
     const int64_t most = k->async.most_open < left ? k->async.most_open : left;
-    a->disaggregated = worker_generates_apart(s->worker);
+    a->disaggregated = s->worker->disaggregated;
     a->s = *s;
     a->in = *in;
     a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->train, .partial = true};
@@ -624,15 +624,15 @@ out:
 static int step(struct fully_async *a, struct verlc *v, struct verlc_batch *all, struct verlc_batch **part,
                 struct verlc_batch *drawn) {
     struct controller *c = verlc_controller(v);
-    struct worker *w = &c->worker;
+    struct worker *w = &c->worker.base;
     struct generation_call call = {a, c->async, verlc_batch_data(all)};
-    TRY(verlc_stage(v, worker_generates_apart(w) ? "sync_rollout_weights" : "gen", open_stage, &call));
+    TRY(verlc_stage(v, w->disaggregated ? "sync_rollout_weights" : "gen", open_stage, &call));
     TRY(verlc_stage(v, "gen", wait_stage, &call));
     if (!a->disaggregated) TRY(verlc_stage(v, "gen", close_stage, &call));
     a->g.overlapped = a->disaggregated;
-    if (a->disaggregated) worker_beside(w, generate_overlapped, a);
+    if (a->disaggregated) w->overlapped = (struct worker_overlapped){a, generate_overlapped};
     TRY(train(a, v, all, part, drawn));
-    worker_beside(w, NULL, NULL);
+    w->overlapped.step = NULL;
     a->g.overlapped = false;
     call.out = verlc_batch_data(all); /* with what the updates added */
     if (a->disaggregated) TRY(verlc_stage(v, "sync_rollout_weights", close_stage, &call));

@@ -28,9 +28,15 @@ int ppo_teacher(const struct stage *s, struct batch *b) {
     float *logp = xmalloc((size_t)(n * per) * sizeof *logp);
     int32_t *id = xmalloc((size_t)(n * per) * sizeof *id);
     const struct token_lists lists = {.top_id = id, .top_logp = logp};
-    const struct forward_out out = {.logp = k > 0 ? NULL : logp, .list = k > 0 ? &lists : NULL};
+    const struct worker_pass pass = {.role = VERLC_TEACHER,
+                                     .phase = "teacher",
+                                     .at = &at,
+                                     .seqs = seqs,
+                                     .n = b->n_rows,
+                                     .k = k,
+                                     .out = {.logp = k > 0 ? NULL : logp, .list = k > 0 ? &lists : NULL}};
     int rc = 0;
-    TRYG(worker_forward(s->worker, VERLC_TEACHER, &at, seqs, b->n_rows, out), done);
+    TRYG(s->worker->ops->forward(s->worker, &pass), done);
     TRYG(check_finite(logp, n * per, per), done);
     TRYG(ppo_add_like(b, "teacher_logprobs", BATCH_F32, "responses", per, logp), done);
     if (k > 0) TRYG(ppo_add_like(b, "teacher_ids", BATCH_I32, "responses", k, id), done);
@@ -45,8 +51,7 @@ done:
 
 void distill_begin(struct distill_batch *d, const struct stage *s, const struct batch *mini) {
     const int64_t k = distill_list(s->k), n = batch_find(mini, "responses")->off[mini->n_rows];
-    *d = (struct distill_batch){
-        .k = k, .vocab = s->worker->model[VERLC_ACTOR]->cfg.vocab, .teacher = batch_find(mini, "teacher_logprobs")->f32};
+    *d = (struct distill_batch){.k = k, .vocab = s->worker->vocab, .teacher = batch_find(mini, "teacher_logprobs")->f32};
     if (k == 0) return;
     d->list = (struct token_lists){.id = batch_find(mini, "teacher_ids")->i32,
                                    .logp = xmalloc((size_t)(n * k) * 4),

@@ -17,7 +17,7 @@ struct gen_sample {
     double requested, scoring; /* clock_now at the request of its score; seconds until it arrived */
     struct reward_result reward;
     bool scored;
-    float *precomputed[2]; /* (n) results of gen.passes by idle ranks; NULL: none */
+    float *precomputed[2]; /* (n) results of gen.generation's passes by idle ranks; NULL: none */
     /* with gen.partial */
     bool over, earlier; /* it has ended; it had ended before this generation */
     int64_t pause_at;   /* tokens at which it is interrupted; 0: it is not; where it has them already nothing is drawn */
@@ -46,10 +46,8 @@ struct gen {
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: the last report of progress */
-    struct rollout_config engine;   /* the worker's until the end */
-    enum verlc_role passes[2];      /* what idle ranks compute of finished samples */
-    int n_passes;
-    int64_t n_precomputed; /* sequences of these passes so far */
+    struct worker_generation generation;
+    int64_t n_precomputed; /* sequences of its passes so far */
     bool validation, baseline, filter;
     bool overlapped; /* with other stages, which report progress and check for signals */
     /* Partial rollouts: samples may be incomplete before and after, each token with its version (fully_async.c). */

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,8 +22,14 @@ int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, co
         tokens += off[i + 1] - off[i];
     }
     float *rest = xmalloc((size_t)tokens * sizeof *rest + 1), *from = rest;
-    const struct forward_out o = {.logp = role == VERLC_CRITIC ? NULL : rest, .value = role == VERLC_CRITIC ? rest : NULL};
-    const int rc = worker_forward(s->worker, role, &at, seqs, n, o);
+    const struct worker_pass pass = {
+        .role = (int)role,
+        .phase = role == VERLC_CRITIC ? "values" : "ref_log_prob",
+        .at = &at,
+        .seqs = seqs,
+        .n = n,
+        .out = {.logp = role == VERLC_CRITIC ? NULL : rest, .value = role == VERLC_CRITIC ? rest : NULL}};
+    const int rc = s->worker->ops->forward(s->worker, &pass);
     for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
         const int64_t own = off[i + 1] - off[i];
         const bool done = there && batch_len(there, i) > 0;
@@ -35,6 +42,15 @@ int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, co
     return rc;
 }
 
+/* MFU of a forward pass of the policy over seqs[n] that took so long; 0: the device's peak is not known. */
+static double forward_mfu(const struct worker *w, const struct packed_seq *seqs, int64_t n, double seconds) {
+    const struct model_flops *f = &w->flops;
+    double flops = 0;
+    for (int64_t i = 0; i < n; i++) flops += (f->token + f->square * (double)seqs[i].n) * (double)seqs[i].n;
+    if (!isfinite(f->peak) || f->peak <= 0 || seconds <= 0) return 0;
+    return flops / 3 / seconds / f->peak / w->n_ranks; /* forward: a third */
+}
+
 /* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well. */
 static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi) {
     const struct progress at = run_progress(s->run);
@@ -44,9 +60,14 @@ static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi)
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
     const double start = clock_now();
     int rc = 0;
-    TRYG(worker_forward(s->worker, VERLC_ACTOR, &at, seqs, b->n_rows, (struct forward_out){.logp = logp, .sum_pi_sq = squares}),
-         out);
-    metrics_set(&s->run->metrics, worker_forward_mfu(s->worker, seqs, b->n_rows, clock_now() - start), "perf/mfu/actor_infer");
+    const struct worker_pass pass = {.role = VERLC_ACTOR,
+                                     .phase = "old_log_prob",
+                                     .at = &at,
+                                     .seqs = seqs,
+                                     .n = b->n_rows,
+                                     .out = {.logp = logp, .sum_pi_sq = squares}};
+    TRYG(s->worker->ops->forward(s->worker, &pass), out);
+    metrics_set(&s->run->metrics, forward_mfu(s->worker, seqs, b->n_rows, clock_now() - start), "perf/mfu/actor_infer");
     TRYG(ppo_add_numbers(b, "old_log_probs", logp), out);
     if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
 out:

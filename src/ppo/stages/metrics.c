@@ -217,8 +217,8 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     }
     metrics_set(m, total, "perf/total_num_tokens");
     metrics_set(m, step, "perf/time_per_step");
-    metrics_set(m, step > 0 ? total / step / worker_ranks(st->worker) : 0, "perf/throughput"); /* a device's, as verl */
-    return worker_memory_metrics(st->worker, m, "actor/", &st->run->memory);
+    metrics_set(m, step > 0 ? total / step / st->worker->n_ranks : 0, "perf/throughput"); /* a device's, as verl */
+    return st->worker->ops->memory(st->worker, st->run, "actor/");
 }
 
 /* ---- dumps: one JSON object a sample (verl's _dump_generations) ---- */

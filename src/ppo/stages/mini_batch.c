@@ -205,7 +205,7 @@ int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr) {
     struct run *const run = mini->s->run;
     struct metrics *const m = &run->metrics;
     const struct batch_col *prompts = batch_find(mini->whole, "prompts"), *responses = batch_find(mini->whole, "responses");
-    struct update_result r = {0};
+    struct update_result *const r = &mini->result;
     int64_t *len = xmalloc((size_t)mini->whole->n_rows * sizeof *len);
     u->n = mini->whole->n_rows;
     for (int64_t i = 0; i < u->n; i++) len[i] = batch_len(prompts, i) + batch_len(responses, i);
@@ -216,15 +216,15 @@ int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr) {
     u->take = take;
     u->drop = drop;
     mini->total = u->n * u->epochs;
-    int rc = worker_update(mini->s->worker, mini->role, u, &r);
-    if (rc == 0 && r.bad) rc = not_finite(mini, &r);
-    free(r.bad_rows);
+    int rc = worker_update_model(mini->s->worker, mini->role, u, r);
+    if (rc == 0 && r->bad) rc = not_finite(mini, r);
+    free(r->bad_rows);
     free(len);
     update_metrics_set(&mini->metrics, m);
     TRY(rc);
-    if (r.n_steps > 0) metrics_set(m, r.grad_norm, "%s/grad_norm", name);
-    if (r.n_steps > 0) metrics_set(m, r.flops, "perf/mfu/%s", name);
+    if (r->n_steps > 0) metrics_set(m, r->grad_norm, "%s/grad_norm", name);
+    if (r->n_steps > 0) metrics_set(m, r->flops, "perf/mfu/%s", name);
     metrics_set(m, next_lr, "%s/lr", name);
-    metrics_set_i64(m, r.bad ? 1 : 0, "%s/skipped_steps", name);
+    metrics_set_i64(m, r->bad ? 1 : 0, "%s/skipped_steps", name);
     return 0;
 }

@@ -212,7 +212,7 @@ int score_submit(struct gen *g, int64_t i) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
     s->requested = clock_now();
-    if (!worker_scores(g->s->worker)) return score_by_rule(g, i, NULL);
+    if (!ppo_scores_by_model(g->s->k)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),
         .prompt = prompts->i32 + prompts->off[group->row],
@@ -226,7 +226,7 @@ int score_submit(struct gen *g, int64_t i) {
                   .seed = ~group->seed, /* not the policy's draws */
                   .uid = (uint64_t)uid->i64[group->row] * (uint64_t)g->per + (uint64_t)(i % g->per)},
     };
-    return worker_score_submit(g->s->worker, &q, i);
+    return g->s->scorer->ops->submit(g->s->scorer, &q, i);
 }
 
 /* ---- from the scorers ---- */
@@ -236,9 +236,10 @@ int score_submit(struct gen *g, int64_t i) {
 static int take_model_scores(struct gen *g, bool flush) {
     int64_t tag;
     struct reward_result r;
-    const int busy = worker_score_step(g->s->worker, flush);
+    struct ppo_scorer *const m = g->s->scorer;
+    const int busy = m->ops->step(m, flush);
     TRY(busy);
-    while (worker_score_poll(g->s->worker, &tag, &r) > 0) {
+    while (m->ops->poll(m, &tag, &r) > 0) {
         if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
             TRY(gen_take_score(g, tag, &r));
             continue;
@@ -247,7 +248,7 @@ static int take_model_scores(struct gen *g, bool flush) {
         reward_result_free(&r);
         TRY(rc);
     }
-    return worker_has_judge(g->s->worker) ? busy : 0;
+    return ppo_serves_judge(g->s->k) ? busy : 0;
 }
 
 static int take_scores(struct gen *g, double wait_s) {
@@ -258,18 +259,18 @@ static int take_scores(struct gen *g, double wait_s) {
     return got;
 }
 
-int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + worker_score_pending(g->s->worker); }
+int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + g->s->scorer->ops->pending(g->s->scorer); }
 
 int score_take(struct gen *g, bool more, bool wait) {
-    const double wait_s = worker_has_judge(g->s->worker) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
+    const double wait_s = ppo_serves_judge(g->s->k) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
-    if (!more && worker_score_pending(g->s->worker) == 0) TRY(reward_flush(g->in->reward));
+    if (!more && g->s->scorer->ops->pending(g->s->scorer) == 0) TRY(reward_flush(g->in->reward));
     return take_scores(g, more || busy || !wait || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
 }
 
 void score_drop(struct gen *g) {
-    worker_score_drop(g->s->worker);
+    g->s->scorer->ops->drop(g->s->scorer);
     reward_drop(g->in->reward);
 }
 

@@ -37,7 +37,9 @@ static void add_idle_passes(struct gen *g, int64_t i) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct gen_sample *s = &g->samples[i];
     if (i % g->per == g->n || s->n == 0) return;
-    worker_spare_add(g->s->worker, prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row), s->ids, s->n, i);
+    const struct rollout_sample sample = {
+        .prompt = prompts->i32 + prompts->off[group->row], .n_prompt = batch_len(prompts, group->row), .ids = s->ids, .n = s->n};
+    g->s->worker->ops->idle_add(g->s->worker, &sample, i);
 }
 
 static int on_sample(void *arg, const struct rollout_sample *s) {
@@ -115,12 +117,14 @@ static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
 }
 
 /* Passes of this step over finished samples by weights that no update changes before them. */
-static int open_idle_passes(struct gen *g) {
-    struct worker *w = g->s->worker;
-    if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return 0;
-    if (worker_has(w, VERLC_REF) && !worker_collective(w, VERLC_REF)) g->passes[g->n_passes++] = VERLC_REF;
-    if (worker_has(w, VERLC_CRITIC) && g->s->k->pools.n[PPO_CRITIC] == 0) g->passes[g->n_passes++] = VERLC_CRITIC;
-    return worker_spare_open(w, g->passes, g->n_passes, on_pass, g);
+static void choose_idle_passes(struct gen *g) {
+    const struct worker *const w = g->s->worker;
+    struct worker_generation *const x = &g->generation;
+    if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return;
+    if (w->has[VERLC_REF] && !w->collective[VERLC_REF])
+        x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_REF, .phase = "ref_log_prob"};
+    if (w->has[VERLC_CRITIC] && g->s->k->pools.n[PPO_CRITIC] == 0)
+        x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_CRITIC, .phase = "values", .value = true};
 }
 
 void gen_drop_sample(struct gen_sample *s) {
@@ -155,7 +159,7 @@ static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
     q.pause_at = o->pause_at;
     if (baseline) q.temperature = 0;
     if (baseline) q.user = (void *)((intptr_t)q.user + 1);
-    return worker_generate_add(g->s->worker, &q);
+    return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
 static int submit_group(struct gen *g, int64_t k) {
@@ -183,12 +187,12 @@ static int submit_group(struct gen *g, int64_t k) {
     for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
     for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i, q));
     if (parts) return 0;
-    TRY(worker_generate_add(g->s->worker, &q));
+    TRY(g->s->worker->ops->generate_add(g->s->worker, &q));
     if (!g->baseline) return 0;
     q.n = 1;
     q.temperature = 0;
     q.user = (void *)(intptr_t)(2 * k + 1);
-    return worker_generate_add(g->s->worker, &q);
+    return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
 int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples) {
@@ -256,18 +260,19 @@ static void show_progress(struct gen *g, int64_t sampled) {
 }
 
 int gen_interrupt(struct gen *g) {
-    TRY(worker_generate_interrupt(g->s->worker));
+    TRY(g->s->worker->ops->generate_interrupt(g->s->worker));
     return take_ended(g);
 }
 
 int gen_step(struct gen *g, bool wait) {
-    const int more = worker_generate_step(g->s->worker, wait);
+    struct worker *const w = g->s->worker;
+    const int more = w->ops->generate_step(w, wait);
     TRY(more);
     TRY(take_ended(g));
     if (more && g->enough > 0 && g->n_over >= g->enough) TRY(gen_interrupt(g));
     TRY(score_take(g, more, wait));          /* may add further prompts */
     if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
-    const struct rollout_stats st = worker_generate_stats(g->s->worker);
+    const struct rollout_stats st = w->ops->generate_stats(w);
     show_progress(g, st.sampled);
     if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
     if (!g->overlapped) TRY(stage_check_stop());
@@ -283,10 +288,11 @@ int gen_step(struct gen *g, bool wait) {
 static int add_precomputed(struct gen *g, const int64_t *kept, struct batch *b) {
     int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
     int rc = 0;
-    for (int p = 0; p < g->n_passes && g->n_precomputed > 0 && rc == 0; p++) {
+    for (int p = 0; p < g->generation.n_passes && g->n_precomputed > 0 && rc == 0; p++) {
         struct batch_col *c;
         for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->precomputed[p] ? SAMPLE(i)->n : 0;
-        rc = batch_add(b, g->passes[p] == VERLC_REF ? PPO_REF_PRECOMPUTED : PPO_VALUES_PRECOMPUTED, BATCH_F32, lens, NULL, &c);
+        rc = batch_add(b, g->generation.passes[p].role == VERLC_REF ? PPO_REF_PRECOMPUTED : PPO_VALUES_PRECOMPUTED, BATCH_F32, lens,
+                       NULL, &c);
         for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
             if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
     }
@@ -376,10 +382,10 @@ out:
 
 static void rollout_metrics(const struct gen *g) {
     struct metrics *m = &g->s->run->metrics;
-    const struct rollout_stats st = worker_generate_stats(g->s->worker);
+    const struct rollout_stats st = g->s->worker->ops->generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
-    if (g->n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
+    if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
     const int64_t size = g->s->k->filter.gen_batch_size;
@@ -419,9 +425,14 @@ static int collect(struct gen *g, const struct batch *prompts, struct batch *out
     return rc;
 }
 
+/* Ranks get other calls now, a judge none. */
+static void end_generation(const struct stage *s) {
+    s->worker->ops->generate_end(s->worker);
+    s->scorer->ops->rest(s->scorer);
+}
+
 static void gen_free(struct gen *g) {
-    worker_generate_end(g->s->worker);
-    worker_spare_close(g->s->worker);
+    end_generation(g->s);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         gen_drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
@@ -438,16 +449,16 @@ static void gen_free(struct gen *g) {
 }
 
 int gen_begin(struct gen *g) {
-    const struct ppo_config *k = g->s->k;
-    g->engine = (struct rollout_config){.no_prefix_cache = !k->prefix_cache, .tok = g->in->tok, .done = on_sample, .done_arg = g};
+    struct worker *const w = g->s->worker;
+    g->generation = (struct worker_generation){.done = on_sample, .arg = g, .pass_done = on_pass};
+    choose_idle_passes(g);
     g->n = g->sp->n;
-    g->baseline = !g->validation && (k->adv->needs & ALGO_NEEDS_BASELINES);
+    g->baseline = !g->validation && (g->s->k->adv->needs & ALGO_NEEDS_BASELINES);
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
-    TRY(worker_send_weights(g->s->worker));
+    TRY(w->ops->send_weights(w));
     if (!g->validation) metrics_set(&g->s->run->metrics, clock_now() - g->start, "timing_s/update_weights");
-    TRY(worker_generate_begin(g->s->worker, &g->engine));
-    return open_idle_passes(g);
+    return w->ops->generate_begin(w, &g->generation);
 }
 
 int gen_run(struct gen *g) {
@@ -507,20 +518,17 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
     struct rollout_async *a = xcalloc(1, sizeof *a);
     a->s = *s;
     a->in = *in;
-    a->g = (struct gen){.s = &a->s,
-                        .in = &a->in,
-                        .sp = &a->s.k->train,
-                        .filter = s->k->filter.enable,
-                        .overlapped = worker_generates_apart(s->worker)};
+    a->g = (struct gen){
+        .s = &a->s, .in = &a->in, .sp = &a->s.k->train, .filter = s->k->filter.enable, .overlapped = s->worker->disaggregated};
     int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
     if (rc < 0) {
         free(a);
         return rc;
     }
     rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
-    if (rc == 0 && a->g.overlapped) worker_beside(s->worker, step_overlapped, a);
+    if (rc == 0 && a->g.overlapped) s->worker->overlapped = (struct worker_overlapped){a, step_overlapped};
     else if (rc == 0) rc = gen_run(&a->g);
-    if (rc == 0 && !a->g.overlapped) worker_generate_end(s->worker); /* ranks get other calls now, a judge none */
+    if (rc == 0 && !a->g.overlapped) end_generation(s);
     if (rc < 0) ppo_rollout_drop(a);
     else *out = a;
     return rc;
@@ -528,7 +536,7 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
 
 /* Frees it. */
 static void rollout_async_free(struct rollout_async *a) {
-    worker_beside(a->s.worker, NULL, NULL);
+    a->s.worker->overlapped.step = NULL;
     batch_free(&a->prompts);
     free(a);
 }
@@ -536,7 +544,7 @@ static void rollout_async_free(struct rollout_async *a) {
 int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
     const bool overlapped = a->g.overlapped;
     int rc = 0;
-    worker_beside(a->s.worker, NULL, NULL);
+    a->s.worker->overlapped.step = NULL;
     a->g.overlapped = false;
     if (overlapped) rc = gen_run(&a->g);
     if (rc == 0) rc = collect(&a->g, prompts_of(a), out);

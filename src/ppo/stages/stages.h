@@ -13,6 +13,7 @@ struct stage {
     const struct ppo_config *k;
     struct worker *worker;
     struct run *run;
+    struct ppo_scorer *scorer; /* the worker's */
 };
 
 /* ---- rollout.c, dynamic_sampling.c: prompts -> samples with scores ---- */
@@ -96,9 +97,8 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
 int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
 
 /* ---- update_actor.c, update_critic.c ---- */
-/* Adds entropys (f32 ragged, verl's name): of the policy at a token's first forward pass, NaN without one. */
-int ppo_update_actor(const struct stage *s, struct batch *b);
-int ppo_update_critic(const struct stage *s, const struct batch *b);
+/* The first adds entropys (f32 ragged, verl's name): of the policy at a token's first forward pass, NaN without one. */
+extern const struct worker_update ppo_update_actor, ppo_update_critic;
 
 /* ---- distillation.c: its part of the actor's loss ---- */
 struct distill_batch {
@@ -126,6 +126,14 @@ double *ppo_column(const struct batch *b, const char *name);
 /* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */
 int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
+/* The stage of a worker_update, in the process that has the device. */
+static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
+    return (struct stage){.k = ((struct ppo_worker *)w)->k, .worker = w, .run = run};
+}
+/* What mini-batches are made of, and what is written of one whose gradient is not finite. */
+#define PPO_MINI_READS                                                                                                        \
+    "prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "ref_log_prob", "advantages", "values", "returns", \
+        "uid", "score"
 /* An update's stage, and the mini-batch that is under way. */
 struct ppo_mini {
     const struct stage *s;
@@ -146,6 +154,7 @@ struct ppo_mini {
     struct distill_batch distill;
     /* the stage so far */
     struct update_metrics metrics;
+    struct update_result result;
     int64_t done, total; /* samples, for the progress */
 };
 /* The stage: u's rows are those of mini->whole; u has the optimizer and the cut. Sets the role's metrics, with the next

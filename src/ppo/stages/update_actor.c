@@ -76,8 +76,7 @@ static void diff_metrics(const struct rollout_diff *d, struct metrics *m) {
 struct actor_update {
     struct ppo_mini mini; /* first: the argument of the loss */
     struct rollout_diff diff;
-    int64_t first_step; /* optimizer steps before this update */
-    float *entropy;     /* of the whole batch's tokens, NaN: no forward pass yet */
+    float *entropy; /* of the whole batch's tokens, NaN: no forward pass yet */
 };
 
 /* d: of this micro-batch; it stays empty after the first optimizer step. */
@@ -86,7 +85,7 @@ static void compare_rollout(const struct actor_update *u, const struct micro_los
     const struct batch *b = &mini->b;
     const struct batch_col *rollout = batch_find(b, "rollout_log_probs"), *uid = batch_find(b, "uid"),
                            *sample = batch_find(b, "sample_index");
-    if (trained_model_optim(mini->s->worker->role[VERLC_ACTOR])->step != u->first_step) return;
+    if (mini->result.n_steps > 0) return;
     for (int64_t i = x->lo; i < x->hi; i++)
         for (int64_t t = mini->off[i]; t < mini->off[i + 1]; t++) {
             if (!diff_add(d, rollout->f32[t], x->out[t - x->t0])) continue;
@@ -183,7 +182,8 @@ static int entropy_metric(const struct stage *s, const struct batch *b, const fl
     return rc;
 }
 
-int ppo_update_actor(const struct stage *s, struct batch *b) {
+static int update(struct worker *w, struct run *run, struct batch *b) {
+    const struct stage own = ppo_update_stage(w, run), *const s = &own;
     const struct ppo_config *k = s->k;
     /* the schedule begins with the first update, after trainer.critic_warmup */
     const int64_t first = k->critic.actor_from > 1 ? k->critic.actor_from : 1;
@@ -194,8 +194,7 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
                                       .loss = policy_loss,
                                       .report = report_policy,
                                       .n_work = 4,
-                                      .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}},
-                             .first_step = trained_model_optim(s->worker->role[VERLC_ACTOR])->step};
+                                      .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}}};
     struct update a = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
                        .mini_batch = k->ppo_mini_batch_size * k->train.n,
@@ -220,3 +219,11 @@ int ppo_update_actor(const struct stage *s, struct batch *b) {
                  (double)u.diff.rollout, (double)u.diff.training);
     return 0;
 }
+
+const struct worker_update ppo_update_actor = {
+    .name = "update_actor",
+    .role = VERLC_ACTOR,
+    .reads = (const char *const[]){PPO_MINI_READS, "rollout_log_probs", "rollout_is_weights", "teacher_ids", "teacher_logprobs",
+                                   "sample_index", "param_versions", NULL},
+    .writes = (const char *const[]){"entropys", NULL},
+    .run = update};

@@ -37,7 +37,8 @@ static int value_loss(void *arg, const struct micro_loss *x) {
     return ppo_mini_record(x, &m);
 }
 
-int ppo_update_critic(const struct stage *s, const struct batch *b) {
+static int update(struct worker *w, struct run *run, struct batch *b) {
+    const struct stage own = ppo_update_stage(w, run), *const s = &own;
     const struct ppo_critic_config *k = &s->k->critic;
     const int64_t index = s->run->step - (k->zero_indexed_step ? 1 : 0);
     struct ppo_mini mini = {.s = s,
@@ -56,3 +57,9 @@ int ppo_update_critic(const struct stage *s, const struct batch *b) {
                        .seed = k->seed};
     return ppo_mini_run(&mini, &u, optim_lr(&k->optim, index + 1));
 }
+
+const struct worker_update ppo_update_critic = {.name = "update_critic",
+                                                .role = VERLC_CRITIC,
+                                                .reads = (const char *const[]){PPO_MINI_READS, NULL},
+                                                .writes = (const char *const[]){NULL},
+                                                .run = update};

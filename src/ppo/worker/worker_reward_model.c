@@ -1,7 +1,9 @@
 /* worker_reward_model.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of
  * generation, and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call.
- * Invariant: a score depends on its own sample alone (reward_model.h), so not on which rank gave it. */
-#include "ppo/worker/worker_ranks.h"
+ * Invariant: as worker_reward_model.h's. */
+#include "ppo/worker/worker_reward_model.h"
+
+#include "ppo/config.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -30,7 +32,7 @@ struct scored {
     int64_t tag;
     struct reward_result result;
 };
-struct worker_scores {
+struct scorer_ranks {
     struct rank_dealing *dispatch;
     bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
     bool flush, judge_busy;
@@ -52,7 +54,7 @@ static void share_clear(struct share *s) {
 }
 
 static int start(void *arg, int rank) {
-    struct worker_scores *s = arg;
+    struct scorer_ranks *s = arg;
     struct share *h = &s->share[rank];
     const bool judge = s->judge && rank == 0, scores = h->open > 0 && (s->flush || h->n >= ENOUGH || s->generates);
     if (!judge && !scores) return 0;
@@ -67,7 +69,7 @@ static int start(void *arg, int rank) {
     return rc < 0 ? rc : 1;
 }
 
-static int take_one(struct worker_scores *s, const json_t *x, double score, const char *who) {
+static int take_one(struct scorer_ranks *s, const json_t *x, double score, const char *who) {
     const char *message = NULL;
     struct scored one = {0};
     int64_t status;
@@ -84,7 +86,7 @@ static int take_one(struct worker_scores *s, const json_t *x, double score, cons
 }
 
 static int take(void *arg, int rank, const struct hub_reply *reply) {
-    struct worker_scores *s = arg;
+    struct scorer_ranks *s = arg;
     struct message_reader in = rank_group_reader(s->dispatch->g, rank, reply);
     const json_t *results = json_object_get(in.head, "results");
     const size_t n = json_array_size(results);
@@ -96,8 +98,11 @@ static int take(void *arg, int rank, const struct hub_reply *reply) {
     return 0;
 }
 
-int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
-    struct worker_scores *s = xcalloc(1, sizeof *s);
+static const struct ppo_scorer_ops by_ranks;
+
+void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
+    struct scorer_ranks *const s = m->ranks = xcalloc(1, sizeof *s);
+    m->ops = &by_ranks;
     s->dispatch = d;
     s->alone = alone;
     s->model = k->rm.enable && !k->rm.judge.serve;
@@ -105,11 +110,9 @@ int worker_scores_open(struct worker_scores **out, const struct ppo_config *k, s
     s->judge = k->rm.enable && k->rm.judge.serve;
     s->share = xcalloc((size_t)d->g->n, sizeof *s->share);
     if (k->rm.enable) d->between = (struct rank_between){s, start, take};
-    *out = s;
-    return 0;
 }
 
-static void forget(struct worker_scores *s) {
+static void forget(struct scorer_ranks *s) {
     for (int r = 0; r < s->dispatch->g->n; r++) {
         share_clear(&s->share[r]);
         s->share[r].open = 0;
@@ -118,7 +121,8 @@ static void forget(struct worker_scores *s) {
     s->at_done = s->n_done = 0;
 }
 
-void worker_scores_close(struct worker_scores *s) {
+void ppo_scorer_close(struct ppo_scorer *m) {
+    struct scorer_ranks *const s = m->ranks;
     if (!s) return;
     forget(s);
     free(s->share);
@@ -126,7 +130,8 @@ void worker_scores_close(struct worker_scores *s) {
     free(s);
 }
 
-int worker_scores_submit(struct worker_scores *s, const struct reward_model_sample *x, int64_t tag) {
+static int ranks_submit(struct ppo_scorer *m, const struct reward_model_sample *x, int64_t tag) {
+    struct scorer_ranks *const s = m->ranks;
     struct share *h = s->share;
     for (int r = 1; r < s->dispatch->g->n; r++)
         if (s->share[r].open < h->open) h = &s->share[r];
@@ -143,13 +148,15 @@ int worker_scores_submit(struct worker_scores *s, const struct reward_model_samp
 }
 
 /* On ranks that generate too, the calls are made by the dispatch of generation, which continues while scores are pending. */
-int worker_scores_step(struct worker_scores *s, bool flush) {
+static int ranks_step(struct ppo_scorer *m, bool flush) {
+    struct scorer_ranks *const s = m->ranks;
     s->flush = flush;
-    if (s->alone) TRY(rank_generate_step(s->dispatch, false));
+    if (s->alone) TRY(rank_dealing_step(s->dispatch, false));
     return s->judge_busy;
 }
 
-int worker_scores_poll(struct worker_scores *s, int64_t *tag, struct reward_result *out) {
+static int ranks_poll(struct ppo_scorer *m, int64_t *tag, struct reward_result *out) {
+    struct scorer_ranks *const s = m->ranks;
     if (s->at_done == s->n_done) return 0;
     *tag = s->done[s->at_done].tag;
     *out = s->done[s->at_done++].result;
@@ -157,13 +164,15 @@ int worker_scores_poll(struct worker_scores *s, int64_t *tag, struct reward_resu
     return 1;
 }
 
-int64_t worker_scores_pending(const struct worker_scores *s) {
+static int64_t ranks_pending(struct ppo_scorer *m) {
+    const struct scorer_ranks *const s = m->ranks;
     int64_t n = s->n_done - s->at_done;
     for (int r = 0; r < s->dispatch->g->n; r++) n += s->share[r].open;
     return n;
 }
 
-void worker_scores_rest(struct worker_scores *s) {
+static void ranks_rest(struct ppo_scorer *m) {
+    struct scorer_ranks *const s = m->ranks;
     struct err_saved why;
     if (!s->alone) return;
     err_save(&why);
@@ -172,13 +181,54 @@ void worker_scores_rest(struct worker_scores *s) {
     err_restore(&why);
 }
 
-void worker_scores_drop(struct worker_scores *s) {
+static void ranks_drop(struct ppo_scorer *m) {
+    struct scorer_ranks *const s = m->ranks;
     struct err_saved why;
     err_save(&why);
     rank_group_drain(s->dispatch->g);
     forget(s);
     if (s->model || s->judge) (void)rank_group_plain_call(s->dispatch->g, "score_drop", json_object(), NULL);
     err_restore(&why);
+}
+
+static const struct ppo_scorer_ops by_ranks = {ranks_submit, ranks_step, ranks_poll, ranks_pending, ranks_rest, ranks_drop};
+
+/* ---- in this process ---- */
+
+static void rest(struct ppo_scorer *m) { (void)m; }
+
+static int none_step(struct ppo_scorer *m, bool flush) {
+    (void)m, (void)flush;
+    return 0;
+}
+static int none_poll(struct ppo_scorer *m, int64_t *tag, struct reward_result *out) {
+    (void)m, (void)tag, (void)out;
+    return 0;
+}
+static int64_t none_pending(struct ppo_scorer *m) {
+    (void)m;
+    return 0;
+}
+static const struct ppo_scorer_ops by_none = {NULL, none_step, none_poll, none_pending, rest, rest};
+
+static int served_judge_step(struct ppo_scorer *m, bool flush) {
+    (void)flush;
+    return judge_server_step(m->judge);
+}
+static void served_judge_drop(struct ppo_scorer *m) { judge_server_drop(m->judge); }
+static const struct ppo_scorer_ops by_judge = {NULL, served_judge_step, none_poll, none_pending, rest, served_judge_drop};
+
+static int model_submit(struct ppo_scorer *m, const struct reward_model_sample *s, int64_t tag) {
+    return reward_model_submit(m->rm, s, tag);
+}
+static int model_step(struct ppo_scorer *m, bool flush) { return reward_model_step(m->rm, flush); }
+static int model_poll(struct ppo_scorer *m, int64_t *tag, struct reward_result *out) { return reward_model_poll(m->rm, tag, out); }
+static int64_t model_pending(struct ppo_scorer *m) { return reward_model_pending(m->rm); }
+static void model_drop(struct ppo_scorer *m) { reward_model_drop(m->rm); }
+static const struct ppo_scorer_ops by_model = {model_submit, model_step, model_poll, model_pending, rest, model_drop};
+
+void ppo_scorer_open_local(struct ppo_scorer *m, struct reward_model *rm, struct judge_server *judge) {
+    *m = (struct ppo_scorer){.ops = rm ? &by_model : judge ? &by_judge : &by_none, .rm = rm, .judge = judge};
 }
 
 /* ---- a rank ---- */
@@ -207,7 +257,7 @@ static int read_item(const struct score_item *i, const json_t *texts, const stru
 }
 
 /* Those of the call join those that wait. */
-static int submit_all(struct worker *w, const struct comm_call *call) {
+static int submit_all(struct ppo_scorer *m, const struct comm_call *call) {
     struct message_reader in = {.head = call->args, .arrays = call->arrays, .n = call->n_arrays, .who = "the controller"};
     const json_t *texts = json_object_get(call->args, "texts");
     const struct score_item *items;
@@ -225,20 +275,20 @@ static int submit_all(struct worker *w, const struct comm_call *call) {
         memcpy(aligned, (const char *)bytes.p + from, at - from);
         x.prompt = (const int32_t *)(const void *)aligned;
         x.response = x.prompt + x.n_prompt;
-        const int rc = worker_score_submit(w, &x, items[i].tag);
+        const int rc = m->ops->submit(m, &x, items[i].tag);
         free(aligned);
         TRY(rc);
     }
     return 0;
 }
 
-int worker_scores_answer(struct worker *w, const struct comm_call *call, struct ctl_result *out) {
+int ppo_scorer_answer(struct ppo_scorer *scorer, const struct comm_call *call, struct ctl_result *out) {
     const double until = clock_now() + SCORE_S;
     bool flush;
     int more, rc = 0;
     TRY(json_bool(call->args, "flush", &flush, call->name));
-    TRY(submit_all(w, call));
-    do TRY(more = worker_score_step(w, flush));
+    TRY(submit_all(scorer, call));
+    do TRY(more = scorer->ops->step(scorer, flush));
     while (more && clock_now() < until);
     struct message m = message_new(false);
     struct scored one;
@@ -246,7 +296,7 @@ int worker_scores_answer(struct worker *w, const struct comm_call *call, struct 
     json_t *results = json_array();
     json_object_set_new(m.head, "results", results);
     json_object_set_new(m.head, "busy", json_boolean(more));
-    while (rc == 0 && worker_score_poll(w, &one.tag, &one.result) > 0) {
+    while (rc == 0 && scorer->ops->poll(scorer, &one.tag, &one.result) > 0) {
         json_array_append_new(results, json_pack("{s:I, s:i, s:O?, s:s?}", "tag", (json_int_t)one.tag, "status",
                                                  (int)one.result.status, "extra", one.result.extra, "message", one.result.message));
         rc = buf_add(&scores, &one.result.score, sizeof one.result.score);
