@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 
-/* Takes message. */
+/* --- result.c; takes message --- */
 struct reward_result reward__failure(enum reward_status status, char *message);
 
 /* --- custom_reward_function.c --- */
@@ -48,7 +48,7 @@ struct reward__rate {
 double reward__rate_wait(struct reward__rate *r, double now);
 void reward__rate_sent(struct reward__rate *r);
 
-/* --- one answer under way --- */
+/* --- one answer under way (grading.c) --- */
 /* A grader is a function of the text and of what the helper has answered so far: where it needs another answer, it sends a request,
  * and is called again from the start with that one too. */
 struct reward__grading {
@@ -65,6 +65,7 @@ const json_t *reward__ask(struct reward__grading *g, json_t *question);
 /* A copy whose NULs are a character that no text has; caller frees. */
 char *reward__text_of(const char *s, size_t n);
 char *reward__text(const json_t *string);
+json_t *reward__answer_of(const char *text); /* back, for the result; NULL: null */
 
 struct reward__grader {
     const char *name;                                         /* of verl's module, with the variant */

@@ -10,44 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- texts ---- */
-
-/* The graders work on C strings.  A NUL in a text is this for them, a character that no text has, and comes back as
- * a NUL in what they say. */
-static const struct {
-    const char *p;
-    size_t n;
-} nul = {"", 1}, stand_in = {"\xF4\x8F\xBF\xBF", 4}; /* U+10FFFF */
-
-static struct buf swap_nul(const char *s, size_t n, bool back) {
-    const char *from = back ? stand_in.p : nul.p, *to = back ? nul.p : stand_in.p, *hit;
-    const size_t n_from = back ? stand_in.n : nul.n, n_to = back ? nul.n : stand_in.n;
-    struct buf out = {0};
-    for (; (hit = memmem(s, n, from, n_from)); n -= (size_t)(hit - s) + n_from, s = hit + n_from) {
-        buf_add(&out, s, (size_t)(hit - s));
-        buf_add(&out, to, n_to);
-    }
-    buf_add(&out, s, n);
-    return out;
-}
-
-char *reward__text_of(const char *s, size_t n) {
-    if (n == 0 || !memchr(s, 0, n)) return xstrndup(n ? s : "", n);
-    struct buf b = swap_nul(s, n, false);
-    return buf_take(&b);
-}
-
-char *reward__text(const json_t *string) { return reward__text_of(json_string_value(string), json_string_length(string)); }
-
-static json_t *answer_of(const char *text) {
-    if (!text) return json_null();
-    if (!strstr(text, stand_in.p)) return json_string(text);
-    struct buf b = swap_nul(text, strlen(text), true);
-    json_t *answer = json_stringn(b.p, b.n);
-    buf_free(&b);
-    return answer;
-}
-
 /* ---- graders ---- */
 
 static struct reward_result scored(double score) {
@@ -67,7 +29,7 @@ static struct reward_result dapo(struct reward__grading *g, bool strict_box_veri
     struct reward_result r = scored(reward__math_dapo(g->text, g->n, g->truth, strict_box_verify, &pred));
     json_object_set_new(r.extra, "score", json_real(r.score));
     json_object_set_new(r.extra, "acc", json_boolean(r.score > 0));
-    json_object_set_new(r.extra, "pred", answer_of(pred));
+    json_object_set_new(r.extra, "pred", reward__answer_of(pred));
     free(pred);
     return r;
 }
@@ -232,13 +194,4 @@ char *reward__check_truth(const struct reward__grader *g, const char *data_sourc
         return xasprintf("reward_model.ground_truth of data_source '%s' is %s, not {\"target\": a string or a list of them}",
                          data_source, missing ? "missing" : "of another form");
     return NULL;
-}
-
-/* ---- one answer ---- */
-
-const json_t *reward__ask(struct reward__grading *g, json_t *question) {
-    const json_t *answer = g->question ? NULL : json_array_get(g->answers, g->at++);
-    if (answer || g->question) json_decref(question);
-    else g->question = question ? question : json_null();
-    return answer;
 }
