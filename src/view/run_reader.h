@@ -110,17 +110,6 @@ int run_reader_histograms(struct run_reader *r, const char *name, bool validatio
                           int (*each)(void *arg, const struct run_histogram *h), void *arg);
 
 /* ---- samples ---- */
-/* The samples of a prompt in one step. */
-struct run_group {
-    int64_t uid, n, n_scored;
-    double mean, min, max; /* of the scores, NaN: none */
-    double length;         /* mean tokens of a response */
-    int64_t n_cut;         /* responses that reached the limit of tokens */
-    int64_t n_errors;      /* without a score */
-    const char *data_source;
-};
-int run_reader_groups(struct run_reader *r, int64_t step, bool validation, int (*each)(void *arg, const struct run_group *g),
-                      void *arg);
 /* Steps that have samples of training or of validation, ascending. */
 int run_reader_sample_steps(struct run_reader *r, bool validation, struct run_steps *out);
 /* Those of them that have samples of this prompt. */

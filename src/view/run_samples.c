@@ -13,38 +13,6 @@
 
 enum { MAX_SAMPLES = 100000 };
 
-/* ---- groups ---- */
-
-int run_reader_groups(struct run_reader *r, int64_t step, bool validation, int (*each)(void *arg, const struct run_group *g),
-                      void *arg) {
-    sqlite3_stmt *st;
-    int rc;
-    TRY(reader__query(r, &st,
-                      "SELECT uid, COUNT(*), COUNT(score), AVG(score), MIN(score), MAX(score), AVG(length(ids) / 4.0),"
-                      " SUM(finish = 'length'), SUM(reward_status <> 'score'), MIN(data_source)"
-                      " FROM samples WHERE step = ? AND validation = ? GROUP BY uid ORDER BY uid LIMIT 100000"));
-    sqlite3_bind_int64(st, 1, step);
-    sqlite3_bind_int(st, 2, validation);
-    while ((rc = reader__row(r, st)) == 1) {
-        struct reader__texts keep = {0};
-        const struct run_group g = {.uid = reader__i64(st, 0),
-                                    .n = reader__i64(st, 1),
-                                    .n_scored = reader__i64(st, 2),
-                                    .mean = reader__f64(st, 3),
-                                    .min = reader__f64(st, 4),
-                                    .max = reader__f64(st, 5),
-                                    .length = reader__f64(st, 6),
-                                    .n_cut = reader__i64(st, 7),
-                                    .n_errors = reader__i64(st, 8),
-                                    .data_source = reader__text(st, 9, &keep).p};
-        rc = each(arg, &g);
-        reader__texts_free(&keep);
-        if (rc < 0) break;
-    }
-    sqlite3_finalize(st);
-    return rc;
-}
-
 /* ---- samples ---- */
 
 /* Columns of the query, in its order. */

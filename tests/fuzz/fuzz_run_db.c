@@ -22,10 +22,6 @@ static int sample(void *arg, const struct run_sample *s) {
     CHECK(s->response.p[s->response.n] == '\0' && s->prompt.p[s->prompt.n] == '\0');
     return 0;
 }
-static int group(void *arg, const struct run_group *g) {
-    *(int64_t *)arg += g->n + (int64_t)strlen(g->data_source);
-    return 0;
-}
 static int histogram(void *arg, const struct run_histogram *h) {
     for (int64_t i = 0; i < h->n; i++) CHECK(h->counts[i] >= 0);
     *(int64_t *)arg += h->n;
@@ -41,7 +37,6 @@ static void read_samples(struct run_reader *r) {
             const struct run_sample_query q = {
                 .step = steps.v[i], .validation = validation, .uid = -1, .index = -1, .whole = true, .limit = 20};
             fuzz_check_rc(run_reader_samples(r, &q, sample, &sum));
-            fuzz_check_rc(run_reader_groups(r, steps.v[i], validation, group, &sum));
         }
         run_steps_free(&steps);
         fuzz_check_rc(run_reader_histograms(r, "score", validation, -1, histogram, &sum));

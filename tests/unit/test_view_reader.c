@@ -214,14 +214,6 @@ static int check_sample(void *arg, const struct run_sample *s) {
     return 0;
 }
 
-static int check_group(void *arg, const struct run_group *g) {
-    const int i = (*(int *)arg)++;
-    assert_true(g->uid == 40 + i && g->n == 2 && g->n_scored == 2 - i && g->n_errors == i && g->n_cut == i);
-    assert_true(g->mean == 0.5 && g->min == (i ? 0.5 : 0) && g->length == (i ? 2 : 3));
-    assert_string_equal(g->data_source, "d");
-    return 0;
-}
-
 static int refuse_sample(void *arg, const struct run_sample *s) {
     (void)s;
     ++*(int *)arg;
@@ -262,9 +254,6 @@ static void test_samples(void **state) {
     assert_int_equal(run_reader_samples(r, &(struct run_sample_query){.step = 2, .uid = -1, .index = -1}, refuse_sample, &n),
                      ERR_IO);
     assert_int_equal(n, 1);
-    n = 0;
-    OK(run_reader_groups(r, 3, true, check_group, &n));
-    assert_int_equal(n, 2);
     struct run_steps steps;
     OK(run_reader_sample_steps(r, true, &steps));
     assert_true(steps.n == 1 && steps.v[0] == 3);
@@ -599,8 +588,6 @@ static void test_format_1(void **state) {
     assert_true(m.format == 1 && m.last_step == 2 && m.started == 0 && !*m.version);
     run_meta_free(&m);
     OK(run_reader_events(r, 0, count_event, &n));
-    OK(run_reader_groups(r, 2, false, check_group, &n));
-    assert_int_equal(n, 2);
     struct run_sample_query q = {.step = 2, .uid = -1, .index = -1, .whole = true};
     assert_int_equal(run_reader_samples(r, &q, refuse_sample, &n), ERR_IO);
     run_reader_close(r);
