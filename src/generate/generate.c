@@ -105,7 +105,7 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
                                       .controller = g->k.devices.controller,
                                       .ray_nodes = g->k.n_ray_nodes,
                                       .ray_gpus = !train_on_cpu(g->k.device)};
-    const int rc = worker_open_ranks(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
+    const int rc = dispatch_open(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
     return rank_group_plain_call(&g->ranks.all, "generator_model",
@@ -201,7 +201,7 @@ static int write_rows(struct generate *g) {
 }
 
 static void generate_close(struct generate *g, bool ok) {
-    worker_close_ranks(&g->ranks, ok);
+    dispatch_close(&g->ranks, ok);
     generator_close(&g->generator);
     chat_template_destroy(g->chat);
     tokenizer_close(g->tok);

@@ -14,38 +14,38 @@ struct rank_share {
     int64_t open;                /* samples that it has or will get */
     struct request_list waiting; /* for its next call */
     struct rollout_stats stats;
-    enum { SLICE, BETWEEN, IDLE_PASS } call; /* the call under way, or the last one */
-    bool cache_dropped;                      /* it has begun a pass, which took the KV cache's block */
-    int64_t lo, hi;                          /* sequences of the piece under way */
+    enum { SLICE, INTERLEAVED, IDLE_PASS } call; /* the call under way, or the last one */
+    bool cache_dropped;                          /* it has begun a pass, which took the KV cache's block */
+    int64_t lo, hi;                              /* sequences of the piece under way */
 };
 
-void rank_dealing_init(struct rank_dealing *d, struct rank_group *g) {
-    *d = (struct rank_dealing){.g = g, .share = xcalloc((size_t)g->n, sizeof *d->share)};
+void rank_dispatch_init(struct rank_dispatch *d, struct rank_group *g) {
+    *d = (struct rank_dispatch){.g = g, .share = xcalloc((size_t)g->n, sizeof *d->share)};
 }
 
-static void drop_waiting(struct rank_dealing *d) {
+static void drop_waiting(struct rank_dispatch *d) {
     for (int r = 0; d->share && r < d->g->n; r++) request_list_clear(&d->share[r].waiting);
 }
 
-void rank_dealing_free(struct rank_dealing *d) {
+void rank_dispatch_free(struct rank_dispatch *d) {
     drop_waiting(d);
     free(d->share);
-    *d = (struct rank_dealing){0};
+    *d = (struct rank_dispatch){0};
 }
 
 /* ---- generation ---- */
 
 static int generate_begin(struct worker *w, const struct worker_generation *g) {
-    struct rank_dealing *const d = w->ranks->generates;
+    struct rank_dispatch *const d = w->ranks->generates;
     for (int r = 0; r < d->g->n; r++) d->share[r] = (struct rank_share){0};
     d->to = *g;
     TRY(rank_group_plain_call(d->g, "generate_begin", json_object(), NULL));
-    if (g->n_passes > 0 && d->g->n > 1 && !w->disaggregated) d->idle = rank_spare_open(d->g, g);
+    if (g->n_passes > 0 && d->g->n > 1 && !w->disaggregated) d->idle = idle_ranks_open(d->g, g);
     return 0;
 }
 
 static int generate_add(struct worker *w, const struct rollout_request *q) {
-    const struct rank_dealing *const d = w->ranks->generates;
+    const struct rank_dispatch *const d = w->ranks->generates;
     struct rank_share *least = d->share;
     for (int r = 1; r < d->g->n; r++)
         if (d->share[r].open < least->open) least = &d->share[r];
@@ -56,11 +56,11 @@ static int generate_add(struct worker *w, const struct rollout_request *q) {
 }
 
 static void idle_add(struct worker *w, const struct rollout_sample *s, int64_t tag) {
-    if (w->ranks->generates->idle) rank_spare_add(w->ranks->generates->idle, s, tag);
+    if (w->ranks->generates->idle) idle_ranks_add(w->ranks->generates->idle, s, tag);
 }
 
 /* Its requests, and a slice of generation, or the end of it. */
-static int send_slice(struct rank_dealing *d, int rank, bool interrupt) {
+static int send_slice(struct rank_dispatch *d, int rank, bool interrupt) {
     struct rank_share *r = &d->share[rank];
     struct message m = message_new(true);
     message_requests(&m, &r->waiting);
@@ -71,38 +71,38 @@ static int send_slice(struct rank_dealing *d, int rank, bool interrupt) {
     return rc;
 }
 
-static bool open_elsewhere(const struct rank_dealing *d) {
+static bool open_elsewhere(const struct rank_dispatch *d) {
     int64_t open = 0;
     for (int r = 0; r < d->g->n; r++) open += d->share[r].open;
     return open > 0;
 }
 
-/* The rank's next call: of `between` in turns with generation; without samples of its own, an idle rank's pass. */
-static int next_call(struct rank_dealing *d, int rank) {
+/* The rank's next call: interleaved ones in turns with generation; without samples of its own, an idle rank's pass. */
+static int next_call(struct rank_dispatch *d, int rank) {
     struct rank_share *r = &d->share[rank];
-    if (d->between.start && (r->call != BETWEEN || r->open == 0)) {
-        const int started = d->between.start(d->between.arg, rank);
+    if (d->interleaved.start && (r->call != INTERLEAVED || r->open == 0)) {
+        const int started = d->interleaved.start(d->interleaved.arg, rank);
         TRY(started);
-        r->call = BETWEEN;
+        r->call = INTERLEAVED;
         if (started > 0) return 0;
     }
     r->call = SLICE;
     if (r->open > 0) return send_slice(d, rank, false);
     if (!d->idle || !open_elsewhere(d)) return 0;
     r->call = IDLE_PASS;
-    const int started = rank_spare_start(d->idle, rank);
+    const int started = idle_ranks_start(d->idle, rank);
     TRY(started);
     r->cache_dropped |= started > 0;
     return 0;
 }
 
-static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *reply) {
+static int take_reply(struct rank_dispatch *d, int rank, const struct hub_reply *reply) {
     if (d->share[rank].call == IDLE_PASS) {
-        TRY(rank_spare_take(d->idle, rank, reply));
+        TRY(idle_ranks_take(d->idle, rank, reply));
         return d->interrupting ? 0 : next_call(d, rank);
     }
-    if (d->share[rank].call == BETWEEN) {
-        TRY(d->between.take(d->between.arg, rank, reply));
+    if (d->share[rank].call == INTERLEAVED) {
+        TRY(d->interleaved.take(d->interleaved.arg, rank, reply));
         return d->interrupting ? 0 : next_call(d, rank);
     }
     struct message_reader in = rank_group_reader(d->g, rank, reply);
@@ -116,14 +116,14 @@ static int take_reply(struct rank_dealing *d, int rank, const struct hub_reply *
 }
 
 /* The answers of all calls under way. */
-static int take_all(struct rank_dealing *d) {
+static int take_all(struct rank_dispatch *d) {
     for (int r = 0; r < d->g->n; r++)
         while (d->g->busy[r]) {
             struct hub_reply reply;
             int rank;
             const int got = rank_group_take(d->g, RANK_SLICE_S, &rank, &reply);
             TRY(got);
-            rank_group_look_around(d->g, NULL);
+            rank_group_heartbeat(d->g, NULL);
             if (got == 0) continue;
             const int rc = take_reply(d, rank, &reply);
             hub_reply_free(&reply);
@@ -132,7 +132,7 @@ static int take_all(struct rank_dealing *d) {
     return 0;
 }
 
-static int interrupt(struct rank_dealing *d) {
+static int interrupt(struct rank_dispatch *d) {
     TRY(take_all(d));
     for (int r = 0; r < d->g->n; r++) {
         d->share[r].call = SLICE;
@@ -142,14 +142,14 @@ static int interrupt(struct rank_dealing *d) {
 }
 
 static int generate_interrupt(struct worker *w) {
-    struct rank_dealing *const d = w->ranks->generates;
+    struct rank_dispatch *const d = w->ranks->generates;
     d->interrupting = true; /* no further slices */
     const int rc = interrupt(d);
     d->interrupting = false;
     return rc;
 }
 
-int rank_dealing_step(struct rank_dealing *d, bool wait) {
+int rank_dispatch_step(struct rank_dispatch *d, bool wait) {
     struct hub_reply reply;
     int rank, more = 0;
     for (int r = 0; r < d->g->n; r++)
@@ -166,10 +166,10 @@ int rank_dealing_step(struct rank_dealing *d, bool wait) {
     return more;
 }
 
-static int generate_step(struct worker *w, bool wait) { return rank_dealing_step(w->ranks->generates, wait); }
+static int generate_step(struct worker *w, bool wait) { return rank_dispatch_step(w->ranks->generates, wait); }
 
 static struct rollout_stats generate_stats(struct worker *w) {
-    const struct rank_dealing *const d = w->ranks->generates;
+    const struct rank_dispatch *const d = w->ranks->generates;
     struct rollout_stats sum = {0};
     for (int r = 0; r < d->g->n; r++) {
         const struct rollout_stats *x = &d->share[r].stats;
@@ -192,14 +192,14 @@ static struct rollout_stats generate_stats(struct worker *w) {
 }
 
 static void generate_end(struct worker *w) {
-    struct rank_dealing *const d = w->ranks->generates;
+    struct rank_dispatch *const d = w->ranks->generates;
     struct err_saved why;
     if (!d->to.done) return;
     err_save(&why);
     rank_group_drain(d->g);
     drop_waiting(d);
     if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group has ended */
-    rank_spare_close(d->idle);
+    idle_ranks_close(d->idle);
     d->idle = NULL;
     d->to = (struct worker_generation){0};
     err_restore(&why);
@@ -233,7 +233,7 @@ struct pass {
 };
 
 /* Sends the sequences from the first not sent up to `end`. */
-static int send_seqs(struct rank_dealing *d, struct pass *p, int rank, int64_t end) {
+static int send_seqs(struct rank_dispatch *d, struct pass *p, int rank, int64_t end) {
     struct rank_share *r = &d->share[rank];
     struct message m = message_new(false);
     r->lo = p->next;
@@ -246,14 +246,14 @@ static int send_seqs(struct rank_dealing *d, struct pass *p, int rank, int64_t e
     return rc;
 }
 
-static int send_piece(struct rank_dealing *d, struct pass *p, int rank) {
+static int send_piece(struct rank_dispatch *d, struct pass *p, int rank) {
     int64_t end = p->next, tokens = 0;
     while (end < p->p->n && (end == p->next || tokens + p->p->seqs[end].n <= p->share)) tokens += p->p->seqs[end++].n;
     return send_seqs(d, p, rank, end);
 }
 
 /* Sends each rank its share of the tokens, which may be empty. */
-static int send_shares(struct rank_dealing *d, struct pass *p, int64_t tokens) {
+static int send_shares(struct rank_dispatch *d, struct pass *p, int64_t tokens) {
     int64_t end = 0, sum = 0;
     for (int r = 0; r < d->g->n; r++) {
         const int64_t most = (int64_t)((__int128)tokens * (r + 1) / d->g->n);
@@ -263,7 +263,7 @@ static int send_shares(struct rank_dealing *d, struct pass *p, int64_t tokens) {
     return 0;
 }
 
-static int take_pass(struct rank_dealing *d, const struct pass *p, int rank, const struct hub_reply *reply) {
+static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, const struct hub_reply *reply) {
     const struct rank_share *r = &d->share[rank];
     const int64_t at = p->target[r->lo], n = p->target[r->hi] - at;
     const struct forward_out *const out = &p->p->out;
@@ -293,7 +293,7 @@ static json_t *pass_args(const struct worker_pass *p) {
 }
 
 /* Sends what comes first, then the others as the ranks answer. */
-static int run_pass(struct rank_dealing *d, struct pass *p, bool collective, int64_t tokens) {
+static int run_pass(struct rank_dispatch *d, struct pass *p, bool collective, int64_t tokens) {
     const struct worker_pass *const a = p->p;
     if (collective) TRY(send_shares(d, p, tokens));
     for (int r = 0; r < d->g->n && p->next < a->n; r++) TRY(send_piece(d, p, r));
@@ -305,7 +305,7 @@ static int run_pass(struct rank_dealing *d, struct pass *p, bool collective, int
         if (got > 0 && rc == 0) rc = take_pass(d, p, rank, &reply);
         if (got > 0) hub_reply_free(&reply);
         TRY(rc);
-        rank_group_look_around(d->g, collective ? a->phase : NULL);
+        rank_group_heartbeat(d->g, collective ? a->phase : NULL);
         if (got == 0) continue;
         p->open--;
         p->done += d->share[rank].hi - d->share[rank].lo;
@@ -316,7 +316,7 @@ static int run_pass(struct rank_dealing *d, struct pass *p, bool collective, int
 }
 
 static int forward(struct worker *w, const struct worker_pass *a) {
-    struct rank_dealing *const d = w->ranks->has[a->role];
+    struct rank_dispatch *const d = w->ranks->has[a->role];
     int64_t tokens = 0;
     if (w->ranks->own[a->role]) TRY(join(w));
     struct pass p = {.p = a, .args = pass_args(a), .target = xcalloc((size_t)(a->n + 1), sizeof *p.target)};
@@ -365,10 +365,10 @@ static int send_weights(struct worker *w) {
     struct message m = message_new(true);
     struct hub_reply *replies = NULL;
     int rc = 0;
-    if (!r->pair || !r->stale) goto out;
-    rc = rank_group_call(r->pair, "send_weights", NULL, &m, &replies);
-    if (rc == 0) rc = rank_group_same(r->pair, replies, "sum", "checksum of the weights");
-    rank_group_free(r->pair, replies);
+    if (!r->weight_sync || !r->stale) goto out;
+    rc = rank_group_call(r->weight_sync, "send_weights", NULL, &m, &replies);
+    if (rc == 0) rc = rank_group_same(r->weight_sync, replies, "sum", "checksum of the weights");
+    rank_group_free(r->weight_sync, replies);
     r->stale = rc < 0;
 out:
     message_free(&m);
@@ -401,28 +401,28 @@ static int trace(struct worker *w, const char *path) {
     return rank_group_plain_call(&w->ranks->all, "trace", json_pack("{s:s?}", "path", path), NULL);
 }
 
-const struct worker_ops worker_on_ranks = {.send_weights = send_weights,
-                                           .generate_begin = generate_begin,
-                                           .generate_add = generate_add,
-                                           .generate_step = generate_step,
-                                           .generate_interrupt = generate_interrupt,
-                                           .generate_stats = generate_stats,
-                                           .generate_end = generate_end,
-                                           .idle_add = idle_add,
-                                           .forward = forward,
-                                           .update = update,
-                                           .join = join,
-                                           .ready = ready,
-                                           .memory = memory,
-                                           .checkpoints = checkpoints,
-                                           .trace = trace};
+const struct worker_ops dispatch_to_ranks = {.send_weights = send_weights,
+                                             .generate_begin = generate_begin,
+                                             .generate_add = generate_add,
+                                             .generate_step = generate_step,
+                                             .generate_interrupt = generate_interrupt,
+                                             .generate_stats = generate_stats,
+                                             .generate_end = generate_end,
+                                             .idle_add = idle_add,
+                                             .forward = forward,
+                                             .update = update,
+                                             .join = join,
+                                             .ready = ready,
+                                             .memory = memory,
+                                             .checkpoints = checkpoints,
+                                             .trace = trace};
 
-int worker_open_ranks(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
-                      json_t **results) {
-    w->ops = &worker_on_ranks;
+int dispatch_open(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
+                  json_t **results) {
+    w->ops = &dispatch_to_ranks;
     w->ranks = r;
     TRY(rank_group_open(&r->all, a, open, more, results));
-    rank_dealing_init(&r->dispatch, &r->all);
+    rank_dispatch_init(&r->dispatch, &r->all);
     r->generates = &r->dispatch;
     for (int i = 0; i < WORKER_ROLES; i++) r->has[i] = &r->dispatch;
     w->n_ranks = r->all.n;
@@ -431,7 +431,7 @@ int worker_open_ranks(struct worker *w, struct worker_ranks *r, const struct ran
     return 0;
 }
 
-void worker_close_ranks(struct worker_ranks *r, bool ok) {
-    rank_dealing_free(&r->dispatch);
+void dispatch_close(struct worker_ranks *r, bool ok) {
+    rank_dispatch_free(&r->dispatch);
     rank_group_close(&r->all, ok);
 }

@@ -13,36 +13,36 @@
 
 struct rank_share;
 /* Calls that a program makes between slices of generation. */
-struct rank_between {
+struct rank_interleaved {
     void *arg;
     int (*start)(void *arg, int rank); /* 1: it has started a call (rank_group_start) */
     int (*take)(void *arg, int rank, const struct hub_reply *reply);
 };
-struct rank_dealing { /* a zeroed one may be freed */
+struct rank_dispatch { /* a zeroed one may be freed */
     struct rank_group *g;
-    struct rank_share *share;    /* of each rank */
-    struct rank_between between; /* zeros: none */
-    struct rank_spare *idle;     /* passes for ranks that have nothing left to generate; NULL: none */
+    struct rank_share *share;            /* of each rank */
+    struct rank_interleaved interleaved; /* zeros: none */
+    struct idle_ranks *idle;             /* passes for ranks that have nothing left to generate; NULL: none */
     bool interrupting;
     struct worker_generation to; /* the generation under way; zeros: there is none */
 };
-void rank_dealing_init(struct rank_dealing *d, struct rank_group *g);
-void rank_dealing_free(struct rank_dealing *d);
-/* A step of generation, as worker_ops has it. Without one under way: only the calls of `between`. */
-int rank_dealing_step(struct rank_dealing *d, bool wait);
+void rank_dispatch_init(struct rank_dispatch *d, struct rank_group *g);
+void rank_dispatch_free(struct rank_dispatch *d);
+/* A step of generation, as worker_ops has it. Without one under way: only the calls of `interleaved`. */
+int rank_dispatch_step(struct rank_dispatch *d, bool wait);
 
 struct worker_ranks { /* a zeroed one may be closed */
     struct rank_group all;
-    struct rank_dealing dispatch;                       /* to all of them */
-    struct rank_dealing *generates, *has[WORKER_ROLES]; /* to those that generate, that have a role: all, or a pool of them */
-    bool own[WORKER_ROLES];                             /* that pool does nothing else: updates of the role are overlapped */
-    struct rank_group *pair;                            /* the trainer's ranks and those that only generate; NULL: there are none */
-    bool stale;                                         /* the latter do not have the trainer's weights */
-    const struct worker_update *updating;               /* overlapped; NULL: none */
+    struct rank_dispatch dispatch;                       /* to all of them */
+    struct rank_dispatch *generates, *has[WORKER_ROLES]; /* to those that generate, that have a role: all, or a pool of them */
+    bool own[WORKER_ROLES];                              /* that pool does nothing else: updates of the role are overlapped */
+    struct rank_group *weight_sync;       /* the trainer's ranks and those that only generate; NULL: there are none */
+    bool stale;                           /* the latter do not have the trainer's weights */
+    const struct worker_update *updating; /* overlapped; NULL: none */
 };
 /* Starts the ranks, or under a launcher waits for them (rank_group_open); w is on all of them then. r: borrowed. */
-int worker_open_ranks(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
-                      json_t **results);
-void worker_close_ranks(struct worker_ranks *r, bool ok); /* ok: the run has ended well; else the processes are killed */
+int dispatch_open(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
+                  json_t **results);
+void dispatch_close(struct worker_ranks *r, bool ok); /* ok: the run has ended well; else the processes are killed */
 
 #endif

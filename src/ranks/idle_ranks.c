@@ -14,7 +14,7 @@ struct under_way {
     int pass;
     int64_t lo, hi; /* sequences; none: lo == hi */
 };
-struct rank_spare {
+struct idle_ranks {
     struct rank_group *g;
     struct worker_generation of;
     struct packed_seq *seqs; /* ids owned */
@@ -24,14 +24,14 @@ struct rank_spare {
     struct under_way *at; /* of each rank */
 };
 
-struct rank_spare *rank_spare_open(struct rank_group *g, const struct worker_generation *of) {
-    struct rank_spare *s = xcalloc(1, sizeof *s);
+struct idle_ranks *idle_ranks_open(struct rank_group *g, const struct worker_generation *of) {
+    struct idle_ranks *s = xcalloc(1, sizeof *s);
     CHECK(of->n_passes >= 1 && of->n_passes <= WORKER_IDLE_PASSES);
-    *s = (struct rank_spare){.g = g, .of = *of, .at = xcalloc((size_t)g->n, sizeof *s->at)};
+    *s = (struct idle_ranks){.g = g, .of = *of, .at = xcalloc((size_t)g->n, sizeof *s->at)};
     return s;
 }
 
-void rank_spare_close(struct rank_spare *s) {
+void idle_ranks_close(struct idle_ranks *s) {
     if (!s) return;
     for (int64_t i = 0; i < s->n; i++) free((void *)(uintptr_t)s->seqs[i].ids);
     free(s->seqs);
@@ -40,7 +40,7 @@ void rank_spare_close(struct rank_spare *s) {
     free(s);
 }
 
-void rank_spare_add(struct rank_spare *s, const struct rollout_sample *sample, int64_t tag) {
+void idle_ranks_add(struct idle_ranks *s, const struct rollout_sample *sample, int64_t tag) {
     const int64_t n_prompt = sample->n_prompt, n = sample->n;
     int32_t *ids = xmalloc((size_t)(n_prompt + n) * sizeof *ids);
     memcpy(ids, sample->prompt, (size_t)n_prompt * sizeof *ids);
@@ -51,7 +51,7 @@ void rank_spare_add(struct rank_spare *s, const struct rollout_sample *sample, i
     s->tags[s->n++] = tag;
 }
 
-int rank_spare_start(struct rank_spare *s, int rank) {
+int idle_ranks_start(struct idle_ranks *s, int rank) {
     int p = 0;
     while (p < s->of.n_passes && s->next[p] == s->n) p++;
     if (p == s->of.n_passes) return 0;
@@ -72,7 +72,7 @@ int rank_spare_start(struct rank_spare *s, int rank) {
     return rc < 0 ? rc : 1;
 }
 
-int rank_spare_take(struct rank_spare *s, int rank, const struct hub_reply *reply) {
+int idle_ranks_take(struct idle_ranks *s, int rank, const struct hub_reply *reply) {
     const struct under_way u = s->at[rank];
     struct message_reader in = rank_group_reader(s->g, rank, reply);
     struct comm_bytes numbers;

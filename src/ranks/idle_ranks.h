@@ -10,15 +10,15 @@
 #include "ranks/rank_group.h"
 #include "ranks/worker.h"
 
-struct rank_spare;
+struct idle_ranks;
 /* For the passes of a generation, of which there are some. */
-struct rank_spare *rank_spare_open(struct rank_group *g, const struct worker_generation *of);
-void rank_spare_close(struct rank_spare *s); /* NULL ok; none of its calls is under way */
+struct idle_ranks *idle_ranks_open(struct rank_group *g, const struct worker_generation *of);
+void idle_ranks_close(struct idle_ranks *s); /* NULL ok; none of its calls is under way */
 /* A sample that has ended: prompt and response, copied. */
-void rank_spare_add(struct rank_spare *s, const struct rollout_sample *sample, int64_t tag);
+void idle_ranks_add(struct idle_ranks *s, const struct rollout_sample *sample, int64_t tag);
 
 /* ---- for dispatch.c ---- */
-int rank_spare_start(struct rank_spare *s, int rank); /* 1: it has started a call; 0: there is nothing to do */
-int rank_spare_take(struct rank_spare *s, int rank, const struct hub_reply *reply);
+int idle_ranks_start(struct idle_ranks *s, int rank); /* 1: it has started a call; 0: there is nothing to do */
+int idle_ranks_take(struct idle_ranks *s, int rank, const struct hub_reply *reply);
 
 #endif

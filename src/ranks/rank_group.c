@@ -20,7 +20,7 @@ extern char **environ;
 
 /* ---- calls ---- */
 
-void rank_group_look_around(struct rank_group *g, const char *phase) {
+void rank_group_heartbeat(struct rank_group *g, const char *phase) {
     struct hub_progress p;
     if (!g->run) return;
     hub_progress(g->hub, g->first, &p);
@@ -86,7 +86,7 @@ void rank_group_drain(struct rank_group *g) {
     struct hub_reply reply;
     int rank, got = 0;
     err_save(&why);
-    rank_group_look_around(g, NULL); /* a stop request ends the calls sooner */
+    rank_group_heartbeat(g, NULL); /* a stop request ends the calls sooner */
     for (int r = 0; r < g->n; r++)
         while (g->busy[r] && (got = rank_group_take(g, RANK_SLICE_S, &rank, &reply)) >= 0)
             if (got > 0) hub_reply_free(&reply);
@@ -106,7 +106,7 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
         int rank;
         const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
         TRY(got);
-        rank_group_look_around(g, phase);
+        rank_group_heartbeat(g, phase);
         if (got == 0 && !under_way(g)) FAIL(ERR_RANK, "%s: its call was given up", hub_who(g->hub, g->first));
         if (got == 0) continue;
         replies[rank] = reply;

@@ -61,7 +61,7 @@ int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_r
 void rank_group_drain(struct rank_group *g);
 /* While calls are under way: reports rank 0's progress to the bar and the watchdog, and sends a signal on to the ranks. phase:
  * whose progress is shown; NULL: none. */
-void rank_group_look_around(struct rank_group *g, const char *phase);
+void rank_group_heartbeat(struct rank_group *g, const char *phase);
 /* The same call on all ranks, to its end. *replies: (n), for rank_group_free, after an error too. */
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m, struct hub_reply **replies);
 /* The same in two parts. */

@@ -11,7 +11,7 @@
 
 enum { ALIGN = 256 };
 
-struct rank_weights {
+struct weight_sync {
     struct dev *dev;
     struct dev_group *group;
     char *p; /* what is sent */
@@ -20,7 +20,7 @@ struct rank_weights {
     struct tensor sum; /* (1) i64, device */
 };
 
-static int open_weights(struct rank_weights *w, struct comm *c, int trainers) {
+static int open_weights(struct weight_sync *w, struct comm *c, int trainers) {
     void *sum = NULL;
     TRY(dev_group_open(&w->group, w->dev, c));
     TRY(dev_group_share(w->group, w->p, w->bytes));
@@ -35,20 +35,20 @@ static int open_weights(struct rank_weights *w, struct comm *c, int trainers) {
     return 0;
 }
 
-int rank_weights_open(struct rank_weights **out, struct dev *d, struct comm *c, struct model *m, int trainers) {
-    struct rank_weights *w = xcalloc(1, sizeof *w);
+int weight_sync_open(struct weight_sync **out, struct dev *d, struct comm *c, struct model *m, int trainers) {
+    struct weight_sync *w = xcalloc(1, sizeof *w);
     CHECK(trainers >= 1 && trainers <= comm_size(c));
     w->dev = d;
     void *p;
     model_trained_weights(m, &p, &w->bytes);
     w->p = p;
     const int rc = open_weights(w, c, trainers);
-    if (rc < 0) rank_weights_close(w);
+    if (rc < 0) weight_sync_close(w);
     else *out = w;
     return rc;
 }
 
-void rank_weights_close(struct rank_weights *w) {
+void weight_sync_close(struct weight_sync *w) {
     if (!w) return;
     dev_group_close(w->group);
     if (w->sum.data) dev_free(w->dev, w->sum.data, sizeof(uint64_t));
@@ -56,7 +56,7 @@ void rank_weights_close(struct rank_weights *w) {
     free(w);
 }
 
-int rank_weights_send(struct rank_weights *w, uint64_t *sum) {
+int weight_sync_send(struct weight_sync *w, uint64_t *sum) {
     TRY(dev_group_all_gather(w->group, w->p, w->at, 1));
     TRY(dev_checksum(w->dev, w->sum, tensor_1d(w->p, DT_U8, (int64_t)w->bytes)));
     return dev_copy_out(w->dev, sum, w->sum.data, sizeof *sum);

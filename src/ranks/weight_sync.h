@@ -10,12 +10,12 @@
 #include "comm/comm.h"
 #include "model/parameters.h"
 
-struct rank_weights;
+struct weight_sync;
 /* Collective over c, whose ranks 0..trainers - 1 train m and have it whole; frozen weights are the same everywhere. All borrowed
  * until the close. */
-int rank_weights_open(struct rank_weights **out, struct dev *d, struct comm *c, struct model *m, int trainers);
-void rank_weights_close(struct rank_weights *w); /* NULL ok */
+int weight_sync_open(struct weight_sync **out, struct dev *d, struct comm *c, struct model *m, int trainers);
+void weight_sync_close(struct weight_sync *w); /* NULL ok */
 /* Collective. *sum: dev_checksum of this rank's weights now. */
-int rank_weights_send(struct rank_weights *w, uint64_t *sum);
+int weight_sync_send(struct weight_sync *w, uint64_t *sum);
 
 #endif

@@ -36,7 +36,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
 }
 
 void supervised_worker_close(struct supervised_worker *w, int rc) {
-    worker_close_ranks(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
+    dispatch_close(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
     dev_group_close(w->devices); /* before the model: see worker_close of ppo */
     trained_model_destroy(w->base.role[WORKER_POLICY].model);
     model_close(w->model);

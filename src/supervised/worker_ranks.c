@@ -20,7 +20,7 @@ int supervised_ranks_start(struct supervised_worker *w, struct run *run) {
                                       .run = run,
                                       .ray_nodes = k->n_ray_nodes,
                                       .ray_gpus = !train_on_cpu(k->run.device)};
-    return worker_open_ranks(&w->base, &w->ranks, &a, w->program->open, NULL, NULL);
+    return dispatch_open(&w->base, &w->ranks, &a, w->program->open, NULL, NULL);
 }
 
 int supervised_ranks_open(struct supervised_worker *w, int64_t total_steps, int64_t longest) {

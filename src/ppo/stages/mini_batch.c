@@ -137,7 +137,7 @@ int ppo_mini_record(const struct micro_loss *x, struct algo_metrics *m) {
     return rc;
 }
 
-int ppo_mini_told(void *arg, const struct pack_micro *x, const void *record, size_t n) {
+int ppo_mini_reported(void *arg, const struct pack_micro *x, const void *record, size_t n) {
     struct ppo_mini *u = arg;
     const char *const role = u->role == VERLC_CRITIC ? "critic/" : "actor/";
     const struct progress at = run_progress(u->s->run);

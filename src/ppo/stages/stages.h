@@ -164,7 +164,7 @@ int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr);
 int ppo_mini_record(const struct micro_loss *x, struct algo_metrics *m);
 /* Reports a micro-batch that is done: the metrics that its record (n bytes) ends with, under verl's names for the role, and the
  * progress. ERR_SIGNAL as run_check_stop. */
-int ppo_mini_told(void *mini, const struct pack_micro *x, const void *record, size_t n);
+int ppo_mini_reported(void *mini, const struct pack_micro *x, const void *record, size_t n);
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */

@@ -113,7 +113,7 @@ static int report_policy(void *arg, const struct pack_micro *x, const void *reco
     CHECK(n >= head);
     diff_merge(&u->diff, record);
     keep_entropy(u, x, (const float *)(const void *)(p + sizeof u->diff));
-    return ppo_mini_told(&u->mini, x, p + head, n - head);
+    return ppo_mini_reported(&u->mini, x, p + head, n - head);
 }
 
 static int policy_loss(void *arg, const struct micro_loss *x) {

@@ -45,7 +45,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                             .role = VERLC_CRITIC,
                             .whole = b,
                             .loss = value_loss,
-                            .report = ppo_mini_told,
+                            .report = ppo_mini_reported,
                             .n_work = 2,
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,

@@ -94,7 +94,7 @@ static int send_weights(struct comm *comm, const struct comm_call *call, struct 
     char text[17];
     uint64_t sum;
     (void)comm, (void)call;
-    TRY(rank_weights_send(self.w.weights, &sum));
+    TRY(weight_sync_send(self.w.weights, &sum));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)sum);
     out->value = json_pack("{s:s}", "sum", text);
     return 0;

@@ -255,13 +255,13 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t v
     if (l->rm > 0) TRY(open_reward_model(w, tok));
     set_operations(w, tok);
     if (!w->senders) return 0;
-    return rank_weights_open(&w->weights, &w->base.dev, w->senders, w->model[VERLC_ACTOR], (int)k->pools.n[PPO_TRAIN]);
+    return weight_sync_open(&w->weights, &w->base.dev, w->senders, w->model[VERLC_ACTOR], (int)k->pools.n[PPO_TRAIN]);
 }
 
 void ppo_worker_close(struct ppo_worker *w) {
     ppo_scorer_close(&w->scorer);
     ppo_ranks_close(w->ranks, w->ok);
-    rank_weights_close(w->weights);
+    weight_sync_close(w->weights);
     dev_group_close(w->devices); /* first: what waits for a lost rank ends, and no memory is read any more */
     rollout_decoder_close(w->base.generator.decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->base.role[i].model);

@@ -15,14 +15,14 @@
 
 struct ppo_ranks {
     struct worker_ranks base;
-    struct rank_group part[PPO_POOLS], pair;
-    struct rank_dealing dispatch[PPO_POOLS]; /* of each part that has ranks */
+    struct rank_group part[PPO_POOLS], weight_sync;
+    struct rank_dispatch dispatch[PPO_POOLS]; /* of each part that has ranks */
     struct ppo_pools pools;
     char *judge; /* where the judge is that a rank serves; NULL: there is none */
 };
 
 /* To the ranks that do this part of the work. */
-static struct rank_dealing *dispatch_of(struct ppo_ranks *g, enum ppo_pool part) {
+static struct rank_dispatch *dispatch_of(struct ppo_ranks *g, enum ppo_pool part) {
     return &g->dispatch[ppo_pool_of(&g->pools, part)];
 }
 
@@ -75,7 +75,7 @@ static void make_parts(struct ppo_ranks *g, const struct ppo_pools *pools) {
     for (int i = 0; i < PPO_POOLS; i++) {
         if (g->pools.n[i] == 0) continue;
         rank_group_part(&g->part[i], &g->base.all, (int)ppo_pool_first(&g->pools, (enum ppo_pool)i), (int)g->pools.n[i]);
-        rank_dealing_init(&g->dispatch[i], &g->part[i]);
+        rank_dispatch_init(&g->dispatch[i], &g->part[i]);
         const struct rank_group *const part = &g->part[i];
         if (part->n == 1 && all > 1) log_info("rank %d: %s", part->first, ppo_pool_name((enum ppo_pool)i));
         else if (part->n < all)
@@ -94,8 +94,8 @@ static void set_operations(struct ppo_worker *w) {
     g->part[PPO_TRAIN].while_waiting = &w->base.overlapped;
     w->base.disaggregated = g->base.stale = n[PPO_ROLLOUT] > 0;
     if (!w->base.disaggregated) return;
-    rank_group_part(&g->pair, &g->base.all, 0, (int)(n[PPO_TRAIN] + n[PPO_ROLLOUT]));
-    g->base.pair = &g->pair;
+    rank_group_part(&g->weight_sync, &g->base.all, 0, (int)(n[PPO_TRAIN] + n[PPO_ROLLOUT]));
+    g->base.weight_sync = &g->weight_sync;
 }
 
 int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) {
@@ -112,7 +112,7 @@ int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) 
                                       .embedded = w->embedded};
     w->k = k;
     w->ranks = g;
-    TRY(worker_open_ranks(&w->base, &g->base, &a, "plan", json_pack("{s:o}", "pools", ppo_pools_json(&k->pools)), &results));
+    TRY(dispatch_open(&w->base, &g->base, &a, "plan", json_pack("{s:o}", "pools", ppo_pools_json(&k->pools)), &results));
     make_parts(g, &k->pools);
     set_operations(w);
     const int rc = take_plan(w, results);
@@ -123,9 +123,9 @@ int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) 
 
 void ppo_ranks_close(struct ppo_ranks *g, bool ok) {
     if (!g) return;
-    for (int i = 0; i < PPO_POOLS; i++) rank_dealing_free(&g->dispatch[i]);
+    for (int i = 0; i < PPO_POOLS; i++) rank_dispatch_free(&g->dispatch[i]);
     free(g->judge);
-    worker_close_ranks(&g->base, ok);
+    dispatch_close(&g->base, ok);
     free(g);
 }
 

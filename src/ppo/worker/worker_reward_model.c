@@ -33,7 +33,7 @@ struct scored {
     struct reward_result result;
 };
 struct scorer_ranks {
-    struct rank_dealing *dispatch;
+    struct rank_dispatch *dispatch;
     bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
     bool flush, judge_busy;
     bool alone;          /* on ranks that do nothing else */
@@ -100,7 +100,7 @@ static int take(void *arg, int rank, const struct hub_reply *reply) {
 
 static const struct ppo_scorer_ops by_ranks;
 
-void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, struct rank_dealing *d, bool alone) {
+void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, struct rank_dispatch *d, bool alone) {
     struct scorer_ranks *const s = m->ranks = xcalloc(1, sizeof *s);
     m->ops = &by_ranks;
     s->dispatch = d;
@@ -109,7 +109,7 @@ void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, str
     s->generates = s->model && k->rm.judge.prompt_template;
     s->judge = k->rm.enable && k->rm.judge.serve;
     s->share = xcalloc((size_t)d->g->n, sizeof *s->share);
-    if (k->rm.enable) d->between = (struct rank_between){s, start, take};
+    if (k->rm.enable) d->interleaved = (struct rank_interleaved){s, start, take};
 }
 
 static void forget(struct scorer_ranks *s) {
@@ -151,7 +151,7 @@ static int ranks_submit(struct ppo_scorer *m, const struct reward_model_sample *
 static int ranks_step(struct ppo_scorer *m, bool flush) {
     struct scorer_ranks *const s = m->ranks;
     s->flush = flush;
-    if (s->alone) TRY(rank_dealing_step(s->dispatch, false));
+    if (s->alone) TRY(rank_dispatch_step(s->dispatch, false));
     return s->judge_busy;
 }
 
