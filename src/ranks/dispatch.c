@@ -362,15 +362,13 @@ static int update(struct worker *w, const struct worker_update *u, struct run *r
 
 static int send_weights(struct worker *w) {
     struct worker_ranks *const r = w->ranks;
+    struct hub_reply *replies;
+    if (!r->weight_sync || !r->stale) return 0;
     struct message m = message_new(true);
-    struct hub_reply *replies = NULL;
-    int rc = 0;
-    if (!r->weight_sync || !r->stale) goto out;
-    rc = rank_group_call(r->weight_sync, "send_weights", NULL, &m, &replies);
+    int rc = rank_group_call(r->weight_sync, "send_weights", NULL, &m, &replies);
     if (rc == 0) rc = rank_group_same(r->weight_sync, replies, "sum", "checksum of the weights");
     rank_group_free(r->weight_sync, replies);
     r->stale = rc < 0;
-out:
     message_free(&m);
     return rc;
 }

@@ -59,9 +59,9 @@ struct worker_update {
 
 /* ---- the table ---- */
 struct worker_ops {
-    /* Generation: between begin and end requests may be added at any time. Its end tokens are the model's. */
-    int (*send_weights)(
-        struct worker *w); /* before it: ranks that only generate get the trainer's weights, unless they have them */
+    /* Before a generation: ranks that only generate get the trainer's weights, unless they have them. */
+    int (*send_weights)(struct worker *w);
+    /* Generation: between begin and end requests may be added at any time. Their end tokens are the model's. */
     int (*generate_begin)(struct worker *w, const struct worker_generation *g); /* g: copied */
     int (*generate_add)(struct worker *w, const struct rollout_request *q);
     int (*generate_step)(struct worker *w, bool wait); /* 1: work remains. wait: for ranks, briefly */
