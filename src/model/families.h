@@ -1,7 +1,7 @@
 /* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral) as data: a row of families.c each.
  *
  * Configuration, names, files, adapters, shards, forward, backward and FLOPs follow from the row. No numbers of a model here.
- * Invariant: no other file knows a family by its name. */
+ * Invariant: nothing else branches on a family. */
 #ifndef VERLC_MODEL_FAMILIES_H
 #define VERLC_MODEL_FAMILIES_H
 
