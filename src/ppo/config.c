@@ -39,19 +39,19 @@ static int derive_schedule(struct ppo_config *k) {
     if (k->schedule != PPO_FULLY_ASYNC) return 0;
     struct ppo_async_config *a = &k->async;
     const int64_t most = (int64_t)1 << 24;
-    a->required = k->ppo_mini_batch_size * k->raw.require_batches;
+    a->required = k->actor.mini_batch_size * k->raw.require_batches;
     if (a->required > most || a->required * a->updates > most || (double)(a->required * a->updates) * (1 + a->staleness) > 0x1p24)
         FAIL(ERR_INVAL,
              "a step of " ARR
              "actor.ppo_mini_batch_size=%lld x async_training.require_batches=%lld x trigger_parameter_sync_step=%lld "
              "prompts, and staleness_threshold=%g times as many begun: more than %lld",
-             (long long)k->ppo_mini_batch_size, (long long)k->raw.require_batches, (long long)a->updates, a->staleness,
+             (long long)k->actor.mini_batch_size, (long long)k->raw.require_batches, (long long)a->updates, a->staleness,
              (long long)most);
-    k->train_batch_size = a->required * a->updates;
-    a->most_open = (int64_t)((double)k->train_batch_size * (1 + a->staleness));
+    k->data.train_batch_size = a->required * a->updates;
+    a->most_open = (int64_t)((double)k->data.train_batch_size * (1 + a->staleness));
     if (k->raw.prox) k->raw.bypass_mode = false;
     a->recompute_log_probs = !k->raw.bypass_mode;
-    if (k->filter.enable)
+    if (k->algorithm.filter.enable)
         FAIL(ERR_INVAL, "algorithm.filter_groups.enable=True: prompts are not replaced in fully asynchronous training; take "
                         "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
     return 0;
@@ -59,18 +59,18 @@ static int derive_schedule(struct ppo_config *k) {
 
 static void derive_data(struct ppo_config *k) {
     const bool own = !conf_is_null(k->conf, "data.seed");
-    k->seed = (uint64_t)k->raw.seed;
-    k->data_seed = own ? (uint64_t)k->raw.data_seed : k->seed;
-    k->chat_kwargs = json_deep_copy(k->raw.chat_kwargs);
-    if (k->raw.chat_template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(k->raw.chat_template));
-    if (conf_is_null(k->conf, "data.sampler.name")) k->sampler.order = k->shuffle ? DATA_SHUFFLE : DATA_SEQUENTIAL;
-    k->sampler.source_key = k->reward_fn_key;
-    if (k->filter.gen_batch_size == 0) k->filter.gen_batch_size = k->train_batch_size;
-    else if (!k->filter.enable)
+    k->trainer.seed = (uint64_t)k->raw.seed;
+    k->data.seed = own ? (uint64_t)k->raw.data_seed : k->trainer.seed;
+    k->data.chat_kwargs = json_deep_copy(k->raw.chat_kwargs);
+    if (k->raw.chat_template) json_object_set_new(k->data.chat_kwargs, "chat_template", json_string(k->raw.chat_template));
+    if (conf_is_null(k->conf, "data.sampler.name")) k->data.sampler.order = k->data.shuffle ? DATA_SHUFFLE : DATA_SEQUENTIAL;
+    k->data.sampler.source_key = k->data.reward_fn_key;
+    if (k->algorithm.filter.gen_batch_size == 0) k->algorithm.filter.gen_batch_size = k->data.train_batch_size;
+    else if (!k->algorithm.filter.enable)
         log_note(
             "data.gen_batch_size=%lld has no effect without algorithm.filter_groups.enable=True: data.train_batch_size prompts "
             "are generated in each step",
-            (long long)k->filter.gen_batch_size);
+            (long long)k->algorithm.filter.gen_batch_size);
 }
 
 /* A directory that a key names: its configuration and tokenizer; ppo_config_fetch gets the weights. */
@@ -80,22 +80,22 @@ static int model_dir(const char *key, const char *path, char **out) {
 }
 
 static enum train_recompute recompute(const struct ppo_config *k, bool checkpointing) {
-    if (!conf_is_null(k->conf, "trainer.recompute")) return k->recompute;
+    if (!conf_is_null(k->conf, "trainer.recompute")) return k->model.recompute;
     return checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
 }
 
 static int derive_model(struct ppo_config *k) {
-    TRY(model_dir(ARR "model.path", k->raw.model_path, &k->model_dir));
-    TRY(train_make_lora(&k->lora, ARR "model", &k->raw.lora, k->raw.model_path));
-    if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;
-    if (k->raw.rollout_dtype != k->act) {
+    TRY(model_dir(ARR "model.path", k->raw.model_path, &k->model.dir));
+    TRY(train_make_lora(&k->model.lora, ARR "model", &k->raw.lora, k->raw.model_path));
+    if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
+    if (k->raw.rollout_dtype != k->model.act) {
         const bool by_rollout = conf_is_set(k->conf, ARR "rollout.dtype") && !conf_is_set(k->conf, ARR "actor.fsdp_config.dtype");
-        if (by_rollout) k->act = k->raw.rollout_dtype;
+        if (by_rollout) k->model.act = k->raw.rollout_dtype;
         log_note("rollout.dtype and actor.fsdp_config.dtype differ; generation and training share one set of weights, in %s",
-                 dtype_name(k->act));
+                 dtype_name(k->model.act));
     }
     k->critic.recompute = recompute(k, k->raw.critic_checkpointing); /* first: both look at trainer.recompute */
-    k->recompute = recompute(k, k->raw.checkpointing);
+    k->model.recompute = recompute(k, k->raw.checkpointing);
     return 0;
 }
 
@@ -107,7 +107,7 @@ static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, 
                       : (struct micro_batch_limits){.max_seqs = w->each ? w->each : w->all};
     if (cut->max_seqs < 1 && cut->max_rows < 1)
         FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
-    if (!w->dynamic && !w->each && train_devices_asked(k->conf, &k->devices) > 1)
+    if (!w->dynamic && !w->each && train_devices_asked(k->conf, &k->ranks.devices) > 1)
         log_note("%.*s=%lld: each rank's micro-batches have so many samples, whatever the number of ranks, on which no result "
                  "depends; %s says the same",
                  (int)(per_gpu - micro), micro, (long long)w->all, micro);
@@ -115,11 +115,11 @@ static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, 
 }
 
 static int derive_rollout(struct ppo_config *k) {
-    struct ppo_sampling *t = &k->train, *v = &k->val;
-    if (t->n == 1 && !k->my_adv && (k->adv->needs & ALGO_NEEDS_GROUP))
+    struct ppo_sampling *t = &k->rollout.train, *v = &k->rollout.val;
+    if (t->n == 1 && !k->algorithm.my_adv && (k->algorithm.adv->needs & ALGO_NEEDS_GROUP))
         log_warn(ARR "rollout.n=1: algorithm.adv_estimator=%s compares the samples of one prompt, and here each is alone: its "
                      "advantage is its score without a baseline, or 0; set " ARR "rollout.n to 2 or more",
-                 k->adv_estimator);
+                 k->algorithm.adv_estimator);
     if (t->temperature <= 0)
         FAIL(ERR_INVAL,
              ARR "rollout.temperature=%g: training samples need a temperature above 0 (greedy is for validation: "
@@ -128,72 +128,75 @@ static int derive_rollout(struct ppo_config *k) {
     v->ignore_eos = t->ignore_eos;
     v->repetition_penalty = t->repetition_penalty;
     TRY(derive_cut(k, &k->raw.logp_cut, ARR "rollout.log_prob_micro_batch_size_per_gpu", ARR "rollout.log_prob_use_dynamic_bsz",
-                   &k->logp_cut));
-    if (!k->use_kl_loss && !k->use_kl_in_reward) return 0;
+                   &k->rollout.logp_cut));
+    if (!k->actor.use_kl_loss && !k->algorithm.use_kl_in_reward) return 0;
     return derive_cut(k, &k->raw.ref_cut, ARR "ref.log_prob_micro_batch_size_per_gpu", ARR "ref.log_prob_use_dynamic_bsz",
-                      &k->ref_cut);
+                      &k->ref.cut);
 }
 
 /* gdpo's rewards: keys of the scorer's dict, and their weights. */
 static int derive_gdpo(struct ppo_config *k) {
     const json_t *w = k->raw.gdpo_weights;
-    if (strcmp(k->adv_estimator, "gdpo") != 0) {
-        if (k->n_gdpo > 0 || w)
+    if (strcmp(k->algorithm.adv_estimator, "gdpo") != 0) {
+        if (k->algorithm.n_gdpo > 0 || w)
             log_note("algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights: no effect with algorithm.adv_estimator=%s",
-                     k->adv_estimator);
-        k->n_gdpo = 0;
+                     k->algorithm.adv_estimator);
+        k->algorithm.n_gdpo = 0;
         return 0;
     }
-    if (k->n_gdpo == 0)
+    if (k->algorithm.n_gdpo == 0)
         FAIL(ERR_INVAL, "algorithm.adv_estimator=gdpo needs the rewards it normalises one by one: "
                         "+algorithm.gdpo_reward_keys=[KEY,...], keys of the dict that the scorer returns");
     if (!w) return 0;
-    if ((int64_t)json_array_size(w) != k->n_gdpo)
+    if ((int64_t)json_array_size(w) != k->algorithm.n_gdpo)
         FAIL(ERR_INVAL, "algorithm.gdpo_reward_weights has %zu numbers for %lld algorithm.gdpo_reward_keys", json_array_size(w),
-             (long long)k->n_gdpo);
-    k->gdpo_weights = xcalloc((size_t)k->n_gdpo, sizeof *k->gdpo_weights);
-    for (int64_t i = 0; i < k->n_gdpo; i++) k->gdpo_weights[i] = json_number_value(json_array_get(w, (size_t)i));
+             (long long)k->algorithm.n_gdpo);
+    k->algorithm.gdpo_weights = xcalloc((size_t)k->algorithm.n_gdpo, sizeof *k->algorithm.gdpo_weights);
+    for (int64_t i = 0; i < k->algorithm.n_gdpo; i++)
+        k->algorithm.gdpo_weights[i] = json_number_value(json_array_get(w, (size_t)i));
     return 0;
 }
 
 /* algorithm.rollout_correction: between the old and the rollout's log-probs (decoupled), or inside the
  * loss between the current and the rollout's (bypass). Takes loss_mode's place: comes after derive_actor. */
 static int derive_correction(struct ppo_config *k) {
-    const int rc = algo_corr_parse(&k->corr, &k->raw.corr);
+    const int rc = algo_corr_parse(&k->algorithm.corr, &k->raw.corr);
     if (rc < 0) return err_wrap(rc, "algorithm.rollout_correction");
     const struct algo_policy_entry *mode = algo_policy_find("bypass_mode");
-    if (k->raw.bypass_mode && k->my_loss)
+    if (k->raw.bypass_mode && k->actor.my_loss)
         FAIL(ERR_INVAL, "algorithm.rollout_correction.bypass_mode has a loss of its own, so the one of " ARR
                         "actor.policy_loss.loss_mode would not be used; take one of them");
-    if (k->raw.bypass_mode) k->loss_mode = mode;
-    if (k->loss_mode == mode) {
-        k->policy.corr = &k->corr;
-        if (k->force_old_log_prob)
+    if (k->raw.bypass_mode) k->actor.loss_mode = mode;
+    if (k->actor.loss_mode == mode) {
+        k->actor.policy.corr = &k->algorithm.corr;
+        if (k->trainer.force_old_log_prob)
             log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
-        k->force_old_log_prob = false;
+        k->trainer.force_old_log_prob = false;
     } else {
-        k->correct = k->corr.is != ALGO_IS_NONE || k->corr.n_rs > 0 || k->raw.calculate_log_probs; /* at least measured */
+        k->algorithm.correct = k->algorithm.corr.is != ALGO_IS_NONE || k->algorithm.corr.n_rs > 0 ||
+                               k->raw.calculate_log_probs; /* at least measured */
     }
-    const struct ppo_sampling *t = &k->train;
+    const struct ppo_sampling *t = &k->rollout.train;
     const bool changed = t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1;
-    k->sampling_log_probs = changed && t->temperature > 0 && (k->correct || k->policy.corr);
+    k->algorithm.sampling_log_probs = changed && t->temperature > 0 && (k->algorithm.correct || k->actor.policy.corr);
     return 0;
 }
 
 /* DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). */
 static int derive_filter(struct ppo_config *k) {
-    struct ppo_filter_config *f = &k->filter;
+    struct ppo_filter_config *f = &k->algorithm.filter;
     if (!f->enable) return 0;
     if (strcmp(f->metric, "seq_final_reward") == 0)
         FAIL(ERR_INVAL, "algorithm.filter_groups.metric=seq_final_reward: groups are judged while others are still generated, "
                         "before any KL penalty is known; use reward");
     if (strcmp(f->metric, "score") == 0 || strcmp(f->metric, "seq_reward") == 0) f->metric = "reward";
-    if (f->max_gen_batches > 0 && f->max_gen_batches * f->gen_batch_size < k->train_batch_size)
+    if (f->max_gen_batches > 0 && f->max_gen_batches * f->gen_batch_size < k->data.train_batch_size)
         FAIL(ERR_INVAL,
              "algorithm.filter_groups.max_num_gen_batches=%lld of data.gen_batch_size=%lld prompts are fewer than "
              "data.train_batch_size=%lld",
-             (long long)f->max_gen_batches, (long long)f->gen_batch_size, (long long)k->train_batch_size);
-    if (k->train.n < 2) log_warn("algorithm.filter_groups with rollout.n=1: one sample is never alike, so nothing is filtered");
+             (long long)f->max_gen_batches, (long long)f->gen_batch_size, (long long)k->data.train_batch_size);
+    if (k->rollout.train.n < 2)
+        log_warn("algorithm.filter_groups with rollout.n=1: one sample is never alike, so nothing is filtered");
     return 0;
 }
 
@@ -204,8 +207,8 @@ static int open_user_function(struct ppo_config *k, struct algo_user_args a, con
             FAIL(ERR_INVAL, "%s: %s=%s takes no parameters; a user-defined function (FILE:NAME) does", kwargs_key, a.key, a.spec);
         return 0;
     }
-    if (k->use == PPO_RUN) TRY(run_config_lock(&k->run));
-    char *dir = k->use != PPO_PLAN ? file_join(k->run.default_local_dir, "custom") : NULL;
+    if (k->use == PPO_RUN) TRY(run_config_lock(&k->trainer.run));
+    char *dir = k->use != PPO_PLAN ? file_join(k->trainer.run.default_local_dir, "custom") : NULL;
     a.dir = dir;
     a.timeout_s = k->raw.custom_timeout;
     const int rc = algo_user_open(out, &a);
@@ -219,17 +222,19 @@ static int find_kl(const char *key, const char *name, struct algo_kl_type *out) 
 }
 
 static int derive_algorithm(struct ppo_config *k) {
-    const struct algo_user_args own = {.key = "algorithm.adv_estimator", .spec = k->adv_estimator, .kwargs = k->adv_kwargs};
-    TRY(open_user_function(k, own, "algorithm.adv_kwargs", &k->my_adv));
-    k->adv = k->my_adv ? algo_user_adv(k->my_adv) : algo_adv_find(k->adv_estimator);
-    if (!k->adv) FAIL(ERR_INVAL, "algorithm.adv_estimator: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
-    TRY(find_kl("algorithm.kl_penalty", k->raw.kl_penalty, &k->kl_penalty));
+    const struct algo_user_args own = {
+        .key = "algorithm.adv_estimator", .spec = k->algorithm.adv_estimator, .kwargs = k->algorithm.adv_kwargs};
+    TRY(open_user_function(k, own, "algorithm.adv_kwargs", &k->algorithm.my_adv));
+    k->algorithm.adv = k->algorithm.my_adv ? algo_user_adv(k->algorithm.my_adv) : algo_adv_find(k->algorithm.adv_estimator);
+    if (!k->algorithm.adv)
+        FAIL(ERR_INVAL, "algorithm.adv_estimator: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
+    TRY(find_kl("algorithm.kl_penalty", k->raw.kl_penalty, &k->algorithm.kl_penalty));
     TRY(derive_gdpo(k));
-    if (!k->use_pf_ppo) return 0;
-    if (!(k->adv->needs & ALGO_NEEDS_VALUES))
+    if (!k->algorithm.use_pf_ppo) return 0;
+    if (!(k->algorithm.adv->needs & ALGO_NEEDS_VALUES))
         FAIL(ERR_INVAL, "algorithm.use_pf_ppo=True is for adv_estimator=gae (verl ignores it elsewhere); the estimator is %s",
-             k->adv_estimator);
-    const int rc = algo_pf_ppo_parse(&k->pf_ppo, k->raw.pf_method, k->raw.pf_weight_pow);
+             k->algorithm.adv_estimator);
+    const int rc = algo_pf_ppo_parse(&k->algorithm.pf_ppo, k->raw.pf_method, k->raw.pf_weight_pow);
     return rc < 0 ? err_wrap(rc, "algorithm") : 0;
 }
 
@@ -244,27 +249,29 @@ static double largest_norm(const struct conf *c, const char *key, double old, do
 }
 
 static int derive_actor(struct ppo_config *k) {
-    const struct algo_policy_cfg *p = &k->policy;
+    const struct algo_policy_cfg *p = &k->actor.policy;
     const struct algo_user_args own = {
         .key = ARR "actor.policy_loss.loss_mode", .spec = k->raw.loss_mode, .loss = true, .kwargs = p->kwargs};
-    TRY(open_user_function(k, own, ARR "actor.policy_loss.kwargs", &k->my_loss));
-    k->loss_mode = k->my_loss ? algo_user_policy(k->my_loss) : algo_policy_find(k->raw.loss_mode);
-    if (!k->loss_mode)
+    TRY(open_user_function(k, own, ARR "actor.policy_loss.kwargs", &k->actor.my_loss));
+    k->actor.loss_mode = k->actor.my_loss ? algo_user_policy(k->actor.my_loss) : algo_policy_find(k->raw.loss_mode);
+    if (!k->actor.loss_mode)
         FAIL(ERR_INVAL, ARR "actor.policy_loss.loss_mode: %s; or a function of your own, FILE.c:NAME or FILE.py:NAME", err_msg());
-    k->policy.seed = k->seed;
+    k->actor.policy.seed = k->trainer.seed;
     if (conf_is_set(k->conf, ARR "actor.clip_ratio") &&
         (p->clip_ratio_low != k->raw.clip_ratio || p->clip_ratio_high != k->raw.clip_ratio))
         log_note("actor.clip_ratio=%g has no effect: clip_ratio_low=%g and clip_ratio_high=%g are used, as in verl",
                  k->raw.clip_ratio, p->clip_ratio_low, p->clip_ratio_high);
-    TRY(find_agg(ARR "actor.loss_agg_mode", k->raw.agg_mode, &k->agg_mode));
-    TRY(find_kl(ARR "actor.kl_loss_type", k->raw.kl_loss_type, &k->kl_loss_type));
-    k->mini_seed = conf_is_null(k->conf, ARR "actor.data_loader_seed") ? k->seed : (uint64_t)k->raw.mini_seed;
-    TRY(derive_cut(k, &k->raw.update_cut, ARR "actor.ppo_micro_batch_size_per_gpu", ARR "actor.use_dynamic_bsz", &k->update_cut));
-    TRY(train_make_optim(&k->optim, ARR "actor.optim", &k->raw.optim, &k->raw.offload));
-    k->optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
-    k->warmup_ratio = k->raw.optim.warmup_ratio;
-    k->zero_indexed_step = train_zero_indexed(&k->raw.optim);
-    k->ref_offload &= !k->lora.on && (k->use_kl_loss || k->use_kl_in_reward); /* else there are no reference weights */
+    TRY(find_agg(ARR "actor.loss_agg_mode", k->raw.agg_mode, &k->actor.agg_mode));
+    TRY(find_kl(ARR "actor.kl_loss_type", k->raw.kl_loss_type, &k->actor.kl_loss_type));
+    k->actor.seed = conf_is_null(k->conf, ARR "actor.data_loader_seed") ? k->trainer.seed : (uint64_t)k->raw.mini_seed;
+    TRY(derive_cut(k, &k->raw.update_cut, ARR "actor.ppo_micro_batch_size_per_gpu", ARR "actor.use_dynamic_bsz",
+                   &k->actor.update_cut));
+    TRY(train_make_optim(&k->actor.optim, ARR "actor.optim", &k->raw.optim, &k->raw.offload));
+    k->actor.optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
+    k->actor.warmup_ratio = k->raw.optim.warmup_ratio;
+    k->actor.zero_indexed_step = train_zero_indexed(&k->raw.optim);
+    k->ref.offload &=
+        !k->model.lora.on && (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward); /* else there are no reference weights */
     return 0;
 }
 
@@ -275,7 +282,7 @@ static int derive_critic_updates(struct ppo_config *k) {
     TRY(derive_cut(k, &k->raw.critic_cut, "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->update_cut));
     TRY(derive_cut(k, &values, "critic.forward_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->values_cut));
     TRY(find_agg("critic.loss_agg_mode", k->raw.critic_agg_mode, &v->agg_mode));
-    v->seed = conf_is_null(k->conf, "critic.data_loader_seed") ? k->seed : (uint64_t)k->raw.critic_seed;
+    v->seed = conf_is_null(k->conf, "critic.data_loader_seed") ? k->trainer.seed : (uint64_t)k->raw.critic_seed;
     TRY(train_make_optim(&v->optim, "critic.optim", &k->raw.critic_optim, &k->raw.critic_offload));
     v->optim.clip = largest_norm(k->conf, "critic.grad_clip", k->raw.critic_grad_clip, k->raw.critic_optim.clip_grad);
     v->warmup_ratio = k->raw.critic_optim.warmup_ratio;
@@ -292,7 +299,7 @@ static int note_no_critic(const struct ppo_config *k) {
     if (key)
         log_note("%s%s: no effect, as algorithm.adv_estimator=%s has no critic; gae has one, and critic.enable=True trains one "
                  "with any estimator",
-                 key, others, k->adv_estimator);
+                 key, others, k->algorithm.adv_estimator);
     return 0;
 }
 
@@ -307,27 +314,27 @@ static bool same_dir(const char *a, const char *b) {
 /* Whether there is a critic is verl's need_critic: critic.enable, or by default the estimator. */
 static int derive_critic(struct ppo_config *k) {
     struct ppo_critic_config *v = &k->critic;
-    const bool needed = (k->adv->needs & ALGO_NEEDS_VALUES) != 0;
+    const bool needed = (k->algorithm.adv->needs & ALGO_NEEDS_VALUES) != 0;
     if (conf_is_null(k->conf, "critic.enable")) v->enable = needed;
     if (needed && !v->enable)
         FAIL(ERR_INVAL, "critic.enable=False: algorithm.adv_estimator=%s computes advantages from a critic's values",
-             k->adv_estimator);
+             k->algorithm.adv_estimator);
     if (!v->enable && v->actor_from > 1)
         FAIL(ERR_INVAL, "trainer.critic_warmup=%lld trains a critic alone for that long, and algorithm.adv_estimator=%s has none",
-             (long long)v->actor_from, k->adv_estimator);
+             (long long)v->actor_from, k->algorithm.adv_estimator);
     if (!v->enable) return note_no_critic(k);
     if (!needed)
         log_note("critic.enable=True: the critic is trained, and algorithm.adv_estimator=%s does not read its values",
-                 k->adv_estimator);
+                 k->algorithm.adv_estimator);
     if (!conf_is_set(k->conf, "critic.model.path") || !k->raw.critic_path)
         FAIL(ERR_INVAL,
              "critic.model.path is not set: a critic (algorithm.adv_estimator=%s) starts from a model; the policy's "
              "own, critic.model.path=%s, is the usual one",
-             k->adv_estimator, k->tokenizer_dir);
+             k->algorithm.adv_estimator, k->model.tokenizer_dir);
     TRY(model_dir("critic.model.path", k->raw.critic_path, &v->model_dir));
-    if (k->my_adv) TRY(ppo_validate_critic_config(k));
+    if (k->algorithm.my_adv) TRY(ppo_validate_critic_config(k));
     TRY(train_make_lora(&v->lora, "critic.model", &k->raw.critic_lora, k->raw.critic_path));
-    v->shares_base = k->lora.on && v->lora.on && k->lora.quant == v->lora.quant && same_dir(k->model_dir, v->model_dir);
+    v->shares_base = k->model.lora.on && v->lora.on && k->model.lora.quant == v->lora.quant && same_dir(k->model.dir, v->model_dir);
     return derive_critic_updates(k);
 }
 
@@ -434,21 +441,21 @@ static int check_reward_kwargs(const json_t *kwargs, bool dapo) {
 static int derive_overlong(struct ppo_config *k) {
     const json_t *kwargs = k->raw.reward_kwargs, *b;
     bool enable = false;
-    k->reward.max_resp_len = k->max_response_length;
+    k->reward.args.max_resp_len = k->data.max_response_length;
     if (!kwargs) return 0;
-    TRY(json_i64_opt(kwargs, "max_resp_len", &k->reward.max_resp_len, KWARGS));
+    TRY(json_i64_opt(kwargs, "max_resp_len", &k->reward.args.max_resp_len, KWARGS));
     b = json_object_get(kwargs, "overlong_buffer_cfg");
     if (!b || json_is_null(b)) return 0;
     TRY(json_bool_opt(b, "enable", &enable, KWARGS ".overlong_buffer_cfg"));
     if (!enable) return 0;
-    TRY(json_i64(b, "len", &k->reward.overlong_len, KWARGS ".overlong_buffer_cfg"));
-    if (k->reward.overlong_len <= 0)
+    TRY(json_i64(b, "len", &k->reward.args.overlong_len, KWARGS ".overlong_buffer_cfg"));
+    if (k->reward.args.overlong_len <= 0)
         FAIL(ERR_INVAL,
              KWARGS ".overlong_buffer_cfg.len=%lld: the tokens over which the penalty grows; set it above 0, or "
                     "overlong_buffer_cfg.enable=False",
-             (long long)k->reward.overlong_len);
-    TRY(json_f64(b, "penalty_factor", &k->reward.overlong_penalty_factor, KWARGS ".overlong_buffer_cfg"));
-    return json_bool_opt(b, "log", &k->reward.overlong_log, KWARGS ".overlong_buffer_cfg");
+             (long long)k->reward.args.overlong_len);
+    TRY(json_f64(b, "penalty_factor", &k->reward.args.overlong_penalty_factor, KWARGS ".overlong_buffer_cfg"));
+    return json_bool_opt(b, "log", &k->reward.args.overlong_log, KWARGS ".overlong_buffer_cfg");
 #undef KWARGS
 }
 
@@ -469,10 +476,11 @@ static const struct manager {
 
 static int derive_limits(struct ppo_config *k, const struct manager *m) {
     if (m && m->limited) {
-        k->reward.max_in_flight = conf_is_set(k->conf, "reward.max_concurrent") ? k->reward.max_concurrent : 1; /* verl's */
-        if (k->reward.path) return 0;
+        k->reward.args.max_in_flight =
+            conf_is_set(k->conf, "reward.max_concurrent") ? k->reward.args.max_concurrent : 1; /* verl's */
+        if (k->reward.args.path) return 0;
     }
-    k->reward.max_in_flight = 0;
+    k->reward.args.max_in_flight = 0;
     static const char *const keys[] = {"reward.max_rpm", "reward.max_tpm", "reward.estimated_tokens_per_request"};
     for (int i = 0; i < 3; i++)
         if (!conf_is_null(k->conf, keys[i]))
@@ -486,17 +494,17 @@ static int derive_limits(struct ppo_config *k, const struct manager *m) {
 static int derive_own_manager(struct ppo_config *k) {
     const char *const name = k->raw.reward_manager, *const older = k->raw.manager_class ? k->raw.manager_class : name;
     const bool by_older = k->raw.manager_class && conf_is_set(k->conf, "reward.reward_manager.module.name"); /* verl's older key */
-    k->own_manager = true;
-    k->manager_path = k->raw.manager_path;
-    k->manager_names[0] = by_older ? older : name;
-    k->manager_names[1] = by_older ? name : older;
+    k->reward.own_manager = true;
+    k->reward.manager_path = k->raw.manager_path;
+    k->reward.manager_names[0] = by_older ? older : name;
+    k->reward.manager_names[1] = by_older ? name : older;
     if (strcmp(k->raw.manager_source, "register") != 0) {
         if (!k->raw.manager_path)
             FAIL(ERR_INVAL, "reward.reward_manager.source=importlib needs reward.reward_manager.module.path, a Python file, and "
                             "reward.reward_manager.name, a class in it");
         return 0;
     }
-    if (k->reward.path) return 0;
+    if (k->reward.args.path) return 0;
     FAIL(ERR_INVAL,
          "reward.reward_manager.name=%s: expected naive, dapo, gdpo, batch, prime, rate_limited or remote; one of your own needs "
          "source=importlib and module.path",
@@ -513,19 +521,19 @@ static int derive_reward(struct ppo_config *k) {
     if (!m) TRY(derive_own_manager(k));
     const bool dapo = m && strcmp(m->name, "dapo") == 0;
     if (m) {
-        k->reward.style = m->style;
-        k->extra_agent_loop = m->agent_loop;
-        k->extra_turns = m->turns;
-        k->extra_scores = m->scores;
-        k->extra_experiment = m->experiment;
+        k->reward.args.style = m->style;
+        k->reward.extra_agent_loop = m->agent_loop;
+        k->reward.extra_turns = m->turns;
+        k->reward.extra_scores = m->scores;
+        k->reward.extra_experiment = m->experiment;
         TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
     }
     TRY(derive_limits(k, m));
     if (dapo && derive_overlong(k) < 0) return err_wrap(ERR_INVAL, "reward.reward_manager.name=dapo");
-    if (k->reward.router_address && !k->reward.path && !k->own_manager)
+    if (k->reward.args.router_address && !k->reward.args.path && !k->reward.own_manager)
         FAIL(ERR_INVAL, "reward.reward_model.router_address is for a scorer that calls that server: set "
                         "reward.custom_reward_function.path");
-    json_object_foreach((json_t *)(uintptr_t)k->source_weights, source, w) if (!json_is_number(w))
+    json_object_foreach((json_t *)(uintptr_t)k->reward.source_weights, source, w) if (!json_is_number(w))
         FAIL(ERR_INVAL, "reward.source_weights.%s: expected a number", source);
     return 0;
 }
@@ -536,23 +544,25 @@ static int derive_reward_model(struct ppo_config *k) {
 #define RM "reward.reward_model."
     struct ppo_rm_config *r = &k->rm;
     const struct judge_args *j = &r->judge;
-    if (!r->enable && !k->reward.router_address) return 0;
-    if (k->reward.router_address) { /* the model is served elsewhere; this run has at most its tokenizer */
+    if (!r->enable && !k->reward.args.router_address) return 0;
+    if (k->reward.args.router_address) { /* the model is served elsewhere; this run has at most its tokenizer */
         r->enable = false;
         if (k->raw.rm_path) TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
-        k->reward.rm_tokenizer = r->model_dir;
+        k->reward.args.rm_tokenizer = r->model_dir;
         return 0;
     }
     if (!k->raw.rm_path) FAIL(ERR_INVAL, RM "enable=True and no " RM "model_path: set it to the directory of the reward model");
     TRY(model_dir(RM "model_path", k->raw.rm_path, &r->model_dir));
     int rc = model_config_load(&r->model, r->model_dir);
-    r->judge.serve = rc == 0 && !j->prompt_template && (k->reward.path || k->own_manager) && !model_config_classifies(&r->model);
+    r->judge.serve =
+        rc == 0 && !j->prompt_template && (k->reward.args.path || k->reward.own_manager) && !model_config_classifies(&r->model);
     if (rc == 0 && !judge_is_wanted(j)) rc = model_config_make_reward(&r->model, r->model_dir);
     if (rc < 0) return err_wrap(rc, RM "model_path");
-    if (r->judge.serve) k->reward.rm_tokenizer = r->model_dir;
+    if (r->judge.serve) k->reward.args.rm_tokenizer = r->model_dir;
     if (judge_is_wanted(j)) return 0;
     if (r->cut.max_seqs == 0) r->cut.max_rows = j->max_rows;
-    if (r->max_length == 0) r->max_length = k->max_prompt_length + k->max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
+    if (r->max_length == 0)
+        r->max_length = k->data.max_prompt_length + k->data.max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
     return 0;
 #undef RM
 }
@@ -560,14 +570,14 @@ static int derive_reward_model(struct ppo_config *k) {
 /* trainer.profile_steps, else verl's key of the same meaning. */
 static void derive_profile(struct ppo_config *k) {
     if (!conf_is_null(k->conf, "trainer.profile_steps")) return;
-    memcpy(k->profile_steps, k->raw.profile_steps, sizeof k->profile_steps);
-    k->n_profile_steps = k->raw.n_profile_steps;
+    memcpy(k->trainer.profile_steps, k->raw.profile_steps, sizeof k->trainer.profile_steps);
+    k->trainer.n_profile_steps = k->raw.n_profile_steps;
 }
 
 /* ---- pools ---- */
 
 static bool has_critic(const struct ppo_config *k) {
-    return conf_is_null(k->conf, "critic.enable") ? strcmp(k->adv_estimator, "gae") == 0 : k->critic.enable;
+    return conf_is_null(k->conf, "critic.enable") ? strcmp(k->algorithm.adv_estimator, "gae") == 0 : k->critic.enable;
 }
 
 struct pool_request {
@@ -601,25 +611,25 @@ struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
     struct train_devices_beside b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) { /* hosts of another size are the trainer's, which have room for both */
         const struct ppo_pool_keys *keys = pool_request(k, i).keys;
-        if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->devices.n_gpus_per_node) b.nodes += keys->nnodes;
+        if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->ranks.devices.n_gpus_per_node) b.nodes += keys->nnodes;
     }
     return b;
 }
 
 void ppo_config_pools(struct ppo_config *k, bool launched) {
     const struct train_devices_beside other = ppo_config_beside(k);
-    const bool by_ranks = train_on_cpu(k->run.device) || k->devices.ranks > 0 || other.gpus == 0;
-    const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->devices.ranks > 0 ? k->devices.ranks : 1;
-    const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->devices));
-    k->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->n_ranks}};
+    const bool by_ranks = train_on_cpu(k->trainer.run.device) || k->ranks.devices.ranks > 0 || other.gpus == 0;
+    const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->ranks.devices.ranks > 0 ? k->ranks.devices.ranks : 1;
+    const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->ranks.devices));
+    k->ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->ranks.n}};
     if (pools == 0) return;
-    if (k->n_ranks < (launched ? pools + 1 : all)) {
+    if (k->ranks.n < (launched ? pools + 1 : all)) {
         log_note("pools and the trainer request %lld ranks, not all there: no pools, the work takes turns on %lld rank%s",
-                 (long long)all, (long long)k->n_ranks, k->n_ranks == 1 ? "" : "s");
+                 (long long)all, (long long)k->ranks.n, k->ranks.n == 1 ? "" : "s");
         return;
     }
-    k->pools = requested_pools(k, by_ranks);
-    k->pools.n[PPO_TRAIN] = k->n_ranks - pools;
+    k->ranks.pools = requested_pools(k, by_ranks);
+    k->ranks.pools.n[PPO_TRAIN] = k->ranks.n - pools;
 }
 
 /* Notes pools that are requested and not created; a critic's keys: note_no_critic. */
@@ -652,7 +662,8 @@ static void default_cuts(struct ppo_config *k) {
     struct buf said = {0};
     default_cut(k, ARR "actor.use_dynamic_bsz", &k->raw.update_cut, &said);
     default_cut(k, ARR "rollout.log_prob_use_dynamic_bsz", &k->raw.logp_cut, &said);
-    if (k->use_kl_loss || k->use_kl_in_reward) default_cut(k, ARR "ref.log_prob_use_dynamic_bsz", &k->raw.ref_cut, &said);
+    if (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward)
+        default_cut(k, ARR "ref.log_prob_use_dynamic_bsz", &k->raw.ref_cut, &said);
     if (has_critic(k)) default_cut(k, "critic.use_dynamic_bsz", &k->raw.critic_cut, &said);
     if (said.n) log_note("no size of micro-batches is given: they are cut by tokens, as if these were True: %s", said.p);
     buf_free(&said);
@@ -664,10 +675,11 @@ static int check_given(const struct ppo_config *k) {
     if (!conf_is_set(k->conf, ARR "model.path") && !file_is_dir(k->raw.model_path))
         buf_adds(&b, ", " ARR "model.path=DIR (or a hub id)");
     const bool run = k->use == PPO_RUN; /* a plan needs no data */
-    if (run && !conf_is_set(k->conf, "data.train_files") && k->n_train_files > 0 && !file_exists(k->train_files[0]))
+    if (run && !conf_is_set(k->conf, "data.train_files") && k->data.n_train_files > 0 && !file_exists(k->data.train_files[0]))
         buf_adds(&b, ", data.train_files=FILE");
     if (run && has_critic(k) && !conf_is_set(k->conf, "critic.model.path"))
-        buf_addf(&b, ", critic.model.path=DIR (algorithm.adv_estimator=%s has a critic, grpo for one has none)", k->adv_estimator);
+        buf_addf(&b, ", critic.model.path=DIR (algorithm.adv_estimator=%s has a critic, grpo for one has none)",
+                 k->algorithm.adv_estimator);
     const int rc = b.n ? err_set(ERR_INVAL, __FILE__, __LINE__, "not set: %s", b.p + 2) : 0;
     buf_free(&b);
     return rc;
@@ -675,20 +687,20 @@ static int check_given(const struct ppo_config *k) {
 
 /* verl's default file counts where it exists. Without data there is no validation, whichever key requests one. */
 static int derive_validation(struct ppo_config *k) {
-    if (!train_val_files(k->conf, k->val_files, k->n_val_files)) k->n_val_files = 0;
-    if (k->n_val_files > 0) return 0;
-    if (k->run.val_only)
+    if (!train_val_files(k->conf, k->data.val_files, k->data.n_val_files)) k->data.n_val_files = 0;
+    if (k->data.n_val_files > 0) return 0;
+    if (k->trainer.run.val_only)
         FAIL(ERR_INVAL,
              "trainer.val_only=True: there is nothing to validate on, as data.val_files is not set; set data.val_files=FILE");
-    if (k->use != PPO_WORKER && (k->val_before_train || k->run.test_freq > 0))
+    if (k->use != PPO_WORKER && (k->trainer.val_before_train || k->trainer.run.test_freq > 0))
         log_note(
             "data.val_files is not set: there is no validation, and trainer.val_before_train and trainer.test_freq have no effect");
-    k->val_before_train = false;
+    k->trainer.val_before_train = false;
     return 0;
 }
 
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
-    *k = (struct ppo_config){.conf = c, .run.early_stop.threshold = NAN, .async.max_lag = -1};
+    *k = (struct ppo_config){.conf = c, .trainer.run.early_stop.threshold = NAN, .async.max_lag = -1};
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
@@ -701,12 +713,12 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(derive_validation(k));
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);
-    k->n_ranks = k->n_local = k->pools.n[PPO_TRAIN] = 1;
+    k->ranks.n = k->ranks.n_local = k->ranks.pools.n[PPO_TRAIN] = 1;
     const struct train_devices_beside other = ppo_config_beside(k);
-    if (use == PPO_RUN) TRY(train_ranks(c, &k->devices, &other, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    if (use == PPO_RUN) TRY(train_ranks(c, &k->ranks.devices, &other, k->trainer.run.device, &k->ranks.n, &k->ranks.n_ray_nodes));
     if (use == PPO_RUN) ppo_config_pools(k, train_launched());
     derive_data(k);
-    TRY(data_sampler_spec_check(&k->sampler));
+    TRY(data_sampler_spec_check(&k->data.sampler));
     TRY(derive_model(k));
     TRY(derive_algorithm(k));
     TRY(derive_actor(k));
@@ -718,30 +730,30 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(derive_reward(k));
     TRY(derive_reward_model(k));
     derive_profile(k);
-    k->run.title = k->adv_estimator;
-    k->run.validates = k->n_val_files > 0 && k->run.test_freq > 0;
+    k->trainer.run.title = k->algorithm.adv_estimator;
+    k->trainer.run.validates = k->data.n_val_files > 0 && k->trainer.run.test_freq > 0;
     return 0;
 }
 
 int ppo_config_fetch(const struct ppo_config *k) {
-    TRY(train_model_weights(ARR "model.path", k->raw.model_path, k->model_dir));
+    TRY(train_model_weights(ARR "model.path", k->raw.model_path, k->model.dir));
     TRY(train_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
     TRY(train_model_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
     return k->rm.enable ? train_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir) : 0;
 }
 
 void ppo_config_free(struct ppo_config *k) {
-    json_decref(k->chat_kwargs);
-    free(k->gdpo_weights);
-    algo_user_close(k->my_adv);
-    algo_user_close(k->my_loss);
-    run_lock_release(k->run.lock);
+    json_decref(k->data.chat_kwargs);
+    free(k->algorithm.gdpo_weights);
+    algo_user_close(k->algorithm.my_adv);
+    algo_user_close(k->actor.my_loss);
+    run_lock_release(k->trainer.run.lock);
     free(k->critic.model_dir);
     train_lora_free(&k->critic.lora);
     free(k->rm.model_dir);
     model_config_free(&k->rm.model);
     free(k->distill.teacher_dir);
-    free(k->model_dir);
-    train_lora_free(&k->lora);
+    free(k->model.dir);
+    train_lora_free(&k->model.lora);
     *k = (struct ppo_config){0};
 }

@@ -132,11 +132,8 @@ struct ppo_raw_config {
     int64_t n_profile_steps;
 };
 
-/* The configuration, read once; names as in the keys. Strings are borrowed from the conf. */
-struct ppo_config {
-    const struct conf *conf;
-    struct ppo_raw_config raw;
-    /* data */
+/* Slices of the configuration by verl's groups; names as in the keys. Strings are borrowed from the conf. */
+struct ppo_data_config { /* data */
     const char *const *train_files, *const *val_files;
     int64_t n_train_files, n_val_files;
     const char *prompt_key, *reward_fn_key;
@@ -145,27 +142,31 @@ struct ppo_config {
     bool shuffle, filter_overlong_prompts;
     struct data_sampler_spec sampler;
     enum data_truncation truncation;
-    uint64_t data_seed; /* of the order of the training rows: data.seed, else trainer.seed */
-    uint64_t seed;      /* of all else: trainer.seed */
+    uint64_t seed; /* of the order of the training rows: data.seed, else trainer.seed */
     json_t *chat_kwargs;
-    /* model */
-    char *model_dir; /* owned */
+};
+struct ppo_model_config { /* actor_rollout_ref.model */
+    char *dir;            /* owned */
     const char *tokenizer_dir;
     struct train_lora lora;
     enum dtype act;
     enum train_recompute recompute;
-    /* rollout */
+};
+struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     struct ppo_sampling train, val;
     int64_t max_num_seqs, max_num_batched_tokens;
-    bool prefix_cache, force_old_log_prob;
+    bool prefix_cache;
     double memory_fraction;
-    int64_t memory_limit; /* bytes; 0: all */
-    struct micro_batch_limits ref_cut, logp_cut, update_cut;
-    bool ref_offload; /* the reference's weights are in host memory */
-    /* algorithm */
+    struct micro_batch_limits logp_cut;
+};
+struct ppo_ref_config { /* actor_rollout_ref.ref */
+    struct micro_batch_limits cut;
+    bool offload; /* its weights are in host memory */
+};
+struct ppo_algorithm_config { /* algorithm */
     const char *adv_estimator;
     const struct algo_adv_entry *adv;
-    struct algo_user *my_adv, *my_loss; /* user-defined, owned; NULL: of the tables */
+    struct algo_user *my_adv; /* user-defined, owned; NULL: of the table */
     const json_t *adv_kwargs;
     double gamma, lam;
     bool norm_adv_by_std, use_kl_in_reward, use_pf_ppo;
@@ -180,48 +181,72 @@ struct ppo_config {
     struct algo_kl_type kl_penalty;
     const char *kl_ctrl_type;
     double kl_ctrl_coef, kl_ctrl_target, kl_ctrl_horizon;
-    /* actor */
+};
+struct ppo_actor_config { /* actor_rollout_ref.actor */
     const struct algo_policy_entry *loss_mode;
+    struct algo_user *my_loss; /* user-defined, owned; NULL: of the table */
     struct algo_policy_cfg policy;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, entropy_coeff, kl_loss_coef;
-    bool use_kl_loss, mini_shuffle, calculate_entropy;
+    bool use_kl_loss, shuffle, calculate_entropy;
     struct algo_kl_type kl_loss_type;
-    int64_t ppo_mini_batch_size, ppo_epochs; /* mini-batch in prompts */
-    int64_t grad_chunk;                      /* micro-batches whose gradients are summed first */
-    uint64_t mini_seed;
+    struct micro_batch_limits update_cut;
+    int64_t mini_batch_size, epochs; /* mini-batch in prompts */
+    int64_t grad_chunk;              /* micro-batches whose gradients are summed first */
+    uint64_t seed;                   /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
     double warmup_ratio;
     bool zero_indexed_step; /* the schedule's first step is 0 (verl 0.9.1), else 1 */
-    struct ppo_critic_config critic;
-    struct ppo_distill_config distill;
-    /* reward */
-    struct reward_args reward;
+};
+struct ppo_reward_config { /* reward */
+    struct reward_args args;
     bool extra_agent_loop, extra_turns, extra_scores, extra_experiment; /* what a manager adds to extra_info (reward.c) */
     bool trial_call;                                                    /* of the scorer, before the run */
     bool own_manager;                                                   /* a class of the user's scores */
     const char *manager_path, *manager_names[2]; /* its file, NULL: the scorer's; its name, first that to try */
     enum reward_policy on_error;
-    struct ppo_rm_config rm;
     const json_t *source_weights; /* {data source: factor}, or NULL */
-    /* trainer */
+};
+struct ppo_trainer_config { /* trainer, global_profiler */
     struct run_config run;
-    enum ppo_config_use use;
+    uint64_t seed; /* of all that has no seed of its own */
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
+    int64_t total_epochs, total_training_steps;
+    bool val_before_train, force_old_log_prob;
+    int64_t memory_limit;                    /* bytes of a device; 0: all */
+    double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
+    int64_t n_profile_steps;
+};
+struct ppo_ranks_config {              /* trainer.n_gpus_per_node, nnodes, ranks, layout; the pools' */
     struct train_devices_keys devices; /* as requested */
-    int64_t n_ranks, n_local;          /* ranks of the run, and those of a host that has the most of them */
+    int64_t n, n_local;                /* ranks of the run, and those of a host that has the most of them */
     struct ppo_pools pools;            /* of these ranks */
     enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
     enum weight_layout layout;         /* of several ranks, as requested */
     int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
     int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
-    int64_t total_epochs, total_training_steps;
+};
+
+/* The configuration, read once. */
+struct ppo_config {
+    const struct conf *conf;
+    struct ppo_raw_config raw;
+    enum ppo_config_use use;
+    struct ppo_data_config data;
+    struct ppo_model_config model;
+    struct ppo_rollout_config rollout;
+    struct ppo_ref_config ref;
+    struct ppo_algorithm_config algorithm;
+    struct ppo_actor_config actor;
+    struct ppo_critic_config critic;
+    struct ppo_distill_config distill;
+    struct ppo_reward_config reward;
+    struct ppo_rm_config rm;
+    struct ppo_trainer_config trainer;
+    struct ppo_ranks_config ranks;
     enum ppo_schedule schedule;
     struct ppo_async_config async;
-    bool val_before_train;
-    double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
-    int64_t n_profile_steps;
 };
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
@@ -238,11 +263,15 @@ struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
  * ranks. */
 void ppo_config_pools(struct ppo_config *k, bool launched);
 /* Whether the critic's frozen weights are the policy's on the same ranks. */
-static inline bool ppo_critic_shares(const struct ppo_config *k) { return k->critic.shares_base && k->pools.n[PPO_CRITIC] == 0; }
+static inline bool ppo_critic_shares(const struct ppo_config *k) {
+    return k->critic.shares_base && k->ranks.pools.n[PPO_CRITIC] == 0;
+}
 /* Whether this process does that part of the work. */
 /* A judge that is served: a scorer of the user's calls it. Else a reward model scores samples. */
 static inline bool ppo_serves_judge(const struct ppo_config *k) { return k->rm.enable && k->rm.judge.serve; }
 static inline bool ppo_scores_by_model(const struct ppo_config *k) { return k->rm.enable && !k->rm.judge.serve; }
-static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) { return ppo_pool_of(&k->pools, part) == k->pool; }
+static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) {
+    return ppo_pool_of(&k->ranks.pools, part) == k->ranks.pool;
+}
 
 #endif

@@ -33,9 +33,9 @@ static void state(const void *ctx, json_t *trainer) {
     if (carry) json_object_set_new(trainer, "carried", batch_json(carry, timed));
     if (c->async) json_object_set(trainer, "fully_async", c->async);
     json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
-    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k.grad_chunk));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k.actor.grad_chunk));
     if (c->k.critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k.critic.grad_chunk));
-    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.seed));
+    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.trainer.seed));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
@@ -43,8 +43,8 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     const json_t *carried = json_object_get(trainer, "carried");
     double kl_coef;
     TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
-    if (strcmp(c->k.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
-    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.grad_chunk, where));
+    if (strcmp(c->k.algorithm.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
+    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.actor.grad_chunk, where));
     if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
     if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
@@ -65,7 +65,7 @@ int controller_validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
-    return ppo_validate(&s, &g, c->val_data, &c->k.validation_data_dir);
+    return ppo_validate(&s, &g, c->val_data, &c->k.trainer.validation_data_dir);
 }
 
 /* ---- opening ---- */
@@ -73,30 +73,30 @@ int controller_validate(void *ctx) {
 enum { TEXT_THREADS = 8 };
 
 static int open_text(struct controller *c) {
-    const int threads = c->k.run.threads > 0 ? (int)c->k.run.threads : pool_default_threads();
+    const int threads = c->k.trainer.run.threads > 0 ? (int)c->k.trainer.run.threads : pool_default_threads();
     TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
-    TRY(tokenizer_open(&c->tok, c->k.tokenizer_dir));
+    TRY(tokenizer_open(&c->tok, c->k.model.tokenizer_dir));
     return chat_template_create(&c->chat, c->tok);
 }
 
 static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
     const struct ppo_config *k = &c->k;
-    const struct rl_dataset_args a = {.files = train ? k->train_files : k->val_files,
-                                      .n_files = train ? k->n_train_files : k->n_val_files,
-                                      .prompt_key = k->prompt_key,
-                                      .reward_fn_key = k->reward_fn_key,
-                                      .own_scorer = k->reward.path || k->own_manager,
+    const struct rl_dataset_args a = {.files = train ? k->data.train_files : k->data.val_files,
+                                      .n_files = train ? k->data.n_train_files : k->data.n_val_files,
+                                      .prompt_key = k->data.prompt_key,
+                                      .reward_fn_key = k->data.reward_fn_key,
+                                      .own_scorer = k->reward.args.path || k->reward.own_manager,
                                       .tok = c->tok,
                                       .chat = c->chat,
-                                      .chat_kwargs = k->chat_kwargs,
-                                      .max_prompt_length = k->max_prompt_length,
-                                      .filter_overlong_prompts = k->filter_overlong_prompts,
-                                      .truncation = k->truncation,
-                                      .max_samples = train ? k->train_max_samples : k->val_max_samples,
-                                      .shuffle = train && k->shuffle,
-                                      .seed = k->data_seed,
+                                      .chat_kwargs = k->data.chat_kwargs,
+                                      .max_prompt_length = k->data.max_prompt_length,
+                                      .filter_overlong_prompts = k->data.filter_overlong_prompts,
+                                      .truncation = k->data.truncation,
+                                      .max_samples = train ? k->data.train_max_samples : k->data.val_max_samples,
+                                      .shuffle = train && k->data.shuffle,
+                                      .seed = k->data.seed,
                                       .what = train ? "data.train_files" : "data.val_files",
-                                      .sampler = train ? &k->sampler : NULL};
+                                      .sampler = train ? &k->data.sampler : NULL};
     return rl_dataset_open(out, &a);
 }
 
@@ -111,7 +111,7 @@ static int check_stop_metric(const struct controller *c) {
         sources[seen.n] = s;
         map_set(&seen, s, strlen(s), 1);
     }
-    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k.val.n);
+    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k.rollout.val.n);
     map_free(&seen);
     free(sources);
     return rc;
@@ -121,20 +121,21 @@ static int open_data(struct controller *c) {
     struct ppo_config *k = &c->k;
     TRY(open_text(c));
     TRY(open_dataset(c, true, &c->train_data));
-    if (k->n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    if (k->data.n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
     if (c->val_data) TRY(check_stop_metric(c));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
-                                        .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->train_batch_size,
-                                        .order = k->sampler.order,
+                                        .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->data.train_batch_size,
+                                        .order = k->data.sampler.order,
                                         .keys = c->train_data->keys,
                                         .drop_last = true,
-                                        .seed = k->data_seed};
+                                        .seed = k->data.seed};
     if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n));
-    TRY(run_open_sampler(&c->run, &a, k->total_epochs, k->total_training_steps));
-    train_optim_steps(&k->optim, c->run.total_steps, k->warmup_ratio);
+    TRY(run_open_sampler(&c->run, &a, k->trainer.total_epochs, k->trainer.total_training_steps));
+    train_optim_steps(&k->actor.optim, c->run.total_steps, k->actor.warmup_ratio);
     train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
-    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
-    if (k->run.early_warnings && k->critic.enable)
+    if (k->trainer.run.early_warnings)
+        train_optim_check_steps(&k->actor.optim, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
+    if (k->trainer.run.early_warnings && k->critic.enable)
         train_optim_check_steps(&k->critic.optim, "critic.optim", run_warn_early, &c->run);
     return 0;
 }
@@ -173,15 +174,15 @@ int controller_try_data(const struct ppo_config *k, struct controller_rows *rows
     *rows = (struct controller_rows){0};
     int rc = open_text(&c);
     if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
-    if (rc == 0 && k->n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
-    if (rc == 0 && !k->reward.path && !k->own_manager) rc = reward_create(&c.reward, &k->reward);
+    if (rc == 0 && k->data.n_val_files > 0) rc = open_dataset(&c, false, &c.val_data);
+    if (rc == 0 && !k->reward.args.path && !k->reward.own_manager) rc = reward_create(&c.reward, &k->reward.args);
     if (rc == 0 && c.reward) rc = check_data_sources(&c);
     if (c.train_data) rows->train = c.train_data->n;
     if (c.val_data) rows->val = c.val_data->n;
     reward_destroy(c.reward);
     close_data(&c);
-    if (rc == 0 && k->reward.path && !file_exists(k->reward.path))
-        FAIL(ERR_INPUT, "reward.custom_reward_function.path %s does not exist", k->reward.path);
+    if (rc == 0 && k->reward.args.path && !file_exists(k->reward.args.path))
+        FAIL(ERR_INPUT, "reward.custom_reward_function.path %s does not exist", k->reward.args.path);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
@@ -204,9 +205,9 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                         .plan = plan,
                                         .special_tokens = special_tokens,
                                         .headlines = headlines};
-    TRY(run_open(&c->run, conf, &c->k.run, &program));
-    c->run.warnings.samples = c->k.train_batch_size * c->k.train.n;
-    c->run.warnings.n = c->k.train.n;
+    TRY(run_open(&c->run, conf, &c->k.trainer.run, &program));
+    c->run.warnings.samples = c->k.data.train_batch_size * c->k.rollout.train.n;
+    c->run.warnings.n = c->k.rollout.train.n;
     return 0;
 }
 
@@ -214,19 +215,19 @@ static int open_run(struct controller *c, const struct conf *conf) {
 static int report_changes(struct controller *c, const struct conf *conf) {
     const struct ppo_config *k = &c->k;
     const struct resume_model models[] = {
-        {"actor_rollout_ref.model.path", k->model_dir, true},
+        {"actor_rollout_ref.model.path", k->model.dir, true},
         {"critic.model.path", k->critic.enable ? k->critic.model_dir : NULL, k->critic.lora.on},
         {"distillation.teacher_models.teacher_model.model_path", k->distill.enable ? k->distill.teacher_dir : NULL, false},
         {"reward.reward_model.model_path", k->rm.enable ? k->rm.model_dir : NULL, false}};
     TRY(run_tell_changes(&c->run, conf, models, sizeof models / sizeof *models));
-    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", k->lora.on ? &k->lora.cfg : NULL));
+    TRY(resume_check_adapter(&c->run.from, "actor", "actor_rollout_ref.model", k->model.lora.on ? &k->model.lora.cfg : NULL));
     if (!k->critic.enable) return 0;
     return resume_check_adapter(&c->run.from, "critic", "critic.model", k->critic.lora.on ? &k->critic.lora.cfg : NULL);
 }
 
 /* The device, or with several ranks their processes; and what the run takes of it. */
 static int plan_worker(struct controller *c) {
-    if (c->k.n_ranks > 1) return ppo_ranks_plan(&c->worker, &c->k, &c->run);
+    if (c->k.ranks.n > 1) return ppo_ranks_plan(&c->worker, &c->k, &c->run);
     TRY(run_open_device(&c->run, &c->worker.base.dev));
     worker_open_local(&c->worker.base, NULL);
     return ppo_worker_plan(&c->worker, &c->k);
@@ -234,16 +235,16 @@ static int plan_worker(struct controller *c) {
 
 static int open_worker(struct controller *c) {
     const int64_t val_rows = c->val_data ? c->val_data->n : 0;
-    if (c->k.n_ranks > 1) return ppo_ranks_open(&c->worker, c->run.total_steps, val_rows);
+    if (c->k.ranks.n > 1) return ppo_ranks_open(&c->worker, c->run.total_steps, val_rows);
     return ppo_worker_open(&c->worker, c->tok, val_rows);
 }
 
 /* What the run will read, before a model is fetched or a plan is made. */
 static int check_files(const struct ppo_config *k) {
-    TRY(train_check_files("data.train_files", k->train_files, k->n_train_files));
-    TRY(train_check_files("data.val_files", k->val_files, k->n_val_files));
-    if (k->reward.path) TRY(train_check_files("reward.custom_reward_function.path", &k->reward.path, 1));
-    return k->manager_path ? train_check_files("reward.reward_manager.module.path", &k->manager_path, 1) : 0;
+    TRY(train_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
+    TRY(train_check_files("data.val_files", k->data.val_files, k->data.n_val_files));
+    if (k->reward.args.path) TRY(train_check_files("reward.custom_reward_function.path", &k->reward.args.path, 1));
+    return k->reward.manager_path ? train_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
 }
 
 int controller_open(struct controller *c, const struct conf *conf) {
@@ -254,10 +255,10 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     TRY(report_changes(c, conf));
-    if (k->rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->rollout_data_dir));
-    if (k->validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->validation_data_dir));
-    TRY(algo_user_check(k->my_adv));
-    TRY(algo_user_check(k->my_loss));
+    if (k->trainer.rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->trainer.rollout_data_dir));
+    if (k->trainer.validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->trainer.validation_data_dir));
+    TRY(algo_user_check(k->algorithm.my_adv));
+    TRY(algo_user_check(k->actor.my_loss));
     TRY(plan_worker(c));
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
@@ -266,7 +267,8 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(score_open(&c->reward, k, c->train_data));
     TRY(check_data_sources(c));
     TRY(open_worker(c));
-    TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->kl_ctrl_type, k->kl_ctrl_coef, k->kl_ctrl_target, k->kl_ctrl_horizon));
+    TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->algorithm.kl_ctrl_type, k->algorithm.kl_ctrl_coef, k->algorithm.kl_ctrl_target,
+                          k->algorithm.kl_ctrl_horizon));
     struct checkpoints models;
     worker->ops->checkpoints(worker, &models);
     TRY(run_ready(&c->run, conf, &models));

@@ -60,13 +60,13 @@ int train_ppo(const struct conf *c) {
     struct ppo_config k;
     struct restart restart;
     TRY(ppo_config_fill(&k, c));
-    restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
+    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.ranks.devices.max_restarts);
     struct verlc *v = verlc_open_conf(c);
     schedules[verlc_controller(v)->k.schedule](v);
-    restart.ranks = verlc_controller(v)->k.n_ranks;
-    restart.pool_ranks = restart.ranks - verlc_controller(v)->k.pools.n[PPO_TRAIN];
-    restart.by_ranks = verlc_controller(v)->k.devices.ranks > 0;
-    restart.ray = verlc_controller(v)->k.n_ray_nodes > 0;
+    restart.ranks = verlc_controller(v)->k.ranks.n;
+    restart.pool_ranks = restart.ranks - verlc_controller(v)->k.ranks.pools.n[PPO_TRAIN];
+    restart.by_ranks = verlc_controller(v)->k.ranks.devices.ranks > 0;
+    restart.ray = verlc_controller(v)->k.ranks.n_ray_nodes > 0;
     const int rc = verlc_end(v);
     return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -78,7 +78,7 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
                      struct train_plan *out) {
     struct ppo_config k = *all;
     struct memory_plan p;
-    k.pool = pool;
+    k.ranks.pool = pool;
     TRY(memory_plan_make(&p, &k, shapes, dev));
     json_t *json = memory_plan_print(&p, &k, shapes, dev, &out->text);
     const bool fits = memory_plan_check(&p, &k, shapes, dev) == 0;
@@ -92,8 +92,8 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
 
 /* Of a whole run where the number of its steps is known, else of its first step. */
 static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct train_plan *out) {
-    const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->train_batch_size;
-    const int64_t steps = k->total_training_steps > 0 ? k->total_training_steps : epoch * k->total_epochs;
+    const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->data.train_batch_size;
+    const int64_t steps = k->trainer.total_training_steps > 0 ? k->trainer.total_training_steps : epoch * k->trainer.total_epochs;
     json_t *disk = ppo_disk_print(k, steps, rows->val, &out->text);
     if (disk) json_object_set_new(out->json, "disk", disk);
 }
@@ -104,22 +104,25 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     struct dev dev = {0};
     int rc = 0;
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
-    k.host_memory = a->host;
+    k.ranks.host_memory = a->host;
     const struct train_devices_beside other = ppo_config_beside(&k);
-    TRYG(train_plan_ranks(
-             &(struct train_plan_ranks_args){
-                 .conf = c, .keys = &k.devices, .pools = &other, .device = k.run.device, .threads = k.run.threads, .plan = a},
-             &dev, &k.n_ranks, &k.n_local),
+    TRYG(train_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
+                                                          .keys = &k.ranks.devices,
+                                                          .pools = &other,
+                                                          .device = k.trainer.run.device,
+                                                          .threads = k.trainer.run.threads,
+                                                          .plan = a},
+                          &dev, &k.ranks.n, &k.ranks.n_local),
          end);
     ppo_config_pools(&k, false);
     memory_plan_offload(&k, &dev);
     TRYG(model_shapes_load(&shapes, &k), end);
     out->fits = true;
     TRYG(plan_pool(&k, PPO_TRAIN, &shapes, &dev, out), end);
-    const bool pools = k.n_ranks > k.pools.n[PPO_TRAIN];
+    const bool pools = k.ranks.n > k.ranks.pools.n[PPO_TRAIN];
     if (pools) json_object_set_new(out->json, "pools", json_object());
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++)
-        if (k.pools.n[i] > 0) TRYG(plan_pool(&k, (enum ppo_pool)i, &shapes, &dev, out), end);
+        if (k.ranks.pools.n[i] > 0) TRYG(plan_pool(&k, (enum ppo_pool)i, &shapes, &dev, out), end);
     struct controller_rows rows;
     if (controller_try_data(&k, &rows) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
     plan_disk(&k, &rows, out);

@@ -35,21 +35,21 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
 /* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch. */
 static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, const struct ppo_cut_keys *w) {
     char key[128], what[256];
-    const int64_t devices = train_data_parallel(k->conf, &k->devices, section);
+    const int64_t devices = train_data_parallel(k->conf, &k->ranks.devices, section);
     if (w->dynamic) return 0;
     TRY(set_once(section, "ppo_micro_batch_size", w));
-    if (k->train_batch_size < mini)
-        FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be >= %s.ppo_mini_batch_size (%lld)", (long long)k->train_batch_size,
-             section, (long long)mini);
+    if (k->data.train_batch_size < mini)
+        FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be >= %s.ppo_mini_batch_size (%lld)",
+             (long long)k->data.train_batch_size, section, (long long)mini);
     snprintf(key, sizeof key, "%s.ppo_micro_batch_size", section);
     if (w->all) {
         snprintf(what, sizeof what, "%s.ppo_mini_batch_size", section);
         TRY(divides(what, mini, key, w->all));
         if (w->all < devices) FAIL(ERR_INVAL, "%s (%lld) must be >= n_gpus (%lld)", key, (long long)w->all, (long long)devices);
     }
-    const int64_t share = mini * k->train.n / devices; /* samples of a mini-batch on one device */
+    const int64_t share = mini * k->rollout.train.n / devices; /* samples of a mini-batch on one device */
     snprintf(what, sizeof what, "%s.ppo_mini_batch_size (%lld) * " ROLLOUT ".n (%lld) / n_gpus (%lld) =", section, (long long)mini,
-             (long long)k->train.n, (long long)devices);
+             (long long)k->rollout.train.n, (long long)devices);
     if (share == 0) FAIL(ERR_INVAL, "%s 0: a mini-batch needs a sample for every device", what);
     snprintf(key, sizeof key, "%s.ppo_micro_batch_size_per_gpu", section);
     return w->each ? divides(what, share, key, w->each) : 0;
@@ -57,17 +57,17 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
 
 static int check_actor(const struct ppo_config *k) {
     if (!k->raw.update_cut.dynamic)
-        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->train_batch_size * k->train.n,
+        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->data.train_batch_size * k->rollout.train.n,
                     "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes",
-                    train_data_parallel(k->conf, &k->devices, ACTOR)));
-    return check_updates(k, ACTOR, k->ppo_mini_batch_size, &k->raw.update_cut);
+                    train_data_parallel(k->conf, &k->ranks.devices, ACTOR)));
+    return check_updates(k, ACTOR, k->actor.mini_batch_size, &k->raw.update_cut);
 }
 
 /* Sampling lengths and modes. */
 static int check_rollout(const struct ppo_config *k) {
-    if (k->run.trace.backend && strcmp(k->run.trace.backend, "mlflow") != 0)
+    if (k->trainer.run.trace.backend && strcmp(k->trainer.run.trace.backend, "mlflow") != 0)
         FAIL(ERR_INVAL, ROLLOUT ".trace.backend=%s is not supported: its client works with W&B's servers alone; use mlflow",
-             k->run.trace.backend);
+             k->trainer.run.trace.backend);
     const json_t *mode, *do_sample;
     TRY(conf_json(k->conf, ROLLOUT ".mode", &mode)); /* keys that are noted, whose values may still be impossible */
     TRY(conf_json(k->conf, ROLLOUT ".val_kwargs.do_sample", &do_sample));
@@ -75,12 +75,12 @@ static int check_rollout(const struct ppo_config *k) {
         FAIL(ERR_INVAL, "Rollout mode 'sync' has been removed. Please set `" ROLLOUT ".mode=async` or remove the mode "
                         "setting entirely.");
     if (!json_is_true(do_sample)) return 0;
-    if (!(k->train.temperature > 0))
+    if (!(k->rollout.train.temperature > 0))
         FAIL(ERR_INVAL,
              "validation gen temperature should be greater than 0 when enabling do_sample "
              "(" ROLLOUT ".temperature=%g, val_kwargs.do_sample=true)",
-             k->train.temperature);
-    if (k->val.temperature <= 0)
+             k->rollout.train.temperature);
+    if (k->rollout.val.temperature <= 0)
         log_note(ROLLOUT ".val_kwargs.do_sample=true has no effect with val_kwargs.temperature=0, which is greedy");
     return 0;
 }
@@ -90,26 +90,28 @@ int ppo_validate_critic_config(const struct ppo_config *k) {
 }
 
 static int check_grader(const struct ppo_config *k) {
-    if (!k->reward.grader) return 0;
-    if (k->reward.path || k->rm.enable)
+    if (!k->reward.args.grader) return 0;
+    if (k->reward.args.path || k->rm.enable)
         FAIL(ERR_INVAL, "reward.grader has no effect with %s; give one of them",
-             k->reward.path ? "reward.custom_reward_function.path" : "reward.reward_model.enable=True");
-    return reward_check_grader(k->reward.grader);
+             k->reward.args.path ? "reward.custom_reward_function.path" : "reward.reward_model.enable=True");
+    return reward_check_grader(k->reward.args.grader);
 }
 
 int ppo_validate_config(const struct ppo_config *k) {
     TRY(check_grader(k));
-    const bool gae = strcmp(k->adv_estimator, "gae") == 0, by_samples = !k->raw.update_cut.dynamic;
+    const bool gae = strcmp(k->algorithm.adv_estimator, "gae") == 0, by_samples = !k->raw.update_cut.dynamic;
     TRY(check_actor(k));
-    if (k->use_kl_in_reward && k->use_kl_loss)
+    if (k->algorithm.use_kl_in_reward && k->actor.use_kl_loss)
         log_warn("You have both enabled in-reward kl and kl loss: the same penalty counts twice, in the rewards with "
                  "algorithm.kl_ctrl.kl_coef and in the loss with " ACTOR ".kl_loss_coef; one of them is usual");
-    if (k->val_batch_size) log_note("data.val_batch_size: verl passes the validation data as one batch; here it bounds a batch");
-    if (by_samples && (k->use_kl_in_reward || k->use_kl_loss) && !k->raw.ref_cut.dynamic)
+    if (k->data.val_batch_size)
+        log_note("data.val_batch_size: verl passes the validation data as one batch; here it bounds a batch");
+    if (by_samples && (k->algorithm.use_kl_in_reward || k->actor.use_kl_loss) && !k->raw.ref_cut.dynamic)
         TRY(set_once(REF, "log_prob_micro_batch_size", &k->raw.ref_cut));
     if (by_samples && !k->raw.logp_cut.dynamic) TRY(set_once(ROLLOUT, "log_prob_micro_batch_size", &k->raw.logp_cut));
     TRY(check_rollout(k));
-    if (strcmp(k->run.resume_mode, "resume_path") == 0 && (!k->run.resume_from || !strstr(k->run.resume_from, "global_step_")))
+    if (strcmp(k->trainer.run.resume_mode, "resume_path") == 0 &&
+        (!k->trainer.run.resume_from || !strstr(k->trainer.run.resume_from, "global_step_")))
         FAIL(ERR_INVAL, "trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_N");
     const bool critic = conf_is_null(k->conf, "critic.enable") ? gae : k->critic.enable;
     return critic ? ppo_validate_critic_config(k) : 0;

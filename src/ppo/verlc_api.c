@@ -151,7 +151,7 @@ int verlc_close(struct verlc *v) {
 int verlc_failed(const struct verlc *v) { return v->rc; }
 int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
 int64_t verlc_last_step(const struct verlc *v) { return v->c.run.total_steps; }
-bool verlc_resamples(const struct verlc *v) { return v->c.k.use_pf_ppo; }
+bool verlc_resamples(const struct verlc *v) { return v->c.k.algorithm.use_pf_ppo; }
 struct controller *verlc_controller(struct verlc *v) {
     return &v->c;
 }
@@ -351,8 +351,8 @@ static int advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct verl
     TRY(want_samples(b, call));
     TRY(want(b, call, "token_level_scores", BATCH_F64, "verlc_reward"));
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
-    if (s->k->use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (s->k->adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
+    if (s->k->algorithm.use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (s->k->algorithm.adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
     stage_begin(s->run->stages, "adv");
     return ppo_advantage(s, kl, &b->b);
 }
@@ -389,7 +389,7 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
-    if (s->k->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (s->k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
     if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
     if (s->run->step < s->k->critic.actor_from) return w->ops->join(w);
     stage_begin(s->run->stages, "update_actor");
@@ -408,15 +408,15 @@ int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
 /* ---- a step's begin and end ---- */
 
 static bool profiled(const struct controller *c) {
-    for (int64_t i = 0; i < c->k.n_profile_steps; i++)
-        if (c->k.profile_steps[i] == (double)c->run.step) return true;
+    for (int64_t i = 0; i < c->k.trainer.n_profile_steps; i++)
+        if (c->k.trainer.profile_steps[i] == (double)c->run.step) return true;
     return false;
 }
 
 /* Writes the step's trace. Its updates are done by then, so a failure is a warning. */
 static void write_trace(struct controller *c) {
-    char *path = xasprintf("%s/trace_step_%lld.json", c->k.run.default_local_dir, (long long)c->run.step);
-    int rc = file_mkdirs(c->k.run.default_local_dir);
+    char *path = xasprintf("%s/trace_step_%lld.json", c->k.trainer.run.default_local_dir, (long long)c->run.step);
+    int rc = file_mkdirs(c->k.trainer.run.default_local_dir);
     if (rc == 0) rc = c->worker.base.ops->trace(&c->worker.base, path);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else
@@ -434,9 +434,10 @@ bool verlc_begin_step(struct verlc *v) {
     }
     const bool first = !v->started;
     v->started = true;
-    if (first && c->val_data && (c->k.val_before_train || c->k.run.val_only) && ended(v, run_validate_first(&c->run)) < 0)
+    if (first && c->val_data && (c->k.trainer.val_before_train || c->k.trainer.run.val_only) &&
+        ended(v, run_validate_first(&c->run)) < 0)
         return false;
-    if (c->k.run.val_only || !run_begin_step(&c->run)) return false;
+    if (c->k.trainer.run.val_only || !run_begin_step(&c->run)) return false;
     if (!profiled(c)) return true;
     stage_begin(c->run.stages, "start_profile");
     const int rc = c->worker.base.ops->trace(&c->worker.base, NULL);
@@ -452,7 +453,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
     TRY(c->worker.base.ops->join(&c->worker.base));
     stage_begin(r->stages, "dump_rollout_generations");
-    ppo_dump(&s, c->tok, &b->b, &c->k.rollout_data_dir);
+    ppo_dump(&s, c->tok, &b->b, &c->k.trainer.rollout_data_dir);
     ppo_record(&s, c->tok, &b->b, false);
     stage_end(r->stages);
     if (profiled(c)) {

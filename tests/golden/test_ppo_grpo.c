@@ -76,42 +76,42 @@ static int64_t updates(const struct rig *r) { return r->v->epochs * (r->v->group
 
 static void configure(struct ppo_config *k, const struct variant *v, struct micro_batch_limits cut, char *dir) {
     *k = (struct ppo_config){
-        .max_prompt_length = MAX_LEN - WIDTH,
-        .max_response_length = WIDTH,
-        .train = {.n = N, .temperature = 0.8},
-        .force_old_log_prob = v->forced,
-        .ref_cut = cut,
-        .logp_cut = cut,
-        .update_cut = cut,
-        .adv_estimator = "grpo",
-        .adv = algo_adv_find("grpo"),
-        .gamma = 1,
-        .lam = 1,
-        .norm_adv_by_std = v->by_std,
-        .loss_mode = algo_policy_find("vanilla"),
-        .policy = algo_policy_defaults(),
-        .agg_mode = algo_agg_find(v->agg_mode),
-        .entropy_coeff = v->entropy_coeff,
-        .use_kl_loss = true,
-        .kl_loss_coef = v->kl_coef,
-        .ppo_mini_batch_size = v->mini,
-        .ppo_epochs = v->epochs,
-        .optim = {.lr = v->lr,
-                  .beta1 = 0.9,
-                  .beta2 = 0.999,
-                  .eps = 1e-8,
-                  .weight_decay = 0.01,
-                  .clip = v->grad_clip,
-                  .schedule = "constant",
-                  .warmup_steps = v->warmup,
-                  .total_steps = v->steps},
-        .zero_indexed_step = true,
-        .run = {.default_local_dir = dir, .max_bad_steps = 1},
+        .data.max_prompt_length = MAX_LEN - WIDTH,
+        .data.max_response_length = WIDTH,
+        .rollout.train = {.n = N, .temperature = 0.8},
+        .trainer.force_old_log_prob = v->forced,
+        .ref.cut = cut,
+        .rollout.logp_cut = cut,
+        .actor.update_cut = cut,
+        .algorithm.adv_estimator = "grpo",
+        .algorithm.adv = algo_adv_find("grpo"),
+        .algorithm.gamma = 1,
+        .algorithm.lam = 1,
+        .algorithm.norm_adv_by_std = v->by_std,
+        .actor.loss_mode = algo_policy_find("vanilla"),
+        .actor.policy = algo_policy_defaults(),
+        .actor.agg_mode = algo_agg_find(v->agg_mode),
+        .actor.entropy_coeff = v->entropy_coeff,
+        .actor.use_kl_loss = true,
+        .actor.kl_loss_coef = v->kl_coef,
+        .actor.mini_batch_size = v->mini,
+        .actor.epochs = v->epochs,
+        .actor.optim = {.lr = v->lr,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-8,
+                        .weight_decay = 0.01,
+                        .clip = v->grad_clip,
+                        .schedule = "constant",
+                        .warmup_steps = v->warmup,
+                        .total_steps = v->steps},
+        .actor.zero_indexed_step = true,
+        .trainer.run = {.default_local_dir = dir, .max_bad_steps = 1},
     };
-    k->policy.clip_ratio_low = 0.2;
-    k->policy.clip_ratio_high = 0.28;
-    k->policy.clip_ratio_c = 3;
-    OK(algo_kl_find(&k->kl_loss_type, "low_var_kl"));
+    k->actor.policy.clip_ratio_low = 0.2;
+    k->actor.policy.clip_ratio_high = 0.28;
+    k->actor.policy.clip_ratio_c = 3;
+    OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
 }
 
 static void rig_open(struct rig *r, const struct variant *v, const struct setup *s) {
@@ -145,7 +145,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     w->k = &r->k;
     worker_open_local(&w->base, NULL);
     for (int i = 0; i < N_ROLES; i++) {
-        const struct worker_role role = {w->base.role[i].model, r->k.logp_cut, (float)r->k.train.temperature};
+        const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
         if (role.model) worker_set_role(&w->base, i, &role);
     }
     r->run.k.max_bad_steps = 1;

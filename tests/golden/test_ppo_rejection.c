@@ -26,31 +26,31 @@ struct rig {
 static void configure(struct ppo_config *k, char *dir) {
     const struct optim_config still = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"};
     *k = (struct ppo_config){
-        .max_prompt_length = MAX_LEN - WIDTH,
-        .max_response_length = WIDTH,
-        .train = {.n = 3, .temperature = 0.8},
-        .correct = true,
-        .adv_estimator = "gae",
-        .adv = algo_adv_find("gae"),
-        .gamma = 1,
-        .lam = 0.95,
-        .loss_mode = algo_policy_find("vanilla"),
-        .policy = algo_policy_defaults(),
-        .loss_scale_factor = 16,
-        .entropy_coeff = 0.02,
-        .use_kl_loss = true,
-        .kl_loss_coef = 0.1,
-        .ppo_mini_batch_size = 3,
-        .ppo_epochs = 1,
-        .optim = still,
+        .data.max_prompt_length = MAX_LEN - WIDTH,
+        .data.max_response_length = WIDTH,
+        .rollout.train = {.n = 3, .temperature = 0.8},
+        .algorithm.correct = true,
+        .algorithm.adv_estimator = "gae",
+        .algorithm.adv = algo_adv_find("gae"),
+        .algorithm.gamma = 1,
+        .algorithm.lam = 0.95,
+        .actor.loss_mode = algo_policy_find("vanilla"),
+        .actor.policy = algo_policy_defaults(),
+        .actor.loss_scale_factor = 16,
+        .actor.entropy_coeff = 0.02,
+        .actor.use_kl_loss = true,
+        .actor.kl_loss_coef = 0.1,
+        .actor.mini_batch_size = 3,
+        .actor.epochs = 1,
+        .actor.optim = still,
         .critic = {.optim = still, .cliprange = 0.5, .mini_batch_size = 3, .epochs = 1, .loss_scale_factor = 16},
-        .run = {.default_local_dir = dir, .max_bad_steps = 1},
+        .trainer.run = {.default_local_dir = dir, .max_bad_steps = 1},
     };
-    k->policy.clip_ratio_high = 0.28;
+    k->actor.policy.clip_ratio_high = 0.28;
     const struct algo_corr_spec names = {
         .rollout_is = "token", .rollout_is_threshold = "1.1", .rollout_rs = "token_k1", .rollout_rs_threshold = "0.8_1.3"};
-    OK(algo_corr_parse(&k->corr, &names));
-    OK(algo_kl_find(&k->kl_loss_type, "low_var_kl"));
+    OK(algo_corr_parse(&k->algorithm.corr, &names));
+    OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
 }
 
 static void rig_open(struct rig *r, const char *backend) {
@@ -78,7 +78,7 @@ static void rig_open(struct rig *r, const char *backend) {
     w->k = &r->k;
     worker_open_local(&w->base, NULL);
     for (int i = 0; i < N_ROLES; i++) {
-        const struct worker_role role = {w->base.role[i].model, r->k.logp_cut, (float)r->k.train.temperature};
+        const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
         if (role.model) worker_set_role(&w->base, i, &role);
     }
     r->run.k.max_bad_steps = 1;
@@ -164,7 +164,7 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     struct batch b;
     const json_t *v;
     double worst = 0, got;
-    r->k.agg_mode = r->k.critic.agg_mode = algo_agg_find(agg);
+    r->k.actor.agg_mode = r->k.critic.agg_mode = algo_agg_find(agg);
     r->k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
     metrics_reset(&r->run.metrics);
     recorded(r, &b);
@@ -193,7 +193,7 @@ static void losses_like_verl(void **state) {
         if (!case_has(BACKENDS[i])) continue;
         rig_open(&r, BACKENDS[i]);
         for (size_t cut = 0; cut < sizeof CUTS / sizeof *CUTS; cut++) {
-            r.k.logp_cut = r.k.update_cut = r.k.critic.update_cut = CUTS[cut];
+            r.k.rollout.logp_cut = r.k.actor.update_cut = r.k.critic.update_cut = CUTS[cut];
             json_array_foreach(json_object_get(r.want, "cases"), k, c) worst = worse_of(worst, check_case(&r, c, BACKENDS[i]));
             assert_int_equal(k, 10);
         }

@@ -216,10 +216,10 @@ static void test_seeds(void **state) {
     struct ppo_config k;
     struct conf *c = NULL;
     PPO(k, c, "trainer.seed=7");
-    assert_true(k.seed == 7 && k.data_seed == 7 && k.mini_seed == 42 && k.policy.seed == 7);
+    assert_true(k.trainer.seed == 7 && k.data.seed == 7 && k.actor.seed == 42 && k.actor.policy.seed == 7);
     done(&k, c);
     PPO(k, c, "trainer.seed=7", "data.seed=9", ACTOR "data_loader_seed=null");
-    assert_true(k.seed == 7 && k.data_seed == 9 && k.mini_seed == 7 && k.policy.seed == 7);
+    assert_true(k.trainer.seed == 7 && k.data.seed == 9 && k.actor.seed == 7 && k.actor.policy.seed == 7);
     done(&k, c);
     PPO(k, c, "trainer.seed=7", "algorithm.adv_estimator=gae", "critic.model.path=/", "critic.ppo_micro_batch_size_per_gpu=4",
         "critic.data_loader_seed=null");
@@ -242,10 +242,10 @@ static void test_choices(void **state) {
         char *arg[3] = {xasprintf(ACTOR "fsdp_config.dtype=%s", names[i].word), xasprintf(ROLLOUT "dtype=%s", names[i].word),
                         xasprintf("engine.dtype=%s", names[i].word)};
         PPO(k, c, arg[0]);
-        assert_int_equal(k.act, names[i].dt);
+        assert_int_equal(k.model.act, names[i].dt);
         done(&k, c);
         PPO(k, c, arg[1]);
-        assert_int_equal(k.act, names[i].dt);
+        assert_int_equal(k.model.act, names[i].dt);
         done(&k, c);
         assert_int_equal(read_sft(&s, (const char *const[]){arg[2], NULL}, &c), 0);
         assert_int_equal(s.act, names[i].dt);
@@ -256,17 +256,19 @@ static void test_choices(void **state) {
     struct ppo_config k;
     struct conf *c = NULL;
     PPO(k, c, ACTOR "optim.clip_grad=0.5", "trainer.device_memory_limit=1.5GiB", "global_profiler.steps=[1,3]");
-    assert_true(k.optim.clip == 0.5 && k.memory_limit == (int64_t)3 << 29);
-    assert_true(k.n_profile_steps == 2 && k.profile_steps[1] == 3 && k.recompute == RECOMPUTE_AUTO);
+    assert_true(k.actor.optim.clip == 0.5 && k.trainer.memory_limit == (int64_t)3 << 29);
+    assert_true(k.trainer.n_profile_steps == 2 && k.trainer.profile_steps[1] == 3 && k.model.recompute == RECOMPUTE_AUTO);
     done(&k, c);
     PPO(k, c, ACTOR "optim.clip_grad=0.5", ACTOR "grad_clip=2", "trainer.profile_steps=[5]", "global_profiler.steps=[1,3]",
         "actor_rollout_ref.model.enable_gradient_checkpointing=False", ACTOR "fsdp_config.optimizer_offload=True");
-    assert_true(k.optim.clip == 2 && k.n_profile_steps == 1 && k.profile_steps[0] == 5 && k.recompute == RECOMPUTE_NONE);
-    assert_true(k.optim.host_state && k.optim.host_master);
+    assert_true(k.actor.optim.clip == 2 && k.trainer.n_profile_steps == 1 && k.trainer.profile_steps[0] == 5 &&
+                k.model.recompute == RECOMPUTE_NONE);
+    assert_true(k.actor.optim.host_state && k.actor.optim.host_master);
     done(&k, c);
     PPO(k, c, "trainer.recompute=mlp", ACTOR "use_dynamic_bsz=True", ACTOR "fsdp_config.param_offload=True");
-    assert_true(k.recompute == RECOMPUTE_MLP && k.update_cut.max_rows == 16384 && k.update_cut.max_seqs == 0);
-    assert_true(!k.optim.host_state && k.optim.host_master && k.run.max_bad_steps == 3 && k.run.early_stop.patience == 3);
+    assert_true(k.model.recompute == RECOMPUTE_MLP && k.actor.update_cut.max_rows == 16384 && k.actor.update_cut.max_seqs == 0);
+    assert_true(!k.actor.optim.host_state && k.actor.optim.host_master && k.trainer.run.max_bad_steps == 3 &&
+                k.trainer.run.early_stop.patience == 3);
     done(&k, c);
 }
 

@@ -165,12 +165,15 @@ static bool at_least(size_t have, long double want) { return (long double)have >
 
 /* What a run cannot do without, computed without a bound: the plan states no less. */
 static void check_plan(const char *arg, const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m) {
-    const long double length = (long double)k->max_prompt_length + (long double)k->max_response_length,
-                      batch = (long double)k->train_batch_size * (long double)k->train.n,
-                      seqs = fminl((long double)k->update_cut.max_seqs, batch),
-                      rows = k->update_cut.max_seqs > 0 ? seqs * length : fmaxl((long double)k->update_cut.max_rows, length),
+    const long double length = (long double)k->data.max_prompt_length + (long double)k->data.max_response_length,
+                      batch = (long double)k->data.train_batch_size * (long double)k->rollout.train.n,
+                      seqs = fminl((long double)k->actor.update_cut.max_seqs, batch),
+                      rows = k->actor.update_cut.max_seqs > 0 ? seqs * length
+                                                              : fmaxl((long double)k->actor.update_cut.max_rows, length),
                       states = rows * (long double)m->hidden * 4 * (long double)(m->n_layers + 1),
-                      validation = k->n_val_files > 0 ? (long double)k->val.n * (long double)k->max_response_length * 8 : 0;
+                      validation = k->data.n_val_files > 0
+                                       ? (long double)k->rollout.val.n * (long double)k->data.max_response_length * 8
+                                       : 0;
     const bool ok = (long double)p->max_len == length && (long double)p->max_rows_update == rows && rows <= INT32_MAX &&
                     at_least(p->update, states) && at_least(p->host_all, batch * length * 8) && at_least(p->host_all, validation) &&
                     p->total >= p->update && p->total >= p->rollout && p->total >= p->host && p->total < SIZE_MAX / 2;

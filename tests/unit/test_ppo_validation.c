@@ -227,8 +227,8 @@ static void test_data_metrics(void **state) {
         struct batch b;
         double x, step = 0;
         assert_int_equal(dev_open_ref(&w.dev), 0);
-        k.max_prompt_length = json_integer_value(json_object_get(c, "max_prompt_length"));
-        k.max_response_length = json_integer_value(json_object_get(c, "max_response_length"));
+        k.data.max_prompt_length = json_integer_value(json_object_get(c, "max_prompt_length"));
+        k.data.max_response_length = json_integer_value(json_object_get(c, "max_response_length"));
         data_batch(&b, rows);
         json_object_foreach(json_object_get(c, "timing_s"), stage, v) if (strcmp(stage, "step") != 0)
             metrics_set(&run.metrics, json_number_value(v), "timing_s/%s", stage);
@@ -257,7 +257,7 @@ static void test_no_valid_token(void **state) {
     json_t *rows = json_pack("[{s:i, s:[f, f], s:[f, f], s:[f, f], s:[f, f], s:[f, f], s:[i, i]}]", "prompt", 3,
                              "token_level_scores", 0.0, 1.0, "token_level_rewards", 0.0, 1.0, "advantages", 1.0, 1.0, "returns",
                              1.0, 1.0, "values", 0.5, 0.5, "response_mask", 0, 0);
-    struct ppo_config k = {.max_prompt_length = 8, .max_response_length = 8};
+    struct ppo_config k = {.data.max_prompt_length = 8, .data.max_response_length = 8};
     struct worker w = {.ops = &worker_local, .n_ranks = 1};
     struct run run = {0};
     const struct stage st = {.k = &k, .worker = &w, .run = &run};

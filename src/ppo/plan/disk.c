@@ -15,16 +15,16 @@ struct disk_query {
 static int fill_query(struct disk_query *q, const struct ppo_config *k, int64_t val_rows) {
     *q = (struct disk_query){0};
     TRY(model_shapes_load(&q->shapes, k));
-    q->models[0] = (struct disk_model){&q->shapes.policy, k->model_dir, &k->lora, &k->optim};
-    q->models[1] = (struct disk_model){&q->shapes.critic, k->model_dir, &k->critic.lora, &k->critic.optim};
-    q->args = (struct disk_plan_args){.run = &k->run,
+    q->models[0] = (struct disk_model){&q->shapes.policy, k->model.dir, &k->model.lora, &k->actor.optim};
+    q->models[1] = (struct disk_model){&q->shapes.critic, k->model.dir, &k->critic.lora, &k->critic.optim};
+    q->args = (struct disk_plan_args){.run = &k->trainer.run,
                                       .keep_key = "trainer.max_actor_ckpt_to_keep",
                                       .models = q->models,
                                       .n_models = k->critic.enable ? 2 : 1,
-                                      .samples = k->train_batch_size * k->train.n,
-                                      .val_samples = val_rows * k->val.n,
-                                      .prompt_tokens = k->max_prompt_length,
-                                      .new_tokens = k->max_response_length};
+                                      .samples = k->data.train_batch_size * k->rollout.train.n,
+                                      .val_samples = val_rows * k->rollout.val.n,
+                                      .prompt_tokens = k->data.max_prompt_length,
+                                      .new_tokens = k->data.max_response_length};
     return 0;
 }
 

@@ -43,7 +43,7 @@ static int load_teacher(const struct ppo_config *k, struct model_shapes *s) {
 }
 
 int model_shapes_load(struct model_shapes *s, const struct ppo_config *k) {
-    TRY(model_config_load(&s->policy, k->model_dir));
+    TRY(model_config_load(&s->policy, k->model.dir));
     if (k->critic.enable) TRY(load_critic(k, s));
     return k->distill.enable ? load_teacher(k, s) : 0;
 }
@@ -61,14 +61,14 @@ static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Prompts that are generated at once. */
 static int64_t rollout_prompts(const struct ppo_config *k) {
-    return k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->train_batch_size;
+    return k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->data.train_batch_size;
 }
 
 /* Samples of a step; those that a rank generates. */
-static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->train_batch_size, k->train.n); }
+static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->data.train_batch_size, k->rollout.train.n); }
 static int64_t rank_batch(const struct ppo_config *k) {
-    const int64_t ranks = k->pools.n[ppo_pool_of(&k->pools, PPO_ROLLOUT)];
-    return size_mul((rollout_prompts(k) + ranks - 1) / ranks, k->train.n);
+    const int64_t ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_ROLLOUT)];
+    return size_mul((rollout_prompts(k) + ranks - 1) / ranks, k->rollout.train.n);
 }
 
 /* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
@@ -88,18 +88,20 @@ enum model_stream_from memory_plan_policy_from(const struct memory_plan *p) {
     return p->layout == LAYOUT_SHARDED ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
-static bool has_reference(const struct ppo_config *k) { return k->use_kl_loss || k->use_kl_in_reward; }
+static bool has_reference(const struct ppo_config *k) { return k->actor.use_kl_loss || k->algorithm.use_kl_in_reward; }
 
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k) {
-    if (k->lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
-    return k->ref_offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+    if (k->model.lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
+    return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
 /* The reference's weights; its rope table is on the device in any case. */
 static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const enum model_stream_from from = memory_plan_ref_from(p, k);
-    struct model_open_args frozen = {
-        .act = k->act, .flags = model_stream_flags(from), .max_len = p->max_len, .shard = {.size = (int)k->pools.n[PPO_TRAIN]}};
+    struct model_open_args frozen = {.act = k->model.act,
+                                     .flags = model_stream_flags(from),
+                                     .max_len = p->max_len,
+                                     .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
     p->ref = train_pages(model_open_bytes(m, dev, &frozen));
     frozen.flags = MODEL_INFER;
     if (from == MODEL_STREAM_HOST) p->offload += train_pages(model_open_bytes(m, dev, &frozen)) - p->ref;
@@ -107,11 +109,11 @@ static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const st
 
 /* Device bytes of the reference's pass. */
 static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref_cut, batch_of(k), p->max_len, &p->max_rows_ref,
+    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, batch_of(k), p->max_len, &p->max_rows_ref,
                    &p->max_seqs_ref));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
-    p->ref_pass = trained_model_block_bytes(m, k->act, &a);
+    p->ref_pass = trained_model_block_bytes(m, k->model.act, &a);
     return 0;
 }
 
@@ -127,7 +129,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k
                                          .stream = memory_plan_policy_from(p),
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
-    return trained_model_block_bytes(m, k->act, &a);
+    return trained_model_block_bytes(m, k->model.act, &a);
 }
 static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
                            struct model_keep keep) {
@@ -137,7 +139,7 @@ static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config 
                                          .max_seqs = p->max_seqs_critic,
                                          .grads = p->critic_grads,
                                          .chunk = p->critic_chunk};
-    return trained_model_block_bytes(v, k->act, &a);
+    return trained_model_block_bytes(v, k->model.act, &a);
 }
 
 /* ---- outside the device's blocks ----
@@ -165,20 +167,20 @@ static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *
 /* The samples of a validation, which are kept until it ends. */
 size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows) {
     enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 32 };
-    return SIZE_OF(rows, k->val.n, SAMPLE + PROMPT * k->max_prompt_length + RESPONSE * k->max_response_length);
+    return SIZE_OF(rows, k->rollout.val.n, SAMPLE + PROMPT * k->data.max_prompt_length + RESPONSE * k->data.max_response_length);
 }
 
 /* Rows of the validation data, estimated from the files' sizes before they are read. */
 static int64_t validation_rows(const struct ppo_config *k) {
     enum { ROW = 1024 };
-    const int64_t rows = k->n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->val_files, k->n_val_files) / ROW) : 0;
-    return k->val_max_samples >= 0 ? min_i64(rows, k->val_max_samples) : rows;
+    const int64_t rows = k->data.n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->data.val_files, k->data.n_val_files) / ROW) : 0;
+    return k->data.val_max_samples >= 0 ? min_i64(rows, k->data.val_max_samples) : rows;
 }
 
 /* The program, and what reads and keeps samples. */
 static size_t process_bytes(const struct ppo_config *k) {
     enum { PROGRAM = 12 << 20 };
-    char *path = file_join(k->tokenizer_dir, "tokenizer.json");
+    char *path = file_join(k->model.tokenizer_dir, "tokenizer.json");
     const int64_t file = file_size(path);
     free(path);
     return PROGRAM                              /* code, libraries, stacks, trackers */
@@ -186,7 +188,7 @@ static size_t process_bytes(const struct ppo_config *k) {
 }
 
 static size_t data_bytes(const struct ppo_config *k, const struct memory_plan *p) {
-    return rows_bytes(k->train_files, k->n_train_files) + rows_bytes(k->val_files, k->n_val_files) +
+    return rows_bytes(k->data.train_files, k->data.n_train_files) + rows_bytes(k->data.val_files, k->data.n_val_files) +
            max_size(p->batch, p->validation); /* one after the other */
 }
 
@@ -194,19 +196,19 @@ static size_t data_bytes(const struct ppo_config *k, const struct memory_plan *p
 static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
     enum { ROW = 40 };
     const int64_t blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    return process_bytes(k) + (k->n_ranks > 1 ? p->batch : data_bytes(k, p)) + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
+    return process_bytes(k) + (k->ranks.n > 1 ? p->batch : data_bytes(k, p)) + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
            + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW;  /* packed arrays */
 }
 
 /* A rank's share of what a host has. */
 size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
-    return (all > p->controller ? all - p->controller : 0) / (size_t)k->n_local;
+    return (all > p->controller ? all - p->controller : 0) / (size_t)k->ranks.n_local;
 }
 
 /* Which is why a model is planned after the rows of its update. */
 static int plan_model(struct model_memory *out, const struct ppo_config *k, struct model_memory_args a) {
-    a.ranks = k->pools.n[k->pool];
-    a.local = k->n_local;
+    a.ranks = k->ranks.pools.n[k->ranks.pool];
+    a.local = k->ranks.n_local;
     return model_memory(out, &a);
 }
 
@@ -214,7 +216,7 @@ static int plan_model(struct model_memory *out, const struct ppo_config *k, stru
 static int plan_copy(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
                      const struct model_open_args *open) {
     struct optim_plan l = {0};
-    if (k->lora.on) TRY(optim_plan(&l, m, dev, k->act, &k->lora.cfg, &k->optim));
+    if (k->model.lora.on) TRY(optim_plan(&l, m, dev, k->model.act, &k->model.lora.cfg, &k->actor.optim));
     *out = (struct model_memory){.weights = train_pages(model_open_bytes(m, dev, open)),
                                  .adapter = train_pages(l.adapter),
                                  .master = train_pages(l.master),
@@ -224,23 +226,23 @@ static int plan_copy(struct model_memory *out, const struct ppo_config *k, const
 
 static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     const struct model_open_args open = {
-        .act = k->act,
+        .act = k->model.act,
         .flags = model_stream_flags(memory_plan_policy_from(p)),
         .max_len = p->max_len,
-        .quant = k->lora.quant,
-        .shard = {.size = (int)k->pools.n[PPO_TRAIN], .whole_matrices = k->optim.kind == OPTIM_MUON}};
-    const int64_t pair = k->pools.n[PPO_ROLLOUT] > 0 ? k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT] : 0;
+        .quant = k->model.lora.quant,
+        .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN], .whole_matrices = k->actor.optim.kind == OPTIM_MUON}};
+    const int64_t pair = k->ranks.pools.n[PPO_ROLLOUT] > 0 ? k->ranks.pools.n[PPO_TRAIN] + k->ranks.pools.n[PPO_ROLLOUT] : 0;
     const struct model_memory_args trained = {.config = m,
                                               .dev = dev,
                                               .open = &open,
-                                              .lora = &k->lora,
-                                              .optim = &k->optim,
+                                              .lora = &k->model.lora,
+                                              .optim = &k->actor.optim,
                                               .max_rows = p->max_rows_update,
-                                              .grad_chunk = k->grad_chunk};
+                                              .grad_chunk = k->actor.grad_chunk};
     if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
     else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
-    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair, (int)k->n_local)); /* to send weights */
+    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair, (int)k->ranks.n_local)); /* to send weights */
     return 0;
 }
 
@@ -248,7 +250,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const 
 static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
     const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
-    const struct model_open_args open = {.act = k->act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
+    const struct model_open_args open = {.act = k->model.act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
     const int64_t batch = batch_of(k);
     struct model_memory own;
     int64_t rows, seqs;
@@ -271,7 +273,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     p->n_train_critic = own.n_train;
     p->offload += own.host;
     p->copy += own.copy;
-    p->critic_keep = train_keep(c->recompute, v, k->act, p->max_rows_critic, 0);
+    p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, 0);
     p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     return 0;
 }
@@ -280,14 +282,19 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
 static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
     const struct ppo_rm_config *r = &k->rm;
     struct reward_model_args *a = &p->rm_args;
-    *a = (struct reward_model_args){
-        .dev = dev, .dir = r->model_dir, .act = k->act, .cut = r->cut, .max_len = r->max_length, .policy_tokens = r->policy_tokens};
+    *a = (struct reward_model_args){.dev = dev,
+                                    .dir = r->model_dir,
+                                    .act = k->model.act,
+                                    .cut = r->cut,
+                                    .max_len = r->max_length,
+                                    .policy_tokens = r->policy_tokens};
     if (judge_is_wanted(&r->judge)) {
-        const int64_t batch = size_mul(rollout_prompts(k), k->train.n + 1); /* and a baseline: no more are requested at once */
+        const int64_t batch =
+            size_mul(rollout_prompts(k), k->rollout.train.n + 1); /* and a baseline: no more are requested at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
-        a->judge.act = k->act;
+        a->judge.act = k->model.act;
         a->judge.max_seqs = min_i64(r->judge.max_seqs, batch);
         if (a->judge.max_rows < a->judge.max_seqs) a->judge.max_rows = a->judge.max_seqs;
         a->max_rows = a->judge.max_rows;
@@ -299,13 +306,13 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
 }
 
 static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = p->max_len};
+    const struct model_open_args open = {.act = k->model.act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, batch_of(k),
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
-    p->teacher_pass = trained_model_block_bytes(t, k->act, &a);
+    p->teacher_pass = trained_model_block_bytes(t, k->model.act, &a);
     return 0;
 }
 
@@ -329,15 +336,15 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
     const int64_t batch = rank_batch(k);
-    p->max_seqs = min_i64(k->max_num_seqs, batch > k->val.n ? batch : k->val.n);
-    p->max_rows_roll = k->max_num_batched_tokens > p->max_seqs ? k->max_num_batched_tokens : p->max_seqs;
+    p->max_seqs = min_i64(k->rollout.max_num_seqs, batch > k->rollout.val.n ? batch : k->rollout.val.n);
+    p->max_rows_roll = k->rollout.max_num_batched_tokens > p->max_seqs ? k->rollout.max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
     if (!ppo_does(k, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
     if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
-    p->sizes = model_dev_sizes(m, k->act, rows > p->max_rows_roll ? rows : p->max_rows_roll,
+    p->sizes = model_dev_sizes(m, k->model.act, rows > p->max_rows_roll ? rows : p->max_rows_roll,
                                p->max_rows_update > p->max_rows_critic ? p->max_rows_update : p->max_rows_critic,
                                p->max_seqs + DECODE_UNIT);
     if (s->critic.json) model_dev_sizes_widen(&p->sizes, &s->critic);
@@ -351,21 +358,21 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
 static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
     if (!ppo_does(k, PPO_ROLLOUT)) return;
-    const size_t room = block_room(p), share = (size_t)((double)p->limit * k->memory_fraction);
+    const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
-    p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->act)) : 0;
+    p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->model.act)) : 0;
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     const struct rollout_decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
-    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->act, &limits, SIZE_MAX);
-    p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
+    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
+    p->rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &r);
     struct rollout_decoder_args one = r; /* the least: one sample at a time */
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
-    p->least_rollout = p->gathered + rollout_decoder_bytes(m, k->act, &one);
+    p->least_rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &one);
     if (p->rollout > budget) {
-        const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->act);
+        const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->model.act);
         const int64_t fewer = (int64_t)((over + block - 1) / block);
         r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
-        p->rollout = p->gathered + rollout_decoder_bytes(m, k->act, &r);
+        p->rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &r);
     }
     p->n_kv_blocks = r.n_kv_blocks;
 }
@@ -376,12 +383,12 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
 static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
-    if (p->update > 0 && k->recompute == RECOMPUTE_AUTO && room > p->update) {
-        p->keep = train_keep(RECOMPUTE_AUTO, m, k->act, p->max_rows_update, room - p->update);
+    if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
-        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->act, p->max_rows_critic, room - p->critic_pass);
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, room - p->critic_pass);
         p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     }
 }
@@ -389,23 +396,23 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
 /* Whether a checkpoint is copied and written during the next steps. */
 static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev);
-    p->copy =
-        train_checkpoint_copy(&k->run, k->conf, p->copy, own ? p->offload + p->host_all : p->total, own ? p->host_limit : p->limit);
+    p->copy = train_checkpoint_copy(&k->trainer.run, k->conf, p->copy, own ? p->offload + p->host_all : p->total,
+                                    own ? p->host_limit : p->limit);
     if (own) p->offload += p->copy;
     else p->total += p->copy;
 }
 
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
-    struct optim_config *const o = &k->optim, *const v = &k->critic.optim;
-    if (train_can_offload(dev, o->host_master || v->host_master || k->ref_offload)) return;
-    o->host_state = o->host_master = v->host_state = v->host_master = k->ref_offload = false;
+    struct optim_config *const o = &k->actor.optim, *const v = &k->critic.optim;
+    if (train_can_offload(dev, o->host_master || v->host_master || k->ref.offload)) return;
+    o->host_state = o->host_master = v->host_state = v->host_master = k->ref.offload = false;
 }
 
 /* The trainer's part: the policy's updates, and passes over the reference. */
 static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
-    if (has_reference(k) && !k->lora.on) plan_ref(p, k, m, dev);
-    p->keep = train_keep(k->recompute, m, k->act, p->max_rows_update, 0);
+    if (has_reference(k) && !k->model.lora.on) plan_ref(p, k, m, dev);
+    p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
@@ -416,16 +423,16 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
                        enum weight_layout layout) {
     const struct model_config *m = &s->policy;
     *p = (struct memory_plan){
-        .max_len = k->max_prompt_length + k->max_response_length, .layout = layout, .flops = train_model_flops(m, dev)};
+        .max_len = k->data.max_prompt_length + k->data.max_response_length, .layout = layout, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
-    if (k->n_ranks > 1) p->controller = process_bytes(k) + data_bytes(k, p);
-    p->host_limit = plan_rank_share(k, p, train_host_limit(k->host_memory));
-    p->limit = train_memory_limit(dev, k->memory_limit);
+    if (k->ranks.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
+    p->host_limit = plan_rank_share(k, p, train_host_limit(k->ranks.host_memory));
+    p->limit = train_memory_limit(dev, k->trainer.memory_limit);
     if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
     const bool trains = ppo_does(k, PPO_TRAIN);
     if (trains)
-        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->update_cut, batch_of(k), p->max_len,
+        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, batch_of(k), p->max_len,
                        &p->max_rows_update, &p->max_seqs_update));
     TRY(plan_policy(p, k, m, dev));
     p->offload = p->policy.host;
@@ -448,26 +455,26 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
     return 0;
 }
 
-bool plan_has_ref(const struct ppo_config *k) { return !k->lora.on && has_reference(k); }
+bool plan_has_ref(const struct ppo_config *k) { return !k->model.lora.on && has_reference(k); }
 bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
 
 /* Why a run cannot have a layout; NULL: it can. */
 static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
     if (l <= LAYOUT_WHOLE) return NULL;
     if (!ppo_does(k, PPO_TRAIN)) return "these ranks do not train";
-    if (k->pools.n[PPO_TRAIN] < 2) return "there is one rank";
-    if (k->lora.on) return "there is an adapter";
-    if (l == LAYOUT_SHARDED) return k->pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
+    if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
+    if (k->model.lora.on) return "there is an adapter";
+    if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
     if (!plan_has_ref(k)) return "there is no reference";
-    return k->ref_offload ? "the reference is in host memory" : NULL;
+    return k->ref.offload ? "the reference is in host memory" : NULL;
 }
 
 int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
-    const char *const missing = no_layout(k, k->layout);
+    const char *const missing = no_layout(k, k->ranks.layout);
     char why[sizeof p->why] = "";
-    if (k->layout != LAYOUT_AUTO) {
-        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
-        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", weight_layout_name(k->layout), missing ? ": " : "",
+    if (k->ranks.layout != LAYOUT_AUTO) {
+        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->ranks.layout));
+        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", weight_layout_name(k->ranks.layout), missing ? ": " : "",
                  missing ? missing : "");
         return 0;
     }
@@ -485,11 +492,11 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
 
 struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
                             struct dev *dev) {
-    const int64_t mini = min_i64(size_mul(k->ppo_mini_batch_size, k->train.n), batch_of(k));
-    struct rank_plan r = {.n = k->pools.n[PPO_TRAIN],
-                          .local = k->n_local,
-                          .micro = rank_plan_micro_batches(k->update_cut, p->max_rows_update, p->max_len, mini),
-                          .chunk = k->grad_chunk,
+    const int64_t mini = min_i64(size_mul(k->actor.mini_batch_size, k->rollout.train.n), batch_of(k));
+    struct rank_plan r = {.n = k->ranks.pools.n[PPO_TRAIN],
+                          .local = k->ranks.n_local,
+                          .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),
+                          .chunk = k->actor.grad_chunk,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .layout = p->layout,
@@ -498,8 +505,8 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config
     struct memory_plan q;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
         if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
-    one.n_ranks = one.n_local = 1;
-    one.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
+    one.ranks.n = one.ranks.n_local = 1;
+    one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
     return r;
 }

@@ -9,7 +9,7 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
                            struct buf *b) {
     const size_t all = plan_update_bytes(p, k, m, dev, MODEL_KEEP_ALL);
     const bool partly = p->update<all, on_host = p->host> 0;
-    if (k->recompute != RECOMPUTE_AUTO)
+    if (k->model.recompute != RECOMPUTE_AUTO)
         buf_addf(b, "  recompute: as %s says\n",
                  conf_is_null(k->conf, "trainer.recompute") ? "enable_gradient_checkpointing" : "trainer.recompute");
     else if (!partly) buf_addf(b, "  recompute: nothing, all activations of an update fit\n");
@@ -23,13 +23,17 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
 static void training_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
     char adapter[96], state[96];
     snprintf(adapter, sizeof adapter, "of the adapter: %lld parameters", (long long)p->policy.n_train);
-    snprintf(state, sizeof state, "%s%s%s", optim_kind_name(k->optim.kind), k->optim.kind == OPTIM_ADAMW ? ", fp32" : "",
-             k->optim.host_state    ? "; in host memory, here are buffers"
-             : k->optim.host_master ? "; with buffers of the master"
-                                    : "");
-    const char *const master = k->optim.host_master ? "in host memory" : p->policy.adapter ? adapter : several ? "a shard" : "";
+    snprintf(state, sizeof state, "%s%s%s", optim_kind_name(k->actor.optim.kind),
+             k->actor.optim.kind == OPTIM_ADAMW ? ", fp32" : "",
+             k->actor.optim.host_state    ? "; in host memory, here are buffers"
+             : k->actor.optim.host_master ? "; with buffers of the master"
+                                          : "");
+    const char *const master = k->actor.optim.host_master ? "in host memory"
+                               : p->policy.adapter        ? adapter
+                               : several                  ? "a shard"
+                                                          : "";
     const struct memory_training t = {
-        .model = &p->policy, .master = master, .state = state, .grad_chunk = k->grad_chunk, .several = several};
+        .model = &p->policy, .master = master, .state = state, .grad_chunk = k->actor.grad_chunk, .several = several};
     memory_rows_training(b, &t);
     if (p->ref)
         memory_row(b, "reference weights", p->ref,
@@ -46,7 +50,7 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
     if (p->policy.weights)
         memory_row(b, "policy weights", p->policy.weights,
                    !trains                      ? "a copy of the trainer's"
-                   : k->lora.on                 ? "frozen; without the adapter they are the reference"
+                   : k->model.lora.on           ? "frozen; without the adapter they are the reference"
                    : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
                                                 : "one buffer for rollout and training");
     if (p->policy.adapter) memory_row(b, "adapter", p->policy.adapter, "compute copies and scratch");
@@ -86,15 +90,16 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *
                           struct buf *text) {
     const struct model_config *m = &s->policy;
     struct memory_rows table = {.text = text}, *const b = &table;
-    const int64_t n = k->pools.n[k->pool];
+    const int64_t n = k->ranks.pools.n[k->ranks.pool];
     const bool trains = ppo_does(k, PPO_TRAIN), several = trains && n > 1;
     char ranks[64] = "";
     memory_rows_open(b, p->total, p->limit);
-    if (k->n_ranks > n) snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->pool));
+    if (k->ranks.n > n)
+        snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->ranks.pool));
     else if (n > 1) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)n);
     buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
-             (double)model_config_params(m) / 1e9, dtype_name(k->act), (long long)k->train_batch_size, (long long)k->train.n,
-             (long long)k->max_prompt_length, (long long)k->max_response_length, ranks);
+             (double)model_config_params(m) / 1e9, dtype_name(k->model.act), (long long)k->data.train_batch_size,
+             (long long)k->rollout.train.n, (long long)k->data.max_prompt_length, (long long)k->data.max_response_length, ranks);
     model_rows(b, p, k, several);
     if (p->block) block_rows(b, p, s);
     memory_row(b, "scratch", p->working, "of GEMM, LM head and threads");

@@ -21,10 +21,10 @@ static bool fits(const struct ppo_config *k, const struct model_shapes *s, struc
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
 static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
-    const int64_t max_len = k->max_prompt_length + k->max_response_length;
+    const int64_t max_len = k->data.max_prompt_length + k->data.max_response_length;
     while (micro_batch_limits_lower(cut, max_len)) {
-        c.update_cut = *cut;
-        if (c.ref_cut.max_seqs > 0 && c.ref_cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref_cut.max_seqs = cut->max_seqs;
+        c.actor.update_cut = *cut;
+        if (c.ref.cut.max_seqs > 0 && c.ref.cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref.cut.max_seqs = cut->max_seqs;
         if (fits(&c, s, dev)) return true;
     }
     return false;
@@ -35,7 +35,7 @@ static bool smaller_critic_cut(const struct ppo_config *k, const struct model_sh
                                struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     struct micro_batch_limits *values = &c.critic.values_cut;
-    while (s->critic.json && micro_batch_limits_lower(cut, k->max_prompt_length + k->max_response_length)) {
+    while (s->critic.json && micro_batch_limits_lower(cut, k->data.max_prompt_length + k->data.max_response_length)) {
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
@@ -58,42 +58,42 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 
 /* Offloads all that it can to host memory, as the text of its keys; false: that is offloaded already, or cannot be. */
 static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
-    const bool ref = plan_has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
+    const bool ref = plan_has_ref(k) && !k->ref.offload, state = !k->actor.optim.host_state;
     if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
     *text = !state ? REF_KEY : ref ? STATE_KEY " with " REF_KEY : STATE_KEY;
-    c->ref_offload = plan_has_ref(k);
-    c->optim.host_state = c->optim.host_master = true;
+    c->ref.offload = plan_has_ref(k);
+    c->actor.optim.host_state = c->actor.optim.host_master = true;
     return true;
 }
 
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
 static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
                         const char **text) {
-    const bool ref = plan_has_ref(k) && !k->ref_offload, state = !k->optim.host_state;
+    const bool ref = plan_has_ref(k) && !k->ref.offload, state = !k->actor.optim.host_state;
     *text = NULL;
     if (!dev_has_own_memory(dev)) return;
     for (int i = 1; i < 4; i++) { /* the cheapest first */
         const bool r = i & 1, o = i & 2;
         if ((r && !ref) || (o && !state)) continue;
-        c->ref_offload = k->ref_offload || r;
-        c->optim.host_state = k->optim.host_state || o;
-        c->optim.host_master = k->optim.host_master || o;
+        c->ref.offload = k->ref.offload || r;
+        c->actor.optim.host_state = k->actor.optim.host_state || o;
+        c->actor.optim.host_master = k->actor.optim.host_master || o;
         if (fits(c, s, dev)) {
             *text = i == 1 ? REF_KEY : i == 2 ? STATE_KEY : STATE_KEY " with " REF_KEY;
             return;
         }
     }
-    c->ref_offload = k->ref_offload;
-    c->optim = k->optim;
+    c->ref.offload = k->ref.offload;
+    c->actor.optim = k->actor.optim;
 }
 
 static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
 
 /* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
 static const char *let_recompute(struct ppo_config *c) {
-    const bool actor = keeps_more(c->recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
+    const bool actor = keeps_more(c->model.recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
     if (!actor && !critic) return NULL;
-    c->recompute = c->critic.recompute = RECOMPUTE_AUTO;
+    c->model.recompute = c->critic.recompute = RECOMPUTE_AUTO;
     if (!conf_is_null(c->conf, "trainer.recompute")) return "trainer.recompute=auto";
 #define ACTOR_KEY "actor_rollout_ref.model.enable_gradient_checkpointing=True"
 #define CRITIC_KEY "critic.model.enable_gradient_checkpointing=True"
@@ -105,8 +105,8 @@ static const char *let_recompute(struct ppo_config *c) {
 /* Whether the run fits without the memory of chunks. */
 static bool fits_without_chunks(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     struct ppo_config c = *k;
-    c.grad_chunk = c.critic.grad_chunk = 1;
-    return (k->grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
+    c.actor.grad_chunk = c.critic.grad_chunk = 1;
+    return (k->actor.grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
 }
 
 /* The host memory of samples alone exceeds what the host has. */
@@ -119,11 +119,11 @@ static int refuse_samples(const struct memory_plan *p, const struct ppo_config *
         FAIL(ERR_NOMEM,
              "the samples of a validation, actor_rollout_ref.rollout.val_kwargs.n=%lld of each prompt, need %s; lower it, or set "
              "data.val_max_samples",
-             (long long)k->val.n, need);
+             (long long)k->rollout.val.n, need);
     FAIL(ERR_NOMEM,
          "the samples of a step, data.train_batch_size=%lld x actor_rollout_ref.rollout.n=%lld, of up to %lld tokens "
          "(data.max_prompt_length, data.max_response_length) need %s; lower one of them",
-         (long long)k->train_batch_size, (long long)k->train.n, (long long)p->max_len, need);
+         (long long)k->data.train_batch_size, (long long)k->rollout.train.n, (long long)p->max_len, need);
 }
 
 int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows) {
@@ -131,10 +131,11 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
     struct memory_plan q = *p;
     q.validation = plan_validation_bytes(k, rows);
     const size_t more = max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
-    if (k->n_ranks > 1) q.controller += more;
+    if (k->ranks.n > 1) q.controller += more;
     else q.host_all += more;
     const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
-                 there = plan_rank_share(k, &q, own ? train_host_limit(k->host_memory) : train_memory_limit(dev, k->memory_limit));
+                 there = plan_rank_share(
+                     k, &q, own ? train_host_limit(k->ranks.host_memory) : train_memory_limit(dev, k->trainer.memory_limit));
     return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
 }
 
@@ -142,7 +143,7 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
 static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
     char others[96], text[160];
     struct ppo_config c = *k;
-    struct micro_batch_limits cut = k->update_cut;
+    struct micro_batch_limits cut = k->actor.update_cut;
     const char *offload;
     const bool tokens = cut.max_seqs == 0, rows = k->critic.update_cut.max_seqs == 0;
     const char *const key = tokens ? "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -150,9 +151,9 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
                       *const critic = rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu";
     if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
     const char *const need = memory_need(text, p->total, p->limit, others_text(dev, others));
-    c.layout = LAYOUT_AUTO;
-    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev)) return memory_refuse(need, "trainer.layout=auto");
-    c.layout = k->layout;
+    c.ranks.layout = LAYOUT_AUTO;
+    if (k->ranks.layout != LAYOUT_AUTO && fits(&c, s, dev)) return memory_refuse(need, "trainer.layout=auto");
+    c.ranks.layout = k->ranks.layout;
     if (smaller_cut(k, s, dev, &cut)) return memory_refuse(need, "%s=%lld", key, (long long)(tokens ? cut.max_rows : cut.max_seqs));
     cut = k->critic.update_cut;
     if (smaller_critic_cut(k, s, dev, &cut))
@@ -172,12 +173,12 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
     if (!recompute) recompute = "";
     try_offload(k, s, dev, &c, &offload);
     if (offload) return memory_refuse(need, "%s%s%s", offload, with, recompute);
-    for (c.max_num_seqs = p->max_seqs / 2; c.max_num_seqs >= 1; c.max_num_seqs /= 2)
+    for (c.rollout.max_num_seqs = p->max_seqs / 2; c.rollout.max_num_seqs >= 1; c.rollout.max_num_seqs /= 2)
         if (fits(&c, s, dev))
-            return memory_refuse(need, "actor_rollout_ref.rollout.max_num_seqs=%lld%s%s", (long long)c.max_num_seqs, with,
+            return memory_refuse(need, "actor_rollout_ref.rollout.max_num_seqs=%lld%s%s", (long long)c.rollout.max_num_seqs, with,
                                  recompute);
-    c.max_num_seqs = k->max_num_seqs;
-    cut = k->update_cut;
+    c.rollout.max_num_seqs = k->rollout.max_num_seqs;
+    cut = k->actor.update_cut;
     if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
         return memory_refuse(need, "%s with %s=%lld%s%s", offload, key, (long long)(tokens ? cut.max_rows : cut.max_seqs), with,
                              recompute);

@@ -51,17 +51,17 @@ struct fully_async {
 
 int fully_async_steps(struct ppo_config *k, int64_t n_rows) {
     const struct ppo_async_config *a = &k->async;
-    int64_t prompts = size_mul(n_rows, k->total_epochs);
-    if (k->total_training_steps > 0) return 0;
+    int64_t prompts = size_mul(n_rows, k->trainer.total_epochs);
+    if (k->trainer.total_training_steps > 0) return 0;
     if (a->total_prompts > 0 && a->total_prompts < prompts) prompts = a->total_prompts;
-    k->total_training_steps = prompts / k->train_batch_size;
-    if (k->total_training_steps < 1)
+    k->trainer.total_training_steps = prompts / k->data.train_batch_size;
+    if (k->trainer.total_training_steps < 1)
         FAIL(ERR_INVAL,
              "rollout.total_rollout_steps=%lld and trainer.total_epochs=%lld of %lld rows give %lld prompts, fewer than the %lld "
              "of a "
              "step (async_training.trigger_parameter_sync_step x require_batches x actor_rollout_ref.actor.ppo_mini_batch_size)",
-             (long long)a->total_prompts, (long long)k->total_epochs, (long long)n_rows, (long long)prompts,
-             (long long)k->train_batch_size);
+             (long long)a->total_prompts, (long long)k->trainer.total_epochs, (long long)n_rows, (long long)prompts,
+             (long long)k->data.train_batch_size);
     return 0;
 }
 
@@ -169,9 +169,9 @@ static int chosen_by_record(const struct fully_async *a, const struct gen *g, in
         at[n++][1] = k;
     }
     qsort(at, (size_t)n, sizeof *at, by_place);
-    for (int64_t i = 0; i < n && n <= a->k->train_batch_size; i++) kept[i] = at[i][1];
+    for (int64_t i = 0; i < n && n <= a->k->data.train_batch_size; i++) kept[i] = at[i][1];
     free(at);
-    if (!same || n != a->k->train_batch_size)
+    if (!same || n != a->k->data.train_batch_size)
         FAIL(ERR_INPUT,
              "async_training.replay=%s: step %lld does not come out as recorded; model, data, keys and instruction set must be "
              "those of "
@@ -251,12 +251,12 @@ static int64_t ended_now(const struct gen *g) {
 static int open_generation(struct fully_async *a, const struct stage *s, const struct generation *in) {
     const struct ppo_config *k = a->k;
     const bool replay = a->record.n > 0;
-    const int64_t n = k->train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
+    const int64_t n = k->data.train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
     const int64_t most = k->async.most_open < left ? k->async.most_open : left;
     a->disaggregated = s->worker->disaggregated;
     a->s = *s;
     a->in = *in;
-    a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->train, .partial = true};
+    a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->rollout.train, .partial = true};
     if (k->async.partial && !replay && !a->disaggregated) a->g.enough = n;
     a->generating = true;
     a->over = false;
@@ -273,8 +273,8 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
 /* Whether the prompts that a step needs have ended, with their scores. */
 static bool has_enough(const struct fully_async *a) {
     const struct gen *g = &a->g;
-    bool enough = g->n_over >= a->k->train_batch_size;
-    for (int64_t i = 0; enough && i < a->k->train_batch_size * a->per; i++)
+    bool enough = g->n_over >= a->k->data.train_batch_size;
+    for (int64_t i = 0; enough && i < a->k->data.train_batch_size * a->per; i++)
         enough = g->samples[g->over[i / a->per] * a->per + i % a->per].scored;
     return enough;
 }
@@ -301,7 +301,7 @@ static int generate_overlapped(void *arg) {
 
 /* The samples of a step, update by update. */
 static int choose(struct fully_async *a, struct batch *out) {
-    const int64_t n = a->k->train_batch_size;
+    const int64_t n = a->k->data.train_batch_size;
     a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
     if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->s.run->step, a->kept));
     for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
@@ -316,7 +316,7 @@ static int close_generation(struct fully_async *a) {
     const int64_t now = ended_now(&a->g);
     a->generated += now;
     metrics_set_i64(&a->s.run->metrics, now, "fully_async/rollouter/step_generated_samples");
-    hold_rest(a, &a->g, a->kept, a->k->train_batch_size);
+    hold_rest(a, &a->g, a->kept, a->k->data.train_batch_size);
     gen_end(&a->g, 0);
     a->generating = false;
     return 0;
@@ -551,9 +551,9 @@ static int start(struct fully_async *a, const struct generation_call *c, const s
     a->started = true;
     if (c->held) TRY(restore(a, c->held, in));
     if (!a->k->async.replay) return 0;
-    if (a->per > a->k->train.n)
+    if (a->per > a->k->rollout.train.n)
         FAIL(ERR_INVAL, "async_training.replay: algorithm.adv_estimator=%s has greedy responses, which run.db does not record",
-             a->k->adv_estimator);
+             a->k->algorithm.adv_estimator);
     return track_schedule_read(&a->record, a->k->async.replay);
 }
 
@@ -581,7 +581,7 @@ static int close_stage(void *arg, const struct stage *s, const struct generation
 
 /* The rows of update u. */
 static int cut(struct verlc *v, const struct fully_async *a, const struct verlc_batch *all, int64_t u, struct verlc_batch *out) {
-    const int64_t n = a->k->async.required * a->k->train.n;
+    const int64_t n = a->k->async.required * a->k->rollout.train.n;
     int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     for (int64_t i = 0; i < n; i++) rows[i] = u * n + i;
     const int rc = verlc_select(v, all, rows, n, out);
@@ -643,7 +643,8 @@ static int step(struct fully_async *a, struct verlc *v, struct verlc_batch *all,
 
 void ppo_fully_async(struct verlc *v) {
     struct ppo_config *k = &verlc_controller(v)->k;
-    struct fully_async a = {.k = k, .per = k->train.n + (k->adv && k->adv->needs & ALGO_NEEDS_BASELINES ? 1 : 0)};
+    struct fully_async a = {
+        .k = k, .per = k->rollout.train.n + (k->algorithm.adv && k->algorithm.adv->needs & ALGO_NEEDS_BASELINES ? 1 : 0)};
     struct verlc_batch *all = verlc_batch_create(), *drawn = verlc_batch_create(),
                        **part = xmalloc((size_t)k->async.updates * sizeof *part);
     for (int64_t u = 0; u < k->async.updates; u++) part[u] = verlc_batch_create();

@@ -23,13 +23,13 @@ static int add_rewards(const struct stage *s, struct algo_kl_ctrl *kl, struct ba
     TRY(ppo_add_f64(b, "token_level_rewards", "responses", &rewards));
     const double *level = ppo_column(b, "token_level_scores");
     memcpy(rewards, level, (size_t)r->off[b->n_rows] * sizeof *rewards);
-    if (!s->k->use_kl_in_reward) return 0;
+    if (!s->k->algorithm.use_kl_in_reward) return 0;
     struct algo_metrics m = {0};
     const struct algo_kl_reward_args a = {.r = r,
                                           .scores = level,
                                           .old_logp = ppo_column(b, "old_log_probs"),
                                           .ref_logp = ppo_column(b, "ref_log_prob"),
-                                          .type = &s->k->kl_penalty};
+                                          .type = &s->k->algorithm.kl_penalty};
     algo_kl_in_reward(kl, &a, rewards, &m);
     set_metrics(s, &m);
     return 0;
@@ -44,10 +44,10 @@ static int correct(const struct stage *s, struct batch *b, const struct algo_rag
     const struct batch_col *rollout = ppo_sampling_log_probs(b);
     double *rollout_logp = xmalloc((size_t)n * sizeof *rollout_logp);
     for (int64_t t = 0; t < n; t++) rollout_logp[t] = (double)rollout->f32[t];
-    const struct algo_corr_args a = {r, &s->k->corr, ppo_column(b, "old_log_probs"), rollout_logp};
+    const struct algo_corr_args a = {r, &s->k->algorithm.corr, ppo_column(b, "old_log_probs"), rollout_logp};
     const int rc = algo_corr_run(&a, w, mask, &m);
     free(rollout_logp);
-    if (s->k->corr.is == ALGO_IS_NONE) batch_drop(b, "rollout_is_weights");
+    if (s->k->algorithm.corr.is == ALGO_IS_NONE) batch_drop(b, "rollout_is_weights");
     set_metrics(s, &m);
     return rc;
 }
@@ -63,23 +63,23 @@ static int add_mask(struct batch *b, const char *name, const uint8_t *mask) {
 static int components(const struct stage *s, const struct batch *b, double **out) {
     const struct batch_col *extra = batch_find(b, "reward_extra_info");
     *out = NULL;
-    if (s->k->n_gdpo == 0) return 0;
-    double *v = xmalloc((size_t)(s->k->n_gdpo * b->n_rows) * sizeof *v);
-    for (int64_t k = 0; k < s->k->n_gdpo; k++) {
+    if (s->k->algorithm.n_gdpo == 0) return 0;
+    double *v = xmalloc((size_t)(s->k->algorithm.n_gdpo * b->n_rows) * sizeof *v);
+    for (int64_t k = 0; k < s->k->algorithm.n_gdpo; k++) {
         for (int64_t i = 0; i < b->n_rows; i++) {
-            const json_t *x = json_object_get(extra->json[i], s->k->gdpo_keys[k]);
+            const json_t *x = json_object_get(extra->json[i], s->k->algorithm.gdpo_keys[k]);
             if (!json_is_number(x) && !json_is_boolean(x)) {
                 free(v);
                 FAIL(ERR_INPUT,
                      "algorithm.gdpo_reward_keys: the scorer gave no number \"%s\" for a sample; it must be in the dict "
                      "that compute_score returns",
-                     s->k->gdpo_keys[k]);
+                     s->k->algorithm.gdpo_keys[k]);
             }
             const double value = json_is_boolean(x) ? (double)json_is_true(x) : json_number_value(x);
             if (!(fabs(value) <= (double)FLT_MAX)) {
                 free(v);
                 FAIL(ERR_NUMERIC, "algorithm.gdpo_reward_keys: \"%s\" of a sample is %g, beyond what float32 holds",
-                     s->k->gdpo_keys[k], value);
+                     s->k->algorithm.gdpo_keys[k], value);
             }
             v[k * b->n_rows + i] = value;
         }
@@ -105,13 +105,13 @@ static int estimate(const struct stage *s, struct batch *b, const struct algo_ra
     a.sum_pi_squared = ppo_column(b, "sum_pi_squared");
     a.is_weights = ppo_column(b, "rollout_is_weights");
     a.components = comp;
-    a.component_weights = s->k->gdpo_weights;
-    a.n_components = s->k->n_gdpo;
-    a.gamma = s->k->gamma;
-    a.lam = s->k->lam;
-    a.norm_by_std = s->k->norm_adv_by_std;
-    a.kwargs = s->k->adv_kwargs;
-    const int rc = algo_advantage(s->k->adv, &a, ppo_column(b, "advantages"), ret);
+    a.component_weights = s->k->algorithm.gdpo_weights;
+    a.n_components = s->k->algorithm.n_gdpo;
+    a.gamma = s->k->algorithm.gamma;
+    a.lam = s->k->algorithm.lam;
+    a.norm_by_std = s->k->algorithm.norm_adv_by_std;
+    a.kwargs = s->k->algorithm.adv_kwargs;
+    const int rc = algo_advantage(s->k->algorithm.adv, &a, ppo_column(b, "advantages"), ret);
     free(comp);
     return rc;
 }
@@ -126,8 +126,8 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
     uint8_t *mask = ppo_mask(b, "response_mask");
     const struct algo_ragged r = {.n = b->n_rows, .off = off, .mask = mask};
     int rc = add_rewards(s, kl, b, &r);
-    if (rc == 0 && s->k->correct && s->k->corr.n_rs > 0) rc = add_mask(b, "loss_mask", mask);
-    if (rc == 0 && s->k->correct) rc = correct(s, b, &r, mask);
+    if (rc == 0 && s->k->algorithm.correct && s->k->algorithm.corr.n_rs > 0) rc = add_mask(b, "loss_mask", mask);
+    if (rc == 0 && s->k->algorithm.correct) rc = correct(s, b, &r, mask);
     if (rc == 0) rc = add_mask(b, "response_mask", mask);
     if (rc == 0) rc = estimate(s, b, &r);
     free(mask);
@@ -155,9 +155,9 @@ int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *
     double *sum = xmalloc((size_t)n * sizeof *sum);
     int64_t *rows = xmalloc((size_t)n * sizeof *rows), distinct = 0;
     bool *seen = xcalloc((size_t)n, sizeof *seen);
-    algo_pf_ppo_weights(&s->k->pf_ppo, score->f64, n, sum);
+    algo_pf_ppo_weights(&s->k->algorithm.pf_ppo, score->f64, n, sum);
     for (int64_t i = 1; i < n; i++) sum[i] += sum[i - 1];
-    struct rng r = {.seed = s->k->seed, .stream = RNG_RESAMPLE, .n = (uint64_t)s->run->step << 24};
+    struct rng r = {.seed = s->k->trainer.seed, .stream = RNG_RESAMPLE, .n = (uint64_t)s->run->step << 24};
     for (int64_t i = 0; i < n; i++) {
         rows[i] = pick(sum, n, rng_unit(&r) * sum[n - 1]);
         distinct += !seen[rows[i]];

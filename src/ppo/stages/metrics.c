@@ -171,13 +171,13 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
     variance_proxy(m, b);
     if (st->k->schedule != PPO_SYNC) version_lag(st, b);
-    const struct spread resp = lengths(b, "responses", st->k->max_response_length, &clip);
+    const struct spread resp = lengths(b, "responses", st->k->data.max_response_length, &clip);
     spread_set(m, &resp, "response_length");
     metrics_set(m, clip, "response_length/clip_ratio");
     spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
     metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
     metrics_set(m, 0, "response/aborted_ratio");
-    const struct spread prompt = lengths(b, "prompts", st->k->max_prompt_length, &clip);
+    const struct spread prompt = lengths(b, "prompts", st->k->data.max_prompt_length, &clip);
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);

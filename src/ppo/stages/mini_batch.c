@@ -93,14 +93,18 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     u->work = xcalloc((size_t)(u->n_work * u->n_tokens), sizeof *u->work);
     u->agg.batch_num_tokens = loss_tokens(u);
     u->agg.global_batch_size = u->agg.batch_rows = n;
-    u->agg.width = k->max_response_length;
-    *m = (struct mini_batch){
-        .seqs = u->seqs, .n = n, .temperature = (float)k->train.temperature, .loss = u->loss, .on_record = u->report, .arg = u};
+    u->agg.width = k->data.max_response_length;
+    *m = (struct mini_batch){.seqs = u->seqs,
+                             .n = n,
+                             .temperature = (float)k->rollout.train.temperature,
+                             .loss = u->loss,
+                             .on_record = u->report,
+                             .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
     if (k->distill.enable) distill_begin(&u->distill, u->s, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
     m->entropy = true;
-    m->entropy_grad = k->entropy_coeff != 0;
+    m->entropy_grad = k->actor.entropy_coeff != 0;
     return 0;
 }
 

@@ -49,17 +49,17 @@ static json_t *reward_scores(const struct gen_group *group) {
 /* What the reward manager adds to extra_info. */
 static void add_rollout(const struct gen *g, int64_t i, json_t *extra) {
     const struct ppo_config *k = g->s->k;
-    if (k->extra_agent_loop) add_agent_loop(g, i, extra);
-    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
-    if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
+    if (k->reward.extra_agent_loop) add_agent_loop(g, i, extra);
+    if (k->reward.extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    if (k->reward.extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
+    if (k->reward.extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->trainer.run.experiment));
 }
 
 /* The row's columns other than prompt and data source: what is known of a prompt whose row lacks verl's columns. */
 static json_t *other_columns(const struct ppo_config *k, json_t *row) {
     json_t *other = json_copy(row);
-    json_object_del(other, k->prompt_key);
-    json_object_del(other, k->reward_fn_key);
+    json_object_del(other, k->data.prompt_key);
+    json_object_del(other, k->data.reward_fn_key);
     return other;
 }
 
@@ -88,9 +88,9 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts"), *uid = batch_find(group->prompts, "uid"),
                            *source = batch_find(group->prompts, "data_source");
     json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
-    json_object_del(columns, g->s->k->prompt_key);
+    json_object_del(columns, g->s->k->data.prompt_key);
     add_agent_loop(g, i, fields);
-    json_object_set_new(columns, g->s->k->reward_fn_key, json_string(source->str[group->row]));
+    json_object_set_new(columns, g->s->k->data.reward_fn_key, json_string(source->str[group->row]));
     json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
     json_object_set_new(columns, "reward_scores", reward_scores(group));
@@ -115,21 +115,21 @@ struct trial { /* of the data's first row, with its ground truth as the answer *
 /* The rollout's fields, before there is a step. */
 static void trial_info(const struct ppo_config *k, json_t *extra, json_t *row) {
     static const char *const steps[] = {"global_steps", "min_global_steps", "max_global_steps"};
-    for (int i = 0; k->extra_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
-    if (k->extra_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
-    if (k->extra_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
-    if (k->extra_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->prompt_key));
-    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2));
-    if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
-    if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->run.experiment));
+    for (int i = 0; k->reward.extra_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
+    if (k->reward.extra_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
+    if (k->reward.extra_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
+    if (k->reward.extra_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->data.prompt_key));
+    if (k->reward.extra_turns) json_object_set_new(extra, "num_turns", json_integer(2));
+    if (k->reward.extra_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
+    if (k->reward.extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->trainer.run.experiment));
     if (k->rm.enable) json_object_set_new(extra, "rm_score", json_real(0));
 }
 
 /* For a manager of the user's: the prompt, answered by its own tokens. */
 static json_t *trial_data(const struct ppo_config *k, const struct rl_prompt *p, json_t *extra) {
     json_t *columns = json_copy(p->row), *ids = json_i32_array(p->ids, p->n_ids);
-    json_object_del(columns, k->prompt_key);
-    json_object_set(columns, "raw_prompt", json_object_get(p->row, k->prompt_key));
+    json_object_del(columns, k->data.prompt_key);
+    json_object_set(columns, "raw_prompt", json_object_get(p->row, k->data.prompt_key));
     json_object_set(columns, "extra_info", extra);
     json_object_set_new(columns, "uid", json_integer(p->uid));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
@@ -146,8 +146,8 @@ static void trial_make(struct trial *t, const struct ppo_config *k, const struct
                 : json_is_number(truth) ? json_dumps(truth, JSON_ENCODE_ANY)
                                         : xstrdup("1");
     trial_info(k, t->extra, p->row);
-    if (k->own_manager) t->data = trial_data(k, p, t->extra);
-    t->q = (struct reward_request){.data_source = json_string_value(json_object_get(p->row, k->reward_fn_key)),
+    if (k->reward.own_manager) t->data = trial_data(k, p, t->extra);
+    t->q = (struct reward_request){.data_source = json_string_value(json_object_get(p->row, k->data.reward_fn_key)),
                                    .solution = t->answer,
                                    .n_solution = strlen(t->answer),
                                    .ground_truth = truth,
@@ -163,22 +163,22 @@ static void trial_free(struct trial *t) {
 }
 
 int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d) {
-    struct reward_args a = k->reward;
+    struct reward_args a = k->reward.args;
     struct trial trial;
     const json_t *config;
     json_t *manager = NULL;
-    if (k->own_manager) {
+    if (k->reward.own_manager) {
         TRY(conf_json(k->conf, "", &config));
-        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->manager_path, "names", k->manager_names[0],
-                            k->manager_names[1], "config", config, "tokenizer", k->model_dir, "kwargs", k->raw.reward_kwargs,
-                            "reward_fn_key", k->reward_fn_key);
+        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->reward.manager_path, "names",
+                            k->reward.manager_names[0], k->reward.manager_names[1], "config", config, "tokenizer", k->model.dir,
+                            "kwargs", k->raw.reward_kwargs, "reward_fn_key", k->data.reward_fn_key);
         CHECK(manager != NULL);
         a.manager = manager;
     }
     trial_make(&trial, k, d);
-    if (k->trial_call) a.trial = &trial.q;
-    a.trial_s = fmin(TRIAL_S, k->run.deadline_s / 2);              /* a stage that waits for it makes no progress */
-    a.trial_binds = k->rm.judge.serve || k->reward.router_address; /* a judge's server answers in generation alone */
+    if (k->reward.trial_call) a.trial = &trial.q;
+    a.trial_s = fmin(TRIAL_S, k->trainer.run.deadline_s / 2);           /* a stage that waits for it makes no progress */
+    a.trial_binds = k->rm.judge.serve || k->reward.args.router_address; /* a judge's server answers in generation alone */
     const int rc = reward_create(out, &a);
     trial_free(&trial);
     json_decref(manager);
@@ -189,8 +189,8 @@ int score_open(struct reward **out, const struct ppo_config *k, const struct rl_
 static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
-    const bool own = g->s->k->own_manager;
-    json_t *extra = own || g->s->k->reward.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
+    const bool own = g->s->k->reward.own_manager;
+    json_t *extra = own || g->s->k->reward.args.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
         .data_source = batch_find(group->prompts, "data_source")->str[group->row],
         .solution = s->text.p,
@@ -240,7 +240,7 @@ static int take_model_scores(struct gen *g, bool flush) {
     const int busy = m->ops->step(m, flush);
     TRY(busy);
     while (m->ops->poll(m, &tag, &r) > 0) {
-        if (r.status != REWARD_SCORE || !g->s->k->reward.path) {
+        if (r.status != REWARD_SCORE || !g->s->k->reward.args.path) {
             TRY(gen_take_score(g, tag, &r));
             continue;
         }
@@ -362,7 +362,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
     int64_t *keep = xmalloc((size_t)b->n_rows * 2 * sizeof *keep), *drops = keep + b->n_rows;
     bool *lost = xcalloc((size_t)b->n_rows, sizeof *lost);
     for (int64_t i = 0; i < b->n_rows; i++) n_bad += lost[i] = no_score(score, baseline, i);
-    if (s->k->on_error == REWARD_DROP_GROUP) mark_groups(group, b->n_rows, lost);
+    if (s->k->reward.on_error == REWARD_DROP_GROUP) mark_groups(group, b->n_rows, lost);
     metrics_set_i64(&s->run->metrics, n_bad, "reward/num_errors");
     ppo_reward_counts(&s->run->metrics, b, "reward/num_");
     for (int64_t i = 0; i < b->n_rows; i++) {
@@ -370,7 +370,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
         else keep[n_keep++] = i;
     }
     int rc = 0;
-    if (n_bad > 0 && s->k->on_error == REWARD_STOP)
+    if (n_bad > 0 && s->k->reward.on_error == REWARD_STOP)
         rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: %lld of %lld samples have no score and reward.on_error=stop",
                      (long long)n_bad, (long long)b->n_rows);
     else if (n_keep == 0)
@@ -392,12 +392,12 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
 
 static int weigh_sources(const struct stage *s, struct batch *b) {
     struct batch_col *score, *source;
-    if (!json_object_size(s->k->source_weights)) return 0;
+    if (!json_object_size(s->k->reward.source_weights)) return 0;
     TRY(batch_get(b, "score", BATCH_F64, &score));
     TRY(batch_get(b, "data_source", BATCH_STR, &source));
     struct batch_col *baseline = batch_find(b, "reward_baselines");
     for (int64_t i = 0; i < b->n_rows; i++) {
-        const json_t *w = json_object_get(s->k->source_weights, source->str[i]);
+        const json_t *w = json_object_get(s->k->reward.source_weights, source->str[i]);
         if (w) score->f64[i] *= json_number_value(w);
         if (w && baseline) baseline->f64[i] *= json_number_value(w);
     }

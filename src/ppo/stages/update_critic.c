@@ -50,7 +50,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
-                       .mini_batch = k->mini_batch_size * s->k->train.n,
+                       .mini_batch = k->mini_batch_size * s->k->rollout.train.n,
                        .epochs = k->epochs,
                        .cut = k->update_cut,
                        .shuffle = k->shuffle,

@@ -331,7 +331,7 @@ static void show_samples(const struct stage *s, const struct tokenizer *tok, con
         v[i] = v[j];
         v[j] = x;
     }
-    for (int64_t i = 0; i < b->n_rows && i < s->k->log_val_generations; i++) {
+    for (int64_t i = 0; i < b->n_rows && i < s->k->trainer.log_val_generations; i++) {
         const int64_t r = v[i].row;
         json_array_append_new(rows,
                               json_pack("[s%, s%, o]", v[i].input.p ? v[i].input.p : "", v[i].input.n, text->str[r],
@@ -366,7 +366,8 @@ static void keep_rows(struct val_rows *out, const struct batch *b) {
 }
 
 int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, const char **dump_dir) {
-    const int64_t n = data->n, size = s->k->val_batch_size > 0 && s->k->val_batch_size < n ? s->k->val_batch_size : n;
+    const int64_t n = data->n,
+                  size = s->k->data.val_batch_size > 0 && s->k->data.val_batch_size < n ? s->k->data.val_batch_size : n;
     struct val_rows rows = {0};
     int64_t *idx = xmalloc((size_t)size * sizeof *idx);
     struct batch whole = {0};
@@ -377,7 +378,8 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         const int64_t k = n - lo < size ? n - lo : size;
         for (int64_t i = 0; i < k; i++) idx[i] = lo + i;
         TRYG(rl_dataset_batch(data, idx, k, &prompts), out);
-        const struct ppo_generate_args a = {.prompts = &prompts, .sampling = &s->k->val, .seed = s->k->seed, .validation = true};
+        const struct ppo_generate_args a = {
+            .prompts = &prompts, .sampling = &s->k->rollout.val, .seed = s->k->trainer.seed, .validation = true};
         rc = ppo_generate(s, g, &a, &out);
         batch_free(&prompts);
         if (rc < 0) break;
@@ -404,7 +406,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/max");
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/mean");
         ppo_dump(s, g->tok, &whole, dump_dir);
-        if (s->k->log_val_generations > 0) show_samples(s, g->tok, &whole);
+        if (s->k->trainer.log_val_generations > 0) show_samples(s, g->tok, &whole);
     }
 out:
     stage_end(s->run->stages);

@@ -38,14 +38,14 @@ static void close_all(void) {
 static int join_pool(struct comm *comm, const struct comm_call *call) {
     struct ppo_config *const k = &self.k;
     const int rank = comm_rank(comm), size = comm_size(comm);
-    TRY(ppo_pools_read(&k->pools, json_object_get(call->args, "pools"), size));
-    k->n_ranks = size;
-    k->n_local = comm_local_size(comm);
+    TRY(ppo_pools_read(&k->ranks.pools, json_object_get(call->args, "pools"), size));
+    k->ranks.n = size;
+    k->ranks.n_local = comm_local_size(comm);
     for (int i = 0; i < PPO_POOLS; i++)
-        if (k->pools.n[i] > 0 && rank >= ppo_pool_first(&k->pools, (enum ppo_pool)i)) k->pool = (enum ppo_pool)i;
-    TRY(rank_open_pool((int)ppo_pool_first(&k->pools, k->pool), (int)k->pools.n[k->pool]));
-    const int64_t pair = k->pools.n[PPO_TRAIN] + k->pools.n[PPO_ROLLOUT];
-    if (k->pools.n[PPO_ROLLOUT] == 0 || rank >= pair) return 0;
+        if (k->ranks.pools.n[i] > 0 && rank >= ppo_pool_first(&k->ranks.pools, (enum ppo_pool)i)) k->ranks.pool = (enum ppo_pool)i;
+    TRY(rank_open_pool((int)ppo_pool_first(&k->ranks.pools, k->ranks.pool), (int)k->ranks.pools.n[k->ranks.pool]));
+    const int64_t pair = k->ranks.pools.n[PPO_TRAIN] + k->ranks.pools.n[PPO_ROLLOUT];
+    if (k->ranks.pools.n[PPO_ROLLOUT] == 0 || rank >= pair) return 0;
     TRY(comm_part(&self.senders, comm, 0, (int)pair));
     self.w.senders = self.senders;
     return 0;
@@ -57,8 +57,8 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     rank_self()->close = close_all;
     TRY(rank_open_config(comm, call));
     TRY(ppo_config_read(&self.k, rank_self()->conf, PPO_WORKER));
-    TRY(rank_open_run(&self.k.run));
-    TRY(rank_open_device(call, &self.w.base.dev, self.k.run.device, self.k.run.threads));
+    TRY(rank_open_run(&self.k.trainer.run));
+    TRY(rank_open_device(call, &self.w.base.dev, self.k.trainer.run.device, self.k.trainer.run.threads));
     TRY(join_pool(comm, call));
     worker_open_local(&self.w.base, rank_self()->pool);
     rank_self()->worker = &self.w.base;
@@ -66,7 +66,7 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     const struct model_flops *f = &self.w.plan.flops;
     out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
                            (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge",
-                           self.k.reward.router_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
+                           self.k.reward.args.router_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
     rank_describe(out->value, &self.w.base.dev);
     return 0;
 }
@@ -76,9 +76,9 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     (void)comm;
     TRY(json_i64(call->args, "total_steps", &total_steps, call->name));
     TRY(json_i64(call->args, "validation_rows", &rows, call->name));
-    train_optim_steps(&self.k.optim, total_steps, self.k.warmup_ratio);
+    train_optim_steps(&self.k.actor.optim, total_steps, self.k.actor.warmup_ratio);
     train_optim_steps(&self.k.critic.optim, total_steps, self.k.critic.warmup_ratio);
-    TRY(tokenizer_open(&self.tok, self.k.tokenizer_dir));
+    TRY(tokenizer_open(&self.tok, self.k.model.tokenizer_dir));
     TRY(ppo_worker_open(&self.w, self.tok, rows));
     json_t *roles = json_array(), *collective = json_array();
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints); /* none without a model that is trained */
@@ -120,7 +120,8 @@ int ppo_worker_serve(const struct conf *c, const struct launch *l) {
     struct ppo_config k;
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = ppo_config_read(&k, c, PPO_WORKER);
-    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    const struct ctl_args a = {
+        .dir = k.trainer.run.default_local_dir, .controller = k.ranks.devices.controller, .start_s = RANK_START_S};
     if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){ppo_worker_services, NULL});
     ppo_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;

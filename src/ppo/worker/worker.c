@@ -30,7 +30,7 @@ static int agree_layout(struct ppo_worker *w, const struct model_shapes *shapes)
     TRY(rc);
     if (most == (int32_t)w->plan.layout) return 0;
     struct ppo_config k = *w->k;
-    k.layout = (enum weight_layout)most;
+    k.ranks.layout = (enum weight_layout)most;
     TRY(memory_plan_make(&w->plan, &k, shapes, &w->base.dev));
     snprintf(w->plan.why, sizeof w->plan.why, "another rank has room for no other");
     return 0;
@@ -41,7 +41,7 @@ static int listen_for_judge(struct ppo_worker *w) {
     struct ppo_config *const k = w->k;
     if (!ppo_serves_judge(k) || !ppo_does(k, PPO_REWARD) || (w->base.comm && comm_rank(w->base.comm) != 0)) return 0;
     TRY(judge_server_listen(&w->judge));
-    k->reward.router_address = judge_server_address(w->judge);
+    k->reward.args.router_address = judge_server_address(w->judge);
     return 0;
 }
 
@@ -77,28 +77,28 @@ static int open_role(struct ppo_worker *w, enum verlc_role role, struct trained_
 /* Of ranks that generate and do not train. */
 static int open_copy(struct ppo_worker *w) {
     const struct ppo_config *k = w->k;
-    const struct model_open_args m = {.dir = k->model_dir, .act = k->act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
-    if (k->lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->lora, k->seed);
+    const struct model_open_args m = {.dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+    if (k->model.lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer.seed);
     return model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m);
 }
 
 static int open_policy(struct ppo_worker *w) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
-    const struct model_open_args m = {.dir = k->model_dir,
-                                      .act = k->act,
-                                      .flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) |
+    const struct model_open_args m = {.dir = k->model.dir,
+                                      .act = k->model.act,
+                                      .flags = (k->actor.optim.host_master ? MODEL_HOST_MASTER : 0) |
                                                model_stream_flags(memory_plan_policy_from(l)),
                                       .max_len = l->max_len,
-                                      .shard = rank_shard(w->devices, &k->optim)};
-    return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->lora, k->seed);
+                                      .shard = rank_shard(w->devices, &k->actor.optim)};
+    return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer.seed);
 }
 
 static int open_reference_model(struct ppo_worker *w) {
     const struct ppo_config *k = w->k;
     const struct memory_plan *l = &w->plan;
-    const struct model_open_args frozen = {.dir = k->model_dir,
-                                           .act = k->act,
+    const struct model_open_args frozen = {.dir = k->model.dir,
+                                           .act = k->model.act,
                                            .flags = model_stream_flags(memory_plan_ref_from(l, k)),
                                            .max_len = l->max_len,
                                            .shard = rank_shard(w->devices, NULL)};
@@ -119,12 +119,12 @@ static int open_critic(struct ppo_worker *w) {
     const bool shares = ppo_critic_shares(w->k);
     const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0);
     const struct model_open_args m = {.dir = k->model_dir,
-                                      .act = w->k->act,
+                                      .act = w->k->model.act,
                                       .flags = flags,
                                       .max_len = l->max_len,
                                       .shard = rank_shard(w->devices, &k->optim),
                                       .base = shares ? w->model[VERLC_ACTOR] : NULL};
-    const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k->seed);
+    const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k->trainer.seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
     const struct trained_model_args a = {.train = true,
                                          .keep = l->critic_keep,
@@ -154,7 +154,7 @@ static int same_tokens(const struct tokenizer *teacher, const struct tokenizer *
 static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok) {
     struct tokenizer *t = NULL;
     const struct model_open_args m = {
-        .dir = w->k->distill.teacher_dir, .act = w->k->act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+        .dir = w->k->distill.teacher_dir, .act = w->k->model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
     int rc = tokenizer_open(&t, m.dir);
     if (rc == 0) rc = same_tokens(t, tok);
     tokenizer_close(t);
@@ -187,7 +187,7 @@ static int open_decoder(struct ppo_worker *w) {
                                                 .max_rows = l->max_rows_roll,
                                                 .max_len = l->max_len,
                                                 .block = (char *)w->block + l->gathered};
-    struct rollout_decoder_args a = rollout_decoder_size(&w->base.dev, &m->cfg, w->k->act, &limits, SIZE_MAX);
+    struct rollout_decoder_args a = rollout_decoder_size(&w->base.dev, &m->cfg, w->k->model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
     return rollout_decoder_open(&w->base.generator.decoder, &a);
 }
@@ -199,11 +199,11 @@ static int open_training(struct ppo_worker *w) {
     const struct trained_model_args policy = {.train = true,
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
-                                              .optim = &k->optim,
+                                              .optim = &k->actor.optim,
                                               .list = distill_list(k),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
-                                              .grad_chunk = k->grad_chunk,
+                                              .grad_chunk = k->actor.grad_chunk,
                                               .grads = l->policy.grads,
                                               .chunk = l->policy.chunk};
     TRY(open_role(w, VERLC_ACTOR, policy));
@@ -214,19 +214,19 @@ static int open_training(struct ppo_worker *w) {
 static void set_operations(struct ppo_worker *w, const struct tokenizer *tok) {
     static const char *const names[] = {[VERLC_ACTOR] = "actor", [VERLC_CRITIC] = "critic", [VERLC_TEACHER] = NULL};
     const struct ppo_config *const k = w->k;
-    const struct micro_batch_limits cuts[N_ROLES] = {k->logp_cut, k->ref_cut, k->critic.values_cut, k->distill.cut};
+    const struct micro_batch_limits cuts[N_ROLES] = {k->rollout.logp_cut, k->ref.cut, k->critic.values_cut, k->distill.cut};
     struct model *const policy = w->model[VERLC_ACTOR];
     w->base.generator.model = policy;
     w->base.generator.tok = tok;
     w->base.generator.gather = w->plan.gathered ? w->block : NULL;
-    w->base.generator.no_prefix_cache = !k->prefix_cache;
+    w->base.generator.no_prefix_cache = !k->rollout.prefix_cache;
     w->base.flops = w->plan.flops;
     w->base.vocab = policy ? policy->cfg.vocab : 0;
     for (int i = 0; i < N_ROLES; i++) {
         struct trained_model *const t = w->base.role[i].model;
         if (!t) continue;
         /* a teacher's logits are taken at temperature 1, as verl's servers give them */
-        const float temperature = i == VERLC_TEACHER ? 1 : (float)k->train.temperature;
+        const float temperature = i == VERLC_TEACHER ? 1 : (float)k->rollout.train.temperature;
         worker_set_role(&w->base, i, &(struct worker_role){t, cuts[i], temperature});
         if (names[i])
             w->base.parts[w->base.n_parts++] = (struct ckpt_part){names[i], w->model[i], trained_model_optim(t), w->tokenizer};
@@ -239,7 +239,7 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t v
     const struct memory_plan *l = &w->plan;
     const bool trains = ppo_does(k, PPO_TRAIN), generates = ppo_does(k, PPO_ROLLOUT);
     if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, w->k, &w->base.dev, validation_rows));
-    TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
+    TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));
     if (w->base.comm && (trains || l->critic > 0)) TRY(dev_group_open(&w->devices, &w->base.dev, w->base.comm));
     if (trains) TRY(open_policy(w));
@@ -255,7 +255,7 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t v
     if (l->rm > 0) TRY(open_reward_model(w, tok));
     set_operations(w, tok);
     if (!w->senders) return 0;
-    return weight_sync_open(&w->weights, &w->base.dev, w->senders, w->model[VERLC_ACTOR], (int)k->pools.n[PPO_TRAIN]);
+    return weight_sync_open(&w->weights, &w->base.dev, w->senders, w->model[VERLC_ACTOR], (int)k->ranks.pools.n[PPO_TRAIN]);
 }
 
 void ppo_worker_close(struct ppo_worker *w) {
