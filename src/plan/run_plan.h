@@ -29,8 +29,8 @@ void train_plan_free(struct train_plan *p);
 struct train_plan_ranks_args {
     const struct conf *conf;
     const struct train_devices_keys *keys;
-    const struct train_devices_beside *pools; /* NULL: none */
-    const char *device;                       /* trainer.device */
+    const struct train_pool_devices *pools; /* NULL: none */
+    const char *device;                     /* trainer.device */
     int threads;
     const struct train_plan_args *plan;
 };

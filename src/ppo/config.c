@@ -606,9 +606,9 @@ static struct ppo_pools requested_pools(const struct ppo_config *k, bool by_rank
     return p;
 }
 
-struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
+struct train_pool_devices ppo_config_pool_devices(const struct ppo_config *k) {
     const struct ppo_pools gpus = requested_pools(k, false), ranks = requested_pools(k, true);
-    struct train_devices_beside b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
+    struct train_pool_devices b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) { /* hosts of another size are the trainer's, which have room for both */
         const struct ppo_pool_keys *keys = pool_request(k, i).keys;
         if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->ranks.devices.n_gpus_per_node) b.nodes += keys->nnodes;
@@ -617,7 +617,7 @@ struct train_devices_beside ppo_config_beside(const struct ppo_config *k) {
 }
 
 void ppo_config_pools(struct ppo_config *k, bool launched) {
-    const struct train_devices_beside other = ppo_config_beside(k);
+    const struct train_pool_devices other = ppo_config_pool_devices(k);
     const bool by_ranks = train_on_cpu(k->trainer.run.device) || k->ranks.devices.ranks > 0 || other.gpus == 0;
     const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->ranks.devices.ranks > 0 ? k->ranks.devices.ranks : 1;
     const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->ranks.devices));
@@ -714,7 +714,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);
     k->ranks.n = k->ranks.n_local = k->ranks.pools.n[PPO_TRAIN] = 1;
-    const struct train_devices_beside other = ppo_config_beside(k);
+    const struct train_pool_devices other = ppo_config_pool_devices(k);
     if (use == PPO_RUN) TRY(train_ranks(c, &k->ranks.devices, &other, k->trainer.run.device, &k->ranks.n, &k->ranks.n_ray_nodes));
     if (use == PPO_RUN) ppo_config_pools(k, train_launched());
     derive_data(k);

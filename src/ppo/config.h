@@ -258,7 +258,7 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
 int ppo_config_fetch(const struct ppo_config *k);
 void ppo_config_free(struct ppo_config *k);
 /* What the pools' keys request in addition to the trainer's ranks. */
-struct train_devices_beside ppo_config_beside(const struct ppo_config *k);
+struct train_pool_devices ppo_config_pool_devices(const struct ppo_config *k);
 /* Assigns n_ranks to the pools that keys request. Too few ranks: no pools, and a note. launched: a launcher set the number of
  * ranks. */
 void ppo_config_pools(struct ppo_config *k, bool launched);

@@ -105,7 +105,7 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     int rc = 0;
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
     k.ranks.host_memory = a->host;
-    const struct train_devices_beside other = ppo_config_beside(&k);
+    const struct train_pool_devices other = ppo_config_pool_devices(&k);
     TRYG(train_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
                                                           .keys = &k.ranks.devices,
                                                           .pools = &other,

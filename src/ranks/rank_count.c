@@ -147,14 +147,14 @@ bool train_launched(void) {
     return launch_read(&l, environ) == 0 && l.size > 1;
 }
 
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *pools,
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
                 const char *device, int64_t *n, int *ray_nodes) {
     int none;
     struct launch l;
     TRY(launch_read(&l, environ));
     const struct train_ranks_args a = {.conf = c,
                                        .keys = k,
-                                       .pools = pools ? *pools : (struct train_devices_beside){0},
+                                       .pools = pools ? *pools : (struct train_pool_devices){0},
                                        .device = device,
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,

@@ -27,13 +27,13 @@ int64_t train_data_parallel(const struct conf *c, const struct train_devices_key
 
 /* What keys of pools request in addition to trainer's: GPUs, and the hosts that they are on; ranks, which count on a CPU and with
  * trainer.ranks. */
-struct train_devices_beside {
+struct train_pool_devices {
     int64_t gpus, nodes, ranks;
 };
 struct train_ranks_args {
     const struct conf *conf;
     const struct train_devices_keys *keys;
-    struct train_devices_beside pools;
+    struct train_pool_devices pools;
     const char *device;          /* trainer.device; NULL: auto */
     const struct launch *launch; /* what started this process */
     int (*n_gpus)(void);         /* of this host; called where several are requested */
@@ -47,7 +47,7 @@ bool train_on_cpu(const char *device);
 int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
 /* The same of this process: its environment, its GPUs; pools NULL: none; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
  * variables make no sense. */
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_devices_beside *pools,
+int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
                 const char *device, int64_t *n, int *ray_nodes);
 /* Whether a launcher says how many ranks there are. */
 bool train_launched(void);

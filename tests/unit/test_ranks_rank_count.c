@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 static int there, counted, ray_nodes;
-static struct train_devices_beside beside;
+static struct train_pool_devices pool_devices;
 static bool ray;
 static int n_gpus(void) {
     counted++;
@@ -41,7 +41,7 @@ static int64_t ranks(const char *const *args, const char *device, const char *by
         fail_msg("%s", err_msg());
     const struct launch l = {.by = by, .size = size};
     const struct train_ranks_args a = {
-        .conf = c, .keys = &k, .pools = beside, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
+        .conf = c, .keys = &k, .pools = pool_devices, .device = device, .launch = &l, .n_gpus = n_gpus, .ray = ray};
     FILE *f = tmpfile();
     assert_non_null(f);
     fflush(stderr);
@@ -148,27 +148,27 @@ static void test_pools(void **state) {
         char *said;
         there = cases[i].there;
         const bool cpu = cases[i].device != NULL;
-        beside = (struct train_devices_beside){.gpus = cpu ? 0 : 2, .ranks = cpu ? 3 : 0};
+        pool_devices = (struct train_pool_devices){.gpus = cpu ? 0 : 2, .ranks = cpu ? 3 : 0};
         const int64_t n = ranks(cases[i].args, cases[i].device, NULL, 1, &said);
         if (n != cases[i].n) fail_msg("case %zu: %lld ranks, not %lld", i, (long long)n, (long long)cases[i].n);
         if (cases[i].said ? !strstr(said, cases[i].said) : *said != '\0') fail_msg("case %zu said: %s", i, said);
         free(said);
     }
     there = 1;
-    beside = (struct train_devices_beside){.ranks = 2};
+    pool_devices = (struct train_pool_devices){.ranks = 2};
     char *shared;
     assert_int_equal(ranks((const char *const[]){NULL}, NULL, NULL, 1, &shared), 3);
     assert_non_null(strstr(shared, "3 ranks share 1 GPU"));
     free(shared);
     ray = true; /* hosts of the trainer's and of a pool, with as many GPUs each */
     there = 0;
-    beside = (struct train_devices_beside){.gpus = 4, .nodes = 1};
+    pool_devices = (struct train_pool_devices){.gpus = 4, .nodes = 1};
     char *said;
     assert_int_equal(ranks((const char *const[]){GPUS(4), NULL}, NULL, NULL, 1, &said), 8);
     assert_int_equal(ray_nodes, 2);
     free(said);
     ray = false;
-    beside = (struct train_devices_beside){0};
+    pool_devices = (struct train_pool_devices){0};
 }
 
 static void test_ray(void **state) {
