@@ -20,11 +20,7 @@
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 #define MAX_PARAMS ((int64_t)1 << 48) /* and no sum of their bytes wraps */
 
-static const char *const rope_names[] = {[ROPE_DEFAULT] = "default",
-                                         [ROPE_LINEAR] = "linear",
-                                         [ROPE_DYNAMIC] = "dynamic",
-                                         [ROPE_LLAMA3] = "llama3",
-                                         [ROPE_YARN] = "yarn"};
+static const char *const rope_names[] = {"default", "linear", "dynamic", "llama3", "yarn"}; /* by enum rope_kind */
 enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
 const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
