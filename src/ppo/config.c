@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/size.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -561,8 +562,7 @@ static int derive_reward_model(struct ppo_config *k) {
     if (r->judge.serve) k->reward.args.rm_tokenizer = r->model_dir;
     if (judge_is_wanted(j)) return 0;
     if (r->cut.max_seqs == 0) r->cut.max_rows = j->max_rows;
-    if (r->max_length == 0)
-        r->max_length = k->data.max_prompt_length + k->data.max_response_length + (r->policy_tokens ? 0 : CHAT_SLACK);
+    if (r->max_length == 0) r->max_length = k->sizes.max_len + (r->policy_tokens ? 0 : CHAT_SLACK);
     return 0;
 #undef RM
 }
@@ -704,10 +704,20 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
+void ppo_config_sizes(struct ppo_config *k) {
+    const int64_t n = k->rollout.train.n;
+    k->sizes = (struct ppo_sizes){.samples = size_mul(k->data.train_batch_size, n),
+                                  .mini_batch = size_mul(k->actor.mini_batch_size, n),
+                                  .critic_mini_batch = size_mul(k->critic.mini_batch_size, n),
+                                  .max_len = k->data.max_prompt_length + k->data.max_response_length,
+                                  .open_prompts = k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->data.train_batch_size};
+}
+
 int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use) {
     TRY(ppo_config_fill(k, c));
     k->use = use;
     TRY(derive_schedule(k));
+    ppo_config_sizes(k);
     if (use != PPO_WORKER) TRY(check_given(k));
     default_cuts(k);
     TRY(derive_validation(k));

@@ -228,6 +228,14 @@ struct ppo_ranks_config {              /* trainer.n_gpus_per_node, nnodes, ranks
     int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
 };
 
+/* Numbers that follow from the slices, computed once. */
+struct ppo_sizes {
+    int64_t samples;                       /* of a step */
+    int64_t mini_batch, critic_mini_batch; /* samples */
+    int64_t max_len;                       /* tokens of a prompt and its response */
+    int64_t open_prompts;                  /* in generation at once */
+};
+
 /* The configuration, read once. */
 struct ppo_config {
     const struct conf *conf;
@@ -247,12 +255,14 @@ struct ppo_config {
     struct ppo_ranks_config ranks;
     enum ppo_schedule schedule;
     struct ppo_async_config async;
+    struct ppo_sizes sizes;
 };
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
 /* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
  * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
 int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use);
+void ppo_config_sizes(struct ppo_config *k); /* by ppo_config_read */
 /* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);

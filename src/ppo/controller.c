@@ -206,7 +206,7 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                         .special_tokens = special_tokens,
                                         .headlines = headlines};
     TRY(run_open(&c->run, conf, &c->k.trainer.run, &program));
-    c->run.warnings.samples = c->k.data.train_batch_size * c->k.rollout.train.n;
+    c->run.warnings.samples = c->k.sizes.samples;
     c->run.warnings.n = c->k.rollout.train.n;
     return 0;
 }

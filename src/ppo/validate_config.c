@@ -32,8 +32,9 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
     FAIL(ERR_INVAL, "%s (%lld) must be divisible by %s (%lld)", what_a, (long long)a, what_b, (long long)b);
 }
 
-/* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch. */
-static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, const struct ppo_cut_keys *w) {
+/* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch, and its samples. */
+static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, int64_t samples,
+                         const struct ppo_cut_keys *w) {
     char key[128], what[256];
     const int64_t devices = train_data_parallel(k->conf, &k->ranks.devices, section);
     if (w->dynamic) return 0;
@@ -47,7 +48,7 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
         TRY(divides(what, mini, key, w->all));
         if (w->all < devices) FAIL(ERR_INVAL, "%s (%lld) must be >= n_gpus (%lld)", key, (long long)w->all, (long long)devices);
     }
-    const int64_t share = mini * k->rollout.train.n / devices; /* samples of a mini-batch on one device */
+    const int64_t share = samples / devices; /* samples of a mini-batch on one device */
     snprintf(what, sizeof what, "%s.ppo_mini_batch_size (%lld) * " ROLLOUT ".n (%lld) / n_gpus (%lld) =", section, (long long)mini,
              (long long)k->rollout.train.n, (long long)devices);
     if (share == 0) FAIL(ERR_INVAL, "%s 0: a mini-batch needs a sample for every device", what);
@@ -57,10 +58,10 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
 
 static int check_actor(const struct ppo_config *k) {
     if (!k->raw.update_cut.dynamic)
-        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->data.train_batch_size * k->rollout.train.n,
+        TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->sizes.samples,
                     "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes",
                     train_data_parallel(k->conf, &k->ranks.devices, ACTOR)));
-    return check_updates(k, ACTOR, k->actor.mini_batch_size, &k->raw.update_cut);
+    return check_updates(k, ACTOR, k->actor.mini_batch_size, k->sizes.mini_batch, &k->raw.update_cut);
 }
 
 /* Sampling lengths and modes. */
@@ -86,7 +87,7 @@ static int check_rollout(const struct ppo_config *k) {
 }
 
 int ppo_validate_critic_config(const struct ppo_config *k) {
-    return check_updates(k, "critic", k->critic.mini_batch_size, &k->raw.critic_cut);
+    return check_updates(k, "critic", k->critic.mini_batch_size, k->sizes.critic_mini_batch, &k->raw.critic_cut);
 }
 
 static int check_grader(const struct ppo_config *k) {

@@ -140,7 +140,7 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     struct supervised_worker *const w = (struct supervised_worker *)base;
     const struct supervised_config *const k = w->k;
     struct metrics *const m = &run->metrics;
-    const int64_t n = b->n_rows, index = run->step - (k->zero_indexed_step ? 1 : 0);
+    const int64_t n = b->n_rows, index = train_lr_index(run->step, 1, k->zero_indexed_step);
     struct step s = {.program = w->program, .run = run, .n_rows = n};
     struct update_result r;
     struct batch_col *row;

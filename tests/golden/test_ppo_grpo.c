@@ -112,6 +112,7 @@ static void configure(struct ppo_config *k, const struct variant *v, struct micr
     k->actor.policy.clip_ratio_high = 0.28;
     k->actor.policy.clip_ratio_c = 3;
     OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
+    ppo_config_sizes(k);
 }
 
 static void rig_open(struct rig *r, const struct variant *v, const struct setup *s) {

@@ -51,6 +51,7 @@ static void configure(struct ppo_config *k, char *dir) {
         .rollout_is = "token", .rollout_is_threshold = "1.1", .rollout_rs = "token_k1", .rollout_rs_threshold = "0.8_1.3"};
     OK(algo_corr_parse(&k->algorithm.corr, &names));
     OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
+    ppo_config_sizes(k);
 }
 
 static void rig_open(struct rig *r, const char *backend) {

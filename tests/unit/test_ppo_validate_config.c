@@ -49,6 +49,7 @@ static int load_n(struct conf **c, const char *schema, const char *const *args) 
 static int validate(const struct conf *c) {
     struct ppo_config k;
     TRY(ppo_config_fill(&k, c));
+    ppo_config_sizes(&k);
     return ppo_validate_config(&k);
 }
 

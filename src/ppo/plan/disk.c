@@ -21,7 +21,7 @@ static int fill_query(struct disk_query *q, const struct ppo_config *k, int64_t 
                                       .keep_key = "trainer.max_actor_ckpt_to_keep",
                                       .models = q->models,
                                       .n_models = k->critic.enable ? 2 : 1,
-                                      .samples = k->data.train_batch_size * k->rollout.train.n,
+                                      .samples = k->sizes.samples,
                                       .val_samples = val_rows * k->rollout.val.n,
                                       .prompt_tokens = k->data.max_prompt_length,
                                       .new_tokens = k->data.max_response_length};

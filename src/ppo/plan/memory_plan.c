@@ -59,16 +59,10 @@ void model_shapes_free(struct model_shapes *s) {
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Prompts that are generated at once. */
-static int64_t rollout_prompts(const struct ppo_config *k) {
-    return k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->data.train_batch_size;
-}
-
-/* Samples of a step; those that a rank generates. */
-static int64_t batch_of(const struct ppo_config *k) { return size_mul(k->data.train_batch_size, k->rollout.train.n); }
+/* Samples that a rank generates. */
 static int64_t rank_batch(const struct ppo_config *k) {
     const int64_t ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_ROLLOUT)];
-    return size_mul((rollout_prompts(k) + ranks - 1) / ranks, k->rollout.train.n);
+    return size_mul((k->sizes.open_prompts + ranks - 1) / ranks, k->rollout.train.n);
 }
 
 /* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
@@ -109,8 +103,8 @@ static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const st
 
 /* Device bytes of the reference's pass. */
 static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, batch_of(k), p->max_len, &p->max_rows_ref,
-                   &p->max_seqs_ref));
+    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes.samples, p->max_len,
+                   &p->max_rows_ref, &p->max_seqs_ref));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
     p->ref_pass = trained_model_block_bytes(m, k->model.act, &a);
@@ -161,7 +155,7 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
 /* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
 static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
     enum { TOKEN = 256, LIST = 32 };
-    return SIZE_OF(batch_of(k), p->max_len, TOKEN + LIST * distill_list(k));
+    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * distill_list(k));
 }
 
 /* The samples of a validation, which are kept until it ends. */
@@ -251,7 +245,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
     const struct ppo_critic_config *c = &k->critic;
     const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->model.act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
-    const int64_t batch = batch_of(k);
+    const int64_t batch = k->sizes.samples;
     struct model_memory own;
     int64_t rows, seqs;
     TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
@@ -290,7 +284,7 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
                                     .policy_tokens = r->policy_tokens};
     if (judge_is_wanted(&r->judge)) {
         const int64_t batch =
-            size_mul(rollout_prompts(k), k->rollout.train.n + 1); /* and a baseline: no more are requested at once */
+            size_mul(k->sizes.open_prompts, k->rollout.train.n + 1); /* and a baseline: no more are requested at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
@@ -308,7 +302,7 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
 static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
     const struct model_open_args open = {.act = k->model.act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
-    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, batch_of(k),
+    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, k->sizes.samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
@@ -422,8 +416,7 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
 static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
                        enum weight_layout layout) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){
-        .max_len = k->data.max_prompt_length + k->data.max_response_length, .layout = layout, .flops = train_model_flops(m, dev)};
+    *p = (struct memory_plan){.max_len = k->sizes.max_len, .layout = layout, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->ranks.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
@@ -432,7 +425,7 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
     if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
     const bool trains = ppo_does(k, PPO_TRAIN);
     if (trains)
-        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, batch_of(k), p->max_len,
+        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, k->sizes.samples, p->max_len,
                        &p->max_rows_update, &p->max_seqs_update));
     TRY(plan_policy(p, k, m, dev));
     p->offload = p->policy.host;
@@ -492,7 +485,7 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
 
 struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
                             struct dev *dev) {
-    const int64_t mini = min_i64(size_mul(k->actor.mini_batch_size, k->rollout.train.n), batch_of(k));
+    const int64_t mini = min_i64(k->sizes.mini_batch, k->sizes.samples);
     struct rank_plan r = {.n = k->ranks.pools.n[PPO_TRAIN],
                           .local = k->ranks.n_local,
                           .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),

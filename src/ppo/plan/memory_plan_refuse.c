@@ -21,8 +21,7 @@ static bool fits(const struct ppo_config *k, const struct model_shapes *s, struc
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
 static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
-    const int64_t max_len = k->data.max_prompt_length + k->data.max_response_length;
-    while (micro_batch_limits_lower(cut, max_len)) {
+    while (micro_batch_limits_lower(cut, k->sizes.max_len)) {
         c.actor.update_cut = *cut;
         if (c.ref.cut.max_seqs > 0 && c.ref.cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref.cut.max_seqs = cut->max_seqs;
         if (fits(&c, s, dev)) return true;
@@ -35,7 +34,7 @@ static bool smaller_critic_cut(const struct ppo_config *k, const struct model_sh
                                struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     struct micro_batch_limits *values = &c.critic.values_cut;
-    while (s->critic.json && micro_batch_limits_lower(cut, k->data.max_prompt_length + k->data.max_response_length)) {
+    while (s->critic.json && micro_batch_limits_lower(cut, k->sizes.max_len)) {
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;

@@ -115,7 +115,7 @@ int train_choices_ppo(const struct conf *conf, bool own_memory, struct buf *out)
         const struct probe_keys keys = {.samples = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
                                         .tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
                                         .cut = k.actor.update_cut,
-                                        .most = k.actor.mini_batch_size * k.rollout.train.n,
+                                        .most = k.sizes.mini_batch,
                                         .recompute = k.model.recompute,
                                         .offload = own_memory ? "actor_rollout_ref.actor.fsdp_config.optimizer_offload" : NULL,
                                         .offloads = k.actor.optim.host_state};

@@ -187,7 +187,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct ppo_config *k = s->k;
     /* the schedule begins with the first update, after trainer.critic_warmup */
     const int64_t first = k->critic.actor_from > 1 ? k->critic.actor_from : 1;
-    const int64_t index = s->run->step - first + (k->actor.zero_indexed_step ? 0 : 1);
+    const int64_t index = train_lr_index(s->run->step, first, k->actor.zero_indexed_step);
     struct actor_update u = {.mini = {.s = s,
                                       .role = VERLC_ACTOR,
                                       .whole = b,
@@ -197,7 +197,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                                       .agg = {.mode = k->actor.agg_mode, .loss_scale_factor = k->actor.loss_scale_factor}}};
     struct update a = {.optim = &k->actor.optim,
                        .lr = optim_lr(&k->actor.optim, index),
-                       .mini_batch = k->actor.mini_batch_size * k->rollout.train.n,
+                       .mini_batch = k->sizes.mini_batch,
                        .epochs = k->actor.epochs,
                        .cut = k->actor.update_cut,
                        .shuffle = k->actor.shuffle,

@@ -40,7 +40,7 @@ static int value_loss(void *arg, const struct micro_loss *x) {
 static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct stage own = ppo_update_stage(w, run), *const s = &own;
     const struct ppo_critic_config *k = &s->k->critic;
-    const int64_t index = s->run->step - (k->zero_indexed_step ? 1 : 0);
+    const int64_t index = train_lr_index(s->run->step, 1, k->zero_indexed_step);
     struct ppo_mini mini = {.s = s,
                             .role = VERLC_CRITIC,
                             .whole = b,
@@ -50,7 +50,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
-                       .mini_batch = k->mini_batch_size * s->k->rollout.train.n,
+                       .mini_batch = s->k->sizes.critic_mini_batch,
                        .epochs = k->epochs,
                        .cut = k->update_cut,
                        .shuffle = k->shuffle,
