@@ -170,16 +170,17 @@ static int derive_correction(struct ppo_config *k) {
     if (k->raw.bypass_mode) k->actor.loss_mode = mode;
     if (k->actor.loss_mode == mode) {
         k->actor.policy.corr = &k->algorithm.corr;
-        if (k->trainer.force_old_log_prob)
+        k->algorithm.bypass = true;
+        if (k->algorithm.force_old_log_prob)
             log_note("trainer.force_old_log_prob has no effect: bypass_mode takes the rollout's log-probs as old ones");
-        k->trainer.force_old_log_prob = false;
+        k->algorithm.force_old_log_prob = false;
     } else {
         k->algorithm.correct = k->algorithm.corr.is != ALGO_IS_NONE || k->algorithm.corr.n_rs > 0 ||
                                k->raw.calculate_log_probs; /* at least measured */
     }
     const struct ppo_sampling *t = &k->rollout.train;
     const bool changed = t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1;
-    k->algorithm.sampling_log_probs = changed && t->temperature > 0 && (k->algorithm.correct || k->actor.policy.corr);
+    k->algorithm.sampling_log_probs = changed && t->temperature > 0 && (k->algorithm.correct || k->algorithm.bypass);
     return 0;
 }
 
@@ -440,7 +441,7 @@ static int check_reward_kwargs(const json_t *kwargs, bool dapo) {
 
 /* DAPO's penalty on long answers: reward.reward_kwargs.overlong_buffer_cfg. */
 static int derive_overlong(struct ppo_config *k) {
-    const json_t *kwargs = k->raw.reward_kwargs, *b;
+    const json_t *kwargs = k->reward.kwargs, *b;
     bool enable = false;
     k->reward.args.max_resp_len = k->data.max_response_length;
     if (!kwargs) return 0;
@@ -527,7 +528,7 @@ static int derive_reward(struct ppo_config *k) {
         k->reward.extra_turns = m->turns;
         k->reward.extra_scores = m->scores;
         k->reward.extra_experiment = m->experiment;
-        TRY(check_reward_kwargs(k->raw.reward_kwargs, dapo));
+        TRY(check_reward_kwargs(k->reward.kwargs, dapo));
     }
     TRY(derive_limits(k, m));
     if (dapo && derive_overlong(k) < 0) return err_wrap(ERR_INVAL, "reward.reward_manager.name=dapo");

@@ -111,7 +111,7 @@ struct ppo_cut_keys {
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
-    const json_t *chat_kwargs, *gdpo_weights, *reward_kwargs, *teachers;
+    const json_t *chat_kwargs, *gdpo_weights, *teachers;
     enum dtype rollout_dtype;
     bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs, prox;
     int64_t require_batches;
@@ -174,6 +174,8 @@ struct ppo_algorithm_config { /* algorithm */
     const char *const *gdpo_keys; /* gdpo: rewards by their keys in reward_extra_info, and their weights */
     double *gdpo_weights;         /* (n_gdpo) or NULL: all 1; owned */
     int64_t n_gdpo;
+    bool force_old_log_prob; /* trainer.force_old_log_prob */
+    bool bypass;             /* the loss corrects from the distribution that was drawn from */
     bool correct;            /* rollout_correction between old and rollout log-probs: weights, rejection, or the metrics alone */
     bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
     struct algo_corr corr;
@@ -205,6 +207,7 @@ struct ppo_reward_config { /* reward */
     bool own_manager;                                                   /* a class of the user's scores */
     const char *manager_path, *manager_names[2]; /* its file, NULL: the scorer's; its name, first that to try */
     enum reward_policy on_error;
+    const json_t *kwargs;
     const json_t *source_weights; /* {data source: factor}, or NULL */
 };
 struct ppo_trainer_config { /* trainer, global_profiler */
@@ -213,7 +216,7 @@ struct ppo_trainer_config { /* trainer, global_profiler */
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
     int64_t total_epochs, total_training_steps;
-    bool val_before_train, force_old_log_prob;
+    bool val_before_train;
     int64_t memory_limit;                    /* bytes of a device; 0: all */
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
     int64_t n_profile_steps;
@@ -278,8 +281,8 @@ static inline bool ppo_critic_shares(const struct ppo_config *k) {
 }
 /* Whether this process does that part of the work. */
 /* A judge that is served: a scorer of the user's calls it. Else a reward model scores samples. */
-static inline bool ppo_serves_judge(const struct ppo_config *k) { return k->rm.enable && k->rm.judge.serve; }
-static inline bool ppo_scores_by_model(const struct ppo_config *k) { return k->rm.enable && !k->rm.judge.serve; }
+static inline bool ppo_serves_judge(const struct ppo_rm_config *k) { return k->enable && k->judge.serve; }
+static inline bool ppo_scores_by_model(const struct ppo_rm_config *k) { return k->enable && !k->judge.serve; }
 static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) {
     return ppo_pool_of(&k->ranks.pools, part) == k->ranks.pool;
 }

@@ -15,11 +15,21 @@
 #include <string.h>
 
 struct stage controller_stage(struct controller *c) {
-    return (struct stage){&c->k, &c->worker.base, &c->run, &c->worker.scorer};
+    return (struct stage){&c->worker.base, &c->run, &c->worker.scorer, c->k.trainer.seed, c->k.schedule};
 }
 
 struct generation controller_generation(const struct controller *c) {
-    return (struct generation){c->tok, c->reward, c->train_data, c->threads};
+    const struct ppo_config *k = &c->k;
+    return (struct generation){.tok = c->tok,
+                               .reward = c->reward,
+                               .data = c->train_data,
+                               .threads = c->threads,
+                               .rollout = &k->rollout,
+                               .rows = &k->data,
+                               .algorithm = &k->algorithm,
+                               .scores = &k->reward,
+                               .rm = &k->rm,
+                               .critic_idle = k->ranks.pools.n[PPO_CRITIC] == 0};
 }
 
 /* ---- callbacks of the run ---- */
@@ -65,7 +75,7 @@ int controller_validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
-    return ppo_validate(&s, &g, c->val_data, &c->k.trainer.validation_data_dir);
+    return ppo_validate(&s, &g, c->val_data, c->k.trainer.log_val_generations, &c->validation_dir);
 }
 
 /* ---- opening ---- */
@@ -119,6 +129,7 @@ static int check_stop_metric(const struct controller *c) {
 
 static int open_data(struct controller *c) {
     struct ppo_config *k = &c->k;
+    int64_t steps = k->trainer.total_training_steps;
     TRY(open_text(c));
     TRY(open_dataset(c, true, &c->train_data));
     if (k->data.n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
@@ -129,8 +140,8 @@ static int open_data(struct controller *c) {
                                         .keys = c->train_data->keys,
                                         .drop_last = true,
                                         .seed = k->data.seed};
-    if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n));
-    TRY(run_open_sampler(&c->run, &a, k->trainer.total_epochs, k->trainer.total_training_steps));
+    if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n, &steps));
+    TRY(run_open_sampler(&c->run, &a, k->trainer.total_epochs, steps));
     train_optim_steps(&k->actor.optim, c->run.total_steps, k->actor.warmup_ratio);
     train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
     if (k->trainer.run.early_warnings)
@@ -239,6 +250,14 @@ static int open_worker(struct controller *c) {
     return ppo_worker_open(&c->worker, c->tok, val_rows);
 }
 
+static int open_scores(struct controller *c) {
+    const struct generation g = controller_generation(c);
+    struct score_open_args a = {
+        .g = &g, .tokenizer = c->k.model.dir, .experiment = c->k.trainer.run.experiment, .deadline_s = c->k.trainer.run.deadline_s};
+    if (c->k.reward.own_manager) TRY(conf_json(c->k.conf, "", &a.config));
+    return score_open(&c->reward, &a);
+}
+
 /* What the run will read, before a model is fetched or a plan is made. */
 static int check_files(const struct ppo_config *k) {
     TRY(train_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
@@ -251,6 +270,8 @@ int controller_open(struct controller *c, const struct conf *conf) {
     struct ppo_config *k = &c->k;
     struct worker *const worker = &c->worker.base;
     TRY(ppo_config_read(k, conf, PPO_RUN));
+    c->rollout_dir = k->trainer.rollout_data_dir;
+    c->validation_dir = k->trainer.validation_data_dir;
     TRY(check_files(k));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
@@ -264,7 +285,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
     TRY(ppo_disk_check(k, &c->run, c->val_data ? c->val_data->n : 0));
-    TRY(score_open(&c->reward, k, c->train_data));
+    TRY(open_scores(c));
     TRY(check_data_sources(c));
     TRY(open_worker(c));
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->algorithm.kl_ctrl_type, k->algorithm.kl_ctrl_coef, k->algorithm.kl_ctrl_target,

@@ -16,6 +16,7 @@ struct controller {
     struct chat_template *chat;
     struct rl_dataset *train_data, *val_data; /* val_data: NULL without */
     struct reward *reward;
+    const char *rollout_dir, *validation_dir; /* where samples are written as JSONL; NULL: nowhere, or not any more */
     struct algo_kl_ctrl kl_ctrl;
     const struct batch *carry; /* samples that a later step trains, kept with each checkpoint; borrowed, NULL: none */
     json_t *async;             /* what fully_async.c keeps with a checkpoint; owned, NULL: nothing */
@@ -54,7 +55,7 @@ int ppo_train(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn)
 /* ---- one_step_off.c, fully_async.c: all steps of a run ---- */
 void ppo_one_step_off(struct verlc *v);
 void ppo_fully_async(struct verlc *v);
-/* Sets k->total_training_steps where nothing else does. */
-int fully_async_steps(struct ppo_config *k, int64_t n_rows);
+/* The steps of n_rows rows, where trainer.total_training_steps says nothing. */
+int fully_async_steps(const struct ppo_config *k, int64_t n_rows, int64_t *steps);
 
 #endif

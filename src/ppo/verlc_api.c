@@ -287,13 +287,13 @@ int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
     return ended(v, ppo_rollout_wait(a, &b->b));
 }
 
-static int reward(const struct stage *s, const struct tokenizer *tok, struct verlc_batch *b) {
+static int reward(const struct stage *s, const struct controller *c, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_reward"));
     TRY(want(b, "verlc_reward", "score", BATCH_F64, "verlc_rollout"));
     stage_begin(s->run->stages, "reward");
     struct batch dropped;
-    const int rc = ppo_reward(s, &b->b, &dropped);
-    if (rc == 0) ppo_record(s, tok, &dropped, false); /* what is not trained on can be looked at, too */
+    const int rc = ppo_reward(s, &c->k.reward, &b->b, &dropped);
+    if (rc == 0) ppo_record(s, c->tok, &dropped, &c->k.rollout.train, false); /* what is not trained on can be looked at, too */
     batch_free(&dropped);
     return rc;
 }
@@ -301,7 +301,7 @@ static int reward(const struct stage *s, const struct tokenizer *tok, struct ver
 int verlc_reward(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_reward"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, reward(&s, v->c.tok, b));
+    return ended(v, reward(&s, &v->c, b));
 }
 
 /* 0: the run has a model of this role. */
@@ -316,21 +316,21 @@ static int want_role(const struct stage *s, const char *call, enum verlc_role ro
     return 0;
 }
 
-static int log_probs(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
+static int log_probs(const struct stage *s, const struct ppo_config *k, enum verlc_role role, struct verlc_batch *b) {
     const char *call = "verlc_log_probs";
     TRY(want_samples(b, call));
     if ((unsigned)role >= N_ROLES || role == VERLC_CRITIC)
         FAIL(ERR_INVAL, "%s: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER", call);
     TRY(want_role(s, call, role));
     stage_begin(s->run->stages, role == VERLC_ACTOR ? "old_log_prob" : role == VERLC_REF ? "ref" : "teacher");
-    if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &b->b);
-    return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &b->b);
+    if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &k->algorithm, &b->b);
+    return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &k->distill, &b->b);
 }
 
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_log_probs"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, log_probs(&s, role, b));
+    return ended(v, log_probs(&s, &v->c.k, role, b));
 }
 
 static int values(const struct stage *s, struct verlc_batch *b) {
@@ -346,36 +346,37 @@ int verlc_values(struct verlc *v, struct verlc_batch *b) {
     return ended(v, values(&s, b));
 }
 
-static int advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct verlc_batch *b) {
+static int advantage(const struct stage *s, const struct ppo_algorithm_config *k, struct algo_kl_ctrl *kl, struct verlc_batch *b) {
     const char *call = "verlc_advantage";
     TRY(want_samples(b, call));
     TRY(want(b, call, "token_level_scores", BATCH_F64, "verlc_reward"));
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
-    if (s->k->algorithm.use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (s->k->algorithm.adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
+    if (k->use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (k->adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
     stage_begin(s->run->stages, "adv");
-    return ppo_advantage(s, kl, &b->b);
+    return ppo_advantage(s, k, kl, &b->b);
 }
 
 int verlc_advantage(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_advantage"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, advantage(&s, &v->c.kl_ctrl, b));
+    return ended(v, advantage(&s, &v->c.k.algorithm, &v->c.kl_ctrl, b));
 }
 
-static int resample(const struct stage *s, const struct verlc_batch *b, struct verlc_batch *out) {
+static int resample(const struct stage *s, const struct ppo_algorithm_config *k, const struct verlc_batch *b,
+                    struct verlc_batch *out) {
     TRY(want(b, "verlc_resample", "score", BATCH_F64, "verlc_rollout"));
     batch_free(&out->b);
-    return ppo_pf_resample(s, &b->b, &out->b);
+    return ppo_pf_resample(s, k, &b->b, &out->b);
 }
 
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out) {
     TRY(ready(v, "verlc_resample"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, resample(&s, b, out));
+    return ended(v, resample(&s, &v->c.k.algorithm, b, out));
 }
 
-static int update(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
+static int update(const struct stage *s, const struct ppo_config *k, enum verlc_role role, struct verlc_batch *b) {
     struct worker *const w = s->worker;
     const char *call = "verlc_update";
     TRY(want_samples(b, call));
@@ -389,9 +390,9 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
-    if (s->k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (s->k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (s->run->step < s->k->critic.actor_from) return w->ops->join(w);
+    if (k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
+    if (s->run->step < k->critic.actor_from) return w->ops->join(w);
     stage_begin(s->run->stages, "update_actor");
     TRY(w->ops->update(w, &ppo_update_actor, s->run, &b->b));
     return w->ops->join(w);
@@ -400,7 +401,7 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_update"));
     const struct stage s = controller_stage(&v->c);
-    const int rc = update(&s, role, b);
+    const int rc = update(&s, &v->c.k, role, b);
     run_updated(&v->c.run);
     return ended(v, rc);
 }
@@ -453,8 +454,8 @@ static int record(struct controller *c, struct verlc_batch *b) {
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
     TRY(c->worker.base.ops->join(&c->worker.base));
     stage_begin(r->stages, "dump_rollout_generations");
-    ppo_dump(&s, c->tok, &b->b, &c->k.trainer.rollout_data_dir);
-    ppo_record(&s, c->tok, &b->b, false);
+    ppo_dump(&s, c->tok, &b->b, &c->rollout_dir);
+    ppo_record(&s, c->tok, &b->b, &c->k.rollout.train, false);
     stage_end(r->stages);
     if (profiled(c)) {
         stage_begin(r->stages, "stop_profile");
@@ -462,7 +463,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
         stage_end(r->stages);
     }
     stages_metrics(r->stages, &r->metrics);
-    TRY(ppo_data_metrics(&s, &b->b));
+    TRY(ppo_data_metrics(&s, &c->k.data, &b->b));
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
     metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");
     return 0;

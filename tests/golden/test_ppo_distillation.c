@@ -65,7 +65,7 @@ static void rig_close(struct rig *r) {
 
 /* The teacher's columns of a batch, as golden. */
 static void ask_teacher(struct rig *r, struct batch *b, struct micro_batch_limits cut) {
-    const int64_t k = distill_list(&r->k), per = k > 0 ? k : 1;
+    const int64_t k = distill_list(&r->k.distill), per = k > 0 ? k : 1;
     int64_t lens[MAX_SEQS], tokens[MAX_SEQS];
     struct trained_model *teacher;
     const struct trained_model_args a = {
@@ -123,8 +123,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
     rig_open(&r, backend, mode);
     const size_t bytes = (size_t)r.student->n_train * sizeof(float);
     ask_teacher(&r, &b, cut);
-    const struct stage stage = {.k = &r.k, .worker = &r.worker.base};
-    distill_begin(&r.distill, &stage, &b);
+    distill_begin(&r.distill, &r.k.distill, r.worker.base.vocab, &b);
     const struct trained_model_args a = {.dev = &r.dev,
                                          .model = r.student,
                                          .train = true,

@@ -79,7 +79,7 @@ static void configure(struct ppo_config *k, const struct variant *v, struct micr
         .data.max_prompt_length = MAX_LEN - WIDTH,
         .data.max_response_length = WIDTH,
         .rollout.train = {.n = N, .temperature = 0.8},
-        .trainer.force_old_log_prob = v->forced,
+        .algorithm.force_old_log_prob = v->forced,
         .ref.cut = cut,
         .rollout.logp_cut = cut,
         .actor.update_cut = cut,
@@ -150,7 +150,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
         if (role.model) worker_set_role(&w->base, i, &role);
     }
     r->run.k.max_bad_steps = 1;
-    r->stage = (struct stage){.k = &r->k, .worker = &w->base, .run = &r->run};
+    r->stage = (struct stage){.worker = &w->base, .run = &r->run};
     OK(stages_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = v->name, .run_dir = r->dir, .config = config};
@@ -335,11 +335,11 @@ static void steps_like_torch(void **state) {
                 r.run.step = step + 1;
                 metrics_reset(&r.run.metrics);
                 struct batch dropped;
-                OK(ppo_reward(&r.stage, &b, &dropped));
+                OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
                 assert_int_equal(dropped.n_rows, 0);
-                OK(ppo_old_log_probs(&r.stage, &b));
+                OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b));
                 OK(ppo_reference(&r.stage, &b));
-                OK(ppo_advantage(&r.stage, NULL, &b));
+                OK(ppo_advantage(&r.stage, &r.k.algorithm, NULL, &b));
                 check_logp(&r, &b, "ref_log_prob", "ref_logp");
                 check_logp(&r, &b, "old_log_probs", "old_logp");
                 check_advantages(&r, &b, step);

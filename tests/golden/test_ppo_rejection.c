@@ -84,7 +84,7 @@ static void rig_open(struct rig *r, const char *backend) {
     }
     r->run.k.max_bad_steps = 1;
     r->run.step = 1;
-    r->stage = (struct stage){.k = &r->k, .worker = &w->base, .run = &r->run};
+    r->stage = (struct stage){.worker = &w->base, .run = &r->run};
     OK(stages_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = "rejection", .run_dir = r->dir, .config = config};
@@ -169,8 +169,8 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     r->k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
     metrics_reset(&r->run.metrics);
     recorded(r, &b);
-    OK(ppo_old_log_probs(&r->stage, &b));
-    OK(ppo_advantage(&r->stage, NULL, &b));
+    OK(ppo_old_log_probs(&r->stage, &r->k.algorithm, &b));
+    OK(ppo_advantage(&r->stage, &r->k.algorithm, NULL, &b));
     check_mask(r, &b);
     OK(worker_local.update(&r->w.base, &ppo_update_critic, &r->run, &b));
     OK(worker_local.update(&r->w.base, &ppo_update_actor, &r->run, &b));

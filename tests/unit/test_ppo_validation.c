@@ -223,7 +223,7 @@ static void test_data_metrics(void **state) {
         struct ppo_config k = {0};
         struct worker w = {.ops = &worker_local, .n_ranks = 1};
         struct run run = {0};
-        const struct stage st = {.k = &k, .worker = &w, .run = &run};
+        const struct stage st = {.worker = &w, .run = &run};
         struct batch b;
         double x, step = 0;
         assert_int_equal(dev_open_ref(&w.dev), 0);
@@ -235,7 +235,7 @@ static void test_data_metrics(void **state) {
         else step = json_number_value(v);
         metrics_set(&run.metrics, json_number_value(json_object_get(c, "grad_norm")), "actor/grad_norm");
         snprintf(what, sizeof what, "data metrics %zu", i);
-        if (ppo_data_metrics(&st, &b) < 0) fail_msg("%s", err_msg());
+        if (ppo_data_metrics(&st, &k.data, &b) < 0) fail_msg("%s", err_msg());
         check_values(json_object_get(c, "metrics"), &run.metrics, what, &worst);
         const double groups = ceil((double)b.n_rows / 2), flat = 1 + (b.n_rows > 2 && b.n_rows % 2); /* a last row alone */
         assert_true(metrics_get(&run.metrics, "train/zero_variance_groups", &x) && x == flat / groups);
@@ -260,13 +260,13 @@ static void test_no_valid_token(void **state) {
     struct ppo_config k = {.data.max_prompt_length = 8, .data.max_response_length = 8};
     struct worker w = {.ops = &worker_local, .n_ranks = 1};
     struct run run = {0};
-    const struct stage st = {.k = &k, .worker = &w, .run = &run};
+    const struct stage st = {.worker = &w, .run = &run};
     struct batch b;
     double x;
     assert_non_null(rows);
     assert_int_equal(dev_open_ref(&w.dev), 0);
     data_batch(&b, rows);
-    if (ppo_data_metrics(&st, &b) < 0) fail_msg("%s", err_msg());
+    if (ppo_data_metrics(&st, &k.data, &b) < 0) fail_msg("%s", err_msg());
     for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
         if (!metrics_get(&run.metrics, nothing[i], &x) || !isnan(x)) fail_msg("%s is not NaN", nothing[i]);
     assert_true(metrics_get(&run.metrics, "critic/score/mean", &x) && x == 1);

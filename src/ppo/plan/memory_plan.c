@@ -18,7 +18,7 @@
 
 /* ---- the shapes ---- */
 
-int64_t distill_list(const struct ppo_config *k) { return k->distill.enable && k->distill.loss.list ? k->distill.topk : 0; }
+int64_t distill_list(const struct ppo_distill_config *k) { return k->enable && k->loss.list ? k->topk : 0; }
 
 static int load_critic(const struct ppo_config *k, struct model_shapes *s) {
     const int rc = model_config_load(&s->critic, k->critic.model_dir);
@@ -36,7 +36,7 @@ static int load_teacher(const struct ppo_config *k, struct model_shapes *s) {
     const int rc = model_config_load(&s->teacher, k->distill.teacher_dir);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
     const int64_t least = s->teacher.vocab < s->policy.vocab ? s->teacher.vocab : s->policy.vocab;
-    if (distill_list(k) > least)
+    if (distill_list(&k->distill) > least)
         FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk,
              (long long)least);
     return 0;
@@ -119,7 +119,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k
                                          .keep = keep,
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
-                                         .list = distill_list(k),
+                                         .list = distill_list(&k->distill),
                                          .stream = memory_plan_policy_from(p),
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
@@ -155,7 +155,7 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
 /* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
 static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
     enum { TOKEN = 256, LIST = 32 };
-    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * distill_list(k));
+    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * distill_list(&k->distill));
 }
 
 /* The samples of a validation, which are kept until it ends. */
@@ -305,7 +305,7 @@ static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, k->sizes.samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {
-        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(k)};
+        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(&k->distill)};
     p->teacher_pass = trained_model_block_bytes(t, k->model.act, &a);
     return 0;
 }

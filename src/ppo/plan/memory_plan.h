@@ -60,6 +60,6 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
 json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
                           struct buf *out);
 /* Tokens of the teacher's lists; 0: it has none. */
-int64_t distill_list(const struct ppo_config *k);
+int64_t distill_list(const struct ppo_distill_config *k);
 
 #endif

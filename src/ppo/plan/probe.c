@@ -58,7 +58,7 @@ static int validate(void *ctx, struct time_probe *p) {
     for (int64_t i = 0; i < part.n; i++) part.prompts[i] = c->val_data->prompts[i * all / part.n];
     p->validated = part.n;
     p->val_rows = all;
-    const int rc = ppo_validate(&s, &g, &part, &c->k.trainer.validation_data_dir);
+    const int rc = ppo_validate(&s, &g, &part, c->k.trainer.log_val_generations, &c->validation_dir);
     free(part.prompts);
     return rc;
 }

@@ -49,13 +49,14 @@ struct fully_async {
 
 /* ---- the number of steps ---- */
 
-int fully_async_steps(struct ppo_config *k, int64_t n_rows) {
+int fully_async_steps(const struct ppo_config *k, int64_t n_rows, int64_t *steps) {
     const struct ppo_async_config *a = &k->async;
     int64_t prompts = size_mul(n_rows, k->trainer.total_epochs);
-    if (k->trainer.total_training_steps > 0) return 0;
+    *steps = k->trainer.total_training_steps;
+    if (*steps > 0) return 0;
     if (a->total_prompts > 0 && a->total_prompts < prompts) prompts = a->total_prompts;
-    k->trainer.total_training_steps = prompts / k->data.train_batch_size;
-    if (k->trainer.total_training_steps < 1)
+    *steps = prompts / k->data.train_batch_size;
+    if (*steps < 1)
         FAIL(ERR_INVAL,
              "rollout.total_rollout_steps=%lld and trainer.total_epochs=%lld of %lld rows give %lld prompts, fewer than the %lld "
              "of a "

@@ -18,25 +18,27 @@ static void set_metrics(const struct stage *s, struct algo_metrics *m) {
 }
 
 /* token_level_rewards: the scores, less the KL penalty. */
-static int add_rewards(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *b, const struct algo_ragged *r) {
+static int add_rewards(const struct stage *s, const struct ppo_algorithm_config *k, struct algo_kl_ctrl *kl, struct batch *b,
+                       const struct algo_ragged *r) {
     double *rewards;
     TRY(ppo_add_f64(b, "token_level_rewards", "responses", &rewards));
     const double *level = ppo_column(b, "token_level_scores");
     memcpy(rewards, level, (size_t)r->off[b->n_rows] * sizeof *rewards);
-    if (!s->k->algorithm.use_kl_in_reward) return 0;
+    if (!k->use_kl_in_reward) return 0;
     struct algo_metrics m = {0};
     const struct algo_kl_reward_args a = {.r = r,
                                           .scores = level,
                                           .old_logp = ppo_column(b, "old_log_probs"),
                                           .ref_logp = ppo_column(b, "ref_log_prob"),
-                                          .type = &s->k->algorithm.kl_penalty};
+                                          .type = &k->kl_penalty};
     algo_kl_in_reward(kl, &a, rewards, &m);
     set_metrics(s, &m);
     return 0;
 }
 
 /* Importance weights, and the mask less what is rejected (verl's decoupled mode). */
-static int correct(const struct stage *s, struct batch *b, const struct algo_ragged *r, uint8_t *mask) {
+static int correct(const struct stage *s, const struct ppo_algorithm_config *k, struct batch *b, const struct algo_ragged *r,
+                   uint8_t *mask) {
     const int64_t n = r->off[b->n_rows];
     struct algo_metrics m = {0};
     double *w;
@@ -44,10 +46,10 @@ static int correct(const struct stage *s, struct batch *b, const struct algo_rag
     const struct batch_col *rollout = ppo_sampling_log_probs(b);
     double *rollout_logp = xmalloc((size_t)n * sizeof *rollout_logp);
     for (int64_t t = 0; t < n; t++) rollout_logp[t] = (double)rollout->f32[t];
-    const struct algo_corr_args a = {r, &s->k->algorithm.corr, ppo_column(b, "old_log_probs"), rollout_logp};
+    const struct algo_corr_args a = {r, &k->corr, ppo_column(b, "old_log_probs"), rollout_logp};
     const int rc = algo_corr_run(&a, w, mask, &m);
     free(rollout_logp);
-    if (s->k->algorithm.corr.is == ALGO_IS_NONE) batch_drop(b, "rollout_is_weights");
+    if (k->corr.is == ALGO_IS_NONE) batch_drop(b, "rollout_is_weights");
     set_metrics(s, &m);
     return rc;
 }
@@ -60,26 +62,26 @@ static int add_mask(struct batch *b, const char *name, const uint8_t *mask) {
 }
 
 /* gdpo: reward k of every sample, one after the other; NULL for the other estimators. Caller frees. */
-static int components(const struct stage *s, const struct batch *b, double **out) {
+static int components(const struct ppo_algorithm_config *c, const struct batch *b, double **out) {
     const struct batch_col *extra = batch_find(b, "reward_extra_info");
     *out = NULL;
-    if (s->k->algorithm.n_gdpo == 0) return 0;
-    double *v = xmalloc((size_t)(s->k->algorithm.n_gdpo * b->n_rows) * sizeof *v);
-    for (int64_t k = 0; k < s->k->algorithm.n_gdpo; k++) {
+    if (c->n_gdpo == 0) return 0;
+    double *v = xmalloc((size_t)(c->n_gdpo * b->n_rows) * sizeof *v);
+    for (int64_t k = 0; k < c->n_gdpo; k++) {
         for (int64_t i = 0; i < b->n_rows; i++) {
-            const json_t *x = json_object_get(extra->json[i], s->k->algorithm.gdpo_keys[k]);
+            const json_t *x = json_object_get(extra->json[i], c->gdpo_keys[k]);
             if (!json_is_number(x) && !json_is_boolean(x)) {
                 free(v);
                 FAIL(ERR_INPUT,
                      "algorithm.gdpo_reward_keys: the scorer gave no number \"%s\" for a sample; it must be in the dict "
                      "that compute_score returns",
-                     s->k->algorithm.gdpo_keys[k]);
+                     c->gdpo_keys[k]);
             }
             const double value = json_is_boolean(x) ? (double)json_is_true(x) : json_number_value(x);
             if (!(fabs(value) <= (double)FLT_MAX)) {
                 free(v);
                 FAIL(ERR_NUMERIC, "algorithm.gdpo_reward_keys: \"%s\" of a sample is %g, beyond what float32 holds",
-                     s->k->algorithm.gdpo_keys[k], value);
+                     c->gdpo_keys[k], value);
             }
             v[k * b->n_rows + i] = value;
         }
@@ -88,13 +90,13 @@ static int components(const struct stage *s, const struct batch *b, double **out
     return 0;
 }
 
-static int estimate(const struct stage *s, struct batch *b, const struct algo_ragged *r) {
+static int estimate(const struct ppo_algorithm_config *k, struct batch *b, const struct algo_ragged *r) {
     struct batch_col *group;
     double *adv, *ret, *comp;
     TRY(ppo_add_f64(b, "advantages", "responses", &adv));
     TRY(ppo_add_f64(b, "returns", "responses", &ret));
     TRY(batch_get(b, "group", BATCH_I64, &group));
-    TRY(components(s, b, &comp));
+    TRY(components(k, b, &comp));
     struct algo_adv_args a = algo_adv_defaults();
     a.r = r;
     a.rewards = ppo_column(b, "token_level_rewards");
@@ -105,18 +107,18 @@ static int estimate(const struct stage *s, struct batch *b, const struct algo_ra
     a.sum_pi_squared = ppo_column(b, "sum_pi_squared");
     a.is_weights = ppo_column(b, "rollout_is_weights");
     a.components = comp;
-    a.component_weights = s->k->algorithm.gdpo_weights;
-    a.n_components = s->k->algorithm.n_gdpo;
-    a.gamma = s->k->algorithm.gamma;
-    a.lam = s->k->algorithm.lam;
-    a.norm_by_std = s->k->algorithm.norm_adv_by_std;
-    a.kwargs = s->k->algorithm.adv_kwargs;
-    const int rc = algo_advantage(s->k->algorithm.adv, &a, ppo_column(b, "advantages"), ret);
+    a.component_weights = k->gdpo_weights;
+    a.n_components = k->n_gdpo;
+    a.gamma = k->gamma;
+    a.lam = k->lam;
+    a.norm_by_std = k->norm_adv_by_std;
+    a.kwargs = k->adv_kwargs;
+    const int rc = algo_advantage(k->adv, &a, ppo_column(b, "advantages"), ret);
     free(comp);
     return rc;
 }
 
-int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *b) {
+int ppo_advantage(const struct stage *s, const struct ppo_algorithm_config *k, struct algo_kl_ctrl *kl, struct batch *b) {
     struct batch_col *responses;
     TRY(batch_get(b, "responses", BATCH_I32, &responses));
     /* the columns are added to b while r is in use: its offsets are a copy */
@@ -125,11 +127,11 @@ int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *
     memcpy(off, responses->off, bytes);
     uint8_t *mask = ppo_mask(b, "response_mask");
     const struct algo_ragged r = {.n = b->n_rows, .off = off, .mask = mask};
-    int rc = add_rewards(s, kl, b, &r);
-    if (rc == 0 && s->k->algorithm.correct && s->k->algorithm.corr.n_rs > 0) rc = add_mask(b, "loss_mask", mask);
-    if (rc == 0 && s->k->algorithm.correct) rc = correct(s, b, &r, mask);
+    int rc = add_rewards(s, k, kl, b, &r);
+    if (rc == 0 && k->correct && k->corr.n_rs > 0) rc = add_mask(b, "loss_mask", mask);
+    if (rc == 0 && k->correct) rc = correct(s, k, b, &r, mask);
     if (rc == 0) rc = add_mask(b, "response_mask", mask);
-    if (rc == 0) rc = estimate(s, b, &r);
+    if (rc == 0) rc = estimate(k, b, &r);
     free(mask);
     free(off);
     return rc;
@@ -148,16 +150,16 @@ static int64_t pick(const double *sum, int64_t n, double u) {
     return lo;
 }
 
-int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out) {
+int ppo_pf_resample(const struct stage *s, const struct ppo_algorithm_config *k, const struct batch *b, struct batch *out) {
     const int64_t n = b->n_rows;
     struct batch_col *score;
     TRY(batch_get(b, "score", BATCH_F64, &score));
     double *sum = xmalloc((size_t)n * sizeof *sum);
     int64_t *rows = xmalloc((size_t)n * sizeof *rows), distinct = 0;
     bool *seen = xcalloc((size_t)n, sizeof *seen);
-    algo_pf_ppo_weights(&s->k->algorithm.pf_ppo, score->f64, n, sum);
+    algo_pf_ppo_weights(&k->pf_ppo, score->f64, n, sum);
     for (int64_t i = 1; i < n; i++) sum[i] += sum[i - 1];
-    struct rng r = {.seed = s->k->trainer.seed, .stream = RNG_RESAMPLE, .n = (uint64_t)s->run->step << 24};
+    struct rng r = {.seed = s->seed, .stream = RNG_RESAMPLE, .n = (uint64_t)s->run->step << 24};
     for (int64_t i = 0; i < n; i++) {
         rows[i] = pick(sum, n, rng_unit(&r) * sum[n - 1]);
         distinct += !seen[rows[i]];

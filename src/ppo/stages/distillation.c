@@ -20,11 +20,11 @@ static int check_finite(const float *x, int64_t n, int64_t per_token) {
     return 0;
 }
 
-int ppo_teacher(const struct stage *s, struct batch *b) {
+int ppo_teacher(const struct stage *s, const struct ppo_distill_config *c, struct batch *b) {
     const struct progress at = run_progress(s->run);
     struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
-    const int64_t n = batch_find(b, "responses")->off[b->n_rows], k = distill_list(s->k), per = k > 0 ? k : 1;
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows], k = distill_list(c), per = k > 0 ? k : 1;
     float *logp = xmalloc((size_t)(n * per) * sizeof *logp);
     int32_t *id = xmalloc((size_t)(n * per) * sizeof *id);
     const struct token_lists lists = {.top_id = id, .top_logp = logp};
@@ -49,9 +49,9 @@ done:
 
 /* ---- its part of the loss ---- */
 
-void distill_begin(struct distill_batch *d, const struct stage *s, const struct batch *mini) {
-    const int64_t k = distill_list(s->k), n = batch_find(mini, "responses")->off[mini->n_rows];
-    *d = (struct distill_batch){.k = k, .vocab = s->worker->vocab, .teacher = batch_find(mini, "teacher_logprobs")->f32};
+void distill_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini) {
+    const int64_t k = distill_list(c), n = batch_find(mini, "responses")->off[mini->n_rows];
+    *d = (struct distill_batch){.k = k, .vocab = vocab, .teacher = batch_find(mini, "teacher_logprobs")->f32};
     if (k == 0) return;
     d->list = (struct token_lists){.id = batch_find(mini, "teacher_ids")->i32,
                                    .logp = xmalloc((size_t)(n * k) * 4),

@@ -10,7 +10,7 @@
 
 /* The filter's metric of a scored sample. */
 static int filter_metric(const struct gen *g, const struct gen_sample *s, double *out) {
-    const char *name = g->s->k->algorithm.filter.metric;
+    const char *name = g->in->algorithm->filter.metric;
     *out = s->reward.score;
     if (strcmp(name, "reward") == 0) return 0;
     const json_t *v = json_object_get(s->reward.extra, name);
@@ -30,8 +30,8 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
     bool alike = true;
     for (int64_t i = k * g->per; i < k * g->per + g->n; i++) {
         if (g->samples[i].reward.status != REWARD_SCORE) {
-            if (g->s->k->reward.on_error != REWARD_DROP_SAMPLE) { /* the group is dropped, or the run stops */
-                *useless = g->s->k->reward.on_error == REWARD_DROP_GROUP;
+            if (g->in->scores->on_error != REWARD_DROP_SAMPLE) { /* the group is dropped, or the run stops */
+                *useless = g->in->scores->on_error == REWARD_DROP_GROUP;
                 return 0;
             }
             continue;
@@ -47,7 +47,7 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
 /* A group has its last score: a useless one is replaced by the next prompt. Each one that is dropped is replaced, so in the end the
  * prompts tried are the shortest run of the data with enough useful ones. */
 int dynamic_sampling_close(struct gen *g, int64_t k) {
-    const struct ppo_filter_config *f = &g->s->k->algorithm.filter;
+    const struct ppo_filter_config *f = &g->in->algorithm->filter;
     TRY(group_useless(g, k, &g->groups[k].useless));
     if (!g->groups[k].useless) {
         g->useless_run = 0;
@@ -55,7 +55,7 @@ int dynamic_sampling_close(struct gen *g, int64_t k) {
     }
     for (int64_t i = 0; i < g->per; i++) gen_drop_sample(&g->samples[k * g->per + i]);
     g->n_useless++;
-    if (++g->useless_run >= g->in->data->n && g->useless_run >= g->s->k->data.train_batch_size)
+    if (++g->useless_run >= g->in->data->n && g->useless_run >= g->in->rows->train_batch_size)
         FAIL(ERR_INPUT,
              "algorithm.filter_groups: the samples of %lld prompts in a row, all of the data, were alike in '%s': the "
              "task is too hard or too easy for this policy, or the scorer always says the same",
@@ -65,7 +65,7 @@ int dynamic_sampling_close(struct gen *g, int64_t k) {
              "algorithm.filter_groups: %lld prompts were tried in this step and %lld of them had samples all alike, so "
              "fewer than data.train_batch_size=%lld are left; raise algorithm.filter_groups.max_num_gen_batches=%lld (0: no "
              "limit), or look whether the data is too hard or too easy",
-             (long long)g->n_groups, (long long)g->n_useless, (long long)g->s->k->data.train_batch_size,
+             (long long)g->n_groups, (long long)g->n_useless, (long long)g->in->rows->train_batch_size,
              (long long)f->max_gen_batches);
     return gen_add_next_prompt(g);
 }

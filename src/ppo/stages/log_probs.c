@@ -88,20 +88,19 @@ bool ppo_on_policy(const struct stage *s, const struct batch *b) {
     return true;
 }
 
-int ppo_old_log_probs(const struct stage *s, struct batch *b) {
+int ppo_old_log_probs(const struct stage *s, const struct ppo_algorithm_config *k, struct batch *b) {
     double *old;
-    const bool sum_pi = s->k->algorithm.adv->needs & ALGO_NEEDS_SUM_PI;
+    const bool sum_pi = k->adv->needs & ALGO_NEEDS_SUM_PI;
     metrics_set(&s->run->metrics, 0, "perf/mfu/actor_infer"); /* without a pass */
-    const bool bypass = s->k->actor.policy.corr != NULL;      /* the loss corrects from the distribution that was drawn from */
     /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
      * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
-    if (s->k->trainer.force_old_log_prob || sum_pi || (!bypass && !ppo_on_policy(s, b))) {
+    if (k->force_old_log_prob || sum_pi || (!k->bypass && !ppo_on_policy(s, b))) {
         TRY(policy_log_probs(s, b, sum_pi));
-        if (!bypass || ppo_on_policy(s, b)) return 0;
+        if (!k->bypass || ppo_on_policy(s, b)) return 0;
         batch_drop(b, "old_log_probs");
     }
     TRY(ppo_add_f64(b, "old_log_probs", "responses", &old));
-    const struct batch_col *rollout = bypass ? ppo_sampling_log_probs(b) : batch_find(b, "rollout_log_probs");
+    const struct batch_col *rollout = k->bypass ? ppo_sampling_log_probs(b) : batch_find(b, "rollout_log_probs");
     for (int64_t t = 0; t < rollout->off[b->n_rows]; t++) old[t] = (double)rollout->f32[t];
     return 0;
 }

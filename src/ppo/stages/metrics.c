@@ -153,7 +153,7 @@ static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
     metrics_set_i64(m, batch_len(batch_find(b, "responses"), slowest), "timing_s/agent_loop/slowest/response_length");
 }
 
-int ppo_data_metrics(const struct stage *st, const struct batch *b) {
+int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, const struct batch *b) {
     static const char *const rows[][2] = {{"token_level_scores", "critic/score"}, {"token_level_rewards", "critic/rewards"}};
     static const char *const tokens[][2] = {
         {"advantages", "critic/advantages"}, {"returns", "critic/returns"}, {"values", "critic/values"}};
@@ -170,14 +170,14 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
     }
     if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
     variance_proxy(m, b);
-    if (st->k->schedule != PPO_SYNC) version_lag(st, b);
-    const struct spread resp = lengths(b, "responses", st->k->data.max_response_length, &clip);
+    if (st->schedule != PPO_SYNC) version_lag(st, b);
+    const struct spread resp = lengths(b, "responses", k->max_response_length, &clip);
     spread_set(m, &resp, "response_length");
     metrics_set(m, clip, "response_length/clip_ratio");
     spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
     metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
     metrics_set(m, 0, "response/aborted_ratio");
-    const struct spread prompt = lengths(b, "prompts", st->k->data.max_prompt_length, &clip);
+    const struct spread prompt = lengths(b, "prompts", k->max_prompt_length, &clip);
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);
@@ -207,7 +207,7 @@ int ppo_data_metrics(const struct stage *st, const struct batch *b) {
         if (metrics_get(m, name, &t)) step += t;
     }
     metrics_set(m, step, "timing_s/step");
-    if (st->k->schedule == PPO_FULLY_ASYNC && step > 0 && metrics_get(m, "timing_s/gen", &t))
+    if (st->schedule == PPO_FULLY_ASYNC && step > 0 && metrics_get(m, "timing_s/gen", &t))
         metrics_set(m, t / step, "fully_async/trainer/idle_ratio");
     if (metrics_get(m, "timing_s/gen", &t)) metrics_set(m, t * 1000 / resp.sum, "timing_per_token_ms/gen");
     static const char *const whole[] = {"ref", "values", "adv", "update_critic", "update_actor"};
@@ -322,7 +322,7 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
                            *text = batch_find(b, "text"), *message = batch_find(b, "reward_message"),
-                           *versions = s->k->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions");
+                           *versions = s->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions");
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -370,7 +370,8 @@ static int prompt_text_of(struct prompt_text *p, const struct tokenizer *tok, st
     return 0;
 }
 
-void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation) {
+void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const struct ppo_sampling *sp,
+                bool validation) {
     struct buf whole_prompt = {0}, whole_response = {0};
     struct prompt_text prompt = {0};
     if (b->n_rows == 0) return;
@@ -383,7 +384,7 @@ void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct
         if (validation) x.versions = NULL;
         add_token_numbers(&x, b, i, &numbers);
         const struct ppo_trace_args trace = {
-            .tok = tok, .b = b, .row = i, .validation = validation, .prompt = &whole_prompt, .response = &whole_response};
+            .tok = tok, .b = b, .row = i, .sp = sp, .prompt = &whole_prompt, .response = &whole_response};
         if (traced && traced[i]) ppo_trace_row(s, &trace, &x);
         track_sample(s->run->track, &x);
         json_decref((json_t *)(uintptr_t)x.trace.sampling);

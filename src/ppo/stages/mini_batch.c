@@ -75,7 +75,7 @@ int ppo_sequences(const struct batch *b, struct packed_seq **out) {
 
 /* token-mean's denominator: verl's default trainer counts rejected tokens too, its asynchronous ones do not. */
 static int64_t loss_tokens(const struct ppo_mini *u) {
-    const struct batch_col *before = u->s->k->schedule == PPO_SYNC ? batch_find(&u->b, "loss_mask") : NULL;
+    const struct batch_col *before = u->s->schedule == PPO_SYNC ? batch_find(&u->b, "loss_mask") : NULL;
     int64_t n = 0;
     for (int64_t t = 0; t < u->n_tokens; t++) n += before ? before->i32[t] != 0 : u->mask[t] != 0;
     return n;
@@ -83,7 +83,7 @@ static int64_t loss_tokens(const struct ppo_mini *u) {
 
 static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
     struct ppo_mini *u = ctx;
-    const struct ppo_config *k = u->s->k;
+    const struct ppo_update_slices *k = &u->k;
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
     u->mask = ppo_mask(&u->b, "response_mask");
@@ -93,18 +93,14 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     u->work = xcalloc((size_t)(u->n_work * u->n_tokens), sizeof *u->work);
     u->agg.batch_num_tokens = loss_tokens(u);
     u->agg.global_batch_size = u->agg.batch_rows = n;
-    u->agg.width = k->data.max_response_length;
-    *m = (struct mini_batch){.seqs = u->seqs,
-                             .n = n,
-                             .temperature = (float)k->rollout.train.temperature,
-                             .loss = u->loss,
-                             .on_record = u->report,
-                             .arg = u};
+    u->agg.width = k->data->max_response_length;
+    *m = (struct mini_batch){
+        .seqs = u->seqs, .n = n, .temperature = (float)k->temperature, .loss = u->loss, .on_record = u->report, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
-    if (k->distill.enable) distill_begin(&u->distill, u->s, &u->b);
+    if (k->distill->enable) distill_begin(&u->distill, k->distill, u->s->worker->vocab, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
     m->entropy = true;
-    m->entropy_grad = k->actor.entropy_coeff != 0;
+    m->entropy_grad = k->actor->entropy_coeff != 0;
     return 0;
 }
 

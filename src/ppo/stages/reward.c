@@ -48,23 +48,23 @@ static json_t *reward_scores(const struct gen_group *group) {
 
 /* What the reward manager adds to extra_info. */
 static void add_rollout(const struct gen *g, int64_t i, json_t *extra) {
-    const struct ppo_config *k = g->s->k;
-    if (k->reward.extra_agent_loop) add_agent_loop(g, i, extra);
-    if (k->reward.extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
-    if (k->reward.extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
-    if (k->reward.extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->trainer.run.experiment));
+    const struct ppo_reward_config *k = g->in->scores;
+    if (k->extra_agent_loop) add_agent_loop(g, i, extra);
+    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
+    if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(g->s->run->k.experiment));
 }
 
 /* The row's columns other than prompt and data source: what is known of a prompt whose row lacks verl's columns. */
-static json_t *other_columns(const struct ppo_config *k, json_t *row) {
+static json_t *other_columns(const struct ppo_data_config *k, json_t *row) {
     json_t *other = json_copy(row);
-    json_object_del(other, k->data.prompt_key);
-    json_object_del(other, k->data.reward_fn_key);
+    json_object_del(other, k->prompt_key);
+    json_object_del(other, k->reward_fn_key);
     return other;
 }
 
 /* The data's column; a row without it and without reward_model passes all its columns. */
-static json_t *given_info(const struct ppo_config *k, json_t *row) {
+static json_t *given_info(const struct ppo_data_config *k, json_t *row) {
     const json_t *given = json_object_get(row, "extra_info"), *truth = json_object_get(row, "reward_model");
     if (json_is_object(given)) return json_copy((json_t *)(uintptr_t)given);
     return truth && !json_is_null(truth) ? json_object() : other_columns(k, row);
@@ -74,7 +74,7 @@ static json_t *given_info(const struct ppo_config *k, json_t *row) {
  * fields. */
 static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_group *group = &g->groups[i / g->per];
-    json_t *extra = given_info(g->s->k, batch_find(group->prompts, "row")->json[group->row]);
+    json_t *extra = given_info(g->in->rows, batch_find(group->prompts, "row")->json[group->row]);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
     add_rollout(g, i, extra);
@@ -88,9 +88,9 @@ static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts"), *uid = batch_find(group->prompts, "uid"),
                            *source = batch_find(group->prompts, "data_source");
     json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
-    json_object_del(columns, g->s->k->data.prompt_key);
+    json_object_del(columns, g->in->rows->prompt_key);
     add_agent_loop(g, i, fields);
-    json_object_set_new(columns, g->s->k->data.reward_fn_key, json_string(source->str[group->row]));
+    json_object_set_new(columns, g->in->rows->reward_fn_key, json_string(source->str[group->row]));
     json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
     json_object_set_new(columns, "reward_scores", reward_scores(group));
@@ -113,23 +113,23 @@ struct trial { /* of the data's first row, with its ground truth as the answer *
 };
 
 /* The rollout's fields, before there is a step. */
-static void trial_info(const struct ppo_config *k, json_t *extra, json_t *row) {
+static void trial_info(const struct score_open_args *a, json_t *extra, json_t *row) {
     static const char *const steps[] = {"global_steps", "min_global_steps", "max_global_steps"};
-    for (int i = 0; k->reward.extra_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
-    if (k->reward.extra_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
-    if (k->reward.extra_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
-    if (k->reward.extra_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, k->data.prompt_key));
-    if (k->reward.extra_turns) json_object_set_new(extra, "num_turns", json_integer(2));
-    if (k->reward.extra_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
-    if (k->reward.extra_experiment) json_object_set_new(extra, "experiment_name", json_string(k->trainer.run.experiment));
-    if (k->rm.enable) json_object_set_new(extra, "rm_score", json_real(0));
+    for (int i = 0; a->g->scores->extra_agent_loop && i < 3; i++) json_object_set_new(extra, steps[i], json_integer(0));
+    if (a->g->scores->extra_agent_loop) json_object_set_new(extra, "turn_scores", json_array());
+    if (a->g->scores->extra_agent_loop) json_object_set_new(extra, "tool_rewards", json_array());
+    if (a->g->scores->extra_agent_loop) json_object_set(extra, "raw_prompt", json_object_get(row, a->g->rows->prompt_key));
+    if (a->g->scores->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2));
+    if (a->g->scores->extra_scores) json_object_set_new(extra, "rollout_reward_scores", json_object());
+    if (a->g->scores->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(a->experiment));
+    if (a->g->rm->enable) json_object_set_new(extra, "rm_score", json_real(0));
 }
 
 /* For a manager of the user's: the prompt, answered by its own tokens. */
-static json_t *trial_data(const struct ppo_config *k, const struct rl_prompt *p, json_t *extra) {
+static json_t *trial_data(const struct score_open_args *a, const struct rl_prompt *p, json_t *extra) {
     json_t *columns = json_copy(p->row), *ids = json_i32_array(p->ids, p->n_ids);
-    json_object_del(columns, k->data.prompt_key);
-    json_object_set(columns, "raw_prompt", json_object_get(p->row, k->data.prompt_key));
+    json_object_del(columns, a->g->rows->prompt_key);
+    json_object_set(columns, "raw_prompt", json_object_get(p->row, a->g->rows->prompt_key));
     json_object_set(columns, "extra_info", extra);
     json_object_set_new(columns, "uid", json_integer(p->uid));
     json_object_set_new(columns, "__num_turns__", json_integer(2));
@@ -138,16 +138,16 @@ static json_t *trial_data(const struct ppo_config *k, const struct rl_prompt *p,
     return json_pack("{s:O, s:o, s:o}", "prompts", ids, "responses", ids, "columns", columns);
 }
 
-static void trial_make(struct trial *t, const struct ppo_config *k, const struct rl_dataset *d) {
-    const struct rl_prompt *p = &d->prompts[0];
+static void trial_make(struct trial *t, const struct score_open_args *a) {
+    const struct rl_prompt *p = &a->g->data->prompts[0];
     json_t *truth = json_object_get(json_object_get(p->row, "reward_model"), "ground_truth");
-    *t = (struct trial){.extra = given_info(k, p->row)};
+    *t = (struct trial){.extra = given_info(a->g->rows, p->row)};
     t->answer = json_is_string(truth)   ? xstrdup(json_string_value(truth))
                 : json_is_number(truth) ? json_dumps(truth, JSON_ENCODE_ANY)
                                         : xstrdup("1");
-    trial_info(k, t->extra, p->row);
-    if (k->reward.own_manager) t->data = trial_data(k, p, t->extra);
-    t->q = (struct reward_request){.data_source = json_string_value(json_object_get(p->row, k->data.reward_fn_key)),
+    trial_info(a, t->extra, p->row);
+    if (a->g->scores->own_manager) t->data = trial_data(a, p, t->extra);
+    t->q = (struct reward_request){.data_source = json_string_value(json_object_get(p->row, a->g->rows->reward_fn_key)),
                                    .solution = t->answer,
                                    .n_solution = strlen(t->answer),
                                    .ground_truth = truth,
@@ -162,23 +162,22 @@ static void trial_free(struct trial *t) {
     json_decref(t->data);
 }
 
-int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d) {
-    struct reward_args a = k->reward.args;
+int score_open(struct reward **out, const struct score_open_args *args) {
+    const struct ppo_reward_config *k = args->g->scores;
+    struct reward_args a = k->args;
     struct trial trial;
-    const json_t *config;
     json_t *manager = NULL;
-    if (k->reward.own_manager) {
-        TRY(conf_json(k->conf, "", &config));
-        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->reward.manager_path, "names",
-                            k->reward.manager_names[0], k->reward.manager_names[1], "config", config, "tokenizer", k->model.dir,
-                            "kwargs", k->raw.reward_kwargs, "reward_fn_key", k->data.reward_fn_key);
+    if (k->own_manager) {
+        manager = json_pack("{s:s?, s:[s, s], s:O, s:s, s:O?, s:s}", "path", k->manager_path, "names", k->manager_names[0],
+                            k->manager_names[1], "config", args->config, "tokenizer", args->tokenizer, "kwargs", k->kwargs,
+                            "reward_fn_key", args->g->rows->reward_fn_key);
         CHECK(manager != NULL);
         a.manager = manager;
     }
-    trial_make(&trial, k, d);
-    if (k->reward.trial_call) a.trial = &trial.q;
-    a.trial_s = fmin(TRIAL_S, k->trainer.run.deadline_s / 2);           /* a stage that waits for it makes no progress */
-    a.trial_binds = k->rm.judge.serve || k->reward.args.router_address; /* a judge's server answers in generation alone */
+    trial_make(&trial, args);
+    if (k->trial_call) a.trial = &trial.q;
+    a.trial_s = fmin(TRIAL_S, args->deadline_s / 2);                    /* a stage that waits for it makes no progress */
+    a.trial_binds = args->g->rm->judge.serve || k->args.router_address; /* a judge's server answers in generation alone */
     const int rc = reward_create(out, &a);
     trial_free(&trial);
     json_decref(manager);
@@ -189,8 +188,8 @@ int score_open(struct reward **out, const struct ppo_config *k, const struct rl_
 static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
     const struct gen_sample *s = &g->samples[i];
     const struct gen_group *group = &g->groups[i / g->per];
-    const bool own = g->s->k->reward.own_manager;
-    json_t *extra = own || g->s->k->reward.args.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
+    const bool own = g->in->scores->own_manager;
+    json_t *extra = own || g->in->scores->args.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
         .data_source = batch_find(group->prompts, "data_source")->str[group->row],
         .solution = s->text.p,
@@ -212,7 +211,7 @@ int score_submit(struct gen *g, int64_t i) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
     s->requested = clock_now();
-    if (!ppo_scores_by_model(g->s->k)) return score_by_rule(g, i, NULL);
+    if (!ppo_scores_by_model(g->in->rm)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),
         .prompt = prompts->i32 + prompts->off[group->row],
@@ -240,7 +239,7 @@ static int take_model_scores(struct gen *g, bool flush) {
     const int busy = m->ops->step(m, flush);
     TRY(busy);
     while (m->ops->poll(m, &tag, &r) > 0) {
-        if (r.status != REWARD_SCORE || !g->s->k->reward.args.path) {
+        if (r.status != REWARD_SCORE || !g->in->scores->args.path) {
             TRY(gen_take_score(g, tag, &r));
             continue;
         }
@@ -248,7 +247,7 @@ static int take_model_scores(struct gen *g, bool flush) {
         reward_result_free(&r);
         TRY(rc);
     }
-    return ppo_serves_judge(g->s->k) ? busy : 0;
+    return ppo_serves_judge(g->in->rm) ? busy : 0;
 }
 
 static int take_scores(struct gen *g, double wait_s) {
@@ -262,7 +261,7 @@ static int take_scores(struct gen *g, double wait_s) {
 int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + g->s->scorer->ops->pending(g->s->scorer); }
 
 int score_take(struct gen *g, bool more, bool wait) {
-    const double wait_s = ppo_serves_judge(g->s->k) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
+    const double wait_s = ppo_serves_judge(g->in->rm) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
     if (!more && g->s->scorer->ops->pending(g->s->scorer) == 0) TRY(reward_flush(g->in->reward));
@@ -353,7 +352,7 @@ static void mark_groups(const struct batch_col *group, int64_t n, bool *lost) {
     }
 }
 
-static int drop_errors(const struct stage *s, struct batch *b, struct batch *dropped) {
+static int drop_errors(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped) {
     struct batch_col *score, *group;
     TRY(batch_get(b, "score", BATCH_F64, &score));
     TRY(batch_get(b, "group", BATCH_I64, &group));
@@ -362,7 +361,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
     int64_t *keep = xmalloc((size_t)b->n_rows * 2 * sizeof *keep), *drops = keep + b->n_rows;
     bool *lost = xcalloc((size_t)b->n_rows, sizeof *lost);
     for (int64_t i = 0; i < b->n_rows; i++) n_bad += lost[i] = no_score(score, baseline, i);
-    if (s->k->reward.on_error == REWARD_DROP_GROUP) mark_groups(group, b->n_rows, lost);
+    if (k->on_error == REWARD_DROP_GROUP) mark_groups(group, b->n_rows, lost);
     metrics_set_i64(&s->run->metrics, n_bad, "reward/num_errors");
     ppo_reward_counts(&s->run->metrics, b, "reward/num_");
     for (int64_t i = 0; i < b->n_rows; i++) {
@@ -370,7 +369,7 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
         else keep[n_keep++] = i;
     }
     int rc = 0;
-    if (n_bad > 0 && s->k->reward.on_error == REWARD_STOP)
+    if (n_bad > 0 && k->on_error == REWARD_STOP)
         rc = err_set(ERR_HELPER, __FILE__, __LINE__, "reward: %lld of %lld samples have no score and reward.on_error=stop",
                      (long long)n_bad, (long long)b->n_rows);
     else if (n_keep == 0)
@@ -390,25 +389,25 @@ static int drop_errors(const struct stage *s, struct batch *b, struct batch *dro
     return rc;
 }
 
-static int weigh_sources(const struct stage *s, struct batch *b) {
+static int weigh_sources(const struct ppo_reward_config *k, struct batch *b) {
     struct batch_col *score, *source;
-    if (!json_object_size(s->k->reward.source_weights)) return 0;
+    if (!json_object_size(k->source_weights)) return 0;
     TRY(batch_get(b, "score", BATCH_F64, &score));
     TRY(batch_get(b, "data_source", BATCH_STR, &source));
     struct batch_col *baseline = batch_find(b, "reward_baselines");
     for (int64_t i = 0; i < b->n_rows; i++) {
-        const json_t *w = json_object_get(s->k->reward.source_weights, source->str[i]);
+        const json_t *w = json_object_get(k->source_weights, source->str[i]);
         if (w) score->f64[i] *= json_number_value(w);
         if (w && baseline) baseline->f64[i] *= json_number_value(w);
     }
     return 0;
 }
 
-int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped) {
+int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped) {
     double *level;
     *dropped = (struct batch){0};
-    TRY(drop_errors(s, b, dropped));
-    TRY(weigh_sources(s, b));
+    TRY(drop_errors(s, k, b, dropped));
+    TRY(weigh_sources(k, b));
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
     const struct batch_col *responses = batch_find(b, "responses"), *score = batch_find(b, "score");
     for (int64_t i = 0; i < b->n_rows; i++) {

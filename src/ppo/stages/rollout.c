@@ -55,7 +55,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->logp = xrealloc(o->logp, (size_t)s->n * sizeof *o->logp);
     memcpy(o->ids, s->ids, (size_t)s->n * sizeof *o->ids);
     memcpy(o->logp, s->logp, (size_t)s->n * sizeof *o->logp);
-    if (g->partial || (g->s->k->algorithm.sampling_log_probs && !g->validation)) {
+    if (g->partial || (g->in->algorithm->sampling_log_probs && !g->validation)) {
         o->sampling_logp = xrealloc(o->sampling_logp, (size_t)s->n * sizeof *o->sampling_logp);
         memcpy(o->sampling_logp, s->logp_kept, (size_t)s->n * sizeof *o->sampling_logp);
     }
@@ -120,10 +120,10 @@ static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
 static void choose_idle_passes(struct gen *g) {
     const struct worker *const w = g->s->worker;
     struct worker_generation *const x = &g->generation;
-    if (g->validation || g->partial || g->filter || g->s->k->schedule != PPO_SYNC) return;
+    if (g->validation || g->partial || g->filter || g->s->schedule != PPO_SYNC) return;
     if (w->has[VERLC_REF] && !w->collective[VERLC_REF])
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_REF, .phase = "ref_log_prob"};
-    if (w->has[VERLC_CRITIC] && g->s->k->ranks.pools.n[PPO_CRITIC] == 0)
+    if (w->has[VERLC_CRITIC] && g->in->critic_idle)
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_CRITIC, .phase = "values", .value = true};
 }
 
@@ -172,7 +172,7 @@ static int submit_group(struct gen *g, int64_t k) {
         .prompt = prompts->i32 + prompts->off[group->row],
         .n_prompt = batch_len(prompts, group->row),
         .n = sp->n,
-        .max_tokens = g->s->k->data.max_response_length,
+        .max_tokens = g->in->rows->max_response_length,
         .temperature = (float)sp->temperature,
         .top_p = (float)sp->top_p,
         .min_p = (float)sp->min_p,
@@ -213,9 +213,7 @@ int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen
 
 /* ---- prompts ---- */
 
-uint64_t gen_epoch_seed(const struct stage *s) {
-    return s->k->trainer.seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u);
-}
+uint64_t gen_epoch_seed(const struct stage *s) { return s->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
 
 static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
     const int64_t *rows;
@@ -313,7 +311,7 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "param_versions", BATCH_I32, lens, NULL, NULL), out);
-    const bool sampling = g->s->k->algorithm.sampling_log_probs && !g->validation;
+    const bool sampling = g->in->algorithm->sampling_log_probs && !g->validation;
     if (sampling) TRYG(batch_add(b, "sampling_log_probs", BATCH_F32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "token_bytes", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "finish", BATCH_STR, NULL, NULL, NULL), out);
@@ -390,7 +388,7 @@ static void rollout_metrics(const struct gen *g) {
     if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
-    const int64_t size = g->s->k->algorithm.filter.gen_batch_size;
+    const int64_t size = g->in->algorithm->filter.gen_batch_size;
     metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");
     metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
 }
@@ -455,7 +453,7 @@ int gen_begin(struct gen *g) {
     g->generation = (struct worker_generation){.done = on_sample, .arg = g, .pass_done = on_pass};
     choose_idle_passes(g);
     g->n = g->sp->n;
-    g->baseline = !g->validation && (g->s->k->algorithm.adv->needs & ALGO_NEEDS_BASELINES);
+    g->baseline = !g->validation && (g->in->algorithm->adv->needs & ALGO_NEEDS_BASELINES);
     g->per = g->n + (g->baseline ? 1 : 0);
     g->start = clock_now();
     TRY(w->ops->send_weights(w));
@@ -483,7 +481,7 @@ static int begin(struct gen *g, const struct batch *prompts, uint64_t seed) {
     TRY(gen_begin(g));
     for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
         TRY(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL));
-    for (int64_t r = 0; !prompts && r < g->s->k->data.train_batch_size; r++) TRY(gen_add_next_prompt(g));
+    for (int64_t r = 0; !prompts && r < g->in->rows->train_batch_size; r++) TRY(gen_add_next_prompt(g));
     return 0;
 }
 
@@ -522,8 +520,8 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
     a->in = *in;
     a->g = (struct gen){.s = &a->s,
                         .in = &a->in,
-                        .sp = &a->s.k->rollout.train,
-                        .filter = s->k->algorithm.filter.enable,
+                        .sp = &in->rollout->train,
+                        .filter = in->algorithm->filter.enable,
                         .overlapped = s->worker->disaggregated};
     int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
     if (rc < 0) {

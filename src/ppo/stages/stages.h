@@ -1,7 +1,8 @@
 /* stages.h - the stages of a ppo step, one file each: from prompts to a new policy.
  *
- * A stage reads and adds columns of a batch. It knows its configuration, the worker that has the device, and the run that
- * it reports to; what else it needs is an argument. */
+ * A stage reads and adds columns of a batch. It knows the worker that has the device, and the run that it reports to; its slice of
+ * the configuration is an argument, as is what else it needs.
+ * Invariant: no stage sees the whole configuration. */
 #ifndef VERLC_PPO_STAGES_H
 #define VERLC_PPO_STAGES_H
 
@@ -10,10 +11,11 @@
 #include "run/run.h"
 
 struct stage {
-    const struct ppo_config *k;
     struct worker *worker;
     struct run *run;
     struct ppo_scorer *scorer; /* the worker's */
+    uint64_t seed;             /* trainer.seed */
+    enum ppo_schedule schedule;
 };
 
 /* ---- rollout.c, dynamic_sampling.c: prompts -> samples with scores ---- */
@@ -23,6 +25,12 @@ struct generation {
     struct reward *reward;
     const struct rl_dataset *data; /* of training; its order is the run's sampler */
     struct pool *threads;          /* decode samples that end together */
+    const struct ppo_rollout_config *rollout;
+    const struct ppo_data_config *rows;
+    const struct ppo_algorithm_config *algorithm;
+    const struct ppo_reward_config *scores;
+    const struct ppo_rm_config *rm;
+    bool critic_idle; /* the ranks that generate have the critic too */
 };
 /* The next prompts of the training data and their samples, as ppo_generate's. With algorithm.filter_groups prompts
  * are taken one by one: one whose samples are all alike is replaced as soon as its last one is scored. Which prompts
@@ -64,15 +72,22 @@ json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_ro
 /* ---- reward.c ---- */
 /* How many rows of b ended without a score, by reason, as metrics prefix + "timeout", "crash", ... */
 void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);
-/* What scores by rule or by the user's Python, as the configuration says. */
-int score_open(struct reward **out, const struct ppo_config *k, const struct rl_dataset *d);
+/* What scores by rule or by the user's Python, as the configuration says; g: with data and its slices. config: the whole, as JSON
+ * for a manager of the user's; tokenizer: the policy's directory; deadline_s: of a stage. */
+struct score_open_args {
+    const struct generation *g;
+    const json_t *config;
+    const char *tokenizer, *experiment;
+    double deadline_s;
+};
+int score_open(struct reward **out, const struct score_open_args *a);
 /* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
  * token_level_scores (f64 ragged): a sample's score on its last token. *dropped: the rows that b has lost, for the caller. */
-int ppo_reward(const struct stage *s, struct batch *b, struct batch *dropped);
+int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped);
 
 /* ---- log_probs.c, distillation.c, update_critic.c: passes ---- */
 /* Adds old_log_probs and, where needed, sum_pi_squared (f64 ragged). */
-int ppo_old_log_probs(const struct stage *s, struct batch *b);
+int ppo_old_log_probs(const struct stage *s, const struct ppo_algorithm_config *k, struct batch *b);
 /* What rollout correction takes as the rollout's: sampling_log_probs where they are, else rollout_log_probs. */
 const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
 /* Columns that idle ranks have computed while others still generated (idle_ranks.h). */
@@ -85,16 +100,16 @@ int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, co
 int ppo_reference(const struct stage *s, struct batch *b);
 /* Distillation: adds teacher_logprobs (f32) of the response tokens; of a ..._topk loss topk for each, most probable
  * first, with their teacher_ids (i32). */
-int ppo_teacher(const struct stage *s, struct batch *b);
+int ppo_teacher(const struct stage *s, const struct ppo_distill_config *c, struct batch *b);
 /* Adds values (f64 ragged). */
 int ppo_values(const struct stage *s, struct batch *b);
 
 /* ---- advantage.c ---- */
 /* Adds token_level_rewards, response_mask (i32), advantages, returns, and with rollout correction rollout_is_weights and, where
  * it rejects tokens, loss_mask (i32): response_mask before (ragged, f64 unless said). */
-int ppo_advantage(const struct stage *s, struct algo_kl_ctrl *kl, struct batch *b);
+int ppo_advantage(const struct stage *s, const struct ppo_algorithm_config *k, struct algo_kl_ctrl *kl, struct batch *b);
 /* PF-PPO: b's rows drawn again, with replacement, by their scores. */
-int ppo_pf_resample(const struct stage *s, const struct batch *b, struct batch *out);
+int ppo_pf_resample(const struct stage *s, const struct ppo_algorithm_config *k, const struct batch *b, struct batch *out);
 
 /* ---- update_actor.c, update_critic.c ---- */
 /* The first adds entropys (f32 ragged, verl's name): of the policy at a token's first forward pass, NaN without one. */
@@ -106,7 +121,7 @@ struct distill_batch {
     const float *teacher;    /* of the mini-batch's tokens, k or 1 for each; borrowed */
     struct token_lists list; /* of the mini-batch; arrays other than id are owned */
 };
-void distill_begin(struct distill_batch *d, const struct stage *s, const struct batch *mini);
+void distill_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini);
 void distill_end(struct distill_batch *d);
 /* A micro-batch: adds to dlogp (indexed as policy's arrays) and to *loss, fills d->list.dlogp of its tokens. */
 int distill_loss(struct distill_batch *d, const struct ppo_distill_config *k, const struct algo_policy_args *policy, double *loss,
@@ -128,7 +143,8 @@ int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
 /* The stage of a worker_update, in the process that has the device. */
 static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
-    return (struct stage){.k = ((struct ppo_worker *)w)->k, .worker = w, .run = run};
+    const struct ppo_config *k = ((struct ppo_worker *)w)->k;
+    return (struct stage){.worker = w, .run = run, .seed = k->trainer.seed, .schedule = k->schedule};
 }
 /* What mini-batches are made of, and what is written of one whose gradient is not finite. */
 #define PPO_MINI_READS                                                                                                        \
@@ -138,6 +154,7 @@ static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
 struct ppo_mini {
     const struct stage *s;
     enum verlc_role role;
+    struct ppo_update_slices k;
     const struct batch *whole;
     micro_loss_fn *loss; /* its argument, and that of report, is this struct */
     micro_record_fn *report;
@@ -168,9 +185,11 @@ int ppo_mini_reported(void *mini, const struct pack_micro *x, const void *record
 
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
-int ppo_data_metrics(const struct stage *s, const struct batch *b);
+int ppo_data_metrics(const struct stage *s, const struct ppo_data_config *k, const struct batch *b);
 /* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace selects. */
-void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, bool validation);
+/* sp: what drew its samples. */
+void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const struct ppo_sampling *sp,
+                bool validation);
 /* ---- rollout_trace.c ---- */
 /* Which rows are traced, caller frees; NULL: none. All samples of max_samples_per_step_per_worker prompts, which seed and
  * step choose. */
@@ -179,7 +198,7 @@ struct ppo_trace_args {
     const struct tokenizer *tok;
     const struct batch *b;
     int64_t row;
-    bool validation;
+    const struct ppo_sampling *sp;
     struct buf *prompt, *response; /* hold the texts */
 };
 /* Adds what only a trace has of a row to x: times, sampling parameters (borrowed), texts. */
@@ -188,7 +207,9 @@ void ppo_trace_row(const struct stage *s, const struct ppo_trace_args *a, struct
 /* The batch as *dir/STEP.jsonl, *dir NULL: nothing. The step is done by then, so a
  * failure is a warning, and *dir becomes NULL. */
 void ppo_dump(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const char **dir);
-int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, const char **dump_dir);
+/* shown: samples of it as a table (trainer.log_val_generations). */
+int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, int64_t shown,
+                 const char **dump_dir);
 
 /* ---- validation statistics (verl metric_utils.process_validation_metrics) ---- */
 struct val_row { /* one scored sample */

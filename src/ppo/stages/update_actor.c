@@ -119,8 +119,8 @@ static int report_policy(void *arg, const struct pack_micro *x, const void *reco
 static int policy_loss(void *arg, const struct micro_loss *x) {
     struct actor_update *u = arg;
     struct ppo_mini *const mini = &u->mini;
-    const struct ppo_config *k = mini->s->k;
-    const struct ppo_distill_config *d = &k->distill;
+    const struct ppo_actor_config *k = mini->k.actor;
+    const struct ppo_distill_config *d = mini->k.distill;
     const struct algo_ragged r = {.n = x->hi - x->lo, .off = mini->off + x->lo, .mask = mini->mask};
     struct algo_metrics m = {0};
     double *const logp = mini->work, *const entropy = logp + mini->n_tokens, *const dlogp = entropy + mini->n_tokens,
@@ -136,13 +136,13 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
                    .advantages = ppo_column(&mini->b, "advantages"),
                    .is_weights = ppo_column(&mini->b, "rollout_is_weights"),
                    .agg = mini->agg,
-                   .cfg = k->actor.policy},
-        .loss_mode = k->actor.loss_mode,
-        .entropy = k->actor.entropy_coeff != 0 || k->actor.calculate_entropy ? entropy : NULL,
-        .entropy_coeff = k->actor.entropy_coeff,
-        .ref_logp = k->actor.use_kl_loss ? ppo_column(&mini->b, "ref_log_prob") : NULL,
-        .kl_loss_type = k->actor.use_kl_loss ? &k->actor.kl_loss_type : NULL,
-        .kl_loss_coef = k->actor.kl_loss_coef,
+                   .cfg = k->policy},
+        .loss_mode = k->loss_mode,
+        .entropy = k->entropy_coeff != 0 || k->calculate_entropy ? entropy : NULL,
+        .entropy_coeff = k->entropy_coeff,
+        .ref_logp = k->use_kl_loss ? ppo_column(&mini->b, "ref_log_prob") : NULL,
+        .kl_loss_type = k->use_kl_loss ? &k->kl_loss_type : NULL,
+        .kl_loss_coef = k->kl_loss_coef,
     };
     a.policy.cfg.step = (uint64_t)mini->s->run->step;
     if (!d->enable || d->use_task_rewards || d->loss.use_policy_gradient) /* as verl: in the last case for its metrics alone */
@@ -164,10 +164,10 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
 
 /* actor/entropy, as verl has it: of the whole batch before rejection, aggregated without a mini-batch's counts. Tokens without a
  * forward pass (a mini-batch with a bad gradient ended the stage) are left out. */
-static int entropy_metric(const struct stage *s, const struct batch *b, const float *entropy) {
+static int entropy_metric(const struct stage *s, const struct ppo_update_slices *k, const struct batch *b, const float *entropy) {
     const struct batch_col *c = batch_find(b, "responses");
     const struct algo_agg agg = {
-        .mode = s->k->actor.agg_mode, .loss_scale_factor = s->k->actor.loss_scale_factor, .width = s->k->data.max_response_length};
+        .mode = k->actor->agg_mode, .loss_scale_factor = k->actor->loss_scale_factor, .width = k->data->max_response_length};
     uint8_t *mask = ppo_mask(b, batch_find(b, "loss_mask") ? "loss_mask" : "response_mask");
     const struct algo_ragged r = {.n = b->n_rows, .off = c->off, .mask = mask};
     double *v = xmalloc((size_t)c->off[b->n_rows] * sizeof *v + 1), sum;
@@ -184,35 +184,37 @@ static int entropy_metric(const struct stage *s, const struct batch *b, const fl
 
 static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct stage own = ppo_update_stage(w, run), *const s = &own;
-    const struct ppo_config *k = s->k;
+    const struct ppo_update_slices slices = ppo_worker_slices(w);
+    const struct ppo_actor_config *k = slices.actor;
     /* the schedule begins with the first update, after trainer.critic_warmup */
-    const int64_t first = k->critic.actor_from > 1 ? k->critic.actor_from : 1;
-    const int64_t index = train_lr_index(s->run->step, first, k->actor.zero_indexed_step);
+    const int64_t first = slices.critic->actor_from > 1 ? slices.critic->actor_from : 1;
+    const int64_t index = train_lr_index(s->run->step, first, k->zero_indexed_step);
     struct actor_update u = {.mini = {.s = s,
                                       .role = VERLC_ACTOR,
+                                      .k = slices,
                                       .whole = b,
                                       .loss = policy_loss,
                                       .report = report_policy,
                                       .n_work = 4,
-                                      .agg = {.mode = k->actor.agg_mode, .loss_scale_factor = k->actor.loss_scale_factor}}};
-    struct update a = {.optim = &k->actor.optim,
-                       .lr = optim_lr(&k->actor.optim, index),
-                       .mini_batch = k->sizes.mini_batch,
-                       .epochs = k->actor.epochs,
-                       .cut = k->actor.update_cut,
-                       .shuffle = k->actor.shuffle,
-                       .seed = k->actor.seed};
+                                      .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}}};
+    struct update a = {.optim = &k->optim,
+                       .lr = optim_lr(&k->optim, index),
+                       .mini_batch = slices.sizes->mini_batch,
+                       .epochs = k->epochs,
+                       .cut = k->update_cut,
+                       .shuffle = k->shuffle,
+                       .seed = k->seed};
     const int64_t n_tokens = batch_find(b, "responses")->off[b->n_rows];
     u.entropy = xmalloc((size_t)n_tokens * sizeof *u.entropy);
     for (int64_t t = 0; t < n_tokens; t++) u.entropy[t] = NAN;
-    int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->actor.optim, index + 1));
+    int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1));
     batch_drop(b, "entropys");
-    if (rc == 0) rc = entropy_metric(s, b, u.entropy);
+    if (rc == 0) rc = entropy_metric(s, &slices, b, u.entropy);
     if (rc == 0) rc = ppo_add_like(b, "entropys", BATCH_F32, "responses", 1, u.entropy);
     free(u.entropy);
     TRY(rc);
     diff_metrics(&u.diff, &s->run->metrics);
-    if (u.diff.max > 0 && s->k->schedule == PPO_SYNC && ppo_on_policy(s, b))
+    if (u.diff.max > 0 && s->schedule == PPO_SYNC && ppo_on_policy(s, b))
         log_warn("step %lld: log-probs of the rollout are not training's; the largest difference is at prompt %lld, sample %lld, "
                  "token %lld: %.9g in the rollout, %.9g in training (training/rollout_probs_diff_max); please report this",
                  (long long)s->run->step, (long long)u.diff.uid, (long long)u.diff.sample, (long long)u.diff.token,

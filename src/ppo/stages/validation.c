@@ -313,7 +313,7 @@ static int by_input(const void *a, const void *b) {
 }
 
 /* verl's choice: sorted by input, numpy.random.RandomState(42).shuffle, the first ones; so the same prompts each time. */
-static void show_samples(const struct stage *s, const struct tokenizer *tok, const struct batch *b) {
+static void show_samples(const struct stage *s, const struct tokenizer *tok, const struct batch *b, int64_t n) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *text = batch_find(b, "text"), *score = batch_find(b, "score");
     struct shown *v = xcalloc((size_t)b->n_rows, sizeof *v);
     struct mt19937 rng;
@@ -331,7 +331,7 @@ static void show_samples(const struct stage *s, const struct tokenizer *tok, con
         v[i] = v[j];
         v[j] = x;
     }
-    for (int64_t i = 0; i < b->n_rows && i < s->k->trainer.log_val_generations; i++) {
+    for (int64_t i = 0; i < b->n_rows && i < n; i++) {
         const int64_t r = v[i].row;
         json_array_append_new(rows,
                               json_pack("[s%, s%, o]", v[i].input.p ? v[i].input.p : "", v[i].input.n, text->str[r],
@@ -365,9 +365,9 @@ static void keep_rows(struct val_rows *out, const struct batch *b) {
     }
 }
 
-int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, const char **dump_dir) {
-    const int64_t n = data->n,
-                  size = s->k->data.val_batch_size > 0 && s->k->data.val_batch_size < n ? s->k->data.val_batch_size : n;
+int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, int64_t shown,
+                 const char **dump_dir) {
+    const int64_t n = data->n, size = g->rows->val_batch_size > 0 && g->rows->val_batch_size < n ? g->rows->val_batch_size : n;
     struct val_rows rows = {0};
     int64_t *idx = xmalloc((size_t)size * sizeof *idx);
     struct batch whole = {0};
@@ -378,13 +378,12 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         const int64_t k = n - lo < size ? n - lo : size;
         for (int64_t i = 0; i < k; i++) idx[i] = lo + i;
         TRYG(rl_dataset_batch(data, idx, k, &prompts), out);
-        const struct ppo_generate_args a = {
-            .prompts = &prompts, .sampling = &s->k->rollout.val, .seed = s->k->trainer.seed, .validation = true};
+        const struct ppo_generate_args a = {.prompts = &prompts, .sampling = &g->rollout->val, .seed = s->seed, .validation = true};
         rc = ppo_generate(s, g, &a, &out);
         batch_free(&prompts);
         if (rc < 0) break;
         keep_rows(&rows, &out);
-        ppo_record(s, g->tok, &out, true);
+        ppo_record(s, g->tok, &out, &g->rollout->val, true);
         if (whole.n_rows == 0) {
             whole = out;
         } else {
@@ -406,7 +405,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/max");
         metrics_set(&s->run->metrics, 2, "val-aux/num_turns/mean");
         ppo_dump(s, g->tok, &whole, dump_dir);
-        if (s->k->trainer.log_val_generations > 0) show_samples(s, g->tok, &whole);
+        if (shown > 0) show_samples(s, g->tok, &whole, shown);
     }
 out:
     stage_end(s->run->stages);

@@ -39,7 +39,7 @@ static int agree_layout(struct ppo_worker *w, const struct model_shapes *shapes)
 /* A judge that is served is the first rank's of those that score. */
 static int listen_for_judge(struct ppo_worker *w) {
     struct ppo_config *const k = w->k;
-    if (!ppo_serves_judge(k) || !ppo_does(k, PPO_REWARD) || (w->base.comm && comm_rank(w->base.comm) != 0)) return 0;
+    if (!ppo_serves_judge(&k->rm) || !ppo_does(k, PPO_REWARD) || (w->base.comm && comm_rank(w->base.comm) != 0)) return 0;
     TRY(judge_server_listen(&w->judge));
     k->reward.args.router_address = judge_server_address(w->judge);
     return 0;
@@ -166,7 +166,7 @@ static int open_teacher(struct ppo_worker *w, const struct tokenizer *tok) {
     const int rc = open_teacher_model(w, tok);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
     const struct trained_model_args a = {
-        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = distill_list(w->k)};
+        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = distill_list(&w->k->distill)};
     return open_role(w, VERLC_TEACHER, a);
 }
 
@@ -174,7 +174,7 @@ static int open_reward_model(struct ppo_worker *w, const struct tokenizer *tok) 
     struct reward_model_args a = w->plan.rm_args;
     a.dev = &w->base.dev;
     a.policy_tok = tok;
-    if (ppo_serves_judge(w->k) && !w->judge) return 0; /* rank 0 serves it */
+    if (ppo_serves_judge(&w->k->rm) && !w->judge) return 0; /* rank 0 serves it */
     const int rc = w->judge ? judge_server_load(w->judge, &a.judge) : reward_model_create(&w->rm, &a);
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
 }
@@ -200,7 +200,7 @@ static int open_training(struct ppo_worker *w) {
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,
-                                              .list = distill_list(k),
+                                              .list = distill_list(&k->distill),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
                                               .grad_chunk = k->actor.grad_chunk,

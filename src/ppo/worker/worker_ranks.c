@@ -117,7 +117,7 @@ int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) 
     set_operations(w);
     const int rc = take_plan(w, results);
     json_decref(results);
-    ppo_scorer_open_ranks(&w->scorer, k, dispatch_of(g, PPO_REWARD), k->ranks.pools.n[PPO_REWARD] > 0);
+    ppo_scorer_open_ranks(&w->scorer, &k->rm, dispatch_of(g, PPO_REWARD), k->ranks.pools.n[PPO_REWARD] > 0);
     return rc;
 }
 

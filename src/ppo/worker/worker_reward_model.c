@@ -100,16 +100,16 @@ static int take(void *arg, int rank, const struct hub_reply *reply) {
 
 static const struct ppo_scorer_ops by_ranks;
 
-void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, struct rank_dispatch *d, bool alone) {
+void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_rm_config *k, struct rank_dispatch *d, bool alone) {
     struct scorer_ranks *const s = m->ranks = xcalloc(1, sizeof *s);
     m->ops = &by_ranks;
     s->dispatch = d;
     s->alone = alone;
-    s->model = k->rm.enable && !k->rm.judge.serve;
-    s->generates = s->model && k->rm.judge.prompt_template;
-    s->judge = k->rm.enable && k->rm.judge.serve;
+    s->model = ppo_scores_by_model(k);
+    s->generates = s->model && k->judge.prompt_template;
+    s->judge = ppo_serves_judge(k);
     s->share = xcalloc((size_t)d->g->n, sizeof *s->share);
-    if (k->rm.enable) d->interleaved = (struct rank_interleaved){s, start, take};
+    if (k->enable) d->interleaved = (struct rank_interleaved){s, start, take};
 }
 
 static void forget(struct scorer_ranks *s) {

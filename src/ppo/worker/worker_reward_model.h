@@ -27,9 +27,9 @@ struct ppo_scorer_ops {
 };
 /* In this process; both NULL: there is neither. */
 void ppo_scorer_open_local(struct ppo_scorer *m, struct reward_model *rm, struct judge_server *judge);
-struct ppo_config;
+struct ppo_rm_config;
 /* On d's ranks, of which the first serves a judge. alone: they do nothing else. */
-void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_config *k, struct rank_dispatch *d, bool alone);
+void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_rm_config *k, struct rank_dispatch *d, bool alone);
 void ppo_scorer_close(struct ppo_scorer *m);
 /* A rank's side of the call "score". */
 int ppo_scorer_answer(struct ppo_scorer *m, const struct comm_call *call, struct ctl_result *out);
