@@ -97,11 +97,14 @@ struct rollout_request {
     int32_t top_k;                          /* <= 0: off */
     uint64_t seed, uid;                     /* address of the randomness: base/rng.h */
     int64_t first_index;                    /* index of the first sample */
-    /* A response that continues (n is 1): its tokens so far and their log-probs, copied. K and V of all tokens are recomputed by
-     * the current weights; the next token is drawn with the random number of its position. */
+    /* A response that continues (n is 1): its tokens so far and their log-probs, copied. After an interruption these are the
+     * policy's; after a stop the tokens of an environment follow, with log-probs 0, and the policy's next segment is drawn. K and V
+     * are those of blocks that prefix caching still has; the others are recomputed, by the current weights. The next token is drawn
+     * with the random number of its position in the response. */
     const int32_t *begun;
     const float *begun_logp, *begun_logp_kept;
-    int64_t n_begun;  /* < max_tokens */
+    int64_t n_begun;  /* < max_tokens, which counts all segments */
+    int64_t segment;  /* <= n_begun: where the segment begins that is drawn; stop strings are looked for from there on */
     int64_t pause_at; /* the sample is interrupted at so many tokens, those begun included; 0: it is not */
     bool ignore_eos;
     const int32_t *stop_ids; /* end tokens (copied); the response includes the one hit */

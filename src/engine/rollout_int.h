@@ -60,6 +60,7 @@ struct sample {
     uint8_t *seen;                 /* bit set over the vocabulary, with a repetition penalty only */
     struct tokenizer_stream *text; /* decoded response, with stop strings only */
     struct buf decoded;
+    size_t segment_text; /* bytes of `decoded` before the segment that is drawn */
     int64_t n_preempted;
     double start;
 };

@@ -118,9 +118,9 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     if (r->n < 1) FAIL(ERR_INVAL, "generate: n is %lld; it must be at least 1", (long long)r->n);
     if (r->max_tokens < 1) FAIL(ERR_INVAL, "generate: max_tokens is %lld; it must be at least 1", (long long)r->max_tokens);
     if (r->n_begun < 0 || r->n_begun >= r->max_tokens || (r->n_begun > 0 && r->n != 1) || r->first_index < 0 ||
-        (r->pause_at != 0 && r->pause_at <= r->n_begun))
-        FAIL(ERR_INVAL, "generate: %lld of %lld tokens begun, %lld samples, interrupted at %lld", (long long)r->n_begun,
-             (long long)r->max_tokens, (long long)r->n, (long long)r->pause_at);
+        (r->pause_at != 0 && r->pause_at <= r->n_begun) || r->segment < 0 || r->segment > r->n_begun)
+        FAIL(ERR_INVAL, "generate: %lld of %lld tokens begun, the segment from %lld on, %lld samples, interrupted at %lld",
+             (long long)r->n_begun, (long long)r->max_tokens, (long long)r->segment, (long long)r->n, (long long)r->pause_at);
     if (r->temperature != 0 && !(r->temperature >= 1e-6f && r->temperature <= 1e6f))
         FAIL(ERR_INVAL, "generate: temperature is %g; it must be 0, or 1e-6 to 1e6", (double)r->temperature);
     if (!(r->top_p > 0 && r->top_p <= 1)) FAIL(ERR_INVAL, "generate: top_p is %g; it must be in (0, 1]", (double)r->top_p);
@@ -183,7 +183,10 @@ static int take_begun(struct sample *s, const struct rollout_request *r) {
     memcpy(s->logp, r->begun_logp, n * sizeof *s->logp);
     memcpy(s->logp_kept, r->begun_logp_kept, n * sizeof *s->logp_kept);
     s->n_tokens += r->n_begun;
-    for (int64_t i = 0; s->text && i < r->n_begun; i++) TRY(tokenizer_stream_push(s->text, r->begun[i], &s->decoded));
+    for (int64_t i = 0; s->text && i < r->n_begun; i++) {
+        TRY(tokenizer_stream_push(s->text, r->begun[i], &s->decoded));
+        if (i + 1 == r->segment) s->segment_text = s->decoded.n;
+    }
     return 0;
 }
 
@@ -405,7 +408,8 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
     TRY(tokenizer_stream_push(s->text, id, &s->decoded));
     for (int64_t i = 0; i < q->n_stop; i++)
         if (strlen(q->stop[i]) > longest) longest = strlen(q->stop[i]);
-    const size_t from = old > longest ? old - longest : 0; /* a match must end in the new text */
+    size_t from = old > longest ? old - longest : 0; /* a match must end in the new text, and lie in the segment */
+    if (from < s->segment_text) from = s->segment_text;
     for (int64_t i = 0; i < q->n_stop; i++) {
         const char *hit =
             s->decoded.n > from ? memmem(s->decoded.p + from, s->decoded.n - from, q->stop[i], strlen(q->stop[i])) : NULL;

@@ -124,32 +124,42 @@ static const struct limits LIMITS[] = {
     {"12 KV blocks, bursts of 5 steps, interrupted", 12, 40, 15, false, false, 5, 4},
 };
 
+static struct rollout_request request_of(struct rig *r, int i) {
+    static const int32_t eos[] = {EOS};
+    return (struct rollout_request){.prompt = r->prompts[i],
+                                    .n_prompt = PROMPT_LENS[i],
+                                    .n = N,
+                                    .max_tokens = MAX_TOKENS - 7 * i,
+                                    .temperature = TEMPERATURE,
+                                    .top_p = i == 1 ? 0.9f : 1,
+                                    .top_k = i == 2 ? 20 : 0,
+                                    .repetition_penalty = i == 3 ? 1.2f : 1,
+                                    .seed = 5,
+                                    .uid = (uint64_t)i,
+                                    .stop_ids = eos,
+                                    .n_stop_ids = 1,
+                                    .user = (void *)(intptr_t)i};
+}
+
+/* Sample k = i * N + ... of prompt i goes on after the tokens that it had. */
+static struct rollout_request rest_of(struct rig *r, int64_t k, const struct samples *had) {
+    struct rollout_request one = request_of(r, (int)(k / N));
+    one.n = 1;
+    one.first_index = k % N;
+    one.n_begun = had->n[k];
+    one.begun = had->ids[k];
+    one.begun_logp = had->logp[k];
+    one.begun_logp_kept = had->logp_kept[k];
+    return one;
+}
+
 /* Submits the samples of prompt i that have not ended; those that have begun go on. */
 static void submit(struct rig *r, struct rollout_engine *e, int i, const struct samples *had) {
-    static const int32_t eos[] = {EOS};
-    const struct rollout_request q = {.prompt = r->prompts[i],
-                                      .n_prompt = PROMPT_LENS[i],
-                                      .n = N,
-                                      .max_tokens = MAX_TOKENS - 7 * i,
-                                      .temperature = TEMPERATURE,
-                                      .top_p = i == 1 ? 0.9f : 1,
-                                      .top_k = i == 2 ? 20 : 0,
-                                      .repetition_penalty = i == 3 ? 1.2f : 1,
-                                      .seed = 5,
-                                      .uid = (uint64_t)i,
-                                      .stop_ids = eos,
-                                      .n_stop_ids = 1,
-                                      .user = (void *)(intptr_t)i};
+    const struct rollout_request q = request_of(r, i);
     if (!had) OK(rollout_submit(e, &q, NULL));
     for (int k = i * N; had && k < (i + 1) * N; k++) {
-        struct rollout_request one = q;
         if (had->ended[k]) continue;
-        one.n = 1;
-        one.first_index = k - i * N;
-        one.n_begun = had->n[k];
-        one.begun = had->ids[k];
-        one.begun_logp = had->logp[k];
-        one.begun_logp_kept = had->logp_kept[k];
+        const struct rollout_request one = rest_of(r, k, had);
         OK(rollout_submit(e, &one, NULL));
     }
 }
@@ -350,6 +360,105 @@ static void inv01_rollout_equals_train(void **state) {
     each_backend(rollout_check);
 }
 
+/* ---- several segments ---- */
+
+enum { TURNS = 3, GIVEN = 5 };                               /* GIVEN: tokens that an environment writes after a turn */
+static const int64_t TURN_ENDS[TURNS] = {9, 23, MAX_TOKENS}; /* of the response */
+
+/* Each sample has TURNS segments of the policy, which an end token may cut short, and in between GIVEN tokens of an environment:
+ * those have log-probs that nobody computes. env says which they are. */
+static void generate_turns(struct rig *r, const struct limits *l, struct samples *s, uint8_t env[N_SAMPLES][MAX_TOKENS]) {
+    struct rollout_decoder *d;
+    struct rollout_engine *e;
+    const struct rollout_decoder_args a = {.model = r->m,
+                                           .n_kv_blocks = l->n_kv_blocks,
+                                           .max_rows = l->max_rows,
+                                           .max_seqs = l->max_seqs,
+                                           .max_len = MAX_LEN,
+                                           .max_burst = l->max_burst};
+    const struct rollout_config cfg = {
+        .max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache, .done = take, .done_arg = s};
+    memset(s, 0, sizeof *s);
+    memset(env, 0, sizeof(uint8_t[N_SAMPLES][MAX_TOKENS]));
+    OK(rollout_decoder_open(&d, &a));
+    OK(rollout_decoder_engine(&e, d, &cfg));
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int64_t k = 0; k < N_SAMPLES; k++) {
+            for (int t = 0; turn > 0 && t < GIVEN; t++, s->n[k]++) {
+                env[k][s->n[k]] = 1;
+                s->ids[k][s->n[k]] = (int32_t)(20 + 7 * k + t);
+                s->logp[k][s->n[k]] = s->logp_kept[k][s->n[k]] = 0;
+            }
+            struct rollout_request q = rest_of(r, k, s);
+            q.max_tokens = TURN_ENDS[turn];
+            q.segment = q.n_begun;
+            s->ended[k] = false;
+            OK(rollout_submit(e, &q, NULL));
+        }
+        const int64_t cached = rollout_stats(e).cached_rows;
+        OK(rollout_run(e));
+        if (turn > 0 && !l->no_prefix_cache && l->n_kv_blocks > 100) /* of every earlier turn the full blocks were kept */
+            for (int64_t k = 0, kept = 0; k < N_SAMPLES; k++) {
+                kept += (PROMPT_LENS[k / N] + TURN_ENDS[turn - 1] - 1) / KV_BLOCK_LEN * KV_BLOCK_LEN;
+                if (k == N_SAMPLES - 1) assert_true(rollout_stats(e).cached_rows - cached >= kept - N_SAMPLES * KV_BLOCK_LEN);
+            }
+    }
+    s->preempted = rollout_stats(e).preempted;
+    rollout_destroy(e);
+    rollout_decoder_close(d);
+}
+
+static void segments_check(struct rig *r, const char *what) {
+    uint8_t env[N_SAMPLES][MAX_TOKENS], again[N_SAMPLES][MAX_TOKENS];
+    struct samples *first = xmalloc(sizeof *first), *s = xmalloc(sizeof *s);
+    struct packed *p = xmalloc(sizeof *p);
+    float *logp = xmalloc(sizeof(float) * N_SAMPLES * MAX_TOKENS);
+    struct trained_model *a;
+    const struct trained_model_args args = {.dev = &r->dev, .model = r->m, .max_rows = N_SAMPLES * MAX_LEN, .max_seqs = N_SAMPLES};
+    int64_t at = 0, drawn = 0, preempted = 0;
+    generate_turns(r, &LIMITS[0], first, env);
+    pack(r, first, NULL, p);
+    OK(trained_model_create(&a, &args));
+    OK(trained_model_forward(a, p->seqs, p->n, (struct micro_batch_limits){.max_seqs = 4}, TEMPERATURE,
+                             (struct forward_out){.logp = logp}));
+    for (int64_t k = 0; k < N_SAMPLES; k++)
+        for (int64_t t = 0; t < first->n[k]; t++, at++) {
+            drawn += !env[k][t];
+            if (env[k][t] ? first->logp[k][t] != 0 : memcmp(&first->logp[k][t], &logp[at], sizeof *logp) != 0)
+                fail_msg("%s: the log-prob of token %lld of sample %lld, in several segments, is %.9g; one forward pass has %.9g",
+                         what, (long long)t, (long long)k, (double)first->logp[k][t], (double)logp[at]);
+        }
+    assert_int_equal(at, p->n_targets);
+    assert_int_equal(at - drawn, N_SAMPLES * (TURNS - 1) * GIVEN);
+    for (size_t l = 1; l < sizeof LIMITS / sizeof *LIMITS; l++) {
+        if (LIMITS[l].steps > 0) continue;
+        generate_turns(r, &LIMITS[l], s, again);
+        assert_same(s, first, what, LIMITS[l].what);
+        assert_memory_equal(env, again, sizeof env);
+        preempted += s->preempted;
+    }
+    assert_true(preempted > 0);
+    trained_model_destroy(a);
+    free(logp);
+    free(p);
+    free(first);
+    free(s);
+}
+
+static void inv01_segments(void **state) {
+    (void)state;
+    char *dir = make_model(CONFIGS[0]);
+    static const enum dtype acts[] = {DT_F32, DT_BF16};
+    EACH(t, acts) {
+        struct rig r = {.backend = "cpu", .threads = 1};
+        OK(dev_open_cpu(&r.dev, 1, NULL));
+        rig_open(&r, dir, acts[t], MODEL_INFER);
+        segments_check(&r, dtype_name(acts[t]));
+        rig_close(&r);
+    }
+    case_drop_dir(dir);
+}
+
 /* Log-probs, entropies and squares of one sequence: alone, and among all others. */
 static void batch_invariant_check(struct rig *r, const char *what) {
     struct samples *s = xmalloc(sizeof *s);
@@ -471,6 +580,7 @@ static void inv06_no_allocation_after_open(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inv01_rollout_equals_train),
+        cmocka_unit_test(inv01_segments),
         cmocka_unit_test(inv02_row_independence),
         cmocka_unit_test(inv06_no_allocation_after_open),
     };

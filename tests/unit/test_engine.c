@@ -452,6 +452,9 @@ static void test_interrupted_refusals(void **state) {
     r = ok;
     r.pause_at = 3; /* where it is already */
     assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    r = ok;
+    r.segment = 4; /* after the tokens that there are */
+    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
     begun[1] = VOCAB;
     assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
     begun[1] = 6;
