@@ -465,6 +465,73 @@ static void test_interrupted_refusals(void **state) {
     fake_free(f);
 }
 
+/* A tokenizer whose token i is a letter and a digit. */
+static struct tokenizer *two_characters(void) {
+    struct tokenizer *tok;
+    char json[4096];
+    int n = snprintf(json, sizeof json,
+                     "{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {");
+    for (int i = 0; i < VOCAB; i++)
+        n += snprintf(json + n, sizeof json - (size_t)n, "%s\"%c%d\": %d", i ? ", " : "", 'A' + i / 10, i % 10, i);
+    n += snprintf(json + n, sizeof json - (size_t)n, "}}}");
+    if (tokenizer_open_bytes(&tok, json, (size_t)n, "test") < 0) fail_msg("%s", err_msg());
+    return tok;
+}
+
+static int take_last(void *arg, const struct rollout_sample *s) {
+    struct rollout_sample *last = arg;
+    *last = *s;
+    last->prompt = last->ids = NULL;
+    last->logp = last->logp_kept = NULL;
+    last->user = (void *)(intptr_t)s->ids[s->n - 1];
+    return 0;
+}
+
+/* A stop string of the environment's last character and the policy's first one ends no segment; after an interruption, where the
+ * policy wrote both, it does. */
+static void test_stop_string_in_segment(void **state) {
+    (void)state;
+    int32_t prompt[4] = {1, 2, 3, 4}, begun[4] = {5, 6, 8, 9};
+    const float logp[4] = {0};
+    char stop[3] = "";
+    const char *const stops[] = {stop};
+    struct tokenizer *tok = two_characters();
+    struct fake *f = fake_new(4);
+    const struct rollout_model model = fake_model(f, 1);
+    struct rollout_sample got;
+    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4, .tok = tok, .done = take_last, .done_arg = &got};
+    struct rollout_engine *e;
+    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    struct rollout_request r = {.prompt = prompt,
+                                .n_prompt = 4,
+                                .n = 1,
+                                .max_tokens = 5,
+                                .temperature = 1,
+                                .top_p = 1,
+                                .repetition_penalty = 1,
+                                .begun = begun,
+                                .begun_logp = logp,
+                                .begun_logp_kept = logp,
+                                .n_begun = 4};
+    assert_int_equal(rollout_submit(e, &r, NULL), 0);
+    assert_int_equal(rollout_run(e), 0);
+    stop[0] = (char)('0' + begun[3] % 10);
+    stop[1] = (char)('A' + (int)(intptr_t)got.user / 10);
+    r.max_tokens = 6;
+    r.stop = stops;
+    r.n_stop = 1;
+    for (r.segment = 0; r.segment <= 4; r.segment += 4) {
+        assert_int_equal(rollout_submit(e, &r, NULL), 0);
+        assert_int_equal(rollout_run(e), 0);
+        assert_int_equal(got.finish, r.segment ? ROLLOUT_LENGTH : ROLLOUT_STOP);
+        assert_int_equal(got.n, r.segment ? 6 : 5);
+        assert_int_equal(got.text_bytes, r.segment ? -1 : 7);
+    }
+    rollout_destroy(e);
+    fake_free(f);
+    tokenizer_close(tok);
+}
+
 static void test_pool(void **state) {
     (void)state;
     struct kv_pool p;
@@ -499,6 +566,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_interrupted_refusals),
+        cmocka_unit_test(test_stop_string_in_segment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
