@@ -76,6 +76,20 @@ int batch_repeat(struct batch *out, const struct batch *b, int64_t times);
 /* Columns and types must agree. */
 int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n);
 
+/* A response is a row of segments: tokens that the policy wrote, which are trained, and tokens that an environment or a tool wrote:
+ * they have log-prob 0 and are in no loss, entropy or KL. A batch with such tokens has the column BATCH_SEGMENTS (i32, ragged):
+ * (tokens, kind) of each segment, in order. Without the column each response is one segment of the policy. */
+#define BATCH_SEGMENTS "segments"
+enum segment_kind { SEGMENT_POLICY, SEGMENT_ENVIRONMENT };
+struct segment {
+    enum segment_kind kind;
+    int64_t begin, n; /* tokens of the row's response */
+};
+int64_t batch_n_segments(const struct batch *b, int64_t row);
+struct segment batch_segment(const struct batch *b, int64_t row, int64_t k); /* 0 <= k < batch_n_segments */
+/* verl's response_mask: 1 for a token that the policy wrote, else 0; (tokens of responses). */
+void batch_policy_mask(const struct batch *b, uint8_t *mask);
+
 /* A batch as JSON, new reference, and back: the same bits. without: columns that are left out, NULL-terminated; NULL: none.
  * ERR_FORMAT: v is no such batch; `where` is in front of the message. */
 json_t *batch_json(const struct batch *b, const char *const *without);

@@ -83,9 +83,12 @@ const struct batch_col *ppo_sampling_log_probs(const struct batch *b) {
 
 bool ppo_on_policy(const struct stage *s, const struct batch *b) {
     const struct batch_col *c = batch_find(b, "param_versions");
-    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
-        if (c->i32[t] != ppo_version(s)) return false;
-    return true;
+    if (!c) return true;
+    uint8_t *mask = ppo_policy_mask(b);
+    int64_t t = 0;
+    while (t < c->off[b->n_rows] && (!mask[t] || c->i32[t] == ppo_version(s))) t++;
+    free(mask);
+    return t == c->off[b->n_rows];
 }
 
 int ppo_old_log_probs(const struct stage *s, const struct ppo_algorithm_config *k, struct batch *b) {

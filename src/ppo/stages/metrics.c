@@ -123,7 +123,10 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
 static void version_lag(const struct stage *st, const struct batch *b) {
     const struct batch_col *c = batch_find(b, "param_versions");
     struct spread s = {0};
-    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++) spread_add(&s, (double)(ppo_version(st) - c->i32[t]));
+    uint8_t *mask = ppo_policy_mask(b);
+    for (int64_t t = 0; c && t < c->off[b->n_rows]; t++)
+        if (mask[t]) spread_add(&s, (double)(ppo_version(st) - c->i32[t]));
+    free(mask);
     if (s.n > 0) spread_set(&st->run->metrics, &s, "training/version_lag");
 }
 
@@ -151,6 +154,13 @@ static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
     metrics_set_i64(m, preempted->i64[slowest], "timing_s/agent_loop/slowest/num_preempted");
     metrics_set_i64(m, batch_len(batch_find(b, "prompts"), slowest), "timing_s/agent_loop/slowest/prompt_length");
     metrics_set_i64(m, batch_len(batch_find(b, "responses"), slowest), "timing_s/agent_loop/slowest/response_length");
+}
+
+/* As verl's agent loop counts: a turn is a message, the prompt's as well. */
+static struct spread turns(const struct batch *b) {
+    struct spread s = {0};
+    for (int64_t i = 0; i < b->n_rows; i++) spread_add(&s, 1 + (double)batch_n_segments(b, i));
+    return s;
 }
 
 int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, const struct batch *b) {
@@ -181,9 +191,10 @@ int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, co
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);
-    metrics_set(m, 2, "num_turns/min");
-    metrics_set(m, 2, "num_turns/max");
-    metrics_set(m, 2, "num_turns/mean");
+    s = turns(b);
+    metrics_set(m, s.min, "num_turns/min");
+    metrics_set(m, s.max, "num_turns/max");
+    metrics_set(m, s.sum / (double)s.n, "num_turns/mean");
     /* groups that teach nothing: every sample of the prompt has the same score */
     const struct batch_col *group = batch_find(b, "group"), *score = batch_find(b, "score");
     int64_t groups = 0, flat = 0;

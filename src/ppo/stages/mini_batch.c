@@ -47,9 +47,12 @@ uint8_t *ppo_mask(const struct batch *b, const char *name) {
     const struct batch_col *c = batch_find(b, name);
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     uint8_t *mask = xmalloc((size_t)n + 1);
-    for (int64_t t = 0; t < n; t++) mask[t] = !c || c->i32[t] != 0;
+    if (!c) batch_policy_mask(b, mask);
+    for (int64_t t = 0; c && t < n; t++) mask[t] = c->i32[t] != 0;
     return mask;
 }
+
+uint8_t *ppo_policy_mask(const struct batch *b) { return ppo_mask(b, batch_find(b, "loss_mask") ? "loss_mask" : "response_mask"); }
 
 int ppo_sequences(const struct batch *b, struct packed_seq **out) {
     struct batch_col *prompts, *responses;
@@ -75,9 +78,9 @@ int ppo_sequences(const struct batch *b, struct packed_seq **out) {
 
 /* token-mean's denominator: verl's default trainer counts rejected tokens too, its asynchronous ones do not. */
 static int64_t loss_tokens(const struct ppo_mini *u) {
-    const struct batch_col *before = u->s->schedule == PPO_SYNC ? batch_find(&u->b, "loss_mask") : NULL;
+    const uint8_t *const counted = u->s->schedule == PPO_SYNC ? u->policy : u->mask;
     int64_t n = 0;
-    for (int64_t t = 0; t < u->n_tokens; t++) n += before ? before->i32[t] != 0 : u->mask[t] != 0;
+    for (int64_t t = 0; t < u->n_tokens; t++) n += counted[t];
     return n;
 }
 
@@ -87,6 +90,7 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
     u->mask = ppo_mask(&u->b, "response_mask");
+    u->policy = ppo_policy_mask(&u->b);
     u->rows = rows;
     u->off = batch_find(&u->b, "responses")->off;
     u->n_tokens = u->off[n];
@@ -110,9 +114,10 @@ static void drop(void *ctx) {
     batch_free(&u->b);
     free(u->seqs);
     free(u->mask);
+    free(u->policy);
     free(u->work);
     u->seqs = NULL;
-    u->mask = NULL;
+    u->mask = u->policy = NULL;
     u->work = NULL;
 }
 

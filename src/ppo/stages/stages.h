@@ -44,7 +44,7 @@ int ppo_rollout_wait(struct rollout_async *a, struct batch *out);
 void ppo_rollout_drop(struct rollout_async *a); /* NULL ok */
 /* The version of the policy's weights before this step's updates: how many steps have updated it. */
 static inline int32_t ppo_version(const struct stage *s) { return (int32_t)(s->run->step - 1); }
-/* Whether the policy of before this step's updates drew every token of b (column param_versions; without it: yes). */
+/* Whether the policy of before this step's updates drew every token of b that a policy wrote (column param_versions; without it: yes). */
 bool ppo_on_policy(const struct stage *s, const struct batch *b);
 /* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
@@ -134,8 +134,10 @@ int ppo_add_f64(struct batch *b, const char *name, const char *like, double **ou
 int ppo_add_like(struct batch *b, const char *name, enum batch_type type, const char *like, int64_t k, const void *data);
 /* A column from one number for each response token; ERR_NUMERIC where one is not finite. */
 int ppo_add_numbers(struct batch *b, const char *name, const float *v);
-/* response_mask or loss_mask as bytes, all 1 where the batch has no such column; caller frees. */
+/* response_mask or loss_mask as bytes, from the segments where the batch has no such column; caller frees. */
 uint8_t *ppo_mask(const struct batch *b, const char *name);
+/* 1 for the tokens that the policy wrote, rejected ones too; caller frees. */
+uint8_t *ppo_policy_mask(const struct batch *b);
 /* The f64 array of a column, or NULL. */
 double *ppo_column(const struct batch *b, const char *name);
 /* Sequences of a batch, whose targets are the responses' tokens; one block that the caller frees. */
@@ -163,9 +165,9 @@ struct ppo_mini {
     /* the mini-batch: its rows, in the order of its micro-batches */
     struct batch b;
     struct packed_seq *seqs;
-    uint8_t *mask;
-    const int64_t *off;  /* of responses */
-    const int64_t *rows; /* of whole */
+    uint8_t *mask, *policy; /* ppo_mask, ppo_policy_mask */
+    const int64_t *off;     /* of responses */
+    const int64_t *rows;    /* of whole */
     int64_t n_tokens;
     double *work; /* (n_work, n_tokens), zeros */
     struct distill_batch distill;

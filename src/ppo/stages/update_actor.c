@@ -88,7 +88,7 @@ static void compare_rollout(const struct actor_update *u, const struct micro_los
     if (mini->result.n_steps > 0) return;
     for (int64_t i = x->lo; i < x->hi; i++)
         for (int64_t t = mini->off[i]; t < mini->off[i + 1]; t++) {
-            if (!diff_add(d, rollout->f32[t], x->out[t - x->t0])) continue;
+            if (!mini->policy[t] || !diff_add(d, rollout->f32[t], x->out[t - x->t0])) continue;
             d->uid = uid ? uid->i64[i] : -1;
             d->sample = sample ? sample->i64[i] : -1;
             d->token = t - mini->off[i];
@@ -168,7 +168,7 @@ static int entropy_metric(const struct stage *s, const struct ppo_update_slices 
     const struct batch_col *c = batch_find(b, "responses");
     const struct algo_agg agg = {
         .mode = k->actor->agg_mode, .loss_scale_factor = k->actor->loss_scale_factor, .width = k->data->max_response_length};
-    uint8_t *mask = ppo_mask(b, batch_find(b, "loss_mask") ? "loss_mask" : "response_mask");
+    uint8_t *mask = ppo_policy_mask(b);
     const struct algo_ragged r = {.n = b->n_rows, .off = c->off, .mask = mask};
     double *v = xmalloc((size_t)c->off[b->n_rows] * sizeof *v + 1), sum;
     for (int64_t t = 0; t < c->off[b->n_rows]; t++) {
