@@ -156,10 +156,14 @@ static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
     metrics_set_i64(m, batch_len(batch_find(b, "responses"), slowest), "timing_s/agent_loop/slowest/response_length");
 }
 
-/* As verl's agent loop counts: a turn is a message, the prompt's as well. */
+/* As verl's agent loop counts: the prompt, and whenever policy and environment take turns. */
 static struct spread turns(const struct batch *b) {
     struct spread s = {0};
-    for (int64_t i = 0; i < b->n_rows; i++) spread_add(&s, 1 + (double)batch_n_segments(b, i));
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        int n = 2;
+        for (int64_t k = 1; k < batch_n_segments(b, i); k++) n += batch_segment(b, i, k).kind != batch_segment(b, i, k - 1).kind;
+        spread_add(&s, n);
+    }
     return s;
 }
 

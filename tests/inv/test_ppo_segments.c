@@ -1,0 +1,288 @@
+/* test_ppo_segments.c - responses of several segments, of the policy and of an environment, through the stages of a step.
+ *
+ * tools/oracle_segments.py has verl's estimators on them, in fp64. What an environment wrote is context: log-probs, reference, versions
+ * and values there are in no loss, no metric and no bit of the new weights. */
+#include "model_case.h"
+
+#include "base/json.h"
+#include "ppo/stages/stages.h"
+
+enum { MAX_LEN = 32, WIDTH = 16, ROWS = 6, PROMPT = 4, VOCAB = 100 };
+
+struct rig {
+    struct ppo_config k;
+    struct ppo_worker w;
+    struct run run;
+    struct stage stage;
+    struct algo_kl_ctrl kl;
+    json_t *want;
+    char *dir;
+};
+
+static void rig_open(struct rig *r) {
+    *r = (struct rig){.dir = case_temp_dir()};
+    OK(json_load(&r->want, FIXTURES "/train/segments.json", 1 << 20));
+    r->k = (struct ppo_config){
+        .max_prompt_length = PROMPT,
+        .max_response_length = WIDTH,
+        .train = {.n = 3, .temperature = 0.8},
+        .gamma = json_number_value(json_object_get(r->want, "gamma")),
+        .lam = json_number_value(json_object_get(r->want, "lam")),
+        .norm_adv_by_std = true,
+        .loss_mode = algo_policy_find("vanilla"),
+        .policy = algo_policy_defaults(),
+        .agg_mode = algo_agg_find("token-mean"),
+        .loss_scale_factor = WIDTH,
+        .entropy_coeff = 0.02,
+        .kl_loss_coef = 0.1,
+        .ppo_mini_batch_size = 2,
+        .ppo_epochs = 1,
+        .update_cut = {.max_seqs = 2},
+        .logp_cut = {.max_seqs = 4},
+        .optim = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"},
+        .run = {.default_local_dir = r->dir, .max_bad_steps = 1},
+    };
+    OK(algo_kl_find(&r->k.kl_loss_type, "low_var_kl"));
+    OK(algo_kl_find(&r->k.kl_penalty, "kl"));
+    OK(algo_kl_ctrl_init(&r->kl, "fixed", 0.1, 0, 0));
+    r->run.k.max_bad_steps = 1;
+    r->run.step = 1;
+    r->stage = (struct stage){.k = &r->k, .worker = &r->w.base, .run = &r->run};
+    OK(stages_create(&r->run.stages, 600));
+    json_t *config = json_object();
+    const struct track_args t = {.project = "test", .experiment = "segments", .run_dir = r->dir, .config = config};
+    OK(track_open(&r->run.track, &t));
+    json_decref(config);
+}
+
+static void rig_close(struct rig *r) {
+    track_close(r->run.track, 0);
+    stages_destroy(r->run.stages);
+    metrics_free(&r->run.metrics);
+    json_decref(r->want);
+    case_drop_dir(r->dir);
+}
+
+/* ---- the batch ---- */
+
+static const json_t *sample(const struct rig *r, int64_t i) {
+    return json_array_get(json_object_get(r->want, "samples"), (size_t)i);
+}
+
+static double number_at(const json_t *list, int64_t i) { return json_number_value(json_array_get(list, (size_t)i)); }
+
+static void add_numbers(const struct rig *r, struct batch *b, const char *name, enum batch_type type, const char *as) {
+    OK(ppo_add_like(b, as, type, "responses", 1, NULL));
+    const struct batch_col *c = batch_find(b, as);
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t t = 0; t < batch_len(c, i); t++) {
+            const double v = number_at(json_object_get(sample(r, i), name), t);
+            if (type == BATCH_F64) c->f64[c->off[i] + t] = v;
+            else c->f32[c->off[i] + t] = (float)v;
+        }
+}
+
+static void make_batch(const struct rig *r, struct batch *b) {
+    int64_t lens[ROWS], pairs[ROWS], uid[ROWS];
+    double score[ROWS], baseline[ROWS], *level;
+    struct batch_col *c;
+    batch_init(b, ROWS);
+    for (int64_t i = 0; i < ROWS; i++) {
+        const json_t *s = json_object_get(sample(r, i), "segments");
+        lens[i] = (int64_t)json_array_size(json_object_get(sample(r, i), "values"));
+        pairs[i] = 2 * (int64_t)json_array_size(s);
+        uid[i] = json_integer_value(json_object_get(sample(r, i), "uid"));
+        score[i] = json_number_value(json_object_get(sample(r, i), "score"));
+        baseline[i] = json_number_value(json_object_get(sample(r, i), "reward_baseline"));
+    }
+    OK(batch_add(b, "responses", BATCH_I32, lens, NULL, &c));
+    for (int64_t t = 0; t < c->off[ROWS]; t++) c->i32[t] = (int32_t)(5 + 7 * t % (VOCAB - 5));
+    OK(batch_add(b, BATCH_SEGMENTS, BATCH_I32, pairs, NULL, &c));
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t k = 0; k < pairs[i]; k++)
+            c->i32[c->off[i] + k] =
+                (int32_t)number_at(json_array_get(json_object_get(sample(r, i), "segments"), (size_t)k / 2), k % 2);
+    for (int64_t i = 0; i < ROWS; i++) lens[i] = PROMPT;
+    OK(batch_add(b, "prompts", BATCH_I32, lens, NULL, &c));
+    for (int64_t t = 0; t < c->off[ROWS]; t++) c->i32[t] = (int32_t)(9 + t % PROMPT);
+    OK(batch_add(b, "uid", BATCH_I64, NULL, uid, NULL));
+    OK(batch_add(b, "group", BATCH_I64, NULL, uid, NULL));
+    OK(batch_add(b, "score", BATCH_F64, NULL, score, NULL));
+    OK(batch_add(b, "reward_baselines", BATCH_F64, NULL, baseline, NULL));
+    OK(ppo_add_f64(b, "token_level_scores", "responses", &level));
+    for (int64_t i = 0; i < ROWS; i++) level[batch_find(b, "responses")->off[i + 1] - 1] = score[i];
+    add_numbers(r, b, "values", BATCH_F64, "values");
+    add_numbers(r, b, "ref_log_prob", BATCH_F64, "ref_log_prob");
+    add_numbers(r, b, "old_log_probs", BATCH_F32, "rollout_log_probs");
+    OK(ppo_add_like(b, "param_versions", BATCH_I32, "responses", 1, NULL));
+}
+
+static void mask_by_hand(const struct rig *r, const struct batch *b, uint8_t *mask) {
+    for (int64_t i = 0, t = 0; i < ROWS; i++) {
+        size_t k;
+        const json_t *pair;
+        json_array_foreach(json_object_get(sample(r, i), "segments"), k, pair) for (int64_t n = (int64_t)number_at(pair, 0); n > 0;
+                                                                                    n--) mask[t++] = number_at(pair, 1) == 0;
+        assert_int_equal(t, batch_find(b, "responses")->off[i + 1]);
+    }
+}
+
+/* ---- estimators ---- */
+
+static double worst_of(const struct rig *r, const struct batch *b, const char *estimator, const char *name, const uint8_t *mask) {
+    const json_t *want = json_object_get(json_object_get(json_object_get(r->want, "want"), estimator), name);
+    const struct batch_col *c = batch_find(b, name);
+    double worst = 0;
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t t = c->off[i]; t < c->off[i + 1]; t++) {
+            if (!mask[t]) continue;
+            const double w = number_at(json_array_get(want, (size_t)i), t - c->off[i]), e = fabs(c->f64[t] - w);
+            worst = worse_of(worst, e);
+            if (!(e <= 1e-7))
+                fail_msg("%s: %s of sample %lld, token %lld: %.12g, verl has %.12g", estimator, name, (long long)i,
+                         (long long)(t - c->off[i]), c->f64[t], w);
+        }
+    return worst;
+}
+
+static void estimators_like_verl(void **state) {
+    (void)state;
+    struct rig r;
+    const char *name;
+    const json_t *v;
+    uint8_t mask[ROWS * WIDTH];
+    double worst = 0;
+    int n = 0;
+    rig_open(&r);
+    json_object_foreach(json_object_get(r.want, "want"), name, v) {
+        struct batch b;
+        make_batch(&r, &b);
+        mask_by_hand(&r, &b, mask);
+        add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
+        add_numbers(&r, &b, "sum_pi_squared", BATCH_F64, "sum_pi_squared");
+        r.k.adv_estimator = (char *)(uintptr_t)name;
+        r.k.adv = algo_adv_find(name);
+        assert_non_null(r.k.adv);
+        OK(ppo_advantage(&r.stage, &r.kl, &b));
+        const struct batch_col *made = batch_find(&b, "response_mask");
+        for (int64_t t = 0; t < made->off[ROWS]; t++) assert_int_equal(made->i32[t], mask[t]);
+        worst = worse_of(worst, worst_of(&r, &b, name, "advantages", mask));
+        worst = worse_of(worst, worst_of(&r, &b, name, "returns", mask));
+        batch_free(&b);
+        n++;
+    }
+    assert_int_equal(n, 14);
+    print_message("%d estimators: largest difference %.1e\n", n, worst);
+    rig_close(&r);
+}
+
+/* ---- losses ---- */
+
+static void open_actor(struct rig *r) {
+    struct ppo_worker *w = &r->w;
+    OK(dev_open_cpu(&w->base.dev, 1, NULL));
+    char *model = case_path("qwen2", "");
+    const struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
+    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
+    free(model);
+    const struct trained_model_args a = {.dev = &w->base.dev,
+                                         .model = w->model[VERLC_ACTOR],
+                                         .train = true,
+                                         .keep = MODEL_KEEP_LAYER,
+                                         .max_rows = ROWS * MAX_LEN,
+                                         .max_seqs = ROWS};
+    OK(trained_model_create(&w->base.role[VERLC_ACTOR].model, &a));
+    w->k = &r->k;
+    worker_open_local(&w->base, NULL);
+    const struct worker_role role = {w->base.role[VERLC_ACTOR].model, r->k.logp_cut, (float)r->k.train.temperature};
+    worker_set_role(&w->base, VERLC_ACTOR, &role);
+}
+
+static void close_actor(struct rig *r) {
+    trained_model_destroy(r->w.base.role[VERLC_ACTOR].model);
+    model_close(r->w.model[VERLC_ACTOR]);
+    dev_close(&r->w.base.dev);
+}
+
+enum change { NOTHING, ENVIRONMENT, POLICY };
+
+/* A step; what: whose log-probs, reference and versions are changed. logp: of all tokens by the new weights. */
+static void step(enum change what, bool kl_loss, struct metrics *m, float *logp, int64_t *n) {
+    struct rig r;
+    struct batch b;
+    struct packed_seq *seqs;
+    uint8_t mask[ROWS * WIDTH];
+    rig_open(&r);
+    open_actor(&r);
+    r.k.adv = algo_adv_find("gae");
+    r.k.use_kl_loss = kl_loss;
+    r.k.use_kl_in_reward = !kl_loss;
+    r.k.schedule = PPO_ONE_STEP_OFF;
+    make_batch(&r, &b);
+    mask_by_hand(&r, &b, mask);
+    *n = batch_find(&b, "responses")->off[ROWS];
+    for (int64_t t = 0; t < *n && what != NOTHING; t++) {
+        if (mask[t] != (what == POLICY)) continue;
+        batch_find(&b, "rollout_log_probs")->f32[t] = -7;
+        batch_find(&b, "param_versions")->i32[t] = -3;
+        batch_find(&b, "ref_log_prob")->f64[t] = -9;
+        batch_find(&b, "values")->f64[t] = 5;
+    }
+    OK(ppo_old_log_probs(&r.stage, &b)); /* a pass where the versions are not the policy's */
+    OK(ppo_advantage(&r.stage, &r.kl, &b));
+    OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
+    OK(ppo_data_metrics(&r.stage, &b));
+    OK(ppo_sequences(&b, &seqs));
+    OK(trained_model_forward(r.w.base.role[VERLC_ACTOR].model, seqs, ROWS, r.k.logp_cut, 1, (struct forward_out){.logp = logp}));
+    *m = r.run.metrics;
+    r.run.metrics = (struct metrics){0};
+    free(seqs);
+    batch_free(&b);
+    close_actor(&r);
+    rig_close(&r);
+}
+
+static bool is_time(const char *name) { return strstr(name, "timing") || strncmp(name, "perf/", 5) == 0 || strstr(name, "memory"); }
+
+static int64_t differing(const struct metrics *a, const struct metrics *b, bool say) {
+    int64_t n = a->n != b->n;
+    for (int64_t i = 0; i < a->n && i < b->n; i++) {
+        if (is_time(a->items[i].name) || memcmp(&a->items[i].value, &b->items[i].value, sizeof(double)) == 0) continue;
+        if (say)
+            fail_msg("%s is %.17g, and %.17g with other numbers at the environment's tokens", a->items[i].name, a->items[i].value,
+                     b->items[i].value);
+        n++;
+    }
+    return n;
+}
+
+static void environment_is_context_alone(void **state) {
+    (void)state;
+    for (int kl_loss = 0; kl_loss < 2; kl_loss++) {
+        struct metrics m[3];
+        float logp[3][ROWS * WIDTH];
+        int64_t n;
+        double v;
+        for (int k = 0; k < 3; k++) step((enum change)k, kl_loss, &m[k], logp[k], &n);
+        assert_int_equal(differing(&m[NOTHING], &m[ENVIRONMENT], true), 0);
+        assert_memory_equal(logp[NOTHING], logp[ENVIRONMENT], (size_t)n * sizeof(float));
+        assert_true(differing(&m[NOTHING], &m[POLICY], false) > 5); /* the comparison is one that fails */
+        assert_memory_not_equal(logp[NOTHING], logp[POLICY], (size_t)n * sizeof(float));
+        /* as verl counts: lengths with the environment's tokens, two tools' results are one turn */
+        static const struct {
+            const char *name;
+            double value;
+        } want[] = {{"response_length/max", 11},    {"response_length/min", 5}, {"response_length/mean", 47 / 6.0},
+                    {"num_turns/min", 2},           {"num_turns/max", 6},       {"num_turns/mean", 23 / 6.0},
+                    {"training/version_lag/max", 0}};
+        for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+            if (!metrics_get(&m[ENVIRONMENT], want[i].name, &v) || fabs(v - want[i].value) > 1e-12)
+                fail_msg("%s is %g, not %g", want[i].name, v, want[i].value);
+        for (int k = 0; k < 3; k++) metrics_free(&m[k]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(environment_is_context_alone)};
+    return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
+}
