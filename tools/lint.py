@@ -1,9 +1,10 @@
 """Checks what DESIGN.md promises of the tree: a module includes and calls only those that src/modules.list gives it, no
 more files than CIRCLE call each other, DESIGN has the modules in that order, private headers stay private, every source
-file opens with a comment, no line is longer than .clang-format's limit, no function longer than 300 lines; that clang-
-format leaves the tree as it is; that texts use the field's words (WORDS); that NCCL adds nothing; that files which the
-pages name are there; that every fuzz target is in the table of readers; and that the tables of docs/performance.md are
-those of docs/figures. C and CUDA files alike. Exits 1 on a violation; prints the 20 longest functions."""
+file opens with a comment, no line is longer than .clang-format's limit, no function longer than 300 lines; that functions
+have 6 parameters at most, but for WIDE of them; that clang-format leaves the tree as it is; that texts use the field's words
+(WORDS); that NCCL adds nothing; that files which the pages name are there; that every fuzz target is in the table of readers;
+and that the tables of docs/performance.md are those of docs/figures. C and CUDA files alike. Exits 1 on a violation; prints the 20
+longest functions."""
 
 import pathlib
 import re
@@ -16,6 +17,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"
 CALLS = modules.calls()
 CIRCLE = 5  # files that call each other, at most
+WIDE = 34  # functions with more than 6 parameters, most of them kernels; the number only falls
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])
 GENERATED = {ROOT / "text/unicode_tables.h"}
 SOURCES = ("*.c", "*.h", "*.cu", "*.cuh")
@@ -151,6 +153,18 @@ def functions(path):
             start = None
 
 
+def wide_functions():
+    """Functions of src with more than 6 parameters, by their definitions; comments and template arguments left out."""
+    head = re.compile(r"\b(?!if\b|for\b|while\b|switch\b)(\w+)\(((?:[^(){};]|\([^()]*\))*)\)\s*\{")
+    for path in sources("src"):
+        text = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", "", m[0]), path.read_text(), flags=re.S)
+        text = re.sub(r"<[\w ,]*>", "", text)
+        for m in head.finditer(text):
+            n = re.sub(r"\([^()]*\)", "", m[2]).count(",") + 1
+            if n > 6 and re.match(r"[\w ]+[ *&]+\w+,", m[2]):
+                yield f"{path.relative_to(TOP)}:{text.count(chr(10), 0, m.start()) + 1}: {m[1]} has {n} parameters"
+
+
 def main():
     bad, lengths = [], []
     for path in sources("src"):
@@ -173,6 +187,9 @@ def main():
         print(f"{n:5d} {name:40s} {place}")
     bad += [*calls_between_files(), *design_order(), *long_lines(),
             *private_words(), *reductions(), *missing_files(), *unlisted_readers(), *unformatted(), *stale_tables()]
+    wide = list(wide_functions())
+    if len(wide) != WIDE:
+        bad += [*wide, f"{len(wide)} functions have more than 6 parameters; WIDE is {WIDE}, take a struct or lower it"]
     bad += [f"{place}: {name} has {n} lines" for n, name, place in lengths if n > 300]
     for line in bad:
         print(line, file=sys.stderr)

@@ -392,32 +392,17 @@ int dev_embed_bwd_part(struct dev *d, struct tensor dw, int64_t lo, int64_t voca
                : 0;
 }
 
-int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                    struct tensor rstd) {
+int dev_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
+    const struct tensor x = a->x;
     TRY(want2("rmsnorm_bwd", "x", x, F32, ANY, ANY));
-    TRY(want1("rmsnorm_bwd", "w", w, ACT, x.dim[1]));
-    TRY(want1("rmsnorm_bwd", "rstd", rstd, F32, x.dim[0]));
-    TRY(want_like("rmsnorm_bwd", "dy", dy, ACT, x));
-    TRY(want_like("rmsnorm_bwd", "dx", dx, F32, x));
-    TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
+    TRY(want1("rmsnorm_bwd", "w", a->w, ACT, x.dim[1]));
+    TRY(want1("rmsnorm_bwd", "rstd", a->rstd, F32, x.dim[0]));
+    TRY(want_like("rmsnorm_bwd", "dy", a->dy, ACT, x));
+    TRY(want_like("rmsnorm_bwd", "dx", a->dx, F32, x));
+    if (a->rounded.data) TRY(want_like("rmsnorm_bwd", "rounded", a->rounded, ACT, x));
+    TRY(want1("rmsnorm_bwd", "dw", a->dw, F32, x.dim[1]));
     HAVE(rmsnorm_bwd);
-    return tensor_count(x) ? TRACED(rmsnorm_bwd, (d, dx, dw, dy, x, w, rstd), x.dim[0], x.dim[1], 0) : 0;
-}
-
-int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
-                          struct tensor x, struct tensor w, struct tensor rstd) {
-    if (!d->ops->rmsnorm_bwd_round) {
-        TRY(dev_rmsnorm_bwd(d, dx, dw, dy, x, w, rstd));
-        return dev_cast(d, rounded, dx);
-    }
-    TRY(want2("rmsnorm_bwd", "x", x, F32, ANY, ANY));
-    TRY(want1("rmsnorm_bwd", "w", w, ACT, x.dim[1]));
-    TRY(want1("rmsnorm_bwd", "rstd", rstd, F32, x.dim[0]));
-    TRY(want_like("rmsnorm_bwd", "dy", dy, ACT, x));
-    TRY(want_like("rmsnorm_bwd", "dx", dx, F32, x));
-    TRY(want_like("rmsnorm_bwd", "rounded", rounded, ACT, x));
-    TRY(want1("rmsnorm_bwd", "dw", dw, F32, x.dim[1]));
-    return tensor_count(x) ? TRACED(rmsnorm_bwd_round, (d, dx, rounded, dw, dy, x, w, rstd), x.dim[0], x.dim[1], 0) : 0;
+    return tensor_count(x) ? TRACED(rmsnorm_bwd, (d, a), x.dim[0], x.dim[1], 0) : 0;
 }
 
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
@@ -444,18 +429,17 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
     return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x, add), dy.dim[0], dy.dim[1], x.dim[1]) : no_rows(d, dw, db, add);
 }
 
-int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                struct tensor dq_norm, struct tensor dk_norm) {
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     TRY(check_qkv("qkv_bwd", a));
     const unsigned act = set_of(a->qkv.dt);
-    TRY(want2("qkv_bwd", "dq", dq, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
-    TRY(want_kv("qkv_bwd", "dk", dk, F32, a->n_kv_heads, a->head_dim));
-    TRY(want_like("qkv_bwd", "dv", dv, F32, dk));
-    TRY(want_like("qkv_bwd", "dqkv", dqkv, act, a->qkv));
-    if (a->q_norm.data) TRY(want1("qkv_bwd", "dq_norm", dq_norm, F32, a->head_dim));
-    if (a->k_norm.data) TRY(want1("qkv_bwd", "dk_norm", dk_norm, F32, a->head_dim));
+    TRY(want2("qkv_bwd", "dq", g->dq, act, a->qkv.dim[0], a->n_q_heads * a->head_dim));
+    TRY(want_kv("qkv_bwd", "dk", g->dk, F32, a->n_kv_heads, a->head_dim));
+    TRY(want_like("qkv_bwd", "dv", g->dv, F32, g->dk));
+    TRY(want_like("qkv_bwd", "dqkv", g->dqkv, act, a->qkv));
+    if (a->q_norm.data) TRY(want1("qkv_bwd", "dq_norm", g->dq_norm, F32, a->head_dim));
+    if (a->k_norm.data) TRY(want1("qkv_bwd", "dk_norm", g->dk_norm, F32, a->head_dim));
     HAVE(qkv_bwd);
-    return a->qkv.dim[0] ? TRACED(qkv_bwd, (d, a, dq, dk, dv, dqkv, dq_norm, dk_norm), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
+    return a->qkv.dim[0] ? TRACED(qkv_bwd, (d, a, g), a->qkv.dim[0], a->qkv.dim[1], 0) : 0;
 }
 
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
@@ -479,25 +463,23 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
     return tensor_count(dy) ? TRACED(swiglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;
 }
 
-int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add) {
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     TRY(check_lmhead("lmhead_bwd", a));
     const int64_t n = a->x.dim[0];
     TRY(want1("lmhead_bwd", "lse", a->lse, F32, n));
-    TRY(want1("lmhead_bwd", "dlogp", dlogp, F32, n));
-    if (dentropy.data) {
-        TRY(want1("lmhead_bwd", "dentropy", dentropy, F32, n));
+    TRY(want1("lmhead_bwd", "dlogp", g->dlogp, F32, n));
+    if (g->dentropy.data) {
+        TRY(want1("lmhead_bwd", "dentropy", g->dentropy, F32, n));
         TRY(want1("lmhead_bwd", "entropy", a->entropy, F32, n));
     }
     if (a->dlist.data) {
         if (!a->list_id.data) FAIL(ERR_INVAL, "dev op lmhead_bwd: dlist without list_id");
         TRY(want2("lmhead_bwd", "dlist", a->dlist, F32, n, a->list_id.dim[1]));
     }
-    TRY(want_like("lmhead_bwd", "dx", dx, set_of(a->x.dt), a->x));
-    if (dw.data) TRY(want2("lmhead_bwd", "dw", dw, F32, a->w.n, a->w.k));
+    TRY(want_like("lmhead_bwd", "dx", g->dx, set_of(a->x.dt), a->x));
+    if (g->dw.data) TRY(want2("lmhead_bwd", "dw", g->dw, F32, a->w.n, a->w.k));
     HAVE(lmhead_bwd);
-    return n ? TRACED(lmhead_bwd, (d, a, dlogp, dentropy, dx, dw, add), a->x.dim[0], a->w.n, a->w.k)
-             : no_rows(d, dw, TENSOR_NONE, add);
+    return n ? TRACED(lmhead_bwd, (d, a, g), a->x.dim[0], a->w.n, a->w.k) : no_rows(d, g->dw, TENSOR_NONE, g->add);
 }
 
 /* ---- optimizer ---- */

@@ -129,31 +129,21 @@ int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, st
 int dev_embed_bwd(struct dev *d, struct tensor dw, struct tensor ids, struct tensor dx);
 /* Its elements [lo, lo + n) alone, which may begin and end inside a row: dw (n) f32 is that part of the gradient (vocab, h). */
 int dev_embed_bwd_part(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
-/* rounded (T, c) act or f32 = dx, after dev_rmsnorm_bwd's dx +=. */
-int dev_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
-                          struct tensor x, struct tensor w, struct tensor rstd);
-/* dx (T, c) f32 +=; dw (c) f32 +=; dy (T, c) act or f32; x, w, rstd as in forward. */
-int dev_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                    struct tensor rstd);
+int dev_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
 /* dx (T, k) act or f32 = dy (T, n) act . W; add: dx (f32) +=. */
 int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
 /* dw (n, k) f32 = dy^T . x; db (n) f32 = column sums of dy, optional; add: both += instead of =; dy (T, n), x (T, k) act. */
 int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-/* a as in forward (qkv the raw input; q and kv not read). dq (T, Hq*D) act, dk and dv
- * (n_kv_blocks, Hk, block_len, D) f32 at the slots of the forward -> dqkv (T, (Hq+2Hk)*D) act,
- * dq_norm and dk_norm (D) f32 +=, when the norms are there. */
-int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                struct tensor dq_norm, struct tensor dk_norm);
+/* a as in forward, qkv the raw input. */
+int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
  * as kv (overwritten at the slots of these sequences). Only packed seqs (no block table) with pos0 = 0. */
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-/* Given dlogp (R) and dentropy (R, optional) f32: dx (R, h) act = d/dx, dw (V, h, optional) f32 = d/dw; add: dw +=.
- * a.lse (and a.entropy when dentropy is given) are the forward's. Logits are recomputed.
+/* Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
-int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add);
+int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
 
 /* sums (S) f64 = the sum of squares of each segment of x (n) f32, in an order that depends on its length alone; NaN and Inf
  * carry through. segments (S, 2) i64 on the device: first element, length of 1 to DEV_SEGMENT; base: the element that x begins

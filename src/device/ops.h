@@ -55,6 +55,25 @@ struct qkv_args { /* shapes: T rows, Hq query heads, Hk KV heads, D = head_dim *
     struct kv kv;        /* keys (normalised, rotated) and values */
 };
 
+/* Gradients of struct qkv_args, whose q and kv backward does not read; all on the device, the caller's. */
+struct qkv_bwd_args {
+    struct tensor dq;               /* (T, Hq * D) act, given */
+    struct tensor dk, dv;           /* (n_kv_blocks, Hk, block_len, D) f32, given, at the slots of the forward */
+    struct tensor dqkv;             /* (T, (Hq + 2 Hk) * D) act: the result */
+    struct tensor dq_norm, dk_norm; /* (D) f32 +=, when the norms are there */
+};
+
+/* The backward of RMSNorm: x, w, rstd as in forward. All on the device, the caller's. */
+struct rmsnorm_bwd_args {
+    struct tensor dx;      /* (T, c) f32 += */
+    struct tensor rounded; /* (T, c) act or f32 = dx afterwards; optional */
+    struct tensor dw;      /* (c) f32 += */
+    struct tensor dy;      /* (T, c) act or f32 */
+    struct tensor x;       /* (T, c) f32 */
+    struct tensor w;       /* (c) act */
+    struct tensor rstd;    /* (T) f32 */
+};
+
 struct attn_args {
     int64_t n_q_heads, n_kv_heads, head_dim;
     float scale;    /* of q.k, usually 1/sqrt(D) */
@@ -82,6 +101,15 @@ struct lmhead_args {
                                          row whose logits are NaN gets ids in range and NaN. Both or none. */
     struct tensor list_id, list_logp; /* (R, P) i32 in [0, V), distinct in a row, and f32: z[id] - lse */
     struct tensor dlist;              /* (R, P) f32; backward, with list_id: d loss / d list_logp */
+};
+
+/* Gradients of struct lmhead_args, whose lse (and entropy, when dentropy is given) are the forward's. */
+struct lmhead_bwd_args {
+    struct tensor dlogp;    /* (R) f32, given */
+    struct tensor dentropy; /* (R) f32, given; optional */
+    struct tensor dx;       /* (R, h) act: the result */
+    struct tensor dw;       /* (V, h) f32: the result; optional */
+    bool add;               /* dw += */
 };
 
 /* One row's sampling parameters. Order: repetition penalty (a positive logit is divided
@@ -272,20 +300,14 @@ struct dev_ops {
     int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
     /* dev_embed_bwd_part */
     int (*embed_bwd)(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
-    int (*rmsnorm_bwd)(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                       struct tensor rstd);
-    /* NULL: the wrapper calls rmsnorm_bwd, then cast */
-    int (*rmsnorm_bwd_round)(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
-                             struct tensor x, struct tensor w, struct tensor rstd);
+    int (*rmsnorm_bwd)(struct dev *d, const struct rmsnorm_bwd_args *a);
     int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
     int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
-                   struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm);
+    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
     int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                     struct tensor dv);
     int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                      struct tensor dw, bool add);
+    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
 
     /* CUDA graphs; NULL without caps.graphs */
     int (*graph_begin)(struct dev *d);

@@ -59,7 +59,13 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, 
         const struct tensor x = model__top(a->head.x, k), dx = model__top(a->head.dx, k), row = tensor_rows(a->head.row, lo, k);
         TRY(dev_gather_rows(d, x, model__top(a->x[a->n_layers], a->n_rows), row));
         TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(d, dx, dnorm, tensor_rows(dxn, lo, k), x, m->final_norm, tensor_rows(a->head.rstd, lo, k)));
+        const struct rmsnorm_bwd_args norm = {.dx = dx,
+                                              .dw = dnorm,
+                                              .dy = tensor_rows(dxn, lo, k),
+                                              .x = x,
+                                              .w = m->final_norm,
+                                              .rstd = tensor_rows(a->head.rstd, lo, k)};
+        TRY(dev_rmsnorm_bwd(d, &norm));
         TRY(dev_scatter_rows_add(d, dx_all, dx, row));
     }
     TRY(model__bucket_begin(m, g, m->g_norm, m->g_norm));
@@ -85,7 +91,8 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     TRY(dev_copy_in(d, d_logp.data, dlogp, bytes));
     if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy, bytes));
     TRY(model__bucket_begin(m, g, m->g_head, m->g_head));
-    TRY(dev_lmhead_bwd(d, &h, d_logp, d_entropy, dxn, m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head), g->add));
+    const struct tensor dw = m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head);
+    TRY(dev_lmhead_bwd(d, &h, &(struct lmhead_bwd_args){d_logp, d_entropy, dxn, dw, g->add}));
     TRY(model__bucket_end(m, g));
     return model__head_norm_backward(m, a, n, dxn, g);
 }
@@ -99,9 +106,14 @@ struct norm_backward_args {
 /* dx += the backward of a norm, and dx_act with it where that is read. */
 static int norm_backward(struct model *m, struct model_acts *a, const struct norm_backward_args *n, const struct model_grads *g) {
     const int64_t rows = n->x.dim[0];
-    const struct tensor dx = model__top(a->dx, rows), dw = model__vec_grad(m, g, n->norm), weight = n->norm->vec;
-    if (m->act == DT_F32 || !n->needs_dx_act) return dev_rmsnorm_bwd(m->dev, dx, dw, n->dxn, n->x, weight, n->rstd);
-    return dev_rmsnorm_bwd_round(m->dev, dx, model__top(a->dx_act, rows), dw, n->dxn, n->x, weight, n->rstd);
+    const bool round = m->act != DT_F32 && n->needs_dx_act;
+    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
+                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
+                                                              .dw = model__vec_grad(m, g, n->norm),
+                                                              .dy = n->dxn,
+                                                              .x = n->x,
+                                                              .w = n->norm->vec,
+                                                              .rstd = n->rstd});
 }
 
 /* dx and dx_act: of the layer's output, then of its input (of layer 0's nobody reads dx_act). */
@@ -127,7 +139,9 @@ static int layer_backward(struct model *m, const struct model_batch *b, struct m
     /* x_mid = x + o(attn(norm(x))) */
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
-    TRY(dev_qkv_bwd(d, &qkv, dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)));
+    const struct qkv_bwd_args dqkv_args = {
+        dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
+    TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, dxn, dqkv, model__top(s->xn1, n), g}));
     const struct norm_backward_args attn_norm = {
         .norm = y->attn_norm, .dxn = dxn, .x = model__top(a->x[l], n), .rstd = model__top(s->rstd1, n), .needs_dx_act = l > 0};

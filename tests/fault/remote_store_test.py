@@ -239,7 +239,8 @@ def every_moment(test, s):
             code = error.code
         test(f"a file that is {'short' if text else 'missing'} there is damage, for which the one before it is tried",
              code == "FORMAT", code)
-    for text in (b"", b"[]", b"{}", b"nope", b'{"verlc": 1, "files": {"../../x": {"bytes": 1}}}',
+    outside = s.dir.parent / f"{s.dir.name}-outside"
+    for text in (b"", b"[]", b"{}", b"nope", json.dumps({"verlc": 1, "files": {f"../../{outside.name}": {"bytes": 1}}}).encode(),
                  b'{"verlc": 1, "files": {"/x": {}}}', b'{"verlc": 1, "files": 3}', b"\xff\xfe",
                  b'{"verlc": 1, "files": {"a": 3}}'):
         fs.pipe("/runs/m/global_step_3/manifest.json", text)
@@ -247,7 +248,7 @@ def every_moment(test, s):
             steps = [e["step"] for e in module.newest({"url": url, "after": 2})["steps"]]
         except module.HelperError:
             steps = []
-        test(f"a manifest {text[:24]} is no checkpoint", steps == [] and not (s.dir.parent / "x").exists(), steps)
+        test(f"a manifest {text[:24]} is no checkpoint", steps == [] and not outside.exists(), steps)
 
 
 def main():

@@ -96,15 +96,16 @@ static inline int rmsnorm_bwd(struct run *r) {
     const struct tensor dx = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
     const struct tensor dw = up_acc(r, shape_1d(DT_F32, r->s->n), false);
     TRY(dev_rmsnorm_fwd(r->d, y, rstd, x, w, NORM_EPS));
-    TRY(dev_rmsnorm_bwd(r->d, dx, dw, up(r, &r->gout[0]), x, w, rstd));
+    struct rmsnorm_bwd_args a = {.dx = dx, .dw = dw, .dy = up(r, &r->gout[0]), .x = x, .w = w, .rstd = rstd};
+    TRY(dev_rmsnorm_bwd(r->d, &a));
     down_grad(r, 0, dx, TOL_SUM)->floor = 0.1; /* a row of one column has no gradient, only rounding */
     down_grad(r, 1, dw, TOL_SUM);
-    const struct tensor again = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
-    const struct tensor dw2 = up_acc(r, shape_1d(DT_F32, r->s->n), false);
-    const struct tensor rounded = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
-    TRY(dev_rmsnorm_bwd_round(r->d, again, rounded, dw2, up(r, &r->gout[0]), x, w, rstd));
-    down(r, "dx beside its rounding", again, true, TOL_SUM)->floor = 0.1;
-    down(r, "dx rounded", rounded, true, TOL_SUM)->floor = 0.1;
+    a.dx = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    a.dw = up_acc(r, shape_1d(DT_F32, r->s->n), false);
+    a.rounded = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    TRY(dev_rmsnorm_bwd(r->d, &a));
+    down(r, "dx beside its rounding", a.dx, true, TOL_SUM)->floor = 0.1;
+    down(r, "dx rounded", a.rounded, true, TOL_SUM)->floor = 0.1;
     return 0;
 }
 
@@ -278,7 +279,8 @@ static inline int qkv_bwd(struct run *r) {
         dnorm[i] = r->s->flags & S_NORM ? up_acc(r, shape_1d(DT_F32, r->s->dim), false) : TENSOR_NONE;
     }
     const struct tensor dqkv = dev_new(r, slot_shape(&r->in[0]), true);
-    TRY(dev_qkv_bwd(r->d, &a, up(r, &r->gout[0]), dkv[0], dkv[1], dqkv, dnorm[0], dnorm[1]));
+    const struct qkv_bwd_args g = {up(r, &r->gout[0]), dkv[0], dkv[1], dqkv, dnorm[0], dnorm[1]};
+    TRY(dev_qkv_bwd(r->d, &a, &g));
     down_grad(r, 0, dqkv, TOL_INNER);
     for (int i = 0; i < 2 && dnorm[i].data; i++) down_grad(r, 1 + i, dnorm[i], TOL_INNER);
     return 0;
@@ -410,12 +412,14 @@ static inline int lmhead_bwd(struct run *r) {
     const struct tensor dw = up_acc(r, shape_2d(DT_F32, r->s->n, r->s->k), false);
     const struct tensor dh = a.entropy.data ? up(r, &r->gout[1]) : TENSOR_NONE;
     if (a.list_id.data) a.dlist = up(r, &r->gout[r->n_gout - 1]);
-    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw, true));
+    struct lmhead_bwd_args g = {up(r, &r->gout[0]), dh, dx, dw, true};
+    TRY(dev_lmhead_bwd(r->d, &a, &g));
     down_grad(r, 0, dx, TOL_INNER);
     down_grad(r, 1, dw, TOL_INNER);
-    const struct tensor dw2 = dev_new(r, shape_2d(DT_F32, r->s->n, r->s->k), false); /* written, whatever was there */
-    TRY(dev_lmhead_bwd(r->d, &a, up(r, &r->gout[0]), dh, dx, dw2, false));
-    down(r, "dw alone", dw2, false, TOL_INNER);
+    g.dw = dev_new(r, shape_2d(DT_F32, r->s->n, r->s->k), false); /* written, whatever was there */
+    g.add = false;
+    TRY(dev_lmhead_bwd(r->d, &a, &g));
+    down(r, "dw alone", g.dw, false, TOL_INNER);
     return 0;
 }
 

@@ -173,8 +173,11 @@ static void check_head(struct dev *d) {
     OK(dev_weight_pack(d, a.w, tensor_2d(src, DT_F32, V, H)));
     OK(dev_lmhead_fwd(d, &a));
     for (int i = 0; i < 2; i++) {
-        OK(dev_lmhead_bwd(d, &a, tensor_1d(ld, DT_F32, R), TENSOR_NONE, tensor_2d(out, DT_F32, R, H),
-                          i ? TENSOR_NONE : tensor_2d(dw, DT_F32, V, H), true));
+        OK(dev_lmhead_bwd(d, &a,
+                          &(struct lmhead_bwd_args){.dlogp = tensor_1d(ld, DT_F32, R),
+                                                    .dx = tensor_2d(out, DT_F32, R, H),
+                                                    .dw = i ? TENSOR_NONE : tensor_2d(dw, DT_F32, V, H),
+                                                    .add = true}));
         OK(dev_copy_out(d, dx[i], out, sizeof dx[i]));
     }
     assert_memory_equal(dx[0], dx[1], sizeof dx[0]);

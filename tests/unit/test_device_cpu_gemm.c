@@ -166,7 +166,7 @@ static void check_bits(const char *isa, enum dtype act) {
             assert_non_null(cols);
             for (int64_t n0 = 0; n0 < n; n0 += 64) {
                 const int64_t n1 = n0 + 64 < n ? n0 + 64 : n;
-                OK(cpu_matmul_cols(cpu_of(&d), cols, 80, tensor_rows(x, 0, rows), &w, n0, n1));
+                OK(cpu_matmul_cols(cpu_of(&d), tensor_2d(cols, DT_F32, rows, 80), tensor_rows(x, 0, rows), &w, n0, n1));
                 for (int64_t r = 0; r < rows; r++)
                     assert_memory_equal(cols + r * 80, (float *)y.data + r * n + n0, (size_t)(n1 - n0) * 4);
             }

@@ -166,7 +166,7 @@ static int norm_case(struct run *r) {
                         rstd = empty(r, DT_F32, t, 0), dy = values(r, r->act, t, n, 1, 0), dx = empty(r, DT_F32, t, n),
                         dw = empty(r, DT_F32, n, 0);
     OP(dev_rmsnorm_fwd(r->d, y, rstd, x, w, 1e-6f));
-    OP(dev_rmsnorm_bwd(r->d, dx, dw, dy, x, w, rstd));
+    OP(dev_rmsnorm_bwd(r->d, &(struct rmsnorm_bwd_args){.dx = dx, .dw = dw, .dy = dy, .x = x, .w = w, .rstd = rstd}));
     keep(r, "rmsnorm_fwd", y, INNER);
     keep(r, "rmsnorm_bwd dx", dx, INNER);
     keep(r, "rmsnorm_bwd dw", dw, INNER);
@@ -244,7 +244,7 @@ static int attention_case(struct run *r) {
     OP(dev_qkv_fwd(r->d, &a));
     OP(dev_attn_fwd(r->d, &f));
     OP(dev_attn_bwd(r->d, &f, dout, dq, as_cache[2], as_cache[3]));
-    OP(dev_qkv_bwd(r->d, &a, dq, as_cache[2], as_cache[3], dqkv, dqn, dkn));
+    OP(dev_qkv_bwd(r->d, &a, &(struct qkv_bwd_args){dq, as_cache[2], as_cache[3], dqkv, dqn, dkn}));
     keep(r, "qkv_fwd q", a.q, INNER);
     keep(r, "qkv_fwd k", k, INNER);
     keep(r, "attn_fwd", f.out, INNER);
@@ -320,7 +320,7 @@ static int head_case(struct run *r) {
     const struct tensor dlogp = values(r, DT_F32, t, 0, 1, 0), dentropy = values(r, DT_F32, t, 0, 0.1f, 0);
     const struct tensor dx = empty(r, r->act, t, k), dw = empty(r, DT_F32, n, k), z = empty(r, DT_F32, t, n);
     OP(dev_lmhead_fwd(r->d, &a));
-    OP(dev_lmhead_bwd(r->d, &a, dlogp, dentropy, dx, dw, true));
+    OP(dev_lmhead_bwd(r->d, &a, &(struct lmhead_bwd_args){dlogp, dentropy, dx, dw, true}));
     OP(dev_logits(r->d, z, a.x, a.w));
     keep(r, "lmhead_fwd logp", a.logp, SUM);
     keep(r, "lmhead_fwd entropy", a.entropy, SUM);

@@ -108,18 +108,23 @@ static int host_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, st
 
 /* ---- all-gather ---- */
 
-/* A rank's bytes of all parts, one after the other, are its stream. Copies bytes [lo, hi) of rank r's between `whole` and the
- * host. */
-static int move_stream(struct host *h, char *whole, const size_t *at, int64_t n_parts, int r, size_t lo, size_t hi, char *host,
-                       bool out) {
+/* A rank's bytes of all parts, one after the other, are its stream. */
+struct window { /* bytes [lo, hi) of rank r's stream, at `host` */
+    int r;
+    size_t lo, hi;
+    char *host;
+};
+
+/* Copies them between `whole` and the host. */
+static int move_window(struct host *h, char *whole, const size_t *at, int64_t n_parts, struct window w) {
     size_t begin = 0; /* of this part, in the stream */
-    for (int64_t i = 0; i < n_parts && begin < hi; i++) {
-        const size_t *const part = at + i * (h->size + 1) + r;
+    for (int64_t i = 0; i < n_parts && begin < w.hi; i++) {
+        const size_t *const part = at + i * (h->size + 1) + w.r;
         const size_t end = begin + (part[1] - part[0]);
-        const size_t from = lo > begin ? lo : begin, to = hi < end ? hi : end;
-        char *const there = whole + part[0] + (from - begin);
-        if (from < to && out) TRY(dev_copy_out(h->d, host + (from - lo), there, to - from));
-        if (from < to && !out) TRY(dev_copy_in(h->d, there, host + (from - lo), to - from));
+        const size_t from = w.lo > begin ? w.lo : begin, to = w.hi < end ? w.hi : end;
+        char *const there = whole + part[0] + (from - begin), *const here = w.host + (from - w.lo);
+        if (from < to && w.r == h->rank) TRY(dev_copy_out(h->d, here, there, to - from));
+        if (from < to && w.r != h->rank) TRY(dev_copy_in(h->d, there, here, to - from));
         begin = end;
     }
     return 0;
@@ -138,11 +143,12 @@ static int host_gather(void *t, void *whole, const size_t *at, int64_t n_parts) 
             window[r + 1] = window[r] + (left < SLOT ? left : SLOT);
         }
         const size_t mine = window[h->rank + 1] - window[h->rank];
-        TRY(move_stream(h, whole, at, n_parts, h->rank, lo, lo + mine, h->in + window[h->rank], true));
+        TRY(move_window(h, whole, at, n_parts, (struct window){h->rank, lo, lo + mine, h->in + window[h->rank]}));
         TRY(comm_all_gather(h->comm, h->in, window));
-        for (int r = 0; r < h->size; r++)
-            if (r != h->rank)
-                TRY(move_stream(h, whole, at, n_parts, r, lo, lo + window[r + 1] - window[r], h->in + window[r], false));
+        for (int r = 0; r < h->size; r++) {
+            const struct window w = {r, lo, lo + window[r + 1] - window[r], h->in + window[r]};
+            if (r != h->rank) TRY(move_window(h, whole, at, n_parts, w));
+        }
     }
     return 0;
 }

@@ -82,9 +82,9 @@ static inline int64_t cpu_weight_index(const struct weight *w, int64_t n, int64_
 }
 
 /* ---- GEMM for other ops ---- */
-/* y[i * ldy + (n - n0)] f32 = row i of x (T, k) act . W[n], n in [n0, n1): the bits that
+/* The first n1 - n0 columns of y (T, at least so many) f32 = x (T, k) act . W[n0:n1)^T: the bits that
  * dev_matmul_fwd gives without bias. n0 is a multiple of 32. */
-int cpu_matmul_cols(struct cpu *c, float *y, int64_t ldy, struct tensor x, const struct weight *w, int64_t n0, int64_t n1);
+int cpu_matmul_cols(struct cpu *c, struct tensor y, struct tensor x, const struct weight *w, int64_t n0, int64_t n1);
 /* dx (T, k) f32 += dz (T, n1 - n0) act . W[n0:n1). n0 is a multiple of 32. */
 int cpu_matmul_dx_cols(struct cpu *c, float *dx, struct tensor dz, const struct weight *w, int64_t n0, int64_t n1);
 
@@ -126,19 +126,16 @@ int cpu_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
 
 /* ---- ops in norm_rope.c ---- */
 int cpu_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                    struct tensor rstd);
+int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
 int cpu_qkv_fwd(struct dev *d, const struct qkv_args *a);
-int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                struct tensor dq_norm, struct tensor dk_norm);
+int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 
 /* ---- ops in lm_head.c and sampler.c ---- */
 int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
-int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add);
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
 int cpu_sample(struct dev *d, const struct sample_args *a);
 
 #endif

@@ -272,7 +272,7 @@ int cpu_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weigh
     return gemm(cpu_of(d), &j);
 }
 
-int cpu_matmul_cols(struct cpu *c, float *y, int64_t ldy, struct tensor x, const struct weight *w, int64_t n0, int64_t n1) {
+int cpu_matmul_cols(struct cpu *c, struct tensor y, struct tensor x, const struct weight *w, int64_t n0, int64_t n1) {
     struct gemm_job j = job_of(c, GEMM_FWD, x.dt);
     j.m = x.dim[0];
     j.n = n1 - n0;
@@ -280,7 +280,7 @@ int cpu_matmul_cols(struct cpu *c, float *y, int64_t ldy, struct tensor x, const
     j.a = x.data;
     j.b = weight_panel(w, n0);
     j.ldb = cpu_panel_elems(w->k);
-    j.out = (struct cpu_gemm_out){.y = y, .ld = ldy, .dt = DT_F32};
+    j.out = (struct cpu_gemm_out){.y = y.data, .ld = y.dim[1], .dt = DT_F32};
     return gemm(c, &j);
 }
 

@@ -83,7 +83,8 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Logits of the job's block and chunk. */
 static int block_logits(struct cpu *c, const struct head_job *j) {
     const int64_t n0 = j->chunk * DEV_VOCAB_CHUNK;
-    return cpu_matmul_cols(c, j->logits, DEV_VOCAB_CHUNK, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len);
+    const struct tensor y = tensor_2d(j->logits, DT_F32, j->n_rows, DEV_VOCAB_CHUNK);
+    return cpu_matmul_cols(c, y, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len);
 }
 
 /* ---- lists and top-k ----
@@ -225,7 +226,7 @@ int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
 }
 
 int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
-    return cpu_matmul_cols(cpu_of(d), out.data, w.n, x, &w, 0, w.n);
+    return cpu_matmul_cols(cpu_of(d), out, x, &w, 0, w.n);
 }
 
 /* ---- backward ---- */
@@ -269,27 +270,27 @@ static void narrow_part(void *arg, int64_t part, int thread) {
     j->k->narrow((char *)j->dst.data + (size_t)(lo * h) * dtype_size(j->dst.dt), j->dst.dt, j->src + lo * h, n * h);
 }
 
-/* The gradient of a chunk of the head's weight: the first block's rows write it, the others add, and where it adds to what
- * is there, `sums` takes it first. */
-static int chunk_dw(struct dev *d, struct tensor dw, float *sums, struct tensor dz, struct tensor x, bool first, bool last,
-                    bool add) {
+/* The gradient of a chunk of the head's weight from the block's dz: the first block's rows write it, the others add, and where
+ * it adds to what is there, `sums` takes it first. */
+static int chunk_dw(struct dev *d, const struct head_job *j, const struct lmhead_bwd_args *g, struct tensor dz, float *sums) {
+    const bool first = j->row0 == 0, last = j->row0 + j->n_rows == j->a->x.dim[0];
+    const struct tensor dw = tensor_rows(g->dw, j->chunk * DEV_VOCAB_CHUNK, j->len);
     const struct tensor to = sums ? tensor_2d(sums, DT_F32, dw.dim[0], dw.dim[1]) : dw;
-    TRY(cpu_matmul_dw(d, to, TENSOR_NONE, dz, x, sums ? !first : add || !first));
+    TRY(cpu_matmul_dw(d, to, TENSOR_NONE, dz, tensor_rows(j->a->x, j->row0, j->n_rows), sums ? !first : g->add || !first));
     return sums && last ? cpu_axpby(d, dw, 1, to, 1) : 0;
 }
 
-int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add) {
+int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     struct cpu *c = cpu_of(d);
     const int64_t rows = a->x.dim[0], h = a->x.dim[1], block = min64(rows, ROWS);
-    struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = dlogp.data, .dentropy = dentropy.data};
+    struct head_job j = {.a = a, .k = cpu_kern_of(c), .dlogp = g->dlogp.data, .dentropy = g->dentropy.data};
     const struct head_bwd_bytes size = bwd_bytes(rows, h, a->w.n, a->x.dt);
     void *p;
     TRY(cpu_scratch(c, CPU_SCRATCH_HEAD, size.logits + size.dz + size.dx + size.dw, &p));
     j.logits = p;
     j.dz = (char *)p + size.logits;
     j.dx = (void *)(j.dz + size.dz);
-    float *const sums = dw.data && add && size.dw ? (void *)((char *)j.dx + size.dx) : NULL;
+    float *const sums = g->dw.data && g->add && size.dw ? (void *)((char *)j.dx + size.dx) : NULL;
     memset(j.dx, 0, size.dx);
     for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
         const int64_t n0 = j.chunk * DEV_VOCAB_CHUNK;
@@ -298,12 +299,12 @@ int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
             j.n_rows = min64(block, rows - j.row0);
             TRY(block_logits(c, &j));
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
-            const struct tensor g = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len), x = tensor_rows(a->x, j.row0, j.n_rows);
-            TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, g, &a->w, n0, n0 + j.len));
-            if (dw.data) TRY(chunk_dw(d, tensor_rows(dw, n0, j.len), sums, g, x, j.row0 == 0, j.row0 + j.n_rows == rows, add));
+            const struct tensor dz = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
+            TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, dz, &a->w, n0, n0 + j.len));
+            if (g->dw.data) TRY(chunk_dw(d, &j, g, dz, sums));
         }
     }
-    struct narrow_job out = {j.k, dx, j.dx};
+    struct narrow_job out = {j.k, g->dx, j.dx};
     pool_run(c->pool, (rows + PART_ROWS - 1) / PART_ROWS, narrow_part, &out);
     return 0;
 }

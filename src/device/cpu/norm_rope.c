@@ -61,17 +61,16 @@ static void rmsnorm_bwd_part(void *arg, int64_t part, int thread) {
         j->k->rmsnorm_bwd((float *)j->dx.data + t * c, sum, at(j->dy, t * c), j->dy.dt, (const float *)j->x.data + t * c, j->w.data,
                           j->w.dt, c, ((const float *)j->rstd.data)[t]);
 }
-int cpu_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                    struct tensor rstd) {
+int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
     struct cpu *c = cpu_of(d);
-    struct norm_job j = {.k = cpu_kern_of(c), .dx = dx, .dy = dy, .x = x, .w = w, .rstd = rstd};
-    const int64_t blocks = n_blocks(x.dim[0], BLOCK);
+    struct norm_job j = {.k = cpu_kern_of(c), .dx = a->dx, .dy = a->dy, .x = a->x, .w = a->w, .rstd = a->rstd};
+    const int64_t blocks = n_blocks(a->x.dim[0], BLOCK), n = a->x.dim[1];
     void *p;
-    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * x.dim[1]) * sizeof *j.sums, &p));
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * n) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, rmsnorm_bwd_part, &j);
-    add_partials(j.k, dw.data, j.sums, blocks, x.dim[1], x.dim[1]);
-    return 0;
+    add_partials(j.k, a->dw.data, j.sums, blocks, n, n);
+    return a->rounded.data ? cpu_cast(d, a->rounded, a->dx) : 0;
 }
 
 /* ---- qkv ---- */
@@ -163,18 +162,17 @@ static void qkv_bwd_part(void *arg, int64_t part, int thread) {
     }
 }
 
-int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                struct tensor dq_norm, struct tensor dk_norm) {
+int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     TRY(check_dim(a));
     struct cpu *c = cpu_of(d);
-    struct qkv_job j = {.a = a, .cpu = c, .k = cpu_kern_of(c), .dq = dq, .dk = dk, .dv = dv, .dqkv = dqkv};
+    struct qkv_job j = {.a = a, .cpu = c, .k = cpu_kern_of(c), .dq = g->dq, .dk = g->dk, .dv = g->dv, .dqkv = g->dqkv};
     const int64_t blocks = n_blocks(a->qkv.dim[0], BLOCK), dim = a->head_dim;
     void *p;
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, qkv_bwd_part, &j);
-    if (a->q_norm.data) add_partials(j.k, dq_norm.data, j.sums, blocks, 2 * dim, dim);
-    if (a->k_norm.data) add_partials(j.k, dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
+    if (a->q_norm.data) add_partials(j.k, g->dq_norm.data, j.sums, blocks, 2 * dim, dim);
+    if (a->k_norm.data) add_partials(j.k, g->dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
     return 0;
 }
 

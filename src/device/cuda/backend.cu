@@ -311,7 +311,6 @@ static struct dev_ops make_ops(void) {
     o.scatter_rows_add = cuda_scatter_rows_add;
     o.embed_bwd = cuda_embed_bwd;
     o.rmsnorm_bwd = cuda_rmsnorm_bwd;
-    o.rmsnorm_bwd_round = cuda_rmsnorm_bwd_round;
     o.matmul_dx = cuda_matmul_dx;
     o.matmul_dw = cuda_matmul_dw;
     o.qkv_bwd = cuda_qkv_bwd;

@@ -78,29 +78,31 @@ int cuda_driver_entry(const char *name, void **f);
  * cuda_launch: in a CUDA graph only; weights may be read before pdl_wait(), since no graph writes one, and so may what
  * device/graph.h says of attention.
  * (pdl_wait ends when the previous kernel has ended, which itself has waited: so everything before is done.) */
-template <class... P, class... A>
-static inline cudaError_t cuda_launch_with(bool pdl, const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads,
-                                           size_t smem, A... args) {
-    cudaLaunchAttribute attr = {};
+static inline cudaLaunchConfig_t cuda_launch_config(const struct cuda *c, dim3 grid, int threads, size_t smem,
+                                                    cudaLaunchAttribute *attr, bool pdl) {
     cudaLaunchConfig_t config = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
+    attr->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr->val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = smem;
     config.stream = c->stream;
-    config.attrs = &attr;
+    config.attrs = attr;
     config.numAttrs = pdl && c->cc >= 90 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+    return config;
 }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
-    return cuda_launch_with(c->capturing, c, kernel, grid, threads, smem, args...);
+    cudaLaunchAttribute attr = {};
+    const cudaLaunchConfig_t config = cuda_launch_config(c, grid, threads, smem, &attr, c->capturing);
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
                                           A... args) {
-    return cuda_launch_with(true, c, kernel, grid, threads, smem, args...);
+    cudaLaunchAttribute attr = {};
+    const cudaLaunchConfig_t config = cuda_launch_config(c, grid, threads, smem, &attr, true);
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 
 /* Whether this GPU runs what is built for sm_90a alone: the files *_sm90.cu. */
@@ -178,8 +180,12 @@ int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct wei
 int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
 /* On any stream; table: cuda_embed_bwd_table bytes of scratch. dx may be another GPU's. */
 size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h);
-int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
-                      struct tensor dx);
+struct cuda_embed_bwd_args { /* of dev_embed_bwd_part */
+    struct tensor dw;
+    int64_t lo, vocab;
+    struct tensor ids, dx;
+};
+int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a);
 int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
@@ -204,13 +210,9 @@ int cuda_add_block(struct dev *d, const struct add_block_args *a);
 int cuda_dequant(struct dev *d, const struct dequant_args *a);
 /* norm_rope.cu */
 int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                     struct tensor rstd);
-int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
-                           struct tensor x, struct tensor w, struct tensor rstd);
+int cuda_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a);
-int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                 struct tensor dq_norm, struct tensor dk_norm);
+int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 /* device/cuda/gemm/gemm.cu: weights are plain row-major (n, k) */
 size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
 int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
@@ -222,15 +224,13 @@ int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct wei
 int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
 /* device/cuda/lm_head/lm_head.cu, sampler.cu */
 int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
-int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                    struct tensor dw, bool add);
+int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int cuda_sample(struct dev *d, const struct sample_args *a);
-/* The kernels of cuda_sample: parameters are on the device, nothing waits. tiles: the statistics of tiles where the fused head
- * left them (then seen is not read); or NULL. seen, logp_kept may be TENSOR_NONE. */
+/* The kernels of cuda_sample: a->param is on the device, nothing waits. tiles: the statistics of tiles where the fused head
+ * left them (then seen is not read); or NULL. */
 struct head_stats;
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_stats *tiles, const struct sample_param *param,
-                       struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept);
+int cuda_sample_device(struct cuda *c, const struct sample_args *a, const struct head_stats *tiles);
 /* cuda_graph.cu */
 int cuda_decode_next(struct dev *d, const struct decode_args *a);
 int cuda_graph_begin(struct dev *d);

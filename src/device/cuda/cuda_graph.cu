@@ -106,7 +106,10 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
                        (const struct decode_row *)a->rows.data, n));
     if (fused) TRY(cuda_head_fused_logits(c, a->x, a->w, (const float *)m.inv_temp.data, (float *)a->logits.data, m.tiles));
     else TRY(cuda_logits(d, a->logits, a->x, a->w));
-    TRY(cuda_sample_device(c, a->logits, fused ? m.tiles : NULL, m.param, tensor{}, m.id, m.logp, m.kept));
+    struct sample_args s = {};
+    s.logits = a->logits, s.param = m.param;
+    s.id = m.id, s.logp = m.logp, s.logp_kept = m.kept;
+    TRY(cuda_sample_device(c, &s, fused ? m.tiles : NULL));
     const struct advance_args move = {(struct decode_row *)a->rows.data,
                                       (const int32_t *)a->stop.data,
                                       (const int32_t *)a->block_table.data,

@@ -223,24 +223,24 @@ size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h) {
     return (size_t)(part.id1 - part.id0 + 1) * sizeof(struct id_rows);
 }
 
-int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
-                      struct tensor dx) {
-    const int64_t rows = ids.dim[0], h = dx.dim[1];
-    const struct embed_part part = embed_part_of(lo, dw.dim[0], h);
+int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a) {
+    const int64_t rows = a->ids.dim[0], h = a->dx.dim[1];
+    const struct embed_part part = embed_part_of(a->lo, a->dw.dim[0], h);
+    const int32_t *const ids = (const int32_t *)a->ids.data;
     struct id_rows *const of = (struct id_rows *)table;
-    CU_TRY(cudaMemsetAsync(of, 0, cuda_embed_bwd_table(lo, dw.dim[0], h), s));
-    note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, s>>>(of, (const int32_t *)ids.data, rows, vocab, part);
+    CU_TRY(cudaMemsetAsync(of, 0, cuda_embed_bwd_table(a->lo, a->dw.dim[0], h), s));
+    note_kernel<<<(unsigned)ceil_div(rows, THREADS), THREADS, 0, s>>>(of, ids, rows, a->vocab, part);
     CU_LAUNCHED();
     const dim3 grid((unsigned)rows, (unsigned)ceil_div(h, 4 * THREADS));
-    embed_bwd_kernel<<<grid, THREADS, 0, s>>>((float *)dw.data, (const int32_t *)ids.data, (const float *)dx.data, of, rows, vocab,
-                                              h, part);
+    embed_bwd_kernel<<<grid, THREADS, 0, s>>>((float *)a->dw.data, ids, (const float *)a->dx.data, of, rows, a->vocab, h, part);
     CU_LAUNCHED();
     return 0;
 }
 int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     void *table;
     TRY(cuda_scratch(cuda_of(d), CUDA_SCRATCH_ROW, cuda_embed_bwd_table(lo, dw.dim[0], dx.dim[1]), &table));
-    return cuda_embed_bwd_on(cuda_of(d)->stream, table, dw, lo, vocab, ids, dx);
+    const struct cuda_embed_bwd_args a = {dw, lo, vocab, ids, dx};
+    return cuda_embed_bwd_on(cuda_of(d)->stream, table, &a);
 }
 
 /* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g) ---- */

@@ -104,25 +104,23 @@ int cuda_offload_settle(struct cuda *c) {
     return 0;
 }
 
-/* One transfer on `s`, after the compute stream and the copy stream. */
-static int transfer(struct cuda *c, cudaStream_t s, int stream, void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+/* One transfer after the compute stream and the copy stream. out: to the host, where what is offloaded lies. */
+static int transfer(struct cuda *c, bool out, int stream, void *dst, const void *src, size_t bytes) {
+    TRY(open_offload(c));
     struct cuda_offload *o = c->offload;
+    cudaStream_t const s = out ? o->out : o->in;
     CU_TRY(cudaEventRecord(o->queued, c->stream));
     CU_TRY(cudaStreamWaitEvent(s, o->queued, 0));
     CU_TRY(cudaStreamWaitEvent(s, o->done[stream], 0)); /* no wait before its first transfer */
-    CU_TRY(cudaMemcpyAsync(dst, src, bytes, kind, s));
+    CU_TRY(cudaMemcpyAsync(dst, src, bytes, out ? cudaMemcpyDefault : cudaMemcpyHostToDevice, s));
     CU_TRY(cudaEventRecord(o->done[stream], s));
     return 0;
 }
 int cuda_fetch(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
-    struct cuda *c = cuda_of(d);
-    TRY(open_offload(c));
-    return transfer(c, c->offload->in, stream, dst, src, bytes, cudaMemcpyHostToDevice);
+    return transfer(cuda_of(d), false, stream, dst, src, bytes);
 }
 int cuda_evict(struct dev *d, int stream, void *dst, const void *src, size_t bytes) {
-    struct cuda *c = cuda_of(d);
-    TRY(open_offload(c));
-    return transfer(c, c->offload->out, stream, dst, src, bytes, cudaMemcpyDefault); /* offloaded arrays are on the host */
+    return transfer(cuda_of(d), true, stream, dst, src, bytes);
 }
 int cuda_copy_stream_wait(struct dev *d, int stream) {
     struct cuda *c = cuda_of(d);

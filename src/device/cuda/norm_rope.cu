@@ -167,31 +167,26 @@ template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, i
     return 0;
 }
 
-int cuda_rmsnorm_bwd_round(struct dev *d, struct tensor dx, struct tensor rounded, struct tensor dw, struct tensor dy,
-                           struct tensor x, struct tensor w, struct tensor rstd) {
+int cuda_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *g) {
     struct cuda *c = cuda_of(d);
-    const int64_t n = x.dim[1], rows = x.dim[0], widest = NORM_BWD_THREADS * NORM_BWD_CHUNKS * CHUNK;
+    const int64_t n = g->x.dim[1], rows = g->x.dim[0], widest = NORM_BWD_THREADS * NORM_BWD_CHUNKS * CHUNK;
     if (n > widest) FAIL(ERR_UNSUPPORTED, "cuda: RMSNorm over %lld columns: at most %lld", (long long)n, (long long)widest);
     const int64_t most = (int64_t)c->n_sm * CUDA_NORM_BLOCKS;
     int64_t blocks = 0;
     void *sums;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)((rows < most ? rows : most) * n) * sizeof(float), &sums));
     norm_bwd a;
-    a.dx = (float *)dx.data, a.sums = (float *)sums;
-    a.rounded = rounded.dt == DT_BF16 ? (bf16 *)rounded.data : NULL;
-    a.dy = dy.data, a.w = w.data;
-    a.dy_bf16 = dy.dt == DT_BF16, a.w_bf16 = w.dt == DT_BF16;
-    a.x = (const float *)x.data, a.rstd = (const float *)rstd.data;
+    a.dx = (float *)g->dx.data, a.sums = (float *)sums;
+    a.rounded = g->rounded.dt == DT_BF16 ? (bf16 *)g->rounded.data : NULL;
+    a.dy = g->dy.data, a.w = g->w.data;
+    a.dy_bf16 = g->dy.dt == DT_BF16, a.w_bf16 = g->w.dt == DT_BF16;
+    a.x = (const float *)g->x.data, a.rstd = (const float *)g->rstd.data;
     a.rows = rows, a.n = n;
     if (n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x))
         TRY(rmsnorm_bwd_launch<true>(c, &a, &blocks));
     else TRY(rmsnorm_bwd_launch<false>(c, &a, &blocks));
-    TRY(add_parts(c, (float *)dw.data, a.sums, blocks, n, n));
-    return rounded.data && !a.rounded ? cuda_cast(d, rounded, dx) : 0;
-}
-int cuda_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                     struct tensor rstd) {
-    return cuda_rmsnorm_bwd_round(d, dx, tensor{}, dw, dy, x, w, rstd);
+    TRY(add_parts(c, (float *)g->dw.data, a.sums, blocks, n, n));
+    return g->rounded.data && !a.rounded ? cuda_cast(d, g->rounded, g->dx) : 0;
 }
 
 /* ---- qkv: lanes and heads as in norm_rope.cuh ---- */
@@ -483,12 +478,11 @@ int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     return a->qkv.dt == DT_BF16 ? qkv_fwd_any<bf16>(cuda_of(d), a) : qkv_fwd_any<float>(cuda_of(d), a);
 }
 
-template <typename T>
-static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv,
-                       struct tensor dqkv, struct tensor dq_norm, struct tensor dk_norm) {
+template <typename T> static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     qkv_job<T> j;
-    TRY(qkv_job_of(&j, a, dk));
-    j.dq = (const T *)dq.data, j.dk = (const float *)dk.data, j.dv = (const float *)dv.data, j.dqkv = (T *)dqkv.data;
+    TRY(qkv_job_of(&j, a, g->dk));
+    j.dq = (const T *)g->dq.data, j.dqkv = (T *)g->dqkv.data;
+    j.dk = (const float *)g->dk.data, j.dv = (const float *)g->dv.data;
     const int64_t widest = j.n_q > j.n_k ? j.n_q : j.n_k;
     const int threads = warps_for(widest * j.lanes, QKV_THREADS);
     const bool norms = j.q_norm || j.k_norm,
@@ -507,12 +501,10 @@ static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, struct tensor d
     j.sums = (float *)sums;
     if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
     else CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));
-    if (j.q_norm) TRY(add_parts(c, (float *)dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
-    if (j.k_norm) TRY(add_parts(c, (float *)dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
+    if (j.q_norm) TRY(add_parts(c, (float *)g->dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
+    if (j.k_norm) TRY(add_parts(c, (float *)g->dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;
 }
-int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                 struct tensor dq_norm, struct tensor dk_norm) {
-    return a->qkv.dt == DT_BF16 ? qkv_bwd_any<bf16>(cuda_of(d), a, dq, dk, dv, dqkv, dq_norm, dk_norm)
-                                : qkv_bwd_any<float>(cuda_of(d), a, dq, dk, dv, dqkv, dq_norm, dk_norm);
+int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
+    return a->qkv.dt == DT_BF16 ? qkv_bwd_any<bf16>(cuda_of(d), a, g) : qkv_bwd_any<float>(cuda_of(d), a, g);
 }

@@ -514,9 +514,8 @@ __global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(
 
 static size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
-int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_stats *tiles, const struct sample_param *param,
-                       struct tensor seen, struct tensor id, struct tensor logp, struct tensor logp_kept) {
-    const int64_t rows = logits.dim[0], vocab = logits.dim[1];
+int cuda_sample_device(struct cuda *c, const struct sample_args *a, const struct head_stats *tiles) {
+    const int64_t rows = a->logits.dim[0], vocab = a->logits.dim[1];
     const int64_t chunks = head_chunks(vocab), groups = (vocab + HEAD_GROUP - 1) / HEAD_GROUP;
     if (chunks > MAX_CHUNKS)
         FAIL(ERR_UNSUPPORTED, "cuda sample: a vocabulary of %lld entries is more than the %d that the device can draw from",
@@ -526,9 +525,9 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
     TRY(cuda_scratch(c, CUDA_SCRATCH_SAMPLE, 2 * sums + 4 * values, &mem));
     char *p = (char *)mem;
     struct sample_job j = {};
-    j.logits = (const float *)logits.data;
-    j.param = param;
-    j.seen = (const uint8_t *)seen.data;
+    j.logits = (const float *)a->logits.data;
+    j.param = a->param;
+    j.seen = (const uint8_t *)a->seen.data;
     j.vocab = vocab, j.seen_bytes = (vocab + 7) / 8;
     j.chunks = (int)chunks, j.groups = (int)groups;
     j.mem.raw = (head_stats *)p;
@@ -536,9 +535,9 @@ int cuda_sample_device(struct cuda *c, struct tensor logits, const struct head_s
     j.mem.group_max = (float *)(p + 2 * sums);
     j.mem.group_ties = (uint32_t *)(p + 2 * sums + values);
     j.mem.group_mass = (mass_t *)(p + 2 * sums + 2 * values);
-    j.id = (int32_t *)id.data;
-    j.logp = (float *)logp.data;
-    j.logp_kept = (float *)logp_kept.data;
+    j.id = (int32_t *)a->id.data;
+    j.logp = (float *)a->logp.data;
+    j.logp_kept = (float *)a->logp_kept.data;
     const dim3 by_rows((unsigned)((rows + TILES_THREADS - 1) / TILES_THREADS), (unsigned)chunks);
     if (tiles) CU_TRY(cuda_launch(c, sample_tiles_kernel, by_rows, TILES_THREADS, 0, j, tiles, head_tiles(vocab), rows));
     else CU_TRY(cuda_launch(c, sample_stats_kernel, (unsigned)(rows * chunks), HEAD_THREADS, 0, j));
@@ -554,7 +553,9 @@ int cuda_sample(struct dev *d, const struct sample_args *a) {
     TRY(cuda_scratch(c, CUDA_SCRATCH_SAMPLE_PARAM, bytes, &param));
     memcpy(host, a->param, bytes);
     CU_TRY(cudaMemcpyAsync(param, host, bytes, cudaMemcpyHostToDevice, c->stream));
-    TRY(cuda_sample_device(c, a->logits, NULL, (const struct sample_param *)param, a->seen, a->id, a->logp, a->logp_kept));
+    struct sample_args on_device = *a;
+    on_device.param = (const struct sample_param *)param;
+    TRY(cuda_sample_device(c, &on_device, NULL));
     CU_TRY(cudaStreamSynchronize(c->stream));
     return 0;
 }

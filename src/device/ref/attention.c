@@ -88,25 +88,25 @@ static void head_bwd(const struct qkv_args *a, struct tensor norm, int64_t at, i
     for (int64_t i = 0; i < dim; i++) ref_put(dqkv.data, dqkv.dt, at + i, dn[i]);
 }
 
-int ref_qkv_bwd(struct dev *d, const struct qkv_args *a, struct tensor dq, struct tensor dk, struct tensor dv, struct tensor dqkv,
-                struct tensor dq_norm, struct tensor dk_norm) {
+int ref_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     (void)d;
+    const struct tensor dk = g->dk, dqkv = g->dqkv;
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads;
     double *dn = xcalloc((size_t)dim, sizeof *dn);
     double *sum_q = xcalloc((size_t)dim, sizeof *sum_q), *sum_k = xcalloc((size_t)dim, sizeof *sum_k);
     for (int64_t t = 0; t < a->qkv.dim[0]; t++) {
         const int64_t p = ref_index(a->pos, t, a->rope.dim[0]), slot = ((int32_t *)a->slots.data)[t];
         const int64_t row = t * (n_q + 2 * n_k) * dim;
-        for (int64_t h = 0; h < n_q; h++) head_bwd(a, a->q_norm, row + h * dim, p, dq, (t * n_q + h) * dim, dqkv, sum_q, dn);
+        for (int64_t h = 0; h < n_q; h++) head_bwd(a, a->q_norm, row + h * dim, p, g->dq, (t * n_q + h) * dim, dqkv, sum_q, dn);
         for (int64_t h = 0; h < n_k; h++) {
             const int64_t from = kv_offset(dk, slot, h);
             head_bwd(a, a->k_norm, row + (n_q + h) * dim, p, dk, from, dqkv, sum_k, dn);
-            for (int64_t i = 0; i < dim; i++) ref_put(dqkv.data, dqkv.dt, row + (n_q + n_k + h) * dim + i, ref_at(dv, from + i));
+            for (int64_t i = 0; i < dim; i++) ref_put(dqkv.data, dqkv.dt, row + (n_q + n_k + h) * dim + i, ref_at(g->dv, from + i));
         }
     }
     for (int64_t i = 0; i < dim; i++) {
-        if (a->q_norm.data) ref_f32(dq_norm)[i] += (float)sum_q[i];
-        if (a->k_norm.data) ref_f32(dk_norm)[i] += (float)sum_k[i];
+        if (a->q_norm.data) ref_f32(g->dq_norm)[i] += (float)sum_q[i];
+        if (a->k_norm.data) ref_f32(g->dk_norm)[i] += (float)sum_k[i];
     }
     free(dn);
     free(sum_q);

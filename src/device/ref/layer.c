@@ -24,9 +24,8 @@ int ref_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct t
 
 /* With n = x * rstd and g = dy * w: dx = rstd * (g - n * mean(g * n)), dw = sum_t dy * n.
  * The rounding of n in forward is passed straight through. */
-int ref_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct tensor dy, struct tensor x, struct tensor w,
-                    struct tensor rstd) {
-    (void)d;
+int ref_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
+    const struct tensor dy = a->dy, x = a->x, w = a->w, rstd = a->rstd;
     const int64_t n = x.dim[1];
     for (int64_t t = 0; t < x.dim[0]; t++) {
         const float *row = ref_f32(x) + t * n;
@@ -36,15 +35,15 @@ int ref_rmsnorm_bwd(struct dev *d, struct tensor dx, struct tensor dw, struct te
         mean /= (double)n;
         for (int64_t c = 0; c < n; c++) {
             const double g = (double)ref_at(dy, t * n + c) * ref_at(w, c);
-            ref_f32(dx)[t * n + c] += (float)(rs * (g - row[c] * rs * mean));
+            ref_f32(a->dx)[t * n + c] += (float)(rs * (g - row[c] * rs * mean));
         }
     }
     for (int64_t c = 0; c < n; c++) {
         double sum = 0;
         for (int64_t t = 0; t < x.dim[0]; t++) sum += (double)ref_at(dy, t * n + c) * ref_f32(x)[t * n + c] * ref_f32(rstd)[t];
-        ref_f32(dw)[c] += (float)sum;
+        ref_f32(a->dw)[c] += (float)sum;
     }
-    return 0;
+    return a->rounded.data ? ref_cast(d, a->rounded, a->dx) : 0;
 }
 
 /* ---- matmul ---- */

@@ -115,25 +115,25 @@ int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
 
 /* dz_j = inv_temp * (dlogp * (1[j = target] - p_j) - dentropy * p_j * (log p_j + H)), a list entry's dlist as the
  * target's dlogp; then the two matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a time. */
-int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                   struct tensor dw, bool add) {
+int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     (void)d;
     const struct weight w = a->w;
+    const struct tensor dw = g->dw;
     float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz);
     double *dxr = xmalloc((size_t)w.k * sizeof *dxr);
-    float *own = dw.data && add ? xcalloc((size_t)(w.n * w.k), sizeof *own) : NULL, *sum = own ? own : ref_f32(dw); /* of dw */
-    if (dw.data && !add) memset(dw.data, 0, (size_t)(w.n * w.k) * sizeof(float));
+    float *own = dw.data && g->add ? xcalloc((size_t)(w.n * w.k), sizeof *own) : NULL, *sum = own ? own : ref_f32(dw); /* of dw */
+    if (dw.data && !g->add) memset(dw.data, 0, (size_t)(w.n * w.k) * sizeof(float));
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         const int64_t target = ref_index(a->target, r, w.n);
         const float inv_temp = ref_f32(a->inv_temp)[r];
-        const double lse = ref_f32(a->lse)[r], dl = ref_f32(dlogp)[r];
+        const double lse = ref_f32(a->lse)[r], dl = ref_f32(g->dlogp)[r];
         const int32_t *list_id = n_list ? (const int32_t *)a->list_id.data + r * n_list : NULL;
         const float *dlist = n_list ? ref_f32(a->dlist) + r * n_list : NULL;
         double all = dl;
         for (int64_t i = 0; i < n_list; i++) all += dlist[i];
-        const double dh = dentropy.data ? ref_f32(dentropy)[r] : 0;
-        const double entropy = dentropy.data ? ref_f32(a->entropy)[r] : 0;
+        const double dh = g->dentropy.data ? ref_f32(g->dentropy)[r] : 0;
+        const double entropy = g->dentropy.data ? ref_f32(a->entropy)[r] : 0;
         for (int64_t k = 0; k < w.k; k++) dxr[k] = 0;
         for (int64_t lo = 0, hi; lo < w.n; lo = hi) {
             hi = chunk_end(lo, w.n);
@@ -150,7 +150,7 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlo
                     if (sum) sum[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
                 }
         }
-        for (int64_t k = 0; k < w.k; k++) ref_put(dx.data, dx.dt, r * w.k + k, dxr[k]);
+        for (int64_t k = 0; k < w.k; k++) ref_put(g->dx.data, g->dx.dt, r * w.k + k, dxr[k]);
     }
     for (int64_t i = 0; own && i < w.n * w.k; i++) ref_f32(dw)[i] += own[i];
     free(own);

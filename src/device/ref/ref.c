@@ -53,7 +53,7 @@ static int ref_zero(struct dev *d, void *dst, size_t bytes) {
 
 /* ---- casts, weights, rows ---- */
 
-static int ref_cast(struct dev *d, struct tensor dst, struct tensor src) {
+int ref_cast(struct dev *d, struct tensor dst, struct tensor src) {
     (void)d;
     const int64_t n = tensor_count(src);
     if (dst.dt == src.dt) memmove(dst.data, src.data, (size_t)n * dtype_size(src.dt));
@@ -175,13 +175,16 @@ static int ref_adamw(struct dev *d, const struct adamw_args *a) {
     return 0;
 }
 
-/* One element of the adaptive op; m, x NULL: not kept. */
-static void adaptive_one(enum adaptive_rule rule, const struct adaptive_scalars *s, float *p, float *m, float *v, float *x,
-                         float grad) {
-    float g = grad * s->scale + s->couple * *p;
+/* Element i of an array that may not be kept. */
+static float *element(struct tensor t, int64_t i) { return t.data ? ref_f32(t) + i : NULL; }
+
+/* Element i of the adaptive op. */
+static void adaptive_one(const struct adaptive_args *a, const struct adaptive_scalars *s, int64_t i) {
+    float *const p = element(a->p, i), *const m = element(a->m, i), *const v = element(a->v, i), *const x = element(a->x, i);
+    float g = ref_f32(a->g)[i] * s->scale + s->couple * *p;
     *p *= s->keep;
     *v = *v * s->b2 + s->one_b2 * g * g;
-    if (rule == ADAPTIVE_RMSPROP) {
+    if (a->rule == ADAPTIVE_RMSPROP) {
         if (x) *x += s->one_b1 * (g - *x);
         const float spread = x ? fmaxf(*v - *x * *x, 0) : *v; /* rounding may leave less than nothing */
         g /= sqrtf(spread) + s->eps;
@@ -190,7 +193,7 @@ static void adaptive_one(enum adaptive_rule rule, const struct adaptive_scalars 
         return;
     }
     *m += s->one_b1 * (g - *m);
-    if (rule == ADAPTIVE_RADAM) {
+    if (a->rule == ADAPTIVE_RADAM) {
         const float by = s->rectify > 0 ? s->rectify / (sqrtf(*v) + s->eps) : 1;
         *p -= s->step_size * *m * by;
         return;
@@ -201,10 +204,8 @@ static void adaptive_one(enum adaptive_rule rule, const struct adaptive_scalars 
 
 static int ref_adaptive(struct dev *d, const struct adaptive_args *a) {
     const struct adaptive_scalars s = adaptive_scalars_of(a);
-    float *p = a->p.data, *m = a->m.data, *v = a->v.data, *x = a->x.data;
-    const float *g = a->g.data;
     (void)d;
-    for (int64_t i = 0; i < a->p.dim[0]; i++) adaptive_one(a->rule, &s, p + i, m ? m + i : NULL, v + i, x ? x + i : NULL, g[i]);
+    for (int64_t i = 0; i < a->p.dim[0]; i++) adaptive_one(a, &s, i);
     return 0;
 }
 

@@ -222,8 +222,9 @@ int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n,
 size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h) { return (size_t)((lo + n - 1) / h - lo / h + 1) * 8; }
 
 /* Equal ids are summed first, from 0; the table is used all the time. */
-int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t, struct tensor ids, struct tensor dx) {
-    const int64_t h = dx.dim[1], n = dw.dim[0];
+int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a) {
+    const struct tensor dw = a->dw, ids = a->ids, dx = a->dx;
+    const int64_t lo = a->lo, h = dx.dim[1], n = dw.dim[0];
     const size_t bytes = cuda_embed_bwd_table(lo, n, h);
     streams_push(s, [=] {
         std::map<int32_t, std::vector<float>> sums;

@@ -244,22 +244,28 @@ static inline int attn_tiles(const struct attn_args *a, int64_t rows) {
     return (int)((longest + rows - 1) / rows);
 }
 
-/* Queues kernel(p) with a grid (seqs * p.n_tiles, KV heads, parts). pdl: the kernel waits as cuda_launch_pdl asks. */
-static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), bool pdl, int64_t n_seqs, int parts, int threads,
-                              size_t smem, struct cuda_attn p) {
-    if (n_seqs * p.n_tiles == 0) return 0;
-    if (n_seqs * p.n_tiles > INT32_MAX || p.n_kv_heads > 65535)
+struct attn_grid { /* (seqs * p.n_tiles, KV heads, parts) blocks */
+    int64_t n_seqs;
+    int parts, threads;
+    size_t smem; /* bytes of a block */
+    bool pdl;    /* the kernel waits as cuda_launch_pdl asks */
+};
+/* Queues kernel(p). */
+static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), const struct attn_grid &g, struct cuda_attn p) {
+    const int64_t n = g.n_seqs * p.n_tiles;
+    if (n == 0) return 0;
+    if (n > INT32_MAX || p.n_kv_heads > 65535)
         FAIL(ERR_INVAL, "attention on the GPU: %lld sequences of %d tiles of rows, %d heads: too many for one call",
-             (long long)n_seqs, p.n_tiles, p.n_kv_heads);
-    if (smem > c->smem_max)
-        FAIL(ERR_UNSUPPORTED, "attention with heads of %d needs %zu bytes of shared memory, this GPU has %zu a block", p.dim, smem,
-             c->smem_max);
-    if (smem > 48 * 1024)
-        CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+             (long long)g.n_seqs, p.n_tiles, p.n_kv_heads);
+    if (g.smem > c->smem_max)
+        FAIL(ERR_UNSUPPORTED, "attention with heads of %d needs %zu bytes of shared memory, this GPU has %zu a block", p.dim,
+             g.smem, c->smem_max);
+    if (g.smem > 48 * 1024)
+        CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)g.smem));
     void *args[] = {&p};
-    const dim3 grid((unsigned)(n_seqs * p.n_tiles), (unsigned)p.n_kv_heads, (unsigned)parts);
-    if (pdl) CU_TRY(cuda_launch_pdl(c, kernel, grid, threads, smem, p));
-    else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), args, smem, c->stream));
+    const dim3 grid((unsigned)n, (unsigned)p.n_kv_heads, (unsigned)g.parts);
+    if (g.pdl) CU_TRY(cuda_launch_pdl(c, kernel, grid, g.threads, g.smem, p));
+    else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)g.threads), args, g.smem, c->stream));
     return 0;
 }
 

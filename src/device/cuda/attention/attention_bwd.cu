@@ -380,9 +380,9 @@ template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *
     TRY(cuda_attn_bwd_sm90(c, a, p, flags, &ran));
     if (ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + BWD_BLOCK - 1) / BWD_BLOCK);
-    TRY(attn_launch(c, bwd_keys<SIZE>, false, a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, p));
+    TRY(attn_launch(c, bwd_keys<SIZE>, {a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, false}, p));
     p.n_tiles = attn_tiles(a, BWD_BLOCK);
-    return attn_launch(c, bwd_rows<SIZE>, false, a->seqs.n, 1, BWD_THREADS, shape::SMEM, p);
+    return attn_launch(c, bwd_rows<SIZE>, {a->seqs.n, 1, BWD_THREADS, shape::SMEM, false}, p);
 }
 
 template <class T> static int bwd_plain(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
@@ -391,9 +391,9 @@ template <class T> static int bwd_plain(struct cuda *c, const struct attn_args *
     bwd_delta_plain<T><<<(unsigned)((n + 255) / 256), 256, 0, c->stream>>>(p, n);
     CU_LAUNCHED();
     p.n_tiles = (int)((a->seqs.max_q + ATTN_PLAIN_WARPS - 1) / ATTN_PLAIN_WARPS);
-    TRY(attn_launch(c, bwd_keys_plain<T>, false, a->seqs.n, parts, threads, 0, p));
+    TRY(attn_launch(c, bwd_keys_plain<T>, {a->seqs.n, parts, threads, 0, false}, p));
     p.n_tiles = attn_tiles(a, ATTN_PLAIN_WARPS);
-    return attn_launch(c, bwd_rows_plain<T>, false, a->seqs.n, parts, threads, 0, p);
+    return attn_launch(c, bwd_rows_plain<T>, {a->seqs.n, parts, threads, 0, false}, p);
 }
 
 int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,

@@ -447,7 +447,7 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
  * In a batch that has both, each kernel leaves the other's sequences out. */
 template <int SIZE, int TS> static int decode_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
     using shape = decode_shape<SIZE, TS>;
-    return attn_launch(c, fwd_decode<SIZE, TS>, true, a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, p);
+    return attn_launch(c, fwd_decode<SIZE, TS>, {a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, true}, p);
 }
 
 /* With few blocks each walks its tiles in half as many rounds; with many, small blocks hide each other's latency. */
@@ -473,7 +473,7 @@ template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *
     TRY(cuda_attn_fwd_sm90(c, a, p, &ran));
     if (ran) return 0;
     p.n_tiles = attn_tiles(a, prefill_shape<SIZE>::ROWS);
-    return attn_launch(c, fwd_prefill<SIZE>, true, a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, p);
+    return attn_launch(c, fwd_prefill<SIZE>, {a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, true}, p);
 }
 
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
@@ -493,6 +493,6 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     }
     p.n_tiles = attn_tiles(a, ATTN_PLAIN_WARPS);
     const int parts = (p.dim + ATTN_PLAIN_COLS - 1) / ATTN_PLAIN_COLS, threads = ATTN_PLAIN_WARPS * 32;
-    return a->q.dt == DT_F32 ? attn_launch(c, fwd_plain<float>, true, a->seqs.n, parts, threads, 0, p)
-                             : attn_launch(c, fwd_plain<bf16_bits>, true, a->seqs.n, parts, threads, 0, p);
+    return a->q.dt == DT_F32 ? attn_launch(c, fwd_plain<float>, {a->seqs.n, parts, threads, 0, true}, p)
+                             : attn_launch(c, fwd_plain<bf16_bits>, {a->seqs.n, parts, threads, 0, true}, p);
 }

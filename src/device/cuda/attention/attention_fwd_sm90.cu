@@ -140,7 +140,7 @@ static bool takes(const struct cuda *c, const struct cuda_attn &p) {
 template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using sh = shape<D>;
     p.n_tiles = attn_tiles(a, sh::ROWS);
-    return attn_launch(c, fwd_kernel<D>, true, a->seqs.n, 1, sh::THREADS, sh::SMEM, p);
+    return attn_launch(c, fwd_kernel<D>, {a->seqs.n, 1, sh::THREADS, sh::SMEM, true}, p);
 }
 
 int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {

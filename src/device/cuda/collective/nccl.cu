@@ -208,21 +208,20 @@ static int nccl_ids(void *t, const int32_t *ids, int64_t count, const int32_t **
     return 0;
 }
 
-static int embed_bwd(struct nccl *n, bool on_fold, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids,
-                     struct tensor dx) {
+static int embed_bwd(struct nccl *n, bool on_fold, struct cuda_embed_bwd_args a) {
     cudaStream_t const s = on_fold ? n->fold : n->wire;
-    TRY(hold(n, &n->table[on_fold], cuda_embed_bwd_table(lo, y.dim[0], dx.dim[1]), CUDA_NCCL_TABLE, s));
-    return cuda_embed_bwd_on(s, n->table[on_fold].p, y, lo, vocab, ids, dx);
+    TRY(hold(n, &n->table[on_fold], cuda_embed_bwd_table(a.lo, a.dw.dim[0], a.dx.dim[1]), CUDA_NCCL_TABLE, s));
+    return cuda_embed_bwd_on(s, n->table[on_fold].p, &a);
 }
 
 static int nccl_sum_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     struct nccl *n = (struct nccl *)t;
     CU_TRY(cudaMemsetAsync(y.data, 0, (size_t)y.dim[0] * sizeof(float), n->wire));
-    return embed_bwd(n, false, y, lo, vocab, ids, dx);
+    return embed_bwd(n, false, {y, lo, vocab, ids, dx});
 }
 
 static int nccl_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
-    return embed_bwd((struct nccl *)t, true, y, lo, vocab, ids, dx);
+    return embed_bwd((struct nccl *)t, true, {y, lo, vocab, ids, dx});
 }
 
 /* ---- pieces ---- */

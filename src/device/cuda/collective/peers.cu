@@ -410,9 +410,9 @@ static int add_up(struct peers *p, const struct folding *f, int64_t lo, int64_t 
     for (int r = 0; r < b->n; r++) {
         const int64_t n = b->n_rows[r];
         if (f->x) TRY(cuda_fold_on(p->fold, y, &p->x[r], 1, b->add || r > 0));
-        if (n)
-            TRY(cuda_embed_bwd_on(p->fold, p->rows, y, lo, f->vocab, tensor_1d((void *)ids, DT_I32, n),
-                                  tensor_2d((void *)f->dx[r], DT_F32, n, b->width)));
+        const struct cuda_embed_bwd_args rows = {y, lo, f->vocab, tensor_1d((void *)ids, DT_I32, n),
+                                                 tensor_2d((void *)f->dx[r], DT_F32, n, b->width)};
+        if (n) TRY(cuda_embed_bwd_on(p->fold, p->rows, &rows));
         ids += (size_t)n * sizeof(int32_t);
     }
     return 0;

@@ -298,6 +298,6 @@ int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct ten
     a.out_dt = DT_F32;
     a.add = add;
     /* column sums first, while dy is in L2 */
-    if (db.data && a.m > 0) TRY(gemm_colsum(cuda_of(d), (float *)db.data, dy.data, dy.dt, a.m, a.n, add));
+    if (db.data && a.m > 0) TRY(gemm_colsum(cuda_of(d), (float *)db.data, dy, add));
     return cuda_gemm(cuda_of(d), &a);
 }

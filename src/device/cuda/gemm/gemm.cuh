@@ -124,11 +124,10 @@ int gemm_fallback(struct cuda *c, const struct cuda_gemm_args *a);
 /* The epilogue: a->out from its f32 sums acc, which may be a->out itself. */
 int gemm_epilogue(struct cuda *c, const struct cuda_gemm_args *a, const float *acc, int64_t ld_acc);
 /* db (n) f32 = column sums of dy (m, n), in an order that depends on m and n alone; add: +=. */
-int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n, bool add);
-/* Test values of one operand: row i is a function of (seed, i, cols). mirror -1 and 1: the second
+int gemm_colsum(struct cuda *c, float *db, struct tensor dy, bool add);
+/* Test values of an operand (rows, cols): row i is a function of (seed, i, cols), of size `scale`. mirror -1 and 1: the second
  * half of a row is the first half backwards, times mirror; -2: that of a column, times -1; 0: plain noise. */
-int gemm_fill_test_values(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror,
-                          float scale);
+int gemm_fill_test_values(struct cuda *c, struct tensor dst, unsigned seed, int mirror, float scale);
 /* *flag (device) becomes 1 where the first `bytes` (a multiple of 16) of x and y differ. */
 int gemm_compare(struct cuda *c, const void *x, const void *y, size_t bytes, int *flag);
 

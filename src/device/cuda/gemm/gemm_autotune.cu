@@ -130,9 +130,9 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     t->flush_bytes = flush_bytes(c);
     TRY(cuda_scratch(c, CUDA_SCRATCH_AUTOTUNE, trial_bind(t, p, NULL), &t->block));
     trial_bind(t, p, t->block);
-    TRY(gemm_fill_test_values(c, (void *)a->a, p->in, a->m, in_width(p), 1, 1, 1));
-    TRY(gemm_fill_test_values(c, (void *)a->b, p->in, p->n, p->k, 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));
-    if (p->bias) TRY(gemm_fill_test_values(c, (void *)a->bias, p->in, 1, p->n, 3, 0, SMALL));
+    TRY(gemm_fill_test_values(c, tensor_2d((void *)a->a, p->in, a->m, in_width(p)), 1, 1, 1));
+    TRY(gemm_fill_test_values(c, tensor_2d((void *)a->b, p->in, p->n, p->k), 2, p->op == CUDA_GEMM_FWD ? -1 : -2, 1));
+    if (p->bias) TRY(gemm_fill_test_values(c, tensor_2d((void *)a->bias, p->in, 1, p->n), 3, 0, SMALL));
     CU_TRY(cudaMemsetAsync(t->flags, 0, N_FLAGS * sizeof(int), c->stream));
     for (int i = 0; i < MAX_TRIED; i++) {
         CU_TRY(cudaEventCreate(&t->begin[i]));
@@ -143,29 +143,35 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
 
 /* What an output holds before the GEMM: the addend, or NaN that must not stay. */
 static int prepare_out(struct cuda *c, const struct trial *t, void *out) {
-    if (t->args.add) return gemm_fill_test_values(c, out, t->args.out_dt, t->args.m, t->args.ld_out, 4, 0, SMALL);
+    if (t->args.add) return gemm_fill_test_values(c, tensor_2d(out, t->args.out_dt, t->args.m, t->args.ld_out), 4, 0, SMALL);
     CU_TRY(cudaMemsetAsync(out, 0xff, t->out_bytes, c->stream));
     return 0;
 }
 
-/* Runs a candidate for p on the first m rows and raises flag i where they differ from want.
+/* A kernel, the output that it must give, at which m (n of them), and the flag that says it did not. */
+struct candidate {
+    const struct gemm_pick *pick;
+    const void *want;
+    const int64_t *m;
+    int n, flag;
+};
+
+/* Runs it for p on the first m rows and raises its flag where they differ from want.
  * *ran: false where it does not take m rows. */
-static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, const void *want,
-                    int64_t m, int i, bool *ran) {
+static int try_rows(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct candidate *k, int64_t m, bool *ran) {
     struct cuda_gemm_args a = t->args;
     a.m = m;
     TRY(prepare_out(c, t, a.out));
-    TRY(gemm_pick_run(c, p, pick, &a, ran));
-    if (*ran) TRY(gemm_compare(c, a.out, want, (size_t)(m * a.ld_out) * dtype_size(a.out_dt), &t->flags[i]));
+    TRY(gemm_pick_run(c, p, k->pick, &a, ran));
+    if (*ran) TRY(gemm_compare(c, a.out, k->want, (size_t)(m * a.ld_out) * dtype_size(a.out_dt), &t->flags[k->flag]));
     return 0;
 }
 
-/* All of the tests' m that fit into the trial. */
-static int try_all(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *pick, const void *want,
-                   const int64_t *m, int n, int i, bool *ran) {
+/* All of its m that fit into the trial. */
+static int try_all(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct candidate *k, bool *ran) {
     *ran = true;
-    for (int j = 0; j < n && *ran; j++)
-        if (m[j] >= 1 && m[j] <= t->args.m) TRY(try_rows(c, p, t, pick, want, m[j], i, ran));
+    for (int j = 0; j < k->n && *ran; j++)
+        if (k->m[j] >= 1 && k->m[j] <= t->args.m) TRY(try_rows(c, p, t, k, k->m[j], ran));
     return 0;
 }
 
@@ -196,7 +202,8 @@ static int choose_canonical(struct cuda *c, struct gemm_plan *base, struct trial
         bool ran;
         TRY(gemm_plan_run(c, base, &algos[i], &whole, &ran));
         const struct gemm_pick pick = pick_algo(&algos[i]);
-        if (ran) TRY(try_all(c, base, t, &pick, t->sums, tests, MAX_TESTS, i, &ran));
+        const struct candidate k = {&pick, t->sums, tests, MAX_TESTS, i};
+        if (ran) TRY(try_all(c, base, t, &k, &ran));
         TRY(read_flags(c, t, flags));
         if (ran && !flags[i]) chosen = i;
     }
@@ -261,7 +268,8 @@ static int check_canonical(struct cuda *c, struct gemm_plan *base, const struct 
     sums.args.ld_out = gemm_out_width(t->args.op, t->args.n, t->args.k);
     sums.out_bytes = (size_t)(t->args.m * sums.args.ld_out) * sizeof(float);
     const struct gemm_pick pick = pick_algo(&base->canonical);
-    return try_all(c, base, &sums, &pick, t->sums, m, n, CANONICAL, &ran);
+    const struct candidate k = {&pick, t->sums, m, n, CANONICAL};
+    return try_all(c, base, &sums, &k, &ran);
 }
 
 static void add_new(struct gemm_pick *picks, int *n, const cublasLtMatmulAlgo_t *algo) {
@@ -302,15 +310,15 @@ static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *bas
     return 0;
 }
 
-/* Milliseconds of each candidate: the minimum of a few rounds, each from a cold L2. */
-static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const struct gemm_pick *picks, const bool *good, int n,
-                    float *ms) {
+static const float NOT_TIMED = 1e30f;
+
+/* Milliseconds of each candidate whose ms is 0: the minimum of a few rounds, each from a cold L2. */
+static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const struct gemm_pick *picks, int n, float *ms) {
     const double end = now() + TIMING_SECONDS;
     bool ran;
-    for (int i = 0; i < n; i++) ms[i] = 1e30f;
     for (int round = 0; round < MAX_ROUNDS && (round == 0 || now() < end); round++) {
         for (int i = 0; i < n; i++) {
-            if (!good[i]) continue;
+            if (ms[i] == NOT_TIMED) continue;
             CU_TRY(cudaMemsetAsync(t->flush, round, t->flush_bytes, c->stream));
             CU_TRY(cudaEventRecord(t->begin[i], c->stream));
             TRY(gemm_pick_run(c, p, &picks[i], &t->args, &ran));
@@ -319,9 +327,9 @@ static int time_all(struct cuda *c, struct gemm_plan *p, struct trial *t, const 
         CU_TRY(cudaStreamSynchronize(c->stream));
         for (int i = 0; i < n; i++) {
             float one;
-            if (!good[i]) continue;
+            if (ms[i] == NOT_TIMED) continue;
             CU_TRY(cudaEventElapsedTime(&one, t->begin[i], t->end[i]));
-            if (one < ms[i]) ms[i] = one;
+            if (round == 0 || one < ms[i]) ms[i] = one;
         }
     }
     return 0;
@@ -381,13 +389,13 @@ static int time_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial
 static int time_fastest_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
                                  float *ms) {
     float chained[MAX_TRIED];
-    for (int i = 0; i < n; i++) chained[i] = 1e30f;
+    for (int i = 0; i < n; i++) chained[i] = NOT_TIMED;
     for (int k = 0; k < MAX_IN_GRAPH; k++) {
         int best = 0;
         for (int i = 1; i < n; i++)
             if (ms[i] < ms[best]) best = i;
-        if (ms[best] >= 1e30f) break;
-        ms[best] = 1e30f;
+        if (ms[best] == NOT_TIMED) break;
+        ms[best] = NOT_TIMED;
         TRY(time_in_graph(c, p, t, &picks[best], &chained[best]));
     }
     memcpy(ms, chained, (size_t)n * sizeof *ms);
@@ -428,13 +436,17 @@ static int autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base,
     if (base) TRY(check_canonical(c, base, t, tests, n_tests));
     for (int i = 0; i < n; i++) {
         good[i] = picks[i].how == GEMM_SWIGLU_UNFUSED; /* that is the definition; and its GEMM must not be autotuned now */
-        if (!good[i]) TRY(try_all(c, p, t, &picks[i], t->want, tests, n_tests, i, &good[i]));
+        const struct candidate k = {&picks[i], t->want, tests, n_tests, i};
+        if (!good[i]) TRY(try_all(c, p, t, &k, &good[i]));
     }
     TRY(read_flags(c, t, flags));
     if (flags[CANONICAL])
         FAIL(ERR_INTERNAL, "cuda: %s: the canonical algorithm is not batch-invariant near %lld rows", name, (long long)top);
-    for (int i = 0; i < n; i++) good[i] = good[i] && !flags[i];
-    TRY(time_all(c, p, t, picks, good, n, ms));
+    for (int i = 0; i < n; i++) {
+        good[i] = good[i] && !flags[i];
+        ms[i] = good[i] ? 0 : NOT_TIMED;
+    }
+    TRY(time_all(c, p, t, picks, n, ms));
     if (c->cc >= 90 && top <= GEMM_SMALL_M_MAX) TRY(time_fastest_in_graph(c, p, t, picks, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;

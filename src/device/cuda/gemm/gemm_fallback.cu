@@ -189,16 +189,16 @@ template <typename In, int V> static cudaError_t launch_bands(struct cuda *c, fl
     return cuda_launch_pdl(c, band_kernel<In, V>, grid, 32 * BAND_Y, 0, part, (const In *)dy, m, n);
 }
 
-int gemm_colsum(struct cuda *c, float *db, const void *dy, enum dtype dt, int64_t m, int64_t n, bool add) {
-    const int64_t bands = gemm_ceil_div(m, BAND), vec = 16 / (int64_t)dtype_size(dt);
-    const bool wide = n % vec == 0 && (uintptr_t)dy % 16 == 0; /* the same sums either way */
+int gemm_colsum(struct cuda *c, float *db, struct tensor dy, bool add) {
+    const int64_t m = dy.dim[0], n = dy.dim[1], bands = gemm_ceil_div(m, BAND), vec = 16 / (int64_t)dtype_size(dy.dt);
+    const bool wide = n % vec == 0 && (uintptr_t)dy.data % 16 == 0; /* the same sums either way */
     void *part;
     if (bands > 65535) FAIL(ERR_UNSUPPORTED, "cuda: matmul_dw: %lld rows are too many", (long long)m);
     TRY(cuda_scratch(c, CUDA_SCRATCH_GEMM, (size_t)(bands * n) * sizeof(float), &part));
-    if (dt == DT_F32 && wide) CU_TRY((launch_bands<float, 4>(c, (float *)part, dy, m, n)));
-    else if (dt == DT_F32) CU_TRY((launch_bands<float, 1>(c, (float *)part, dy, m, n)));
-    else if (wide) CU_TRY((launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy, m, n)));
-    else CU_TRY((launch_bands<__nv_bfloat16, 1>(c, (float *)part, dy, m, n)));
+    if (dy.dt == DT_F32 && wide) CU_TRY((launch_bands<float, 4>(c, (float *)part, dy.data, m, n)));
+    else if (dy.dt == DT_F32) CU_TRY((launch_bands<float, 1>(c, (float *)part, dy.data, m, n)));
+    else if (wide) CU_TRY((launch_bands<__nv_bfloat16, 8>(c, (float *)part, dy.data, m, n)));
+    else CU_TRY((launch_bands<__nv_bfloat16, 1>(c, (float *)part, dy.data, m, n)));
     CU_TRY(cuda_launch_pdl(c, bands_kernel, (unsigned)gemm_ceil_div(n, 128), 128, 0, db, (const float *)part, bands, n, add));
     return 0;
 }
@@ -225,11 +225,11 @@ static __global__ void fill_kernel(T *dst, int64_t rows, int64_t cols, unsigned 
     }
 }
 
-int gemm_fill_test_values(struct cuda *c, void *dst, enum dtype dt, int64_t rows, int64_t cols, unsigned seed, int mirror,
-                          float scale) {
+int gemm_fill_test_values(struct cuda *c, struct tensor dst, unsigned seed, int mirror, float scale) {
+    const int64_t rows = dst.dim[0], cols = dst.dim[1];
     const unsigned grid = grid_of(c, rows * cols, 256);
-    if (dt == DT_F32) fill_kernel<<<grid, 256, 0, c->stream>>>((float *)dst, rows, cols, seed, mirror, scale);
-    else fill_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)dst, rows, cols, seed, mirror, scale);
+    if (dst.dt == DT_F32) fill_kernel<<<grid, 256, 0, c->stream>>>((float *)dst.data, rows, cols, seed, mirror, scale);
+    else fill_kernel<<<grid, 256, 0, c->stream>>>((__nv_bfloat16 *)dst.data, rows, cols, seed, mirror, scale);
     CU_LAUNCHED();
     return 0;
 }

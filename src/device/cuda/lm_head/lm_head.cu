@@ -35,23 +35,22 @@ static const char *at_row(struct tensor t, int64_t row) {
     return (const char *)t.data + (size_t)(row * t.dim[1]) * dtype_size(t.dt);
 }
 
-/* out (rows, n) = x rows [row, row + rows) . W[lo, lo + n)^T */
-static int gemm_logits(struct cuda *c, float *out, int64_t ld, struct tensor x, int64_t row, int64_t rows, struct weight w,
-                       int64_t lo, int64_t n) {
+/* out (rows, cols) = the block's rows of x . its entries of W^T */
+static int gemm_logits(struct cuda *c, float *out, struct tensor x, struct weight w, const struct head_block &b) {
     struct cuda_gemm_args g = {};
     g.op = CUDA_GEMM_FWD;
-    g.m = rows, g.n = n, g.k = w.k;
-    g.a = at_row(x, row);
-    g.b = (const char *)w.data + (size_t)(lo * w.k) * dtype_size(w.dt);
+    g.m = b.rows, g.n = b.cols, g.k = w.k;
+    g.a = at_row(x, b.row);
+    g.b = (const char *)w.data + (size_t)(b.lo * w.k) * dtype_size(w.dt);
     g.out = out;
     g.in = w.dt, g.out_dt = DT_F32;
-    g.ld_out = ld;
+    g.ld_out = b.cols;
     g.split_cols = HEAD_GEMM_COLS;
     return cuda_gemm(c, &g);
 }
 
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
-    return gemm_logits(cuda_of(d), (float *)out.data, w.n, x, 0, x.dim[0], w, 0, w.n);
+    return gemm_logits(cuda_of(d), (float *)out.data, x, w, {0, x.dim[0], 0, w.n});
 }
 
 /* ---- forward ---- */
@@ -248,7 +247,7 @@ static int stats_from_logits(struct cuda *c, const struct lmhead_args *a, const 
     for (int64_t lo = 0; lo < vocab; lo += HEAD_GEMM_COLS)
         for (int64_t row = 0; row < rows; row += block) {
             const int64_t n = min64(block, rows - row), cols = min64(HEAD_GEMM_COLS, vocab - lo);
-            TRY(gemm_logits(c, logits, cols, a->x, row, n, a->w, lo, cols));
+            TRY(gemm_logits(c, logits, a->x, a->w, {row, n, lo, cols}));
             const struct stats_args s = {logits,
                                          cols,
                                          lo,
@@ -280,7 +279,7 @@ static int stats_fused(struct cuda *c, const struct lmhead_args *a, const struct
     for (int64_t row = 0; row < rows; row += block) {
         const int64_t n = min64(block, rows - row);
         const dim3 grid((unsigned)((n + HEAD_THREADS - 1) / HEAD_THREADS), (unsigned)head_chunks(vocab));
-        TRY(cuda_head_fused_stats(c, a, row, n, wants_moments(a), tiles, w->raw_target + row));
+        TRY(cuda_head_fused_stats(c, a, {row, n, 0, vocab}, wants_moments(a), tiles, w->raw_target + row));
         const auto kernel = wants_moments(a) ? merge_tiles_kernel<true> : merge_tiles_kernel<false>;
         kernel<<<grid, HEAD_THREADS, 0, c->stream>>>(w->sums + row, rows, tiles, head_tiles(vocab), n);
         CU_LAUNCHED();
@@ -331,8 +330,8 @@ static int compare_stats(struct cuda *c, int64_t k, int64_t vocab, bool *same) {
     a.entropy = a.inv_temp; /* moments are asked for; it is not written here */
     int *const flag = (int *)(p + x + weight + 2 * row);
     char *const want = p + x + weight + 3 * row;
-    TRY(gemm_fill_test_values(c, a.x.data, DT_BF16, CHECK_ROWS, k, 1, 1, 1));
-    TRY(gemm_fill_test_values(c, a.w.data, DT_BF16, vocab, k, 2, -1, 1));
+    TRY(gemm_fill_test_values(c, a.x, 1, 1, 1));
+    TRY(gemm_fill_test_values(c, tensor_2d(a.w.data, DT_BF16, vocab, k), 2, -1, 1));
     check_inputs_kernel<<<1, 512, 0, c->stream>>>((float *)a.inv_temp.data, (int32_t *)a.target.data, CHECK_ROWS, vocab);
     CU_LAUNCHED();
     CU_TRY(cudaMemsetAsync(flag, 0, sizeof *flag, c->stream));
@@ -496,65 +495,65 @@ template <class ACT> __global__ static void __launch_bounds__(DZ_THREADS) dz_ker
 }
 
 /* A block's part of dx (f32): = for the first columns, then +=. */
-static int gemm_dx(struct cuda *c, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo, int64_t cols,
-                   float *dx) {
+static int gemm_dx(struct cuda *c, const struct lmhead_args *a, const struct head_block &b, const void *dz, float *dx) {
     struct cuda_gemm_args g = {};
-    g.m = rows, g.n = cols, g.k = a->w.k;
+    g.m = b.rows, g.n = b.cols, g.k = a->w.k;
     g.a = dz;
     g.in = a->w.dt, g.out_dt = DT_F32;
     g.op = CUDA_GEMM_DX;
-    g.b = (const char *)a->w.data + (size_t)(lo * a->w.k) * dtype_size(a->w.dt);
-    g.out = dx + row * a->w.k;
-    g.add = lo > 0;
+    g.b = (const char *)a->w.data + (size_t)(b.lo * a->w.k) * dtype_size(a->w.dt);
+    g.out = dx + b.row * a->w.k;
+    g.add = b.lo > 0;
     return cuda_gemm(c, &g);
 }
 
-/* Its part of dw, entries [lo, lo + cols): the first block's rows write it, the others add. Where there are several and it
- * adds to what is there, `sums` (cols, k) takes it first. */
-static int gemm_dw(struct dev *d, const struct lmhead_args *a, const void *dz, int64_t row, int64_t rows, int64_t lo, int64_t cols,
-                   float *dw, float *sums, bool add) {
+/* Its part of dw: the first block's rows write it, the others add. Where there are several and it adds to what is there,
+ * `sums` (cols, k) takes it first. */
+static int gemm_dw(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *out, const struct head_block &b,
+                   const void *dz, float *sums) {
+    float *const dw = (float *)out->dw.data + b.lo * a->w.k;
     struct cuda_gemm_args g = {};
-    g.m = rows, g.n = cols, g.k = a->w.k;
+    g.m = b.rows, g.n = b.cols, g.k = a->w.k;
     g.a = dz;
     g.in = a->w.dt, g.out_dt = DT_F32;
     g.op = CUDA_GEMM_DW;
-    g.b = at_row(a->x, row);
-    g.out = sums ? sums : dw + lo * a->w.k;
-    g.add = row > 0 || (add && !sums);
+    g.b = at_row(a->x, b.row);
+    g.out = sums ? sums : dw;
+    g.add = b.row > 0 || (out->add && !sums);
     TRY(cuda_gemm(cuda_of(d), &g));
-    if (!sums || row + rows < a->x.dim[0]) return 0;
-    return cuda_axpby(d, tensor_2d(dw + lo * a->w.k, DT_F32, cols, a->w.k), 1, tensor_2d(sums, DT_F32, cols, a->w.k), 1);
+    if (!sums || b.row + b.rows < a->x.dim[0]) return 0;
+    return cuda_axpby(d, tensor_2d(dw, DT_F32, b.cols, a->w.k), 1, tensor_2d(sums, DT_F32, b.cols, a->w.k), 1);
 }
 
 /* dz of a block from stored logits. */
-static int dz_from_logits(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, float *logits,
-                          int64_t row, int64_t rows, int64_t lo, int64_t cols, void *dz) {
+static int dz_from_logits(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
+                          float *logits, void *dz) {
+    const int64_t row = b.row;
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     if (n_list > DZ_LIST * DZ_THREADS)
         FAIL(ERR_UNSUPPORTED, "dev op lmhead_bwd: a list of %lld entries; on a GPU at most %d", (long long)n_list,
              DZ_LIST * DZ_THREADS);
-    TRY(gemm_logits(c, logits, cols, a->x, row, rows, a->w, lo, cols));
+    TRY(gemm_logits(c, logits, a->x, a->w, b));
     const struct dz_args z = {logits,
                               dz,
-                              cols,
-                              lo,
+                              b.cols,
+                              b.lo,
                               (const float *)a->inv_temp.data + row,
                               (const float *)a->lse.data + row,
-                              (const float *)dlogp.data + row,
-                              dentropy.data ? (const float *)dentropy.data + row : NULL,
-                              dentropy.data ? (const float *)a->entropy.data + row : NULL,
+                              (const float *)g->dlogp.data + row,
+                              g->dentropy.data ? (const float *)g->dentropy.data + row : NULL,
+                              g->dentropy.data ? (const float *)a->entropy.data + row : NULL,
                               (const int32_t *)a->target.data + row,
                               n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
                               n_list ? (const float *)a->dlist.data + row * n_list : NULL,
                               n_list};
-    if (a->x.dt == DT_BF16) dz_kernel<__nv_bfloat16><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
-    else dz_kernel<float><<<(unsigned)rows, DZ_THREADS, 0, c->stream>>>(z);
+    if (a->x.dt == DT_BF16) dz_kernel<__nv_bfloat16><<<(unsigned)b.rows, DZ_THREADS, 0, c->stream>>>(z);
+    else dz_kernel<float><<<(unsigned)b.rows, DZ_THREADS, 0, c->stream>>>(z);
     CU_LAUNCHED();
     return 0;
 }
 
-int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, struct tensor dx,
-                    struct tensor dw, bool add) {
+int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     struct cuda *c = cuda_of(d);
     const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_fused_takes(c, a->x, a->w);
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n, k = a->w.k;
@@ -562,19 +561,19 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, struct tensor dl
     const size_t logits_bytes = fused ? 0 : padded((size_t)(block * widest) * sizeof(float));
     const size_t dz_bytes = bf16 ? padded((size_t)(block * widest) * 2) : 0;
     const size_t dx_bytes = bf16 ? padded((size_t)(rows * k) * sizeof(float)) : 0;
-    const size_t dw_bytes = dw.data && add && rows > block ? (size_t)(widest * k) * sizeof(float) : 0;
+    const size_t dw_bytes = g->dw.data && g->add && rows > block ? (size_t)(widest * k) * sizeof(float) : 0;
     char *p;
     TRY(cuda_scratch(c, CUDA_SCRATCH_HEAD, logits_bytes + dz_bytes + dx_bytes + dw_bytes, (void **)&p));
-    float *logits = (float *)p, *sum_dx = bf16 ? (float *)(p + logits_bytes + dz_bytes) : (float *)dx.data;
+    float *logits = (float *)p, *sum_dx = bf16 ? (float *)(p + logits_bytes + dz_bytes) : (float *)g->dx.data;
     float *sum_dw = dw_bytes ? (float *)(p + logits_bytes + dz_bytes + dx_bytes) : NULL;
     void *dz = bf16 ? p + logits_bytes : p;
     for (int64_t lo = 0; lo < vocab; lo += widest)
         for (int64_t row = 0; row < rows; row += block) {
-            const int64_t n = min64(block, rows - row), cols = min64(widest, vocab - lo);
-            if (fused) TRY(cuda_head_fused_dz(c, a, dlogp, dentropy, row, n, lo, cols, dz));
-            else TRY(dz_from_logits(c, a, dlogp, dentropy, logits, row, n, lo, cols, dz));
-            TRY(gemm_dx(c, a, dz, row, n, lo, cols, sum_dx));
-            if (dw.data) TRY(gemm_dw(d, a, dz, row, n, lo, cols, (float *)dw.data, sum_dw, add));
+            const struct head_block b = {row, min64(block, rows - row), lo, min64(widest, vocab - lo)};
+            if (fused) TRY(cuda_head_fused_dz(c, a, g, b, dz));
+            else TRY(dz_from_logits(c, a, g, b, logits, dz));
+            TRY(gemm_dx(c, a, b, dz, sum_dx));
+            if (g->dw.data) TRY(gemm_dw(d, a, g, b, dz, sum_dw));
         }
-    return bf16 ? cuda_cast(d, dx, tensor_2d(sum_dx, DT_F32, rows, k)) : 0;
+    return bf16 ? cuda_cast(d, g->dx, tensor_2d(sum_dx, DT_F32, rows, k)) : 0;
 }

@@ -191,22 +191,21 @@ bool cuda_head_fused_takes(const struct cuda *c, struct tensor x, struct weight 
            (((uintptr_t)x.data | (uintptr_t)w.data) & 15) == 0;
 }
 
-/* The operands: rows from `row` on of x, rows from `lo` on of the weight. */
-static int operands(struct tensor from, struct weight weight, int64_t row, int64_t rows, int64_t lo, int64_t cols, CUtensorMap *x,
-                    CUtensorMap *w) {
-    TRY(cuda_tensor_map(x, (const char *)from.data + (size_t)(row * weight.k) * 2, rows, weight.k, BM));
-    return cuda_tensor_map(w, (const char *)weight.data + (size_t)(lo * weight.k) * 2, cols, weight.k, BN / 2);
+/* The operands of a block: rows of x, rows of the weight. */
+static int operands(struct tensor from, struct weight weight, const struct head_block &b, CUtensorMap *x, CUtensorMap *w) {
+    TRY(cuda_tensor_map(x, (const char *)from.data + (size_t)(b.row * weight.k) * 2, b.rows, weight.k, BM));
+    return cuda_tensor_map(w, (const char *)weight.data + (size_t)(b.lo * weight.k) * 2, b.cols, weight.k, BN / 2);
 }
 
-int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_stats *tiles,
+int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, const struct head_block &b, bool moments, head_stats *tiles,
                           float *raw_target) {
     CUtensorMap x, w;
     unsigned blocks = 0;
-    TRY(operands(a->x, a->w, row, rows, 0, a->w.n, &x, &w));
-    const struct stats_job j = {gemm_tiles_of(rows, a->w.n, a->w.k, 0, 0),
-                                (const float *)a->inv_temp.data + row,
+    TRY(operands(a->x, a->w, b, &x, &w));
+    const struct stats_job j = {gemm_tiles_of(b.rows, b.cols, a->w.k, 0, 0),
+                                (const float *)a->inv_temp.data + b.row,
                                 tiles,
-                                (const int32_t *)a->target.data + row,
+                                (const int32_t *)a->target.data + b.row,
                                 raw_target,
                                 NULL};
     const auto kernel = moments ? head_stats_kernel<true, false> : head_stats_kernel<false, false>;
@@ -221,7 +220,7 @@ int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, con
     const int64_t rows = x.dim[0];
     CUtensorMap map_x, map_w;
     unsigned blocks = 0;
-    TRY(operands(x, w, 0, rows, 0, w.n, &map_x, &map_w));
+    TRY(operands(x, w, {0, rows, 0, w.n}, &map_x, &map_w));
     const struct stats_job j = {gemm_tiles_of(rows, w.n, w.k, 0, 0), inv_temp, tiles, NULL, NULL, logits};
     const auto kernel = head_stats_kernel<false, true>;
     TRY(gemm_prepare(c, (const void *)kernel, j.p, &blocks));
@@ -229,20 +228,20 @@ int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, con
     return 0;
 }
 
-int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
-                       int64_t rows, int64_t lo, int64_t cols, void *dz) {
-    const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + row : NULL; };
+int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
+                       void *dz) {
+    const auto from = [&](struct tensor t) { return t.data ? (const float *)t.data + b.row : NULL; };
     CUtensorMap x, w, out;
     unsigned blocks = 0;
-    TRY(operands(a->x, a->w, row, rows, lo, cols, &x, &w));
-    TRY(cuda_tensor_map(&out, dz, rows, cols, 64));
+    TRY(operands(a->x, a->w, b, &x, &w));
+    TRY(cuda_tensor_map(&out, dz, b.rows, b.cols, 64));
     struct dz_job j = {};
-    j.p = gemm_tiles_of(rows, cols, a->w.k, 0, 0);
-    j.lo = lo;
-    j.inv_temp = from(a->inv_temp), j.lse = from(a->lse), j.dlogp = from(dlogp);
-    j.dentropy = from(dentropy), j.entropy = dentropy.data ? from(a->entropy) : NULL;
-    j.target = (const int32_t *)a->target.data + row;
-    const auto kernel = dentropy.data ? head_dz_kernel<true> : head_dz_kernel<false>;
+    j.p = gemm_tiles_of(b.rows, b.cols, a->w.k, 0, 0);
+    j.lo = b.lo;
+    j.inv_temp = from(a->inv_temp), j.lse = from(a->lse), j.dlogp = from(g->dlogp);
+    j.dentropy = from(g->dentropy), j.entropy = g->dentropy.data ? from(a->entropy) : NULL;
+    j.target = (const int32_t *)a->target.data + b.row;
+    const auto kernel = g->dentropy.data ? head_dz_kernel<true> : head_dz_kernel<false>;
     TRY(gemm_prepare(c, (const void *)kernel, j.p, &blocks));
     kernel<<<blocks, THREADS, SMEM, c->stream>>>(j, x, w, out);
     CU_LAUNCHED();

@@ -195,16 +195,19 @@ size_t cuda_head_check_bytes(int64_t k, int64_t vocab);
 int cuda_head_fused(struct cuda *c, struct tensor x, struct weight w, bool *yes);
 /* Whether the fused kernel takes this device and this head. */
 bool cuda_head_fused_takes(const struct cuda *c, struct tensor x, struct weight w);
-/* Statistics of rows [row, row + rows) by tile: tiles (head_tiles(vocabulary), rows), moments when asked; and raw_target (rows),
+struct head_block { /* of the logits: rows [row, row + rows), entries [lo, lo + cols) of the vocabulary */
+    int64_t row, rows, lo, cols;
+};
+/* Statistics of the block, all entries, by tile: tiles (head_tiles(vocabulary), rows), moments when asked; and raw_target (rows),
  * the targets' raw logits, NaN for a target outside of the vocabulary. */
-int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, int64_t row, int64_t rows, bool moments, head_stats *tiles,
+int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, const struct head_block &b, bool moments, head_stats *tiles,
                           float *raw_target);
 /* For the sampler: the statistics, without moments, of all rows of x, and the raw logits (rows, vocabulary).
  * pre: cuda_head_fused says so. inv_temp (rows). */
 int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, const float *inv_temp, float *logits,
                            head_stats *tiles);
-/* dz (rows, cols) bf16 of rows [row, row + rows) and entries [lo, lo + cols), cols a multiple of 8. */
-int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, struct tensor dlogp, struct tensor dentropy, int64_t row,
-                       int64_t rows, int64_t lo, int64_t cols, void *dz);
+/* dz (rows, cols) bf16 of the block, cols a multiple of 8. */
+int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
+                       void *dz);
 
 #endif

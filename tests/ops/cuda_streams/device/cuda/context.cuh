@@ -34,8 +34,12 @@ int cuda_driver_entry(const char *name, void **f);
 int cuda_hold(struct cuda *c, size_t bytes, void **out);
 int cuda_drop(struct cuda *c, void *p, size_t bytes);
 size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h);
-int cuda_embed_bwd_on(cudaStream_t s, void *table, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids,
-                      struct tensor dx);
+struct cuda_embed_bwd_args {
+    struct tensor dw;
+    int64_t lo, vocab;
+    struct tensor ids, dx;
+};
+int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a);
 int cuda_load_group_kernels(void);
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
 static inline int cuda_stamp_on(struct cuda *c, cudaStream_t s, int64_t i) { return (void)c, (void)s, (void)i, 0; }
