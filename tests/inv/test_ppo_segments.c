@@ -1,7 +1,7 @@
 /* test_ppo_segments.c - responses of several segments, of the policy and of an environment, through the stages of a step.
  *
- * tools/oracle_segments.py has verl's estimators on them, in fp64. What an environment wrote is context: log-probs, reference, versions
- * and values there are in no loss, no metric and no bit of the new weights. */
+ * tools/oracle_segments.py has verl's estimators on them, in fp64. What an environment wrote is context: log-probs, reference,
+ * versions and values there are in no loss, no metric and no bit of the new weights. */
 #include "model_case.h"
 
 #include "base/json.h"

@@ -1,7 +1,6 @@
 /* disk.c - the disk that a ppo run takes (plan/disk_plan.h): its models, samples and records. */
 #include "plan/disk_plan.h"
 #include "ppo/plan/memory_plan.h"
-#include "ppo/stages/stages.h"
 
 #include "base/err.h"
 

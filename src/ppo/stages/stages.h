@@ -44,7 +44,8 @@ int ppo_rollout_wait(struct rollout_async *a, struct batch *out);
 void ppo_rollout_drop(struct rollout_async *a); /* NULL ok */
 /* The version of the policy's weights before this step's updates: how many steps have updated it. */
 static inline int32_t ppo_version(const struct stage *s) { return (int32_t)(s->run->step - 1); }
-/* Whether the policy of before this step's updates drew every token of b that a policy wrote (column param_versions; without it: yes). */
+/* Whether the policy of before this step's updates drew every token of b that a policy wrote (column param_versions; without it:
+ * yes). */
 bool ppo_on_policy(const struct stage *s, const struct batch *b);
 /* Generates sampling->n responses for each row of prompts and scores them as they
  * end. out: rows interleaved (p0 p0 p1 p1 ...) with the columns of prompts and
@@ -62,12 +63,6 @@ struct ppo_generate_args {
     bool validation;
 };
 int ppo_generate(const struct stage *s, const struct generation *g, const struct ppo_generate_args *a, struct batch *out);
-
-/* ---- disk.c ---- */
-/* disk_plan_check of the run: its models, samples and records. */
-int ppo_disk_check(const struct ppo_config *k, struct run *r, int64_t val_rows);
-/* steps: 0: not known. NULL: the plan is not. */
-json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_rows, struct buf *out);
 
 /* ---- reward.c ---- */
 /* How many rows of b ended without a score, by reason, as metrics prefix + "timeout", "crash", ... */
@@ -145,8 +140,8 @@ int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
 /* The stage of a worker_update, in the process that has the device. */
 static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
-    const struct ppo_config *k = ((struct ppo_worker *)w)->k;
-    return (struct stage){.worker = w, .run = run, .seed = k->trainer.seed, .schedule = k->schedule};
+    const struct ppo_update_slices k = ppo_worker_slices(w);
+    return (struct stage){.worker = w, .run = run, .seed = k.seed, .schedule = k.schedule};
 }
 /* What mini-batches are made of, and what is written of one whose gradient is not finite. */
 #define PPO_MINI_READS                                                                                                        \

@@ -44,10 +44,13 @@ struct ppo_update_slices {
     const struct ppo_data_config *data;
     const struct ppo_sizes *sizes;
     double temperature; /* of the samples */
+    uint64_t seed;      /* trainer.seed */
+    enum ppo_schedule schedule;
 };
 static inline struct ppo_update_slices ppo_worker_slices(const struct worker *w) {
     const struct ppo_config *k = ((const struct ppo_worker *)w)->k;
-    return (struct ppo_update_slices){&k->actor, &k->critic, &k->distill, &k->data, &k->sizes, k->rollout.train.temperature};
+    return (struct ppo_update_slices){&k->actor,       &k->critic, &k->distill, &k->data, &k->sizes, k->rollout.train.temperature,
+                                      k->trainer.seed, k->schedule};
 }
 /* base.dev and base.comm are there: sizes what k needs, and with a judge that is served its address is known from here on,
  * k->reward.router_address. ERR_NOMEM: it does not fit. */
