@@ -23,31 +23,32 @@ static void rig_open(struct rig *r) {
     *r = (struct rig){.dir = case_temp_dir()};
     OK(json_load(&r->want, FIXTURES "/train/segments.json", 1 << 20));
     r->k = (struct ppo_config){
-        .max_prompt_length = PROMPT,
-        .max_response_length = WIDTH,
-        .train = {.n = 3, .temperature = 0.8},
-        .gamma = json_number_value(json_object_get(r->want, "gamma")),
-        .lam = json_number_value(json_object_get(r->want, "lam")),
-        .norm_adv_by_std = true,
-        .loss_mode = algo_policy_find("vanilla"),
-        .policy = algo_policy_defaults(),
-        .agg_mode = algo_agg_find("token-mean"),
-        .loss_scale_factor = WIDTH,
-        .entropy_coeff = 0.02,
-        .kl_loss_coef = 0.1,
-        .ppo_mini_batch_size = 2,
-        .ppo_epochs = 1,
-        .update_cut = {.max_seqs = 2},
-        .logp_cut = {.max_seqs = 4},
-        .optim = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"},
-        .run = {.default_local_dir = r->dir, .max_bad_steps = 1},
+        .data.max_prompt_length = PROMPT,
+        .data.max_response_length = WIDTH,
+        .rollout.train = {.n = 3, .temperature = 0.8},
+        .algorithm.gamma = json_number_value(json_object_get(r->want, "gamma")),
+        .algorithm.lam = json_number_value(json_object_get(r->want, "lam")),
+        .algorithm.norm_adv_by_std = true,
+        .actor.loss_mode = algo_policy_find("vanilla"),
+        .actor.policy = algo_policy_defaults(),
+        .actor.agg_mode = algo_agg_find("token-mean"),
+        .actor.loss_scale_factor = WIDTH,
+        .actor.entropy_coeff = 0.02,
+        .actor.kl_loss_coef = 0.1,
+        .actor.mini_batch_size = 2,
+        .actor.epochs = 1,
+        .actor.update_cut = {.max_seqs = 2},
+        .rollout.logp_cut = {.max_seqs = 4},
+        .actor.optim = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"},
+        .trainer.run = {.default_local_dir = r->dir, .max_bad_steps = 1},
     };
-    OK(algo_kl_find(&r->k.kl_loss_type, "low_var_kl"));
-    OK(algo_kl_find(&r->k.kl_penalty, "kl"));
+    OK(algo_kl_find(&r->k.actor.kl_loss_type, "low_var_kl"));
+    OK(algo_kl_find(&r->k.algorithm.kl_penalty, "kl"));
+    ppo_config_sizes(&r->k);
     OK(algo_kl_ctrl_init(&r->kl, "fixed", 0.1, 0, 0));
     r->run.k.max_bad_steps = 1;
     r->run.step = 1;
-    r->stage = (struct stage){.k = &r->k, .worker = &r->w.base, .run = &r->run};
+    r->stage = (struct stage){.worker = &r->w.base, .run = &r->run};
     OK(stages_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = "segments", .run_dir = r->dir, .config = config};
@@ -160,10 +161,10 @@ static void estimators_like_verl(void **state) {
         mask_by_hand(&r, &b, mask);
         add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
         add_numbers(&r, &b, "sum_pi_squared", BATCH_F64, "sum_pi_squared");
-        r.k.adv_estimator = (char *)(uintptr_t)name;
-        r.k.adv = algo_adv_find(name);
-        assert_non_null(r.k.adv);
-        OK(ppo_advantage(&r.stage, &r.kl, &b));
+        r.k.algorithm.adv_estimator = (char *)(uintptr_t)name;
+        r.k.algorithm.adv = algo_adv_find(name);
+        assert_non_null(r.k.algorithm.adv);
+        OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
         const struct batch_col *made = batch_find(&b, "response_mask");
         for (int64_t t = 0; t < made->off[ROWS]; t++) assert_int_equal(made->i32[t], mask[t]);
         worst = worse_of(worst, worst_of(&r, &b, name, "advantages", mask));
@@ -194,7 +195,7 @@ static void open_actor(struct rig *r) {
     OK(trained_model_create(&w->base.role[VERLC_ACTOR].model, &a));
     w->k = &r->k;
     worker_open_local(&w->base, NULL);
-    const struct worker_role role = {w->base.role[VERLC_ACTOR].model, r->k.logp_cut, (float)r->k.train.temperature};
+    const struct worker_role role = {w->base.role[VERLC_ACTOR].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
     worker_set_role(&w->base, VERLC_ACTOR, &role);
 }
 
@@ -214,9 +215,9 @@ static void step(enum change what, bool kl_loss, struct metrics *m, float *logp,
     uint8_t mask[ROWS * WIDTH];
     rig_open(&r);
     open_actor(&r);
-    r.k.adv = algo_adv_find("gae");
-    r.k.use_kl_loss = kl_loss;
-    r.k.use_kl_in_reward = !kl_loss;
+    r.k.algorithm.adv = algo_adv_find("gae");
+    r.k.actor.use_kl_loss = kl_loss;
+    r.k.algorithm.use_kl_in_reward = !kl_loss;
     r.k.schedule = PPO_ONE_STEP_OFF;
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);
@@ -228,12 +229,13 @@ static void step(enum change what, bool kl_loss, struct metrics *m, float *logp,
         batch_find(&b, "ref_log_prob")->f64[t] = -9;
         batch_find(&b, "values")->f64[t] = 5;
     }
-    OK(ppo_old_log_probs(&r.stage, &b)); /* a pass where the versions are not the policy's */
-    OK(ppo_advantage(&r.stage, &r.kl, &b));
+    OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b)); /* a pass where the versions are not the policy's */
+    OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
     OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
-    OK(ppo_data_metrics(&r.stage, &b));
+    OK(ppo_data_metrics(&r.stage, &r.k.data, &b));
     OK(ppo_sequences(&b, &seqs));
-    OK(trained_model_forward(r.w.base.role[VERLC_ACTOR].model, seqs, ROWS, r.k.logp_cut, 1, (struct forward_out){.logp = logp}));
+    OK(trained_model_forward(r.w.base.role[VERLC_ACTOR].model, seqs, ROWS, r.k.rollout.logp_cut, 1,
+                             (struct forward_out){.logp = logp}));
     *m = r.run.metrics;
     r.run.metrics = (struct metrics){0};
     free(seqs);
