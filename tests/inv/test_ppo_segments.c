@@ -218,7 +218,7 @@ static void step(enum change what, bool kl_loss, struct metrics *m, float *logp,
     r.k.algorithm.adv = algo_adv_find("gae");
     r.k.actor.use_kl_loss = kl_loss;
     r.k.algorithm.use_kl_in_reward = !kl_loss;
-    r.k.schedule = PPO_ONE_STEP_OFF;
+    r.k.schedule = r.stage.schedule = PPO_ONE_STEP_OFF;
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);
     *n = batch_find(&b, "responses")->off[ROWS];
