@@ -3,8 +3,8 @@ more files than CIRCLE call each other, DESIGN has the modules in that order, pr
 file opens with a comment, no line is longer than .clang-format's limit, no function longer than 300 lines; that functions
 have 6 parameters at most, but for WIDE of them; that clang-format leaves the tree as it is; that texts use the field's words
 (WORDS); that NCCL adds nothing; that files which the pages name are there; that every fuzz target is in the table of readers;
-and that the tables of docs/performance.md are those of docs/figures. C and CUDA files alike. Exits 1 on a violation; prints the 20
-longest functions."""
+and that the tables of docs/performance.md are those of docs/figures. C and CUDA files alike. Exits 1 on a violation; prints the
+20 longest functions."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 ROOT = TOP / "src"
 CALLS = modules.calls()
 CIRCLE = 5  # files that call each other, at most
-WIDE = 34  # functions with more than 6 parameters, most of them kernels; the number only falls
+WIDE = 20  # functions with more than 6 parameters, most of them kernels; the number only falls
 COLUMNS = int(re.search(r"ColumnLimit: (\d+)", (TOP / ".clang-format").read_text())[1])
 GENERATED = {ROOT / "text/unicode_tables.h"}
 SOURCES = ("*.c", "*.h", "*.cu", "*.cuh")
@@ -161,7 +161,7 @@ def wide_functions():
         text = re.sub(r"<[\w ,]*>", "", text)
         for m in head.finditer(text):
             n = re.sub(r"\([^()]*\)", "", m[2]).count(",") + 1
-            if n > 6 and re.match(r"[\w ]+[ *&]+\w+,", m[2]):
+            if n > 6 and re.match(r"[\w ]+([ *&]+\w+,|\(&\w+\))", m[2]):
                 yield f"{path.relative_to(TOP)}:{text.count(chr(10), 0, m.start()) + 1}: {m[1]} has {n} parameters"
 
 

@@ -71,11 +71,11 @@ static void load_bias(const struct gemm_job *j, float bias[TILE], int64_t col, i
     }
 }
 
-static void store_block(const struct gemm_job *j, int64_t row, int64_t col, int rows, int cols, const float *bias, const float *c) {
+static struct cpu_gemm_out out_at(const struct gemm_job *j, int64_t row, int64_t col, const float *bias) {
     struct cpu_gemm_out o = j->out;
     o.y = (char *)o.y + (size_t)(row * o.ld + col) * dtype_size(o.dt);
     o.bias = bias;
-    j->g->store(&o, rows, cols, c);
+    return o;
 }
 
 /* ---- small M: stream the weight ---- */
@@ -86,7 +86,8 @@ static void stream_store(const struct gemm_job *j, int64_t p, const float *c) {
     const int64_t col = p * TILE;
     const int cols = (int)min64(TILE, j->n - col);
     if (j->bias) load_bias(j, bias, col, cols);
-    store_block(j, 0, col, (int)j->m, cols, j->bias ? bias : NULL, c);
+    const struct cpu_gemm_out o = out_at(j, 0, col, j->bias ? bias : NULL);
+    j->g->store(&o, (int)j->m, cols, c);
 }
 
 /* The panels [p, hi): those of the first half beside those of the second where the kernel takes two. */
@@ -204,7 +205,8 @@ static void unit_part(void *arg, int64_t part, int thread) {
                 float *c = sums + ((p - p0) * (b1 - b0) + im - b0) * c_tile;
                 if (p + 1 < p1) panel_prefetch(j, p + 1, r0, rn, im - b0, b1 - b0);
                 g->block(rows, cpu_up32(rn), pa + (size_t)im * block_bytes(j), b, c, ik > 0);
-                if (ik + 1 == j->nkb) store_block(j, row, col, rows, cols, j->bias ? bias : NULL, c);
+                const struct cpu_gemm_out o = out_at(j, row, col, j->bias ? bias : NULL);
+                if (ik + 1 == j->nkb) g->store(&o, rows, cols, c);
             }
         }
     }

@@ -64,6 +64,26 @@ struct cpu_head_rot {
     float eps;
     const void *norm;       /* (D) act, or NULL */
     const float *cos, *sin; /* (D/2) */
+    /* backward */
+    enum dtype dy_dt;
+    float *dnorm, *tmp; /* (D): += with norm; scratch */
+};
+
+/* The backward of RMSNorm on one row. */
+struct cpu_norm_grad {
+    float *dx, *dw; /* (n) += */
+    const void *dy, *w;
+    enum dtype dy_dt, w_dt;
+    const float *x;
+    int64_t n;
+    float rstd;
+};
+
+/* The backward of SwiGLU on n entries of a row, all of one dtype. */
+struct cpu_swiglu_grad {
+    void *dgate, *dup;
+    const void *dy, *gate, *up;
+    int64_t n;
 };
 
 struct cpu_kern {
@@ -83,14 +103,11 @@ struct cpu_kern {
 
     /* rows of the residual stream */
     float (*rmsnorm_fwd)(void *y, const float *x, const void *w, enum dtype act, int64_t n, float eps); /* returns 1 / rms */
-    void (*rmsnorm_bwd)(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, enum dtype w_dt,
-                        int64_t n, float rstd);
+    void (*rmsnorm_bwd)(const struct cpu_norm_grad *g);
     void (*rot_fwd)(void *y, const void *x, const struct cpu_head_rot *h);
-    /* dx (D) act, dnorm (D) f32 +=; dy (D) of dy_dt. tmp (D). */
-    void (*rot_bwd)(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
-                    float *tmp);
+    void (*rot_bwd)(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h); /* dx (D) act; dy (D) of dy_dt */
     void (*swiglu_fwd)(void *y, const void *gate, const void *up, enum dtype dt, int64_t n);
-    void (*swiglu_bwd)(void *dgate, void *dup, const void *dy, const void *gate, const void *up, enum dtype dt, int64_t n);
+    void (*swiglu_bwd)(const struct cpu_swiglu_grad *g, enum dtype dt);
     void (*narrow)(void *dst, enum dtype dt, const float *src, int64_t n);
     void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
 

@@ -58,8 +58,15 @@ static void rmsnorm_bwd_part(void *arg, int64_t part, int thread) {
     (void)thread;
     memset(sum, 0, (size_t)c * sizeof *sum);
     for (int64_t t = lo; t < hi; t++)
-        j->k->rmsnorm_bwd((float *)j->dx.data + t * c, sum, at(j->dy, t * c), j->dy.dt, (const float *)j->x.data + t * c, j->w.data,
-                          j->w.dt, c, ((const float *)j->rstd.data)[t]);
+        j->k->rmsnorm_bwd(&(struct cpu_norm_grad){.dx = (float *)j->dx.data + t * c,
+                                                  .dw = sum,
+                                                  .dy = at(j->dy, t * c),
+                                                  .w = j->w.data,
+                                                  .dy_dt = j->dy.dt,
+                                                  .w_dt = j->w.dt,
+                                                  .x = (const float *)j->x.data + t * c,
+                                                  .n = c,
+                                                  .rstd = ((const float *)j->rstd.data)[t]});
 }
 int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
     struct cpu *c = cpu_of(d);
@@ -109,8 +116,8 @@ static void qkv_fwd_part(void *arg, int64_t part, int thread) {
     const struct qkv_args *a = j->a;
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
     float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2;
-    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin};
-    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin};
+    const struct cpu_head_rot q = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = a->q_norm.data, .cos = cos, .sin = sin};
+    const struct cpu_head_rot k = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = a->k_norm.data, .cos = cos, .sin = sin};
     const int64_t lo = part * j->per, hi = part_end(lo, j->per, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {
         const int64_t slot = ((const int32_t *)a->slots.data)[t];
@@ -143,8 +150,8 @@ static void qkv_bwd_part(void *arg, int64_t part, int thread) {
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
     float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2, *tmp = sin + dim / 2;
     float *sum_q = j->sums + part * 2 * dim, *sum_k = sum_q + dim;
-    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin};
-    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin};
+    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin, j->dq.dt, sum_q, tmp};
+    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin, DT_F32, sum_k, tmp};
     memset(sum_q, 0, (size_t)(2 * dim) * sizeof *sum_q);
     const int64_t lo = part * BLOCK, hi = part_end(lo, BLOCK, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {
@@ -152,11 +159,11 @@ static void qkv_bwd_part(void *arg, int64_t part, int thread) {
         load_rope(a, t, cos, sin);
         for (int64_t h = 0; h < n_q; h++) {
             const int64_t x = t * c + h * dim;
-            j->k->rot_bwd(at(j->dqkv, x), sum_q, at(j->dq, (t * n_q + h) * dim), j->dq.dt, at(a->qkv, x), &q, tmp);
+            j->k->rot_bwd(at(j->dqkv, x), at(j->dq, (t * n_q + h) * dim), at(a->qkv, x), &q);
         }
         for (int64_t h = 0; h < n_k; h++) {
             const int64_t x = t * c + (n_q + h) * dim, from = slot_elem(j->dk, slot, h);
-            j->k->rot_bwd(at(j->dqkv, x), sum_k, at(j->dk, from), DT_F32, at(a->qkv, x), &k, tmp);
+            j->k->rot_bwd(at(j->dqkv, x), at(j->dk, from), at(a->qkv, x), &k);
             j->k->narrow(at(j->dqkv, x + n_k * dim), j->dqkv.dt, (const float *)j->dv.data + from, dim);
         }
     }
@@ -209,8 +216,9 @@ static void swiglu_bwd_part(void *arg, int64_t part, int thread) {
     int64_t lo, n;
     const int64_t t = swiglu_piece(j, part, &lo, &n), f = j->y.dim[1], g = t * 2 * f + lo;
     (void)thread;
-    j->k->swiglu_bwd(at(j->dgate_up, g), at(j->dgate_up, g + f), at(j->y, t * f + lo), at(j->gate_up, g), at(j->gate_up, g + f),
-                     j->y.dt, n);
+    const struct cpu_swiglu_grad s = {at(j->dgate_up, g), at(j->dgate_up, g + f), at(j->y, t * f + lo),
+                                      at(j->gate_up, g),  at(j->gate_up, g + f),  n};
+    j->k->swiglu_bwd(&s, j->y.dt);
 }
 int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
     struct swiglu_job j = {.k = cpu_kern_of(cpu_of(d)),

@@ -41,9 +41,13 @@ static float kern_rmsnorm_fwd(void *y, const float *x, const void *w, enum dtype
 }
 
 /* g = dy w, n = x rstd: dx += rstd (g - n mean(g n)), dw += dy n. */
-VEC_FN void rmsnorm_grad(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, int64_t n,
-                         float rstd, enum dtype w_dt) {
-    const vec rs = vset1(rstd);
+VEC_FN void rmsnorm_grad(const struct cpu_norm_grad *g, enum dtype w_dt) {
+    float *const dx = g->dx, *const dw = g->dw;
+    const void *const dy = g->dy, *const w = g->w;
+    const float *const x = g->x;
+    const enum dtype dy_dt = g->dy_dt;
+    const int64_t n = g->n;
+    const vec rs = vset1(g->rstd);
     struct row_sum gn = row_sum_zero();
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
@@ -55,15 +59,12 @@ VEC_FN void rmsnorm_grad(float *dx, float *dw, const void *dy, enum dtype dy_dt,
     const vec mean = vset1(row_sum_total(&gn) / (float)n);
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
-        const vec g = vmul(vload_act_n(dy, dy_dt, i, k), vload_act_n(w, w_dt, i, k));
+        const vec dn = vmul(vload_act_n(dy, dy_dt, i, k), vload_act_n(w, w_dt, i, k));
         const vec v = vmul(vload_n(x + i, k), rs);
-        vstore_n(dx + i, vfma(rs, vsub(g, vmul(v, mean)), vload_n(dx + i, k)), k);
+        vstore_n(dx + i, vfma(rs, vsub(dn, vmul(v, mean)), vload_n(dx + i, k)), k);
     }
 }
-static void kern_rmsnorm_bwd(float *dx, float *dw, const void *dy, enum dtype dy_dt, const float *x, const void *w, enum dtype w_dt,
-                             int64_t n, float rstd) {
-    FOR_ACT(w_dt, rmsnorm_grad, dx, dw, dy, dy_dt, x, w, n, rstd);
-}
+static void kern_rmsnorm_bwd(const struct cpu_norm_grad *g) { FOR_ACT(g->w_dt, rmsnorm_grad, g); }
 
 /* ---- heads: RMSNorm and RoPE ---- */
 
@@ -96,9 +97,10 @@ VEC_FN void rot_head(void *y, const void *x, const struct cpu_head_rot *h, enum 
 static void kern_rot_fwd(void *y, const void *x, const struct cpu_head_rot *h) { FOR_ACT(h->act, rot_head, y, x, h); }
 
 /* Rotates dy back into tmp, then undoes the norm as rmsnorm_grad does. */
-VEC_FN void rot_head_grad(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
-                          float *tmp, enum dtype act) {
+VEC_FN void rot_head_grad(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h, enum dtype act) {
     const int64_t dim = h->dim, half = dim / 2;
+    const enum dtype dy_dt = h->dy_dt;
+    float *const dnorm = h->dnorm, *const tmp = h->tmp;
     for (int64_t i = 0; i < half; i += VEC) {
         const int64_t k = LANES(half, i);
         const vec c = vload_n(h->cos + i, k), s = vload_n(h->sin + i, k);
@@ -127,9 +129,8 @@ VEC_FN void rot_head_grad(void *dx, float *dnorm, const void *dy, enum dtype dy_
         vstore_act_n(dx, act, i, vmul(rs, vsub(g, vmul(v, mean))), k);
     }
 }
-static void kern_rot_bwd(void *dx, float *dnorm, const void *dy, enum dtype dy_dt, const void *x, const struct cpu_head_rot *h,
-                         float *tmp) {
-    FOR_ACT(h->act, rot_head_grad, dx, dnorm, dy, dy_dt, x, h, tmp);
+static void kern_rot_bwd(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h) {
+    FOR_ACT(h->act, rot_head_grad, dx, dy, x, h);
 }
 
 /* ---- SwiGLU ---- */
@@ -148,19 +149,20 @@ static void kern_swiglu_fwd(void *y, const void *gate, const void *up, enum dtyp
 }
 
 /* silu'(g) = s + g s (1 - s), s = sigmoid(g). */
-VEC_FN void swiglu_grad(void *dgate, void *dup, const void *dy, const void *gate, const void *up, int64_t n, enum dtype dt) {
+VEC_FN void swiglu_grad(const struct cpu_swiglu_grad *s, enum dtype dt) {
+    void *const dgate = s->dgate, *const dup = s->dup;
+    const void *const dy = s->dy, *const gate = s->gate, *const up = s->up;
+    const int64_t n = s->n;
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
         const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
-        const vec d = vload_act_n(dy, dt, i, k), s = sigmoid(g);
-        const vec slope = vmul(s, vfma(g, vsub(vset1(1), s), vset1(1)));
+        const vec d = vload_act_n(dy, dt, i, k), sig = sigmoid(g);
+        const vec slope = vmul(sig, vfma(g, vsub(vset1(1), sig), vset1(1)));
         vstore_act_n(dgate, dt, i, vmul(vmul(d, u), slope), k);
-        vstore_act_n(dup, dt, i, vmul(vmul(d, g), s), k);
+        vstore_act_n(dup, dt, i, vmul(vmul(d, g), sig), k);
     }
 }
-static void kern_swiglu_bwd(void *dgate, void *dup, const void *dy, const void *gate, const void *up, enum dtype dt, int64_t n) {
-    FOR_ACT(dt, swiglu_grad, dgate, dup, dy, gate, up, n);
-}
+static void kern_swiglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, swiglu_grad, g); }
 
 /* ---- plain rows ---- */
 

@@ -60,13 +60,19 @@ static struct cpu_head_state row_state(const struct job *j, const float *raw, in
 
 /* ---- without truncation ---- */
 
-/* The first entry of the chunk whose running sum passes `target` (in units of exp(max)). */
-static int64_t draw_in_chunk(const struct job *j, const float *raw, int64_t n, float inv_temp, float max, double target,
-                             float *weight) {
-    j->k->head_exp(weight, raw, n, inv_temp, max);
+struct run { /* of a row's logits */
+    const float *raw;
+    int64_t n;
+    float inv_temp; /* 1: they are scaled */
+    float max;
+};
+
+/* The first entry of the run whose running sum passes `target` (in units of exp(max)). */
+static int64_t draw_in_chunk(const struct job *j, const struct run *r, double target, float *weight) {
+    j->k->head_exp(weight, r->raw, r->n, r->inv_temp, r->max);
     double sum = 0;
     int64_t last = 0;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < r->n; i++) {
         sum += (double)weight[i];
         if (sum > target) return i;
         if (weight[i] > 0) last = i;
@@ -74,8 +80,9 @@ static int64_t draw_in_chunk(const struct job *j, const float *raw, int64_t n, f
     return last; /* the sum in another order was a little larger */
 }
 
-static int64_t draw_all(const struct job *j, const float *raw, int64_t vocab, float inv_temp, float u,
-                        const struct cpu_head_state *s, const struct mem *m) {
+/* From the whole row, whose statistics s and m->sums are. */
+static int64_t draw_all(const struct job *j, const struct run *row, float u, const struct cpu_head_state *s, const struct mem *m) {
+    const int64_t vocab = row->n;
     const double target = (double)u * s->sum;
     double before = 0, scale = 1;
     int64_t chunk = 0;
@@ -87,8 +94,8 @@ static int64_t draw_all(const struct job *j, const float *raw, int64_t vocab, fl
         if (before + w > target || i == cpu_head_chunks(vocab) - 1) break;
         before += w;
     }
-    return chunk * CHUNK + draw_in_chunk(j, raw + chunk * CHUNK, cpu_head_chunk_len(vocab, chunk), inv_temp, m->sums[chunk].max,
-                                         (target - before) / scale, m->weight);
+    const struct run in = {row->raw + chunk * CHUNK, cpu_head_chunk_len(vocab, chunk), row->inv_temp, m->sums[chunk].max};
+    return chunk * CHUNK + draw_in_chunk(j, &in, (target - before) / scale, m->weight);
 }
 
 /* Index of the largest, the lowest of equal ones; NaN ranks below all. */
@@ -166,8 +173,9 @@ static double mass(const struct job *j, const float *z, int64_t n, float max, fl
 
 /* Entries that surely hold all that the rule keeps, in id order. *total: what top-p takes its part
  * of, 0 when top-k comes first (then it is the sum of what that keeps). */
-static int64_t candidates(const struct job *j, const float *z, int64_t n, float max, const struct sample_param *p, struct mem *m,
-                          double *total) {
+static int64_t candidates(const struct job *j, const struct run *row, const struct sample_param *p, struct mem *m, double *total) {
+    const float *const z = row->raw, max = row->max;
+    const int64_t n = row->n;
     *total = 0;
     if (p->top_k > 0 && p->top_k < n) return collect(j, z, n, bound_top_k(j, z, n, p->top_k, m), m);
     if (p->top_p < 1) {
@@ -233,7 +241,7 @@ static int64_t draw_truncated(const struct job *j, const float *z, int64_t n, co
                               float *logp) {
     double total;
     const float max = j->k->max(z, n);
-    int64_t found = candidates(j, z, n, max, p, m, &total);
+    int64_t found = candidates(j, &(struct run){z, n, 1, max}, p, m, &total);
     if (found == 0) { /* NaN throughout: any id, and a log-prob that tells */
         *logp = NAN;
         return 0;
@@ -290,7 +298,7 @@ static void sample_part(void *arg, int64_t row, int thread) {
         id = draw_truncated(j, m.z, vocab, p, &m, &kept);
     } else {
         if (penalty) s = row_state(j, z, vocab, inv_temp, m.sums);
-        id = draw_all(j, z, vocab, inv_temp, p->u, &s, &m);
+        id = draw_all(j, &(struct run){.raw = z, .n = vocab, .inv_temp = inv_temp}, p->u, &s, &m);
         kept = cpu_head_logp(&s, z[id], inv_temp);
     }
     ((int32_t *)a->id.data)[row] = (int32_t)id;

@@ -62,11 +62,18 @@ int ref_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     return 0;
 }
 
-/* The transpose of head_fwd: dy = dsrc[from..from+D) -> dqkv at `at`, dnorm += when there is one.
- * dn (D) is scratch. Formulas of the norm as in ref_rmsnorm_bwd. */
-static void head_bwd(const struct qkv_args *a, struct tensor norm, int64_t at, int64_t p, struct tensor dsrc, int64_t from,
-                     struct tensor dqkv, double *dnorm, double *dn) {
-    const int64_t dim = a->head_dim, half = dim / 2;
+struct head_grad {
+    struct tensor norm; /* TENSOR_NONE: none, and no dnorm */
+    double *dnorm, *dn; /* (D): +=; scratch */
+    struct tensor dsrc; /* dy is dsrc[from..from+D) */
+    int64_t from, at;   /* at: of the head in qkv and dqkv */
+};
+
+/* The transpose of head_fwd at position p: dy -> dqkv. Formulas of the norm as in ref_rmsnorm_bwd. */
+static void head_bwd(const struct qkv_args *a, const struct head_grad *g, int64_t p, struct tensor dqkv) {
+    const int64_t dim = a->head_dim, half = dim / 2, from = g->from, at = g->at;
+    const struct tensor norm = g->norm, dsrc = g->dsrc;
+    double *const dnorm = g->dnorm, *const dn = g->dn;
     const float *rope = ref_f32(a->rope) + p * dim;
     for (int64_t i = 0; i < half; i++) { /* rotate back */
         const double y0 = ref_at(dsrc, from + i), y1 = ref_at(dsrc, from + i + half);
@@ -97,10 +104,11 @@ int ref_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_ar
     for (int64_t t = 0; t < a->qkv.dim[0]; t++) {
         const int64_t p = ref_index(a->pos, t, a->rope.dim[0]), slot = ((int32_t *)a->slots.data)[t];
         const int64_t row = t * (n_q + 2 * n_k) * dim;
-        for (int64_t h = 0; h < n_q; h++) head_bwd(a, a->q_norm, row + h * dim, p, g->dq, (t * n_q + h) * dim, dqkv, sum_q, dn);
+        for (int64_t h = 0; h < n_q; h++)
+            head_bwd(a, &(struct head_grad){a->q_norm, sum_q, dn, g->dq, (t * n_q + h) * dim, row + h * dim}, p, dqkv);
         for (int64_t h = 0; h < n_k; h++) {
             const int64_t from = kv_offset(dk, slot, h);
-            head_bwd(a, a->k_norm, row + (n_q + h) * dim, p, dk, from, dqkv, sum_k, dn);
+            head_bwd(a, &(struct head_grad){a->k_norm, sum_k, dn, dk, from, row + (n_q + h) * dim}, p, dqkv);
             for (int64_t i = 0; i < dim; i++) ref_put(dqkv.data, dqkv.dt, row + (n_q + n_k + h) * dim + i, ref_at(g->dv, from + i));
         }
     }
@@ -199,9 +207,15 @@ static struct pair pair_at(const struct attn_args *a, struct tensor dout, int64_
     return (struct pair){p, p * (dot(dout, q, a->kv.v, kv, dim) - delta)};
 }
 
-/* One query row of one head. dqr (D) is scratch. */
-static void attend_dq(const struct attn_args *a, const struct seq *s, int64_t row, int64_t head, struct tensor dout,
-                      struct tensor dq, double *dqr) {
+struct attn_grads {
+    struct tensor dout, dq, dk, dv;
+    double *acc; /* (2 D) scratch */
+};
+
+/* One query row of one head. */
+static void attend_dq(const struct attn_args *a, const struct attn_grads *g, const struct seq *s, int64_t row, int64_t head) {
+    const struct tensor dout = g->dout, dq = g->dq;
+    double *const dqr = g->acc;
     const int64_t dim = a->head_dim, kv_head = head / (a->n_q_heads / a->n_kv_heads);
     const int64_t p = row - s->row0, q = (row * a->n_q_heads + head) * dim;
     const double delta = dot(dout, q, a->out, q, dim);
@@ -214,10 +228,10 @@ static void attend_dq(const struct attn_args *a, const struct seq *s, int64_t ro
     for (int64_t c = 0; c < dim; c++) ref_put(dq.data, dq.dt, q + c, dqr[c]);
 }
 
-/* One key of one KV head: rows in order, within a row the heads of the group in order.
- * acc (2 D) is scratch for dk and dv. */
-static void attend_dkv(const struct attn_args *a, const struct seq *s, int64_t j, int64_t kv_head, struct tensor dout,
-                       struct tensor dk, struct tensor dv, double *acc) {
+/* One key of one KV head: rows in order, within a row the heads of the group in order. */
+static void attend_dkv(const struct attn_args *a, const struct attn_grads *g, const struct seq *s, int64_t j, int64_t kv_head) {
+    const struct tensor dout = g->dout;
+    double *const acc = g->acc;
     const int64_t dim = a->head_dim, group = a->n_q_heads / a->n_kv_heads;
     const int64_t kv = kv_offset(a->kv.k, slot_of(a, s, j), kv_head);
     double *dkr = acc, *dvr = acc + dim;
@@ -232,23 +246,23 @@ static void attend_dkv(const struct attn_args *a, const struct seq *s, int64_t j
             }
         }
     for (int64_t c = 0; c < dim; c++) {
-        ref_f32(dk)[kv + c] = (float)dkr[c];
-        ref_f32(dv)[kv + c] = (float)dvr[c];
+        ref_f32(g->dk)[kv + c] = (float)dkr[c];
+        ref_f32(g->dv)[kv + c] = (float)dvr[c];
     }
 }
 
 int ref_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv) {
     (void)d;
-    double *acc = xcalloc((size_t)a->head_dim * 2, sizeof *acc);
+    const struct attn_grads g = {dout, dq, dk, dv, xcalloc((size_t)a->head_dim * 2, sizeof *g.acc)};
     for (int64_t i = 0; i < a->seqs.n; i++) {
         const struct seq s = seq_at(a, i);
         CHECK(s.pos0 == 0);
         for (int64_t row = s.row0; row < s.row0 + s.n_rows; row++)
-            for (int64_t h = 0; h < a->n_q_heads; h++) attend_dq(a, &s, row, h, dout, dq, acc);
+            for (int64_t h = 0; h < a->n_q_heads; h++) attend_dq(a, &g, &s, row, h);
         for (int64_t j = 0; j < s.n_rows; j++)
-            for (int64_t h = 0; h < a->n_kv_heads; h++) attend_dkv(a, &s, j, h, dout, dk, dv, acc);
+            for (int64_t h = 0; h < a->n_kv_heads; h++) attend_dkv(a, &g, &s, j, h);
     }
-    free(acc);
+    free(g.acc);
     return 0;
 }

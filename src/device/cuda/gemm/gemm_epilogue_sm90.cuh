@@ -44,15 +44,20 @@ struct gemm_tiles {
 struct tile_place {
     int row, col;
 };
+struct block_place { /* of a block: its shared memory, its rank in the cluster, which cluster of how many */
+    uint32_t smem, rank;
+    int cluster, clusters;
+};
 static __device__ __forceinline__ struct tile_place tile_at(const struct gemm_tiles &p, int tile, uint32_t rank) {
     return {(tile % p.row_pairs * 2 + (int)rank) * BM, tile / p.row_pairs * p.step};
 }
 
 /* Producer, one thread: all of this block's tiles of x, and half of W's for both blocks of the cluster. */
 static __device__ __forceinline__ void produce(const struct gemm_tiles &p, const CUtensorMap *x, const CUtensorMap *w,
-                                               uint32_t smem, uint32_t rank, int cluster, int clusters) {
+                                               const struct block_place &block) {
+    const uint32_t smem = block.smem, rank = block.rank;
     uint32_t stage = 0, parity = 1;
-    for (int t = cluster; t < p.tiles; t += clusters) {
+    for (int t = block.cluster; t < p.tiles; t += block.clusters) {
         const struct tile_place at = tile_at(p, t, rank);
         for (int k = 0; k < p.k_tiles; k++) {
             const uint32_t full = smem + AT_BARS + stage * 8, a = smem + stage * STAGE, b = a + A_BYTES + rank * (B_BYTES / 2);
@@ -67,12 +72,14 @@ static __device__ __forceinline__ void produce(const struct gemm_tiles &p, const
 
 /* Consumer warpgroup: the mainloop and the epilogue of each tile. */
 template <class EPILOGUE>
-static __device__ __forceinline__ void consume(const struct gemm_tiles &p, EPILOGUE epilogue, uint32_t smem, uint32_t rank,
-                                               int group, int cluster, int clusters) {
+static __device__ __forceinline__ void consume(const struct gemm_tiles &p, EPILOGUE epilogue, const struct block_place &block,
+                                               int group) {
+    const uint32_t smem = block.smem, rank = block.rank;
+    const int cluster = block.cluster;
     const int lane = (int)threadIdx.x % 32, mine = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     uint32_t stage = 0, parity = 0;
     if (group == 1 && cluster < p.tiles) named_barrier_sync(BAR_LAG, 2 * GROUP);
-    for (int t = cluster; t < p.tiles; t += clusters) {
+    for (int t = cluster; t < p.tiles; t += block.clusters) {
         const struct tile_place at = tile_at(p, t, rank);
         const int row = at.row + group * 64;
         float z[32][4];
@@ -107,7 +114,8 @@ static __device__ __forceinline__ void consume(const struct gemm_tiles &p, EPILO
 /* Stores a warpgroup's 64 rows x 64 PANELS columns as bf16 by TMA (a map of 64 rows), 64 columns at a time through two buffers. */
 template <int PANELS>
 static __device__ __forceinline__ void gemm_store_bf16(const float (&z)[32][4], const CUtensorMap *out, uint32_t smem, int group,
-                                                       int row, int col, int64_t cols) {
+                                                       const struct tile_place &at, int64_t cols) {
+    const int row = at.row, col = at.col;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
     const bool first = threadIdx.x % GROUP == 0;
 #pragma unroll
@@ -140,8 +148,9 @@ static __device__ __forceinline__ void gemm_store_bf16(const float (&z)[32][4], 
 template <class EPILOGUE>
 static __device__ __forceinline__ void gemm_block(const struct gemm_tiles &p, const CUtensorMap *x, const CUtensorMap *w,
                                                   EPILOGUE epilogue) {
-    const uint32_t smem = smem_addr(gemm_smem), rank = cluster_rank();
-    const int cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2, group = (int)threadIdx.x / GROUP;
+    const uint32_t smem = smem_addr(gemm_smem);
+    const struct block_place block = {smem, cluster_rank(), (int)blockIdx.x / 2, (int)gridDim.x / 2};
+    const int group = (int)threadIdx.x / GROUP;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(smem + AT_BARS + s * 8, 1);
@@ -155,11 +164,11 @@ static __device__ __forceinline__ void gemm_block(const struct gemm_tiles &p, co
     pdl_wait();
     if (group == 2) {
         setmaxnreg_dec<40>();
-        if (threadIdx.x == 2 * GROUP) produce(p, x, w, smem, rank, cluster, clusters);
+        if (threadIdx.x == 2 * GROUP) produce(p, x, w, block);
         __syncwarp();
     } else {
         setmaxnreg_inc<232>();
-        consume(p, epilogue, smem, rank, group, cluster, clusters);
+        consume(p, epilogue, block, group);
     }
     cluster_sync(); /* no block exits while the other still arrives at its mbarriers */
 }

@@ -26,7 +26,7 @@ struct swiglu_epilogue {
                 const float gate = __bfloat162float(__float2bfloat16_rn(z[n][e]));
                 z[n][e] = swiglu(gate, __bfloat162float(__float2bfloat16_rn(z[n + 16][e])));
             }
-        gemm_store_bf16<2>(z, out, smem, group, row, col, p.cols);
+        gemm_store_bf16<2>(z, out, smem, group, {row, col}, p.cols);
     }
     __device__ __forceinline__ void done() const {
         if (threadIdx.x % GROUP == 0) tma_store_wait();

@@ -163,7 +163,7 @@ template <bool ENTROPY> struct dz_epilogue {
     __device__ __forceinline__ void begin(int64_t row) { r[0] = read_row(j, row), r[1] = read_row(j, row + 8); }
     __device__ __forceinline__ void end(float (&z)[32][4], uint32_t smem, int group, int row, int col) const {
         gradients<ENTROPY>(z, r, col);
-        gemm_store_bf16<4>(z, out, smem, group, row, col, j.p.cols);
+        gemm_store_bf16<4>(z, out, smem, group, {row, col}, j.p.cols);
     }
     __device__ __forceinline__ void done() const {
         if (threadIdx.x % GROUP == 0) tma_store_wait();
