@@ -1,5 +1,6 @@
 /* abi.h - the symbols that the program looks up in libverlc_cuda.so, and how the two notice that they come from different
- * builds: each carries VERLC_CUDA_ABI, a hash of every header of src/device (CMakeLists.txt). No size or version stands here. */
+ * builds: each carries VERLC_CUDA_ABI, one hash of the headers that both include (cmake/cuda_abi.cmake). No size or version
+ * stands here. */
 #ifndef VERLC_DEVICE_CUDA_ABI_H
 #define VERLC_DEVICE_CUDA_ABI_H
 
