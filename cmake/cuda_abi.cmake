@@ -1,5 +1,5 @@
-# What the program and libverlc_cuda.so have in common: the C headers that the sources of the CUDA backend reach (its *.cuh are
-# its own). Each side carries one hash of them all, and src/device/open.c compares.
+# What the program and libverlc_cuda.so have in common: the C headers and tables that the sources of the CUDA backend reach (its
+# *.cuh are its own). Each side carries one hash of them all, and src/device/open.c compares.
 if(CMAKE_SCRIPT_MODE_FILE)
   cmake_minimum_required(VERSION 3.25)
 endif()
@@ -11,7 +11,7 @@ function(cuda_abi src headers hash)
     file(STRINGS ${file} lines REGEX "^#include \"")
     foreach(line ${lines})
       string(REGEX REPLACE "^#include \"(.*)\".*" "${src}/\\1" header "${line}")
-      if(header MATCHES "\\.h$" AND NOT header IN_LIST found)
+      if(header MATCHES "\\.(h|def)$" AND NOT header IN_LIST found)
         list(APPEND found ${header})
         list(APPEND todo ${header})
       endif()

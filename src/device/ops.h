@@ -14,18 +14,20 @@ extern "C" {
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
-/* dev_checksum's summand of word i. */
+#define DEV_SEGMENT 65536    /* elements of a segment, at most: what dev_sumsq sums together */
+
 #ifdef __CUDACC__
-__device__
+#define DEV_HOST_OR_DEVICE __device__
+#else
+#define DEV_HOST_OR_DEVICE
 #endif
-    static inline uint64_t
-    dev_checksum_word(uint64_t w, int64_t i) {
+/* dev_checksum's summand of word i. */
+DEV_HOST_OR_DEVICE static inline uint64_t dev_checksum_word(uint64_t w, int64_t i) {
     w += ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     w = (w ^ w >> 30) * 0xbf58476d1ce4e5b9u;
     w = (w ^ w >> 27) * 0x94d049bb133111ebu;
     return w ^ w >> 31;
 }
-#define DEV_SEGMENT 65536 /* elements of a segment, at most: what dev_sumsq sums together */
 
 /* Which rows of a packed batch belong together and where their keys are.
  * Sequence i owns rows [q_start[i], q_start[i+1]); its first row stands at
@@ -272,42 +274,10 @@ struct dev_ops {
 
     /* weights */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
-    int (*weight_pack)(struct dev *d, struct weight w, struct tensor src);
-    int (*weight_unpack)(struct dev *d, struct tensor dst, struct weight w);
-
-    /* forward */
-    int (*cast)(struct dev *d, struct tensor dst, struct tensor src);
-    int (*embed_fwd)(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
-    int (*gather_rows)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-    int (*rmsnorm_fwd)(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-    int (*matmul_fwd)(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
-    /* NULL: the wrapper copies, then adds */
-    int (*matmul_add)(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
-    /* NULL: the wrapper calls matmul_fwd into gate_up, then swiglu_fwd */
-    int (*matmul_swiglu)(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w,
-                         struct tensor bias);
-    int (*qkv_fwd)(struct dev *d, const struct qkv_args *a);
-    int (*attn_fwd)(struct dev *d, const struct attn_args *a);
-    /* NULL: the wrapper calls qkv_fwd, then attn_fwd */
-    int (*qkv_attn_fwd)(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
-    int (*swiglu_fwd)(struct dev *d, struct tensor y, struct tensor gate_up);
-    int (*lmhead_fwd)(struct dev *d, const struct lmhead_args *a);
-    int (*logits)(struct dev *d, struct tensor out, struct tensor x, struct weight w);
-    int (*sample)(struct dev *d, const struct sample_args *a);
     int (*decode_next)(struct dev *d, const struct decode_args *a);
-
-    /* backward */
-    int (*scatter_rows_add)(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-    /* dev_embed_bwd_part */
-    int (*embed_bwd)(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
-    int (*rmsnorm_bwd)(struct dev *d, const struct rmsnorm_bwd_args *a);
-    int (*matmul_dx)(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-    int (*matmul_dw)(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-    int (*qkv_bwd)(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
-    int (*attn_bwd)(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
-                    struct tensor dv);
-    int (*swiglu_bwd)(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-    int (*lmhead_bwd)(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
+#define OP(name, ...) int (*name)(struct dev * d, __VA_ARGS__);
+#define OP_FUSED OP
+#include "device/ops.def"
 
     /* CUDA graphs; NULL without caps.graphs */
     int (*graph_begin)(struct dev *d);
@@ -320,23 +290,10 @@ struct dev_ops {
     int (*stamp)(struct dev *d, int64_t i);
     int (*stamp_us)(struct dev *d, int64_t i, double *us);
 
-    /* optimizer */
-    int (*sumsq)(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
-    int (*checksum)(struct dev *d, struct tensor sum, struct tensor bytes);
-    int (*fold)(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
-    int (*adamw)(struct dev *d, const struct adamw_args *a);
-    /* NULL: the wrapper calls adamw, then cast */
-    int (*adamw_round)(struct dev *d, const struct adamw_args *a, struct tensor rounded);
-    int (*adaptive)(struct dev *d, const struct adaptive_args *a);
-    int (*axpby)(struct dev *d, struct tensor y, float a, struct tensor x, float b);
-    int (*quant8)(struct dev *d, const struct quant8_args *a);
-    int (*dequant8)(struct dev *d, const struct quant8_args *a);
-    int (*add_block)(struct dev *d, const struct add_block_args *a);
-    int (*dequant)(struct dev *d, const struct dequant_args *a);
-
-    const struct dev_peer_ops *peers; /* memory of other processes of this host (device/collective/peers.h); NULL: it reads none */
-    const struct dev_nccl_ops
-        *nccl; /* other processes' devices by NCCL (device/collective/transport.h); NULL: not of this backend */
+    /* Memory of other processes of this host (device/collective/peers.h); NULL: it reads none. */
+    const struct dev_peer_ops *peers;
+    /* Other processes' devices by NCCL (device/collective/transport.h); NULL: not of this backend. */
+    const struct dev_nccl_ops *nccl;
 };
 
 #ifdef __cplusplus

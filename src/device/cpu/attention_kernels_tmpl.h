@@ -1,5 +1,5 @@
 /* attention_kernels_tmpl.h - one tile of keys against a block of query rows,
- * forward and backward; compiled by each dev_cpu_kern_ISA.c.
+ * forward and backward; compiled by each kernels_ISA.c.
  *
  * All GEMMs are one function, mm: each element of the result is one chain of
  * multiply-adds, k ascending, so that its bits depend neither on the register

@@ -88,54 +88,9 @@ int cpu_matmul_cols(struct cpu *c, struct tensor y, struct tensor x, const struc
 /* dx (T, k) f32 += dz (T, n1 - n0) act . W[n0:n1). n0 is a multiple of 32. */
 int cpu_matmul_dx_cols(struct cpu *c, float *dx, struct tensor dz, const struct weight *w, int64_t n0, int64_t n1);
 
-/* ---- ops in gemm.c ---- */
-int cpu_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
-int cpu_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-
-/* ---- ops in elementwise.c ---- */
+/* ---- the ops ---- */
 size_t cpu_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
-int cpu_weight_pack(struct dev *d, struct weight w, struct tensor src);
-int cpu_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
-int cpu_cast(struct dev *d, struct tensor dst, struct tensor src);
-int cpu_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
-int cpu_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-int cpu_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-int cpu_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
-int cpu_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
-int cpu_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
-int cpu_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
-int cpu_adamw(struct dev *d, const struct adamw_args *a);
-
-/* ---- ops in optimizer.c ---- */
-int cpu_adaptive(struct dev *d, const struct adaptive_args *a);
-int cpu_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
-int cpu_quant8(struct dev *d, const struct quant8_args *a);
-int cpu_dequant8(struct dev *d, const struct quant8_args *a);
-
-/* ---- ops in lora.c ---- */
-int cpu_add_block(struct dev *d, const struct add_block_args *a);
-
-/* ---- ops in dequantize.c ---- */
-int cpu_dequant(struct dev *d, const struct dequant_args *a);
-
-/* ---- ops in attention.c ---- */
-int cpu_attn_fwd(struct dev *d, const struct attn_args *a);
-int cpu_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
-                 struct tensor dv);
-
-/* ---- ops in norm_rope.c ---- */
-int cpu_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
-int cpu_qkv_fwd(struct dev *d, const struct qkv_args *a);
-int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
-int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
-int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-
-/* ---- ops in lm_head.c and sampler.c ---- */
-int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
-int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
-int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
-int cpu_sample(struct dev *d, const struct sample_args *a);
+#define OP(name, ...) int cpu_##name(struct dev *d, __VA_ARGS__);
+#include "device/ops.def"
 
 #endif

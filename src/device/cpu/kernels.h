@@ -1,8 +1,8 @@
 /* kernels.h - the inner loops of the CPU backend other than GEMM, one table for each instruction set.
  *
  * Every entry runs on one thread, over memory that its caller owns, and knows
- * nothing of KV blocks, sequences or threads; the ops in dev_cpu_{attn,head,row,
- * sample}.c cut the work and call these.
+ * nothing of KV blocks, sequences or threads; the ops in attention.c, lm_head.c, norm_rope.c
+ * and sampler.c cut the work and call these.
  *
  * Invariant: what is written for a row depends on that row's inputs alone,
  * never on how many rows come in one call. */

@@ -1,6 +1,6 @@
 /* lm_head_kernels_tmpl.h - softmax statistics of a run of logits, the
  * gradient of the logits, and the scans of the sampler; compiled by each
- * dev_cpu_kern_ISA.c, after norm_rope_kernels_tmpl.h.
+ * kernels_ISA.c, after norm_rope_kernels_tmpl.h.
  * Invariant: head_sum is the only place where probabilities are summed for a
  * log-prob, so training and sampling agree in every bit. */
 

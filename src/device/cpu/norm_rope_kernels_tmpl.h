@@ -1,5 +1,5 @@
 /* norm_rope_kernels_tmpl.h - RMSNorm, RoPE and SwiGLU on one row or one head,
- * forward and backward; compiled by each dev_cpu_kern_ISA.c.
+ * forward and backward; compiled by each kernels_ISA.c.
  * Invariant: sums over a row go in the lane order of row_sum, whatever the
  * caller does with other rows. */
 

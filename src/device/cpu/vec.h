@@ -1,6 +1,6 @@
 /* vec.h - sixteen f32 lanes in AVX-512, AVX2 or plain C, with exp.
  *
- * The kernels of dev_cpu_kern_*_tmpl.h are written once against this header and
+ * The kernels of *_kernels_tmpl.h are written once against this header and
  * compiled for each instruction set.  A vec is always 16 lanes, whatever the
  * registers are, so that lane orders and sums are the same everywhere; only
  * plain C differs in bits, where vfma rounds twice.

@@ -173,11 +173,13 @@ int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
 int cuda_gemm_open(struct cuda *c);
 void cuda_gemm_close(struct cuda *c);
 
-/* ---- the ops: signatures of struct dev_ops, arithmetic only (device.c has checked) ---- */
+/* ---- the ops: arithmetic only (device.c has checked) ---- */
+#define OP(name, ...) int cuda_##name(struct dev *d, __VA_ARGS__);
+#define OP_FUSED OP
+#include "device/ops.def"
+size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k); /* weights are plain row-major (n, k) */
+
 /* elementwise.cu */
-int cuda_cast(struct dev *d, struct tensor dst, struct tensor src);
-int cuda_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
-int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
 /* On any stream; table: cuda_embed_bwd_table bytes of scratch. dx may be another GPU's. */
 size_t cuda_embed_bwd_table(int64_t lo, int64_t n, int64_t h);
 struct cuda_embed_bwd_args { /* of dev_embed_bwd_part */
@@ -186,49 +188,12 @@ struct cuda_embed_bwd_args { /* of dev_embed_bwd_part */
     struct tensor ids, dx;
 };
 int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a);
-int cuda_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
-int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
-int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-int cuda_checksum(struct dev *d, struct tensor sum, struct tensor bytes);
-int cuda_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base);
 /* Those of cuda_fold_on and cuda_embed_bwd_on, before a stream waits for a peer. */
 int cuda_load_group_kernels(void);
-int cuda_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add);
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
-int cuda_adamw(struct dev *d, const struct adamw_args *a);
-int cuda_adamw_round(struct dev *d, const struct adamw_args *a, struct tensor rounded);
-/* optimizer.cu */
-int cuda_adaptive(struct dev *d, const struct adaptive_args *a);
-int cuda_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b);
-int cuda_quant8(struct dev *d, const struct quant8_args *a);
-int cuda_dequant8(struct dev *d, const struct quant8_args *a);
-/* lora.cu */
-int cuda_add_block(struct dev *d, const struct add_block_args *a);
-/* dequantize.cu */
-int cuda_dequant(struct dev *d, const struct dequant_args *a);
-/* norm_rope.cu */
-int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-int cuda_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
-int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a);
-int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
-/* device/cuda/gemm/gemm.cu: weights are plain row-major (n, k) */
-size_t cuda_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
-int cuda_weight_pack(struct dev *d, struct weight w, struct tensor src);
-int cuda_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
-int cuda_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
-int cuda_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct tensor x, struct weight w, struct tensor bias);
-int cuda_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
-int cuda_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int cuda_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-/* device/cuda/lm_head/lm_head.cu, sampler.cu */
-int cuda_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
-int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
-int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
-int cuda_sample(struct dev *d, const struct sample_args *a);
-/* The kernels of cuda_sample: a->param is on the device, nothing waits. tiles: the statistics of tiles where the fused head
- * left them (then seen is not read); or NULL. */
+/* sampler.cu: the kernels of cuda_sample; a->param is on the device, nothing waits. tiles: the statistics of tiles where the
+ * fused head left them (then seen is not read); or NULL. */
 struct head_stats;
 int cuda_sample_device(struct cuda *c, const struct sample_args *a, const struct head_stats *tiles);
 /* cuda_graph.cu */
@@ -240,11 +205,5 @@ void cuda_graph_free(struct dev *d, void *graph);
 int cuda_stamp(struct dev *d, int64_t i);
 int cuda_stamp_on(struct cuda *c, cudaStream_t s, int64_t i);
 int cuda_stamp_us(struct dev *d, int64_t i, double *us);
-/* device/cuda/attention/attention_fwd.cu, device/cuda/attention/attention_bwd.cu */
-int cuda_attn_fwd(struct dev *d, const struct attn_args *a);
-int cuda_qkv_attn_fwd(struct dev *d, const struct qkv_args *q,
-                      const struct attn_args *a); /* device/cuda/attention/attention_decode_sm90.cu */
-int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
-                  struct tensor dv);
 
 #endif

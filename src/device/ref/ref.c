@@ -66,14 +66,14 @@ static size_t ref_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t 
     (void)d;
     return (size_t)(n * k) * dtype_size(dt);
 }
-static int ref_weight_pack(struct dev *d, struct weight w, struct tensor src) {
+int ref_weight_pack(struct dev *d, struct weight w, struct tensor src) {
     return ref_cast(d, tensor_2d(w.data, w.dt, w.n, w.k), src);
 }
-static int ref_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
+int ref_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     return ref_cast(d, dst, tensor_2d(w.data, w.dt, w.n, w.k));
 }
 
-static int ref_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
+int ref_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w) {
     (void)d;
     for (int64_t t = 0; t < ids.dim[0]; t++) {
         const int64_t id = ref_index(ids, t, w.n);
@@ -81,7 +81,7 @@ static int ref_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, stru
     }
     return 0;
 }
-static int ref_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
+int ref_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     (void)d;
     const int64_t h = dx.dim[1], rows = ids.dim[0], hi = lo + dw.dim[0];
     for (int64_t t = 0; t < rows; t++) {
@@ -98,7 +98,7 @@ static int ref_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vo
     return 0;
 }
 
-static int ref_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+int ref_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const size_t row = (size_t)src.dim[1] * dtype_size(src.dt);
     for (int64_t r = 0; r < idx.dim[0]; r++) {
@@ -107,7 +107,7 @@ static int ref_gather_rows(struct dev *d, struct tensor dst, struct tensor src, 
     }
     return 0;
 }
-static int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
+int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const int64_t n = dst.dim[1];
     for (int64_t r = 0; r < idx.dim[0]; r++) {
@@ -119,7 +119,7 @@ static int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor 
 
 /* ---- optimizer ---- */
 
-static int ref_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
+int ref_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
     uint64_t s = 0;
     (void)d;
     for (int64_t i = 0; i < bytes.dim[0]; i += 8) {
@@ -131,7 +131,7 @@ static int ref_checksum(struct dev *d, struct tensor sum, struct tensor bytes) {
     return 0;
 }
 
-static int ref_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
+int ref_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct tensor segments, int64_t base) {
     (void)d;
     const int64_t *seg = segments.data;
     for (int64_t s = 0; s < segments.dim[0]; s++) {
@@ -144,7 +144,7 @@ static int ref_sumsq(struct dev *d, struct tensor sums, struct tensor x, struct 
     return 0;
 }
 
-static int ref_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
+int ref_fold(struct dev *d, struct tensor y, const struct tensor *x, int n, bool add) {
     (void)d;
     for (int64_t i = 0; i < tensor_count(y); i++) {
         float sum = add ? ref_f32(y)[i] + ref_f32(x[0])[i] : ref_f32(x[0])[i];
@@ -156,7 +156,7 @@ static int ref_fold(struct dev *d, struct tensor y, const struct tensor *x, int 
 
 /* Loshchilov & Hutter (2019), in torch.optim.AdamW's order of f32 operations:
  * scalars are formed in double and rounded once. */
-static int ref_adamw(struct dev *d, const struct adamw_args *a) {
+int ref_adamw(struct dev *d, const struct adamw_args *a) {
     (void)d;
     const double t = (double)a->step;
     const float keep = (float)(1.0 - a->lr * a->weight_decay);
@@ -202,14 +202,14 @@ static void adaptive_one(const struct adaptive_args *a, const struct adaptive_sc
     *p -= s->step_size * *m / (sqrtf(top) / s->root_bias2 + s->eps);
 }
 
-static int ref_adaptive(struct dev *d, const struct adaptive_args *a) {
+int ref_adaptive(struct dev *d, const struct adaptive_args *a) {
     const struct adaptive_scalars s = adaptive_scalars_of(a);
     (void)d;
     for (int64_t i = 0; i < a->p.dim[0]; i++) adaptive_one(a, &s, i);
     return 0;
 }
 
-static int ref_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
+int ref_axpby(struct dev *d, struct tensor y, float a, struct tensor x, float b) {
     (void)d;
     float *to = y.data;
     const float *from = x.data;
@@ -226,7 +226,7 @@ static uint8_t nearest_code(const float *book, float v) {
     return (uint8_t)code;
 }
 
-static int ref_quant8(struct dev *d, const struct quant8_args *a) {
+int ref_quant8(struct dev *d, const struct quant8_args *a) {
     const float *x = a->x.data;
     float *scale = a->scale.data;
     uint8_t *code = a->code.data;
@@ -240,7 +240,7 @@ static int ref_quant8(struct dev *d, const struct quant8_args *a) {
     return 0;
 }
 
-static int ref_dequant8(struct dev *d, const struct quant8_args *a) {
+int ref_dequant8(struct dev *d, const struct quant8_args *a) {
     float *x = a->x.data;
     const float *scale = a->scale.data, *book = a->book.data;
     const uint8_t *code = a->code.data;
@@ -251,7 +251,7 @@ static int ref_dequant8(struct dev *d, const struct quant8_args *a) {
 
 /* ---- LoRA and dequantization ---- */
 
-static int ref_add_block(struct dev *d, const struct add_block_args *a) {
+int ref_add_block(struct dev *d, const struct add_block_args *a) {
     (void)d;
     for (int64_t i = 0; i < a->rows; i++)
         for (int64_t j = 0; j < a->cols; j++)
@@ -260,7 +260,7 @@ static int ref_add_block(struct dev *d, const struct add_block_args *a) {
     return 0;
 }
 
-static int ref_dequant(struct dev *d, const struct dequant_args *a) {
+int ref_dequant(struct dev *d, const struct dequant_args *a) {
     const uint8_t *code = a->code.data;
     (void)d;
     for (int64_t i = 0; i < tensor_count(a->w); i++) {
@@ -286,39 +286,9 @@ static const struct dev_ops ref_ops = {
     .copy = ref_copy,
     .zero = ref_zero,
     .weight_bytes = ref_weight_bytes,
-    .weight_pack = ref_weight_pack,
-    .weight_unpack = ref_weight_unpack,
-    .cast = ref_cast,
-    .embed_fwd = ref_embed_fwd,
-    .gather_rows = ref_gather_rows,
-    .rmsnorm_fwd = ref_rmsnorm_fwd,
-    .matmul_fwd = ref_matmul_fwd,
-    .qkv_fwd = ref_qkv_fwd,
-    .attn_fwd = ref_attn_fwd,
-    .swiglu_fwd = ref_swiglu_fwd,
-    .lmhead_fwd = ref_lmhead_fwd,
-    .logits = ref_logits,
-    .sample = ref_sample,
     .decode_next = host_decode_next,
-    .scatter_rows_add = ref_scatter_rows_add,
-    .embed_bwd = ref_embed_bwd,
-    .rmsnorm_bwd = ref_rmsnorm_bwd,
-    .matmul_dx = ref_matmul_dx,
-    .matmul_dw = ref_matmul_dw,
-    .qkv_bwd = ref_qkv_bwd,
-    .attn_bwd = ref_attn_bwd,
-    .swiglu_bwd = ref_swiglu_bwd,
-    .lmhead_bwd = ref_lmhead_bwd,
-    .sumsq = ref_sumsq,
-    .checksum = ref_checksum,
-    .fold = ref_fold,
-    .adamw = ref_adamw,
-    .adaptive = ref_adaptive,
-    .axpby = ref_axpby,
-    .quant8 = ref_quant8,
-    .dequant8 = ref_dequant8,
-    .add_block = ref_add_block,
-    .dequant = ref_dequant,
+#define OP(name, ...) .name = ref_##name,
+#include "device/ops.def"
 };
 
 int dev_open_ref(struct dev *d) {

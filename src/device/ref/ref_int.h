@@ -31,29 +31,7 @@ static inline int64_t ref_index(struct tensor t, int64_t i, int64_t limit) { /* 
     return v;
 }
 
-/* ref.c */
-int ref_cast(struct dev *d, struct tensor dst, struct tensor src);
-
-/* layer.c */
-int ref_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
-int ref_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a);
-int ref_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
-int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add);
-int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add);
-int ref_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
-int ref_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
-
-/* attention.c */
-int ref_qkv_fwd(struct dev *d, const struct qkv_args *a);
-int ref_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
-int ref_attn_fwd(struct dev *d, const struct attn_args *a);
-int ref_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
-                 struct tensor dv);
-
-/* lm_head.c */
-int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
-int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
-int ref_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
-int ref_sample(struct dev *d, const struct sample_args *a);
+#define OP(name, ...) int ref_##name(struct dev *d, __VA_ARGS__);
+#include "device/ops.def"
 
 #endif
