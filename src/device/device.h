@@ -43,7 +43,7 @@ struct dev {
     const struct dev_ops *ops;
     void *ctx;                       /* backend state: thread pool, streams, workspace */
     char describe[128];              /* for people: "cpu: 2 threads, avx512" */
-    char id[40];                     /* tells the devices of a host apart; "" where ranks of a host have one anyhow */
+    char id[40];                     /* distinguishes the devices of a host; "" where ranks of a host have one anyhow */
     char isa[32];                    /* what decides the bits: "avx512", "ref"; part of a run's identity */
     size_t mem_total;                /* bytes the device (or the machine) has for this process */
     size_t mem_others;               /* bytes of the device that other programs held when it was opened */

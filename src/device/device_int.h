@@ -22,7 +22,7 @@ void dev_gpu_use__drop(struct dev *d);
         if (d->ops->op == NULL) FAIL(ERR_UNSUPPORTED, "the %s backend has no %s", d->ops->name, #op); \
     } while (0)
 
-/* The call, with its span noted while a trace is on or a profiler listens; a, b, c: what tells calls of one op apart. */
+/* The call, with its span noted while a trace is on or a profiler listens; a, b, c: what distinguishes calls of one op. */
 #define TRACED(op, args, a, b, c)                           \
     (d->trace == NULL && d->range == NULL ? d->ops->op args \
                                           : (dev_trace__open(d, #op, (a), (b), (c)), dev_trace__close(d, d->ops->op args)))

@@ -101,7 +101,7 @@ static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t);
 static struct dev_slots slots;
 static bool in_use;
 static int fake_turn(void *t, struct dev_slots *s) {
-    TRY(group_host.turn(t, s));
+    TRY(collective_host.turn(t, s));
     memset(s->in, 0xff, (size_t)(self->size - 1) * s->bytes);
     memset(s->out, 0xff, (size_t)(self->size - 1) * s->bytes / 2);
     slots = *s;
@@ -118,15 +118,15 @@ static int fake_exchange(void *t, const struct dev_part *out, const struct dev_p
     for (int r = 0; r < self->size; r++)
         if (!in_one(in[r], slots.in, slots.bytes) || !in_one(out[r], slots.out, slots.bytes / 2))
             FAIL(ERR_INTERNAL, "%zu bytes from rank %d, or %zu for it, leave their slot", in[r].n, r, out[r].n);
-    return group_host.exchange(t, out, in);
+    return collective_host.exchange(t, out, in);
 }
 static int fake_fold(void *t, struct tensor y, const struct tensor *x, int n, bool add) {
     in_use = true;
-    return group_host.fold(t, y, x, n, add);
+    return collective_host.fold(t, y, x, n, add);
 }
 static int fake_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {
     in_use = true;
-    return group_host.add_rows(t, y, lo, vocab, ids, dx);
+    return collective_host.add_rows(t, y, lo, vocab, ids, dx);
 }
 static struct dev_nccl_ops fake_nccl = {.bytes = fake_bytes, .version = fake_version, .id = fake_id, .open = fake_open};
 
@@ -267,7 +267,7 @@ static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
     if (a->rank != comm_rank(self->opening) || a->size != comm_size(self->opening) || memcmp(a->id, id, sizeof id) != 0 ||
         a->deadline_s <= 0)
         FAIL(ERR_INTERNAL, "NCCL is opened as something else");
-    return group_host_open(d, self->opening, t);
+    return collective_host_open(d, self->opening, t);
 }
 
 static void close_rank(struct rank *k) {
@@ -608,7 +608,7 @@ static int be_rank(char **argv) {
     snprintf(a.where.address, sizeof a.where.address, "%s", argv[4]);
     snprintf(a.where.key, sizeof a.where.key, "%s", argv[5]);
     self = &k;
-    fake_nccl.transport = group_host;
+    fake_nccl.transport = collective_host;
     fake_nccl.transport.turn = fake_turn;
     fake_nccl.transport.exchange = fake_exchange;
     fake_nccl.transport.fold = fake_fold;

@@ -25,7 +25,7 @@ const char *dev_group_way(const struct dev_group *g) { return g->way; }
 
 size_t dev_group_bytes(const struct dev *d, int size, int local) {
     if (size < 2) return 0;
-    const size_t host = group_host_bytes(d, size);
+    const size_t host = collective_host_bytes(d, size);
     size_t most = 0;
     const char *const asked = getenv("VERLC_GROUP"); /* of rank 0, and mostly of all */
     const bool near = local >= size && !(asked && strcmp(asked, "nccl") == 0);
@@ -158,8 +158,8 @@ static int open_way(struct dev_group *g, enum way asked, struct step *all, struc
     if (asked == PEERS || asked == NCCL)
         FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s", asked == PEERS ? "peers" : "nccl", why->p);
     snprintf(g->way, sizeof g->way, "the host");
-    g->move = &group_host;
-    return group_host_open(g->d, g->comm, &g->t);
+    g->move = &collective_host;
+    return collective_host_open(g->d, g->comm, &g->t);
 }
 
 static int choose_way(struct dev_group *g) {
@@ -290,7 +290,7 @@ int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *tic
     *ticket = ++g->ticket;
     trace(g, "fold", bucket_bytes(g, b), b->n);
     const int rc = g->peers ? g->d->ops->peers->fold(g->peers, b, b->x ? x : NULL, b->ids ? ids : NULL, b->ids ? dx : NULL)
-                            : group_staged_fold(g, b);
+                            : collective_staged_fold(g, b);
     return dev_trace__exchange_close(g->d, rc);
 }
 

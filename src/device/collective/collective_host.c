@@ -24,7 +24,7 @@ struct host {
 };
 
 static size_t staging_bytes(int size) { return (size_t)(size - 1) * (SLOT + SLOT / 2); }
-size_t group_host_bytes(const struct dev *d, int size) { return dev_has_own_memory(d) ? staging_bytes(size) : 0; }
+size_t collective_host_bytes(const struct dev *d, int size) { return dev_has_own_memory(d) ? staging_bytes(size) : 0; }
 
 static void host_close(void *t) {
     struct host *h = t;
@@ -36,7 +36,7 @@ static void host_close(void *t) {
     free(h);
 }
 
-int group_host_open(struct dev *d, struct comm *c, void **t) {
+int collective_host_open(struct dev *d, struct comm *c, void **t) {
     struct host *h = *t = xcalloc(1, sizeof *h);
     *h = (struct host){.d = d, .comm = c, .rank = comm_rank(c), .size = comm_size(c), .far = dev_has_own_memory(d)};
     h->in = xmalloc((size_t)h->size * SLOT);
@@ -153,17 +153,17 @@ static int host_gather(void *t, void *whole, const size_t *at, int64_t n_parts) 
     return 0;
 }
 
-const struct dev_transport_ops group_host = {.begin = host_begin,
-                                             .turn = host_turn,
-                                             .ids = host_ids,
-                                             .sum_rows = host_sum_rows,
-                                             .exchange = host_exchange,
-                                             .zero = host_zero,
-                                             .fold = host_fold,
-                                             .add_rows = host_add_rows,
-                                             .end = host_begin,
-                                             .gather = host_gather,
-                                             .gathered = host_begin,
-                                             .reuse = host_reuse,
-                                             .join = host_begin,
-                                             .close = host_close};
+const struct dev_transport_ops collective_host = {.begin = host_begin,
+                                                  .turn = host_turn,
+                                                  .ids = host_ids,
+                                                  .sum_rows = host_sum_rows,
+                                                  .exchange = host_exchange,
+                                                  .zero = host_zero,
+                                                  .fold = host_fold,
+                                                  .add_rows = host_add_rows,
+                                                  .end = host_begin,
+                                                  .gather = host_gather,
+                                                  .gathered = host_begin,
+                                                  .reuse = host_reuse,
+                                                  .join = host_begin,
+                                                  .close = host_close};

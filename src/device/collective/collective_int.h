@@ -26,10 +26,10 @@ struct dev_group {
     char way[64]; /* for people */
 };
 
-int group_staged_fold(struct dev_group *g, const struct dev_bucket *b);
+int collective_staged_fold(struct dev_group *g, const struct dev_bucket *b);
 
-extern const struct dev_transport_ops group_host; /* of a group of any device */
-size_t group_host_bytes(const struct dev *d, int size);
-int group_host_open(struct dev *d, struct comm *c, void **t);
+extern const struct dev_transport_ops collective_host; /* of a group of any device */
+size_t collective_host_bytes(const struct dev *d, int size);
+int collective_host_open(struct dev *d, struct comm *c, void **t);
 
 #endif

@@ -265,7 +265,7 @@ static int start(struct folding *f) {
     return size_pieces(f);
 }
 
-int group_staged_fold(struct dev_group *g, const struct dev_bucket *b) {
+int collective_staged_fold(struct dev_group *g, const struct dev_bucket *b) {
     struct folding f = {.g = g, .b = b};
     int rc = 0;
     if (b->ids) TRYG(plan_rows(g, b, &f.rows), out);

@@ -100,7 +100,7 @@ static int64_t slot_elem(struct tensor t, int64_t slot, int64_t head) {
     return ((slot / len * t.dim[1] + head) * len + slot % len) * t.dim[3];
 }
 
-/* cos and sin of row t, apart. */
+/* cos and sin of row t, each in its array. */
 static void load_rope(const struct qkv_args *a, int64_t t, float *cos, float *sin) {
     const int64_t half = a->head_dim / 2, p = ((const int32_t *)a->pos.data)[t];
     CHECK(p >= 0 && p < a->rope.dim[0]);

@@ -129,7 +129,7 @@ static int reuse(struct dev_group *g, int64_t ticket) {
 static int join(struct dev_group *g) { return g->peers ? cuda_peers.join(g->peers) : g->move->join(g->t); }
 static int fold(struct run *k, struct dev_group *g, const struct dev_bucket *b, size_t slot, int64_t *ticket) {
     *ticket = ++g->ticket;
-    if (!g->peers) return group_staged_fold(g, b);
+    if (!g->peers) return collective_staged_fold(g, b);
     return cuda_peers.fold(g->peers, b, b->x ? k->x[slot].data() : NULL, b->ids ? k->ids[slot].data() : NULL,
                            b->ids ? k->dx[slot].data() : NULL);
 }

@@ -5,7 +5,7 @@
  * come. A piece is received into one half of the slots while the other one is added up. What a rank sends is its own again when its
  * own `wire` has sent it: it waits for no word of the others.
  *
- * NCCL does not notice a rank that is gone. So its calls return at once, and are asked for their end until a deadline; what is
+ * NCCL does not notice a rank that has ended. So its calls return at once, and are asked for their end until a deadline; what is
  * queued on the device and waits for such a rank ends when this communicator is aborted, in close.
  * Invariant: all ranks queue the same operations in the same order, and the first one that is not done anywhere waits for nothing
  * behind it. So whoever is behind can always go on. */
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { TICKETS = 64 };            /* operations whose ends are told apart */
+enum { TICKETS = 64 };            /* operations whose ends have an event each */
 enum { GREETING = 256 };          /* bytes that each sends to each when the group is opened */
 static const double open_s = 120; /* for all ranks to be connected, at most */
 
@@ -98,12 +98,12 @@ static int settle(const struct nccl *n, const char *what, double within) {
 
 static int peer_of(const struct nccl *n, int distance) { return (n->rank + distance + n->size) % n->size; }
 
-/* `wire` has moved what it is told next between two of these. */
+/* `wire` has moved what is queued next between two of these. */
 static int group_start(const struct nccl *n) {
     NCCL_TRY(n, GroupStart, ());
     return 0;
 }
-/* rc: of what was told. A group ends after an error too: within one nothing is done, not even an abort. */
+/* rc: of what was queued. A group ends after an error too: within one nothing is done, not even an abort. */
 static int group_end(const struct nccl *n, int rc) {
     struct err_saved e;
     if (rc < 0) {
@@ -150,7 +150,7 @@ static int nccl_end(void *t) {
     return 0;
 }
 
-/* Of those whose ends are not told apart any more the compute stream waits for the oldest that is. */
+/* Of those whose ends have no event any more the compute stream waits for the oldest that is. */
 static int nccl_reuse(void *t, int64_t ticket) {
     struct nccl *n = (struct nccl *)t;
     if (ticket <= n->ticket - TICKETS) ticket = n->ticket - TICKETS + 1;
@@ -226,7 +226,7 @@ static int nccl_add_rows(void *t, struct tensor y, int64_t lo, int64_t vocab, st
 
 /* ---- pieces ---- */
 
-static int tell_parts(const struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
+static int queue_parts(const struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
     for (int i = 1; i < n->size; i++) { /* the ranks begin with different ones */
         const int to = peer_of(n, i), from = peer_of(n, -i);
         TRY(send(n, out[to].p, out[to].n, to));
@@ -236,7 +236,7 @@ static int tell_parts(const struct nccl *n, const struct dev_part *out, const st
 }
 static int move_parts(const struct nccl *n, const struct dev_part *out, const struct dev_part *in) {
     TRY(group_start(n));
-    return group_end(n, tell_parts(n, out, in));
+    return group_end(n, queue_parts(n, out, in));
 }
 
 static int nccl_exchange(void *t, const struct dev_part *out, const struct dev_part *in) {
@@ -304,7 +304,7 @@ static void abort_comm(struct nccl *n) {
 }
 
 /* What waits for another rank comes to its end: in this group, and where something is queued, in all of this GPU, since memory is
- * freed when all streams have come to theirs. Within NCCL's group all are told before one of them frees its own. */
+ * freed when all streams have come to theirs. Within NCCL's group all are queued before one of them frees its own. */
 static void abort_waits(struct nccl *n) {
     const bool all = n->comm && n->c->nccl->next && !is_idle(n->c) && n->lib->GroupStart() == NCCL_OK;
     abort_comm(n);

@@ -236,7 +236,7 @@ static int set_flags(const struct cuda_peer_streams *s) {
     return 0;
 }
 
-/* What is queued may wait for a peer that is gone: it comes to its end. A peer that is late may write over a flag, so until all is
+/* What is queued may wait for an ended peer: it comes to its end. A peer that is late may write over a flag, so until all is
  * done they are set again. */
 static int release(struct peers *p) {
     const struct timespec nap = {0, 1000000};
