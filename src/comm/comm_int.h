@@ -110,8 +110,6 @@ int comm__link_listen(struct comm__link *l, void *ctx, const char *key, const ch
 int comm__link_connect(struct comm__link *l, void *ctx, const char *key, const char *endpoint);
 void comm__link_close(struct comm__link *l, bool linger);
 void comm__link_events(struct comm__link *l); /* takes the monitor's events */
-/* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: unknown). */
-void comm__link_known(struct comm__link *l, const char *fd);
 /* Options of every socket: CURVE, keepalive, queue. server: it listens. */
 int comm__set_options(void *sock, const char *key, bool server);
 int comm__zmq_fail(const char *what); /* ERR_IO with ZeroMQ's reason */

@@ -189,7 +189,8 @@ void comm__link_events(struct comm__link *l) {
     }
 }
 
-void comm__link_known(struct comm__link *l, const char *fd) {
+/* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: unknown). */
+static void note_descriptor(struct comm__link *l, const char *fd) {
     if (!l->listens || l->known || !fd) return;
     comm__link_events(l); /* descriptors are reused: events of connections before this one are taken first */
     l->known = true;
@@ -256,7 +257,7 @@ static int recv_frame(const struct comm__wait *w, struct comm__move *m) {
     zmq_msg_t msg;
     zmq.msg_init(&msg);
     if (zmq.msg_recv(&msg, m->link->sock, ZMQ_DONTWAIT) < 0) return errno == EAGAIN ? 0 : comm__zmq_fail(m->link->who);
-    comm__link_known(m->link, zmq.msg_gets(&msg, "__fd"));
+    note_descriptor(m->link, zmq.msg_gets(&msg, "__fd"));
     const int rc = take_frame(w, m, zmq.msg_data(&msg), zmq.msg_size(&msg));
     zmq.msg_close(&msg);
     TRY(rc);

@@ -7,11 +7,6 @@
 #include "base/buf.h"
 #include "base/rng.h"
 
-/* Runs argv[0] from PATH with its output on our stderr. ERR_HELPER names the
- * program and how it ended, or that it is not installed (with `advice`). */
-int data__run(const char *const *argv, double timeout_s, const char *advice);
-
-bool data__is_hdfs(const char *path);
 /* A path that can be opened: ~ expanded; of another store the copy (data_remote_fetch). Caller frees. */
 int data__local_path(char **out, const char *path);
 /* verl's hdfs_io.makedirs + copy: dir to an hdfs:// or a local directory. */

@@ -29,7 +29,9 @@ extern char **environ;
 #define FETCH_S 86400.0 /* a model */
 #define HDFS_ADVICE "install the Hadoop client and put 'hdfs' into PATH, or give a local path"
 
-int data__run(const char *const *argv, double timeout_s, const char *advice) {
+/* Runs argv[0] from PATH with its output on our stderr. ERR_HELPER names the
+ * program and how it ended, or that it is not installed (with `advice`). */
+static int run_program(const char *const *argv, double timeout_s, const char *advice) {
     pid_t pid;
     int status = 0;
     posix_spawn_file_actions_t fa;
@@ -66,7 +68,7 @@ int data__run(const char *const *argv, double timeout_s, const char *advice) {
     return rc;
 }
 
-bool data__is_hdfs(const char *path) { return strncmp(path, "hdfs://", 7) == 0; }
+static bool is_hdfs(const char *path) { return strncmp(path, "hdfs://", 7) == 0; }
 
 bool data_is_remote(const char *path) {
     const char *colon = strstr(path, "://");
@@ -78,7 +80,7 @@ bool data_is_remote(const char *path) {
 /* hdfs:// by its client, the rest by a helper, which has fsspec. */
 static int copy_from(const char *url, const char *to) {
     const char *const argv[] = {"hdfs", "dfs", "-get", url, to, NULL};
-    if (data__is_hdfs(url)) return data__run(argv, FETCH_S, HDFS_ADVICE);
+    if (is_hdfs(url)) return run_program(argv, FETCH_S, HDFS_ADVICE);
     struct helper *h = NULL;
     json_t *ask = json_pack("{s:s, s:s, s:s}", "op", "fetch", "url", url, "to", to), *reply = NULL;
     int rc = 0;
@@ -179,7 +181,7 @@ static int copy_local(const char *dir, const char *to) {
 }
 
 int data__copy_dir(const char *dir, const char *to) {
-    if (!data__is_hdfs(to)) {
+    if (!is_hdfs(to)) {
         char *local = file_expand(to);
         const int rc = copy_local(dir, local);
         free(local);
@@ -188,8 +190,8 @@ int data__copy_dir(const char *dir, const char *to) {
     char *from = xasprintf("%s%s", dir[0] == '-' ? "./" : "", dir); /* not an option */
     const char *const make[] = {"hdfs", "dfs", "-mkdir", "-p", to, NULL};
     const char *const put[] = {"hdfs", "dfs", "-put", "-f", from, to, NULL};
-    int rc = data__run(make, HDFS_S, HDFS_ADVICE);
-    if (rc == 0) rc = data__run(put, HDFS_S, HDFS_ADVICE);
+    int rc = run_program(make, HDFS_S, HDFS_ADVICE);
+    if (rc == 0) rc = run_program(put, HDFS_S, HDFS_ADVICE);
     free(from);
     return rc;
 }

@@ -128,12 +128,13 @@ static void decoder_limits(struct rollout_decoder *d, const struct rollout_decod
     if (d->max_rows < d->out_block) d->max_rows = d->out_block;
 }
 
-int64_t rollout_device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
+/* Steps of a burst; 1 on devices without CUDA graphs. */
+static int64_t device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
 
 struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
                                                  const struct rollout_decoder_args *limits, size_t room) {
     struct rollout_decoder_args a = *limits;
-    a.max_burst = rollout_device_burst(d);
+    a.max_burst = device_burst(d);
     const int64_t each = max_blocks_of(&a);
     const size_t fit = room / rollout_kv_block_bytes(c, act);
     const int64_t all = a.max_seqs * each < MOST_KV_BLOCKS ? a.max_seqs * each : MOST_KV_BLOCKS;

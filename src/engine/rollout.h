@@ -72,10 +72,9 @@ struct rollout_decoder_args {
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
-    int64_t max_burst;   /* steps of a burst (rollout_device_burst); 0: one */
+    int64_t max_burst;   /* steps of a burst; 0: one */
     void *block;         /* rollout_decoder_bytes of device memory shared with another phase; NULL: own */
 };
-int64_t rollout_device_burst(const struct dev *d); /* 1 on devices without CUDA graphs */
 size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
 size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
 /* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many

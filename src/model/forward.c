@@ -264,7 +264,8 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
 
 /* ---- the head ---- */
 
-int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
+/* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
+static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
     const struct tensor x = model__top(a->head.x, idx.dim[0]);
     TRY(dev_gather_rows(m->dev, x, model__top(a->x[a->n_layers], a->n_rows), idx));
     return dev_rmsnorm_fwd(m->dev, out, rstd, x, m->final_norm, m->cfg.rms_eps);
@@ -273,7 +274,7 @@ int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, 
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {
     for (int64_t lo = 0; lo < idx.dim[0]; lo += a->head_rows) {
         const int64_t n = idx.dim[0] - lo < a->head_rows ? idx.dim[0] - lo : a->head_rows;
-        TRY(model__final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
+        TRY(final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
     }
     return 0;
 }
@@ -307,7 +308,7 @@ int model__head_norm(struct model *m, struct model_acts *a, int64_t n) {
     for (int64_t lo = 0; lo < n; lo += a->head_rows) {
         const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
         const struct tensor rstd = a->head.rstd.nd ? tensor_rows(a->head.rstd, lo, k) : TENSOR_NONE;
-        TRY(model__final_norm(m, a, tensor_rows(a->head.row, lo, k), tensor_rows(a->head.xn, lo, k), rstd));
+        TRY(final_norm(m, a, tensor_rows(a->head.row, lo, k), tensor_rows(a->head.xn, lo, k), rstd));
     }
     return 0;
 }

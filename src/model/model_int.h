@@ -165,8 +165,6 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);
-/* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
-int model__final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd);
 /* Backward from the gradient of the last residual stream (a->dx) through all layers and the embedding. */
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */

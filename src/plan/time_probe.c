@@ -215,7 +215,7 @@ static double full_step(const struct time_probe *p, double step) { return p->ful
 
 static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
-void time_plan_make(struct time_plan *t, const struct time_probe *p) {
+static void make_time_plan(struct time_plan *t, const struct time_probe *p) {
     const int64_t left = p->total_steps > p->done_steps ? p->total_steps - p->done_steps : 0;
     const int64_t warm = p->policy_from - 1 - p->done_steps;
     *t = (struct time_plan){.step = mean_of(p->step, p->n_steps), .least = p->step[1], .most = p->step[1], .steps = left};
@@ -317,7 +317,7 @@ static void change_measured(struct changes *l, const struct time_plan *t, const 
     snprintf(c->text, sizeof c->text, "%s", m->change);
     c->error = m->error;
     if (m->error) return;
-    time_plan_make(&other, m->probe);
+    make_time_plan(&other, m->probe);
     c->step = other.step - t->step;
     c->run = (double)other.steps * other.step - (double)t->steps * t->step;
     const double spread = t->most - t->least > other.most - other.least ? t->most - t->least : other.most - other.least;
@@ -431,7 +431,7 @@ static void print_changes(const struct changes *l, const struct time_plan *t, st
 void time_plan_print(const struct time_probe *p, const struct probe_choice *c, int n, struct buf *b) {
     struct time_plan t;
     struct changes *l = xcalloc(1, sizeof *l);
-    time_plan_make(&t, p);
+    make_time_plan(&t, p);
     make_changes(l, p, &t, c, n);
     print_step(p, &t, b);
     print_run(p, &t, b);
@@ -445,7 +445,7 @@ json_t *time_plan_json(const struct time_probe *p, const struct probe_choice *c,
     struct time_plan t;
     struct changes *l = xcalloc(1, sizeof *l);
     json_t *phases = json_object(), *steps = json_array(), *changes = json_array();
-    time_plan_make(&t, p);
+    make_time_plan(&t, p);
     make_changes(l, p, &t, c, n);
     for (int i = 0; i < p->n_steps; i++) json_array_append_new(steps, json_real(p->step[i]));
     for (int i = 0; i < p->n_phases; i++)

@@ -83,7 +83,6 @@ struct time_plan {
     double train, validate, save, total;                   /* s: of all steps, passes, checkpoints; with the start */
     double full;                                           /* total with every response at full length; < 0: not known */
 };
-void time_plan_make(struct time_plan *t, const struct time_probe *p);
 /* A change of a key that was measured by a probe of its own. error: why it could not be; NULL: it could. */
 struct probe_choice {
     const char *change;

@@ -71,7 +71,7 @@ static const json_t *plan(const void *ctx) { return ((const struct controller *)
 
 static json_t *special_tokens(const void *ctx) { return tokenizer_special_tokens(((const struct controller *)ctx)->tok); }
 
-int controller_validate(void *ctx) {
+static int validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
@@ -211,7 +211,7 @@ static int open_run(struct controller *c, const struct conf *conf) {
     const struct run_program program = {.ctx = c,
                                         .state = state,
                                         .restore = restore,
-                                        .validate = controller_validate,
+                                        .validate = validate,
                                         .phase = phase,
                                         .plan = plan,
                                         .special_tokens = special_tokens,

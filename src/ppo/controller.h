@@ -33,7 +33,6 @@ struct controller_rows {
 int controller_try_data(const struct ppo_config *k, struct controller_rows *rows);
 struct stage controller_stage(struct controller *c);
 struct generation controller_generation(const struct controller *c);
-int controller_validate(void *controller); /* into the run's metrics */
 
 /* ---- the run as include/verlc.h has it (verlc_api.c) ---- */
 struct verlc *verlc_open_conf(const struct conf *c); /* never NULL */
@@ -50,7 +49,6 @@ int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const st
 int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
 /* The stages after the rollout, and the step's end. */
 int ppo_update(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
-int ppo_train(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn);
 
 /* ---- one_step_off.c, fully_async.c: all steps of a run ---- */
 void ppo_one_step_off(struct verlc *v);

@@ -31,14 +31,14 @@ int ppo_update(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn
     return verlc_update(v, VERLC_ACTOR, train);
 }
 
-int ppo_train(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
+static int train_on(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
     TRY(ppo_update(v, b, drawn));
     return verlc_end_step(v, b);
 }
 
 int ppo_step(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn) {
     TRY(verlc_rollout(v, b));
-    return ppo_train(v, b, drawn);
+    return train_on(v, b, drawn);
 }
 
 static void in_turn(struct verlc *v) {

@@ -29,11 +29,11 @@ struct rank *rank_self(void) {
     return &self;
 }
 
-struct message_reader rank_reader(const struct comm_call *call) {
+static struct message_reader reader_of(const struct comm_call *call) {
     return (struct message_reader){.head = call->args, .arrays = call->arrays, .n = call->n_arrays, .who = "the controller"};
 }
 
-void rank_answer(struct ctl_result *out, struct message *m) {
+static void answer(struct ctl_result *out, struct message *m) {
     *out = (struct ctl_result){m->head, m->arrays, m->n};
     *m = (struct message){0};
 }
@@ -192,7 +192,7 @@ static int generate_begin(struct comm *comm, const struct comm_call *call, struc
 static int add(void *worker, struct rollout_request *q) { return self.worker->ops->generate_add(worker, q); }
 
 static int generate(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    struct message_reader in = rank_reader(call);
+    struct message_reader in = reader_of(call);
     struct worker *const w = self.worker;
     const double start = clock_now();
     bool interrupt;
@@ -207,7 +207,7 @@ static int generate(struct comm *comm, const struct comm_call *call, struct ctl_
     message_add(&m, &stats, sizeof stats);
     message_samples(&m, &self.samples);
     sample_list_clear(&self.samples);
-    rank_answer(out, &m);
+    answer(out, &m);
     return 0;
 }
 
@@ -221,7 +221,7 @@ static int generate_end(struct comm *comm, const struct comm_call *call, struct 
 /* ---- passes and updates ---- */
 
 static int forward(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    struct message_reader in = rank_reader(call);
+    struct message_reader in = reader_of(call);
     const struct progress at = run_progress(&self.run);
     struct packed_seq *seqs = NULL;
     int64_t n, targets = 0, k, role;
@@ -272,7 +272,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
         if (rc == 0 && !stopped && to[i]) message_add(&m, to[i], arrays[i].n);
         free(to[i]);
     }
-    if (rc == 0) rank_answer(out, &m);
+    if (rc == 0) answer(out, &m);
     message_free(&m);
     free(seqs);
     return rc;
@@ -330,7 +330,7 @@ static int update_end(struct ctl_result *out, int rc, const struct batch *b, con
         json_object_set_new(m.head, "bad", json_pack("{s:s}", "tensor", self.bad.what.bad_tensor));
         message_add(&m, self.bad.dump.p, self.bad.dump.n);
     }
-    rank_answer(out, &m);
+    answer(out, &m);
     return 0;
 }
 
@@ -341,7 +341,7 @@ static const struct worker_update *find_update(const char *name) {
 }
 
 static int update(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    struct message_reader in = rank_reader(call);
+    struct message_reader in = reader_of(call);
     struct batch b = {0};
     const char *name;
     int64_t step;
@@ -375,7 +375,7 @@ static int memory(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRY(self.worker->ops->memory(self.worker, &self.run, prefix));
     struct message m = message_new(false);
     message_metrics(&m, &self.run.metrics);
-    rank_answer(out, &m);
+    answer(out, &m);
     return 0;
 }
 

@@ -53,8 +53,4 @@ int rank_trace_start(struct comm *comm, struct dev *dev);
 /* Rank 0's is written to path, that of rank N next to it: x_rank_N.json for x.json. */
 int rank_trace_stop(const struct comm *comm, struct dev *dev, const char *path);
 
-/* ---- calls ---- */
-struct message_reader rank_reader(const struct comm_call *call);
-void rank_answer(struct ctl_result *out, struct message *m); /* m's memory goes to out */
-
 #endif

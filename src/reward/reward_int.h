@@ -138,8 +138,7 @@ void reward__replace(char **s, const char *from, const char *to);
 const char *reward__rfind(const char *s, const char *needle);
 /* From `open` on, up to and with the brace that closes the first one; NULL if it never does. */
 char *reward__balanced(const char *open);
-/* Bytes of the character at p if it is whitespace (\s, isspace), or a decimal (\d, isdecimal); 0: it is not. */
-size_t reward__space(const char *p);
+/* Bytes of the character at p if it is a decimal (\d, isdecimal); 0: it is not. */
 size_t reward__decimal(const char *p);
 bool reward__is_word(const char *p); /* \w at p */
 bool reward__isdigit(const char *s);

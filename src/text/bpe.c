@@ -29,7 +29,7 @@ static const uint32_t NO_RANK = UINT32_MAX;
 /* GPT-2's bytes_to_unicode: printable bytes are themselves, the others follow from U+0100. */
 static bool is_printable(int b) { return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE; }
 
-int32_t text__byte_char(uint8_t b) {
+static int32_t byte_char(uint8_t b) {
     if (is_printable(b)) return b;
     if (b <= 0x20) return 0x100 + b;
     if (b == 0xAD) return 0x143;
@@ -83,7 +83,7 @@ static int32_t find_id(const struct text__vocab *v, const char *p, size_t n) {
 }
 
 /* A string that comes again takes its last id. */
-int text__vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, const char *where) {
+static int vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, const char *where) {
     if (id < 0 || id >= MAX_ID)
         FAIL(ERR_FORMAT, "%s: not a valid tokenizer: token \"%.40s\" has the id %lld", where, p, (long long)id);
     if (n > INT32_MAX / 2) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: a token of %zu bytes", where, n);
@@ -125,7 +125,7 @@ static int parse_vocab(struct text__vocab *v, struct text__json j) {
         TRYG(text__json_string(&j, &key), done);
         TRYG(text__json_expect(&j, ':'), done);
         TRYG(text__json_i64(&j, &id), done);
-        TRYG(text__vocab_add(v, key.p ? key.p : "", key.n, id, j.where), done);
+        TRYG(vocab_add(v, key.p ? key.p : "", key.n, id, j.where), done);
     }
     rc = 0;
 done:
@@ -259,7 +259,7 @@ static int parse_small(struct text__bpe *b, const json_t *small, const char *whe
 static void find_bytes(struct text__bpe *b) {
     for (int i = 0; i < 256; i++) {
         char s[8];
-        const int n = text__put_char(s, text__byte_char((uint8_t)i));
+        const int n = text__put_char(s, byte_char((uint8_t)i));
         b->byte_id[i] = find_id(&b->vocab, s, (size_t)n);
         snprintf(s, sizeof s, "<0x%02X>", (unsigned)i);
         b->fallback_id[i] = find_id(&b->vocab, s, 6);
@@ -396,7 +396,7 @@ static int load_symbols(const struct text__bpe *b, struct text__word_scratch *w,
         size_t s_n;
         int32_t id;
         if (b->byte_level) {
-            s_n = (size_t)text__put_char(c, text__byte_char((uint8_t)p[i]));
+            s_n = (size_t)text__put_char(c, byte_char((uint8_t)p[i]));
             id = b->byte_id[(uint8_t)p[i]];
         } else {
             text__char(p + i, &len);
@@ -525,7 +525,7 @@ static int split_word(const struct text__bpe *b, struct text__word_scratch *w, c
             buf_reset(&w->tmp);
             for (size_t i = 0; i < n; i++) {
                 char c[4];
-                const int len = text__put_char(c, text__byte_char((uint8_t)p[i]));
+                const int len = text__put_char(c, byte_char((uint8_t)p[i]));
                 TRY(buf_add(&w->tmp, c, (size_t)len));
             }
             s = w->tmp.p;

@@ -35,7 +35,6 @@ size_t text__unfinished(const char *p, size_t n);
 bool text__has_byte_from_80(const char *p, size_t n);
 bool text__has_byte_from_e0(const char *p, size_t n);
 
-int text__category(int32_t c); /* utf8proc_category_t, by the reference's tables */
 bool text__is_space(int32_t c);
 bool text__is_punct(int32_t c);
 bool text__is_digit(int32_t c);
@@ -187,11 +186,9 @@ struct text__bpe {
 /* byte_level is set before words are looked up. j stands at the "model" object. */
 int text__bpe_parse(struct text__bpe *b, struct text__json *j);
 void text__bpe_free(struct text__bpe *b);
-/* The words of byte-level text are matched against these characters, 2 bytes each at most. */
-int32_t text__byte_char(uint8_t b);
-int text__char_byte(int32_t c);                                                 /* -1: not in the alphabet */
+/* The byte of a character of byte-level text; -1: not in the alphabet. */
+int text__char_byte(int32_t c);
 int32_t text__vocab_find(const struct text__vocab *v, const char *p, size_t n); /* entry, -1: none */
-int text__vocab_add(struct text__vocab *v, const char *p, size_t n, int64_t id, const char *where);
 static inline const struct text__entry *text__vocab_entry(const struct text__vocab *v, int64_t id) {
     return id >= 0 && id < v->n_ids && v->by_id[id] >= 0 ? &v->entries[v->by_id[id]] : NULL;
 }
@@ -326,8 +323,5 @@ struct tokenizer {
 int text__side_files(struct tokenizer *t, const char *dir); /* tokenizer_config.c */
 /* What a decoder sees of an id: NULL where it has no token. */
 const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n);
-/* Scratch is borrowed: taken from the tokenizer's free ones, or new. */
-int text__scratch_take(const struct tokenizer *t, struct text__scratch **out);
-void text__scratch_give(const struct tokenizer *t, struct text__scratch *s);
 
 #endif

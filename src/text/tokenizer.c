@@ -55,7 +55,8 @@ static void scratch_destroy(struct text__scratch *s) {
     free(s);
 }
 
-int text__scratch_take(const struct tokenizer *t, struct text__scratch **out) {
+/* Scratch is borrowed: taken from the tokenizer's free ones, or new. */
+static int scratch_take(const struct tokenizer *t, struct text__scratch **out) {
     struct text__scratch_pool *pool = t->scratch;
     pthread_mutex_lock(&pool->lock);
     struct text__scratch *s = pool->free;
@@ -72,7 +73,7 @@ int text__scratch_take(const struct tokenizer *t, struct text__scratch **out) {
     return 0;
 }
 
-void text__scratch_give(const struct tokenizer *t, struct text__scratch *s) {
+static void scratch_give(const struct tokenizer *t, struct text__scratch *s) {
     struct text__scratch_pool *pool = t->scratch;
     pthread_mutex_lock(&pool->lock);
     s->next = pool->free;
@@ -168,13 +169,13 @@ static int parse_added(struct tokenizer *t, const json_t *list, const char *wher
     if (!json_is_array(list)) FAIL(ERR_FORMAT, "%s: not a valid tokenizer: its added_tokens are not a list", where);
     struct text__scratch *s;
     int64_t next_id = t->bpe.vocab.n;
-    TRY(text__scratch_take(t, &s));
+    TRY(scratch_take(t, &s));
     int rc = 0, n_other = 0;
     for (size_t i = 0; rc >= 0 && i < json_array_size(list); i++) {
         rc = add_token(t, s, json_array_get(list, i), &next_id, where);
         n_other += rc == 1;
     }
-    text__scratch_give(t, s);
+    scratch_give(t, s);
     TRY(rc);
     if (n_other) log_warn("%s: %d added tokens have another id than the file says, as in Hugging Face tokenizers", where, n_other);
     return text__added_build(&t->added, where);
@@ -449,7 +450,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool
     if (n > MAX_TEXT) FAIL(ERR_INPUT, "tokenizer: a text of %zu bytes is over the limit of %zu", n, MAX_TEXT);
     struct text__scratch *s;
     const int64_t had = ids->n;
-    TRY(text__scratch_take(t, &s));
+    TRY(scratch_take(t, &s));
     int rc = 0;
     if (!text_utf8_valid(text, n)) {
         buf_reset(&s->repaired);
@@ -458,7 +459,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool
         n = s->repaired.n;
     }
     if (rc == 0) rc = encode_post(t, s, text, n, add_special_tokens, ids);
-    text__scratch_give(t, s);
+    scratch_give(t, s);
     if (rc < 0) ids->n = had;
     return rc;
 }
@@ -506,17 +507,17 @@ static int stream_push(struct tokenizer_stream *s, struct text__scratch *scratch
 
 int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, struct buf *out) {
     struct text__scratch *scratch;
-    TRY(text__scratch_take(s->tok, &scratch));
+    TRY(scratch_take(s->tok, &scratch));
     const int rc = stream_push(s, scratch, id, out);
-    text__scratch_give(s->tok, scratch);
+    scratch_give(s->tok, scratch);
     return rc;
 }
 
 int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out) {
     struct text__scratch *scratch;
-    TRY(text__scratch_take(s->tok, &scratch));
+    TRY(scratch_take(s->tok, &scratch));
     const int rc = text__decode_finish(s->run, scratch, out);
-    text__scratch_give(s->tok, scratch);
+    scratch_give(s->tok, scratch);
     return rc;
 }
 
@@ -528,7 +529,7 @@ int tokenizer_decode_bytes(const struct tokenizer *t, const int32_t *ids, int64_
     struct tokenizer_stream *s;
     struct text__scratch *scratch;
     size_t from = out->n;
-    TRY(text__scratch_take(t, &scratch));
+    TRY(scratch_take(t, &scratch));
     int rc = tokenizer_stream_create(&s, t, skip_special);
     for (int64_t i = 0; rc == 0 && i < n; i++) {
         rc = stream_push(s, scratch, ids[i], out);
@@ -537,7 +538,7 @@ int tokenizer_decode_bytes(const struct tokenizer *t, const int32_t *ids, int64_
     }
     if (rc == 0) rc = text__decode_finish(s->run, scratch, out);
     if (bytes && n > 0) bytes[n - 1] = u16(out->n - from);
-    text__scratch_give(t, scratch);
+    scratch_give(t, scratch);
     tokenizer_stream_destroy(s);
     return rc;
 }

@@ -28,7 +28,8 @@ static const struct text__range *lookup(const struct text__range *t, size_t n, i
 
 enum { HAN = 100 }; /* text_newer: added to the category of a Han character */
 
-int text__category(int32_t c) {
+/* utf8proc_category_t, by the reference's tables */
+static int category(int32_t c) {
     const struct text__range *r = c >= text_newer[0].lo ? LOOKUP(text_newer, c) : NULL;
     return r ? r->value % HAN : (int)utf8proc_category(c);
 }
@@ -45,21 +46,21 @@ bool text__is_space(int32_t c) {
 
 bool text__is_punct(int32_t c) {
     if (c < 0x80) return (c > ' ' && c < '0') || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || (c > 'z' && c < 0x7F);
-    const int cat = text__category(c);
+    const int cat = category(c);
     const bool p = cat >= UTF8PROC_CATEGORY_PC && cat <= UTF8PROC_CATEGORY_PO;
     return p != (LOOKUP(text_punct_flip, c) != NULL);
 }
 
 bool text__is_digit(int32_t c) {
     if (c < 0x80) return c >= '0' && c <= '9';
-    return is_number(text__category(c)) != (LOOKUP(text_digit_flip, c) != NULL);
+    return is_number(category(c)) != (LOOKUP(text_digit_flip, c) != NULL);
 }
 
 /* Alphabetic, marks, decimal digits, connectors, joiners (UTS 18, annex C). The
  * letters in circles and squares are the only Alphabetic symbols. */
 bool text__is_word(int32_t c) {
     if (c < 0x80) return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
-    const int cat = text__category(c);
+    const int cat = category(c);
     return is_letter(cat) || is_mark(cat) || cat == UTF8PROC_CATEGORY_ND || cat == UTF8PROC_CATEGORY_NL ||
            cat == UTF8PROC_CATEGORY_PC || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
            (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189) || c == 0x200C || c == 0x200D;

@@ -66,8 +66,6 @@ int client__pending(struct track_pending *p, const char *name, const char *run_d
 
 /* --- client_send.c --- */
 int client__start_helper(struct client *c, const struct track_args *a);
-/* True: the run is over, and so is the time for remaining records. */
-bool client__is_over(struct client *c);
 /* One request with a batch, whose records it takes over, and what the answer says. how: the run's end, at the wall clock
  * `ended` (0: now); NULL: it goes on. ERR_HELPER: the client's own words. */
 int client__exchange(struct client *c, const struct client_batch *b, const char *how, double ended);

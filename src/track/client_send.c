@@ -41,7 +41,8 @@ int client__start_helper(struct client *c, const struct track_args *a) {
     return rc;
 }
 
-bool client__is_over(struct client *c) {
+/* True: the run is over, and so is the time for remaining records. */
+static bool is_over(struct client *c) {
     pthread_mutex_lock(&c->lock);
     const bool over = c->ending && clock_awake() >= c->end_by;
     pthread_mutex_unlock(&c->lock);
@@ -66,7 +67,7 @@ static int call(struct client *c, json_t *request, json_t **reply) {
     json_decref(request);
     TRY(rc);
     while ((got = helper_pool_recv(c->helper, SLICE_S, &r)) == 0) {
-        if (!client__is_over(c)) continue;
+        if (!is_over(c)) continue;
         helper_pool_cancel(c->helper);
         FAIL(ERR_TIMEOUT, "it did not answer before the end of the run");
     }
@@ -164,7 +165,7 @@ static bool wait_for(struct client *c, double seconds) {
 /* How the run ended, where the client still answers. */
 static void say_end(struct client *c) {
     int rc = 0;
-    for (int tries = 0; tries < END_TRIES && !c->failing && !client__is_over(c); tries++) {
+    for (int tries = 0; tries < END_TRIES && !c->failing && !is_over(c); tries++) {
         const struct client_batch none = {.records = json_array()};
         rc = client__exchange(c, &none, c->how, 0);
         if (rc == 0) return;
@@ -177,7 +178,7 @@ void *client__send_loop(void *v) {
     struct client_batch *b = xmalloc(sizeof *b);
     bool on = true, open = false; /* the run goes on; the client has opened it */
     int n_failed = 0;             /* after its end */
-    while (!client__is_over(c) && !(open && is_late(c))) {
+    while (!is_over(c) && !(open && is_late(c))) {
         if (open) client__next_batch(c, b);
         else *b = (struct client_batch){.records = json_array()};
         if (open && b->n == 0) {

@@ -51,10 +51,6 @@ void update_metrics_set(struct update_metrics *m, struct metrics *out) {
         const bool extreme = x->how == REDUCE_MIN || x->how == REDUCE_MAX;
         if (x->n > 0) metrics_set(out, extreme ? x->sum : x->sum / (double)x->n, "%s", x->name);
     }
-    update_metrics_free(m);
-}
-
-void update_metrics_free(struct update_metrics *m) {
     free(m->v);
     *m = (struct update_metrics){0};
 }

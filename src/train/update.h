@@ -32,7 +32,6 @@ struct update_metrics { /* a zeroed struct is empty */
 void update_metric_add(struct update_metrics *m, const char *name, enum reduce how, double value);
 /* Reduces m into out, and empties m. */
 void update_metrics_set(struct update_metrics *m, struct metrics *out);
-void update_metrics_free(struct update_metrics *m);
 
 /* ---- the stage ---- */
 struct update {

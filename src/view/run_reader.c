@@ -40,13 +40,25 @@ static int no_run(const char *dir) {
     return ERR_INPUT;
 }
 
+/* The database's error as one of ours. */
+static int fail(const struct run_reader *r) {
+    switch (sqlite3_errcode(r->db) & 0xff) {
+    case SQLITE_INTERRUPT: FAIL(ERR_TIMEOUT, "%s: a query took longer than %.0f s", r->path, QUERY_S);
+    case SQLITE_NOTADB:
+    case SQLITE_CORRUPT:
+    case SQLITE_TOOBIG:
+    case SQLITE_ERROR: FAIL(ERR_FORMAT, "%s cannot be read: %s", r->path, sqlite3_errmsg(r->db));
+    default: FAIL(ERR_INPUT, "%s cannot be read: %s", r->path, sqlite3_errmsg(r->db));
+    }
+}
+
 /* A database in a directory where nothing can be created, and that no run writes: read as it is. */
 static int open_unchanging(struct run_reader *r) {
     struct buf uri = {0};
     char *wal = xasprintf("%s-wal", r->path);
     const bool written = file_size(wal) > 0;
     free(wal);
-    if (written) return reader__fail(r);
+    if (written) return fail(r);
     buf_adds(&uri, "file:");
     for (const char *p = r->path; *p; p++) {
         if (*p == '%' || *p == '?' || *p == '#') buf_addf(&uri, "%%%02X", (unsigned char)*p);
@@ -57,7 +69,7 @@ static int open_unchanging(struct run_reader *r) {
     r->db = NULL;
     const int code = sqlite3_open_v2(uri.p, &r->db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL);
     buf_free(&uri);
-    return code == SQLITE_OK ? 0 : reader__fail(r);
+    return code == SQLITE_OK ? 0 : fail(r);
 }
 
 static void prepare(struct run_reader *r) {
@@ -70,11 +82,11 @@ static void prepare(struct run_reader *r) {
 
 static int open_file(struct run_reader *r) {
     TRY(file_check(r->path));
-    if (sqlite3_open_v2(r->path, &r->db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) return reader__fail(r);
+    if (sqlite3_open_v2(r->path, &r->db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) return fail(r);
     prepare(r);
     r->deadline = clock_now() + QUERY_S;
     const int code = sqlite3_exec(r->db, "SELECT 1 FROM sqlite_schema", NULL, NULL, NULL);
-    if (code != SQLITE_CANTOPEN && code != SQLITE_READONLY) return code == SQLITE_OK ? 0 : reader__fail(r);
+    if (code != SQLITE_CANTOPEN && code != SQLITE_READONLY) return code == SQLITE_OK ? 0 : fail(r);
     TRY(open_unchanging(r));
     prepare(r);
     return 0;
@@ -174,25 +186,14 @@ const char *run_reader_dir(const struct run_reader *r) { return r->dir; }
 
 /* ---- rows ---- */
 
-int reader__fail(const struct run_reader *r) {
-    switch (sqlite3_errcode(r->db) & 0xff) {
-    case SQLITE_INTERRUPT: FAIL(ERR_TIMEOUT, "%s: a query took longer than %.0f s", r->path, QUERY_S);
-    case SQLITE_NOTADB:
-    case SQLITE_CORRUPT:
-    case SQLITE_TOOBIG:
-    case SQLITE_ERROR: FAIL(ERR_FORMAT, "%s cannot be read: %s", r->path, sqlite3_errmsg(r->db));
-    default: FAIL(ERR_INPUT, "%s cannot be read: %s", r->path, sqlite3_errmsg(r->db));
-    }
-}
-
 int reader__query(struct run_reader *r, sqlite3_stmt **st, const char *sql) {
     r->deadline = clock_now() + QUERY_S;
-    return sqlite3_prepare_v2(r->db, sql, -1, st, NULL) == SQLITE_OK ? 0 : reader__fail(r);
+    return sqlite3_prepare_v2(r->db, sql, -1, st, NULL) == SQLITE_OK ? 0 : fail(r);
 }
 
 int reader__row(struct run_reader *r, sqlite3_stmt *st) {
     const int code = sqlite3_step(st);
-    return code == SQLITE_ROW ? 1 : code == SQLITE_DONE ? 0 : reader__fail(r);
+    return code == SQLITE_ROW ? 1 : code == SQLITE_DONE ? 0 : fail(r);
 }
 
 int64_t reader__i64(sqlite3_stmt *st, int column) {

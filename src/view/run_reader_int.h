@@ -29,7 +29,6 @@ struct run_reader {
 /* ---- rows: a query, then reader__row until it is not 1, then sqlite3_finalize ---- */
 int reader__query(struct run_reader *r, sqlite3_stmt **st, const char *sql);
 int reader__row(struct run_reader *r, sqlite3_stmt *st); /* 1: a row; 0: no more; the error of the database */
-int reader__fail(const struct run_reader *r);            /* the database's error as one of ours */
 
 /* ---- a row's values; one of another type is 0, NaN or empty ---- */
 int64_t reader__i64(sqlite3_stmt *st, int column);

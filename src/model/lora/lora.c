@@ -64,7 +64,8 @@ static void build_group(struct model_lora *l, struct model *m, struct model_grou
     mg->lora = &l->groups[l->n_groups++];
 }
 
-int model__lora_build(struct model_lora *l, struct model *m) {
+/* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
+static int build_adapter(struct model_lora *l, struct model *m) {
     int rc = 0;
     struct lora_match *match = NULL;
     if (l->cfg.rank < 1 || l->cfg.rank > m->cfg.hidden)
@@ -148,7 +149,7 @@ int model_shape(struct model **out, const struct model_config *c, struct dev *de
     if (lora) {
         m->lora = xcalloc(1, sizeof *m->lora);
         m->lora->cfg = config_copy(lora);
-        TRYG(model__lora_build(m->lora, m), out);
+        TRYG(build_adapter(m->lora, m), out);
         use_params(m, m->lora);
     }
     *out = m;
@@ -181,7 +182,7 @@ static int attach(struct model *m, const struct lora_config *c) {
     CHECK(m->master == NULL && m->lora == NULL); /* an inference-only model: its weights are frozen */
     struct model_lora *l = m->lora = xcalloc(1, sizeof *l);
     l->cfg = config_copy(c);
-    TRY(model__lora_build(l, m));
+    TRY(build_adapter(l, m));
     model__lora_layout(l, m, &a);
     l->block_bytes = a.used;
     TRY(dev_alloc(m->dev, l->block_bytes, &l->block));

@@ -33,8 +33,6 @@ struct model_lora {
     float *vec;           /* gradient of a frozen vector */
 };
 enum { LORA_ROWS = 1024 };
-/* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
-int model__lora_build(struct model_lora *l, struct model *m);
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
 int model__lora_attach(struct model *m, const struct lora_config *c);            /* with its memory; master not filled */
 int model__lora_hash_base(struct model *m);                                      /* fills base_hash */

@@ -148,7 +148,8 @@ static bool is_other_digit(int32_t c) {
     return false;
 }
 
-size_t reward__space(const char *p) {
+/* Bytes of the character at p if it is whitespace (\s, isspace); 0: it is not. */
+static size_t space_bytes(const char *p) {
     size_t n;
     if ((unsigned char)*p < 128) return *p && is_space(*p);
     return *p && is_space(decode(p, &n)) ? n : 0;
@@ -195,10 +196,10 @@ bool reward__is_word(const char *p) {
 void reward__strip(char **s) {
     const char *from = *s, *end;
     if (!reward__spend(strlen(from))) return;
-    for (size_t n; (n = reward__space(from)) > 0;) from += n;
+    for (size_t n; (n = space_bytes(from)) > 0;) from += n;
     end = from;
     for (const char *p = from; *p;) {
-        const size_t n = reward__space(p), step = n ? n : reward__char(p);
+        const size_t n = space_bytes(p), step = n ? n : reward__char(p);
         p += step;
         if (!n) end = p;
     }
@@ -211,9 +212,9 @@ char *reward__words(const char *s) {
     struct buf out = {0};
     if (!reward__spend(strlen(s))) return xstrdup("");
     for (size_t n; *s; s += n) {
-        if ((n = reward__space(s)) > 0) continue;
+        if ((n = space_bytes(s)) > 0) continue;
         if (out.n > 0) buf_addc(&out, ' ');
-        for (n = 0; s[n] && !reward__space(s + n);) n += reward__char(s + n);
+        for (n = 0; s[n] && !space_bytes(s + n);) n += reward__char(s + n);
         buf_add(&out, s, n);
     }
     return buf_take(&out);
