@@ -13,7 +13,7 @@ int main(int argc, char **argv) {
     int rc = command_run(argc, argv);
     if (rc >= 0 && cmd_flush() < 0) rc = ERR_IO;
     if (rc >= 0) return rc;
-    if (cmd_reader_gone()) return err_exit_status(rc); /* `| head` has seen enough */
+    if (cmd_reader_closed()) return err_exit_status(rc); /* `| head` has seen enough */
     log_error("%s", err_msg());
     log_debug("%s: %s", err_name(rc), err_trace());
     return err_exit_status(rc);

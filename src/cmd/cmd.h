@@ -116,7 +116,7 @@ void cmd_reads_stdin(const char *what);
 int cmd_print_line(const char *line, size_t n);
 int cmd_flush(void);
 /* The last such failure was a reader that has closed its end: nothing to report. */
-bool cmd_reader_gone(void);
+bool cmd_reader_closed(void);
 
 /* Makes the directory `out` complete or not at all: write fills a temporary one next to it. force: as --force of the
  * model commands. ERR_INVAL: out holds something that is not to be replaced. */

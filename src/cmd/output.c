@@ -22,4 +22,4 @@ int cmd_print_line(const char *line, size_t n) { return written(fwrite(line, 1, 
 
 int cmd_flush(void) { return written(fflush(stdout) == 0); }
 
-bool cmd_reader_gone(void) { return reader_closed; }
+bool cmd_reader_closed(void) { return reader_closed; }

@@ -71,13 +71,13 @@ struct comm__join {
 enum { COMM__NAME = 64, COMM__ENDPOINT = 128, COMM__ADDRESSES = 512, COMM__MACHINE = 128 };
 enum { COMM__CONTROLLER = -1, COMM__NOBODY = -2 };
 int comm__join_read(struct comm__join *j, const json_t *m, const char *where);
-struct comm__pulse { /* a heartbeat */
+struct comm__heartbeat { /* a heartbeat */
     struct hub_progress progress;
     double age;    /* seconds since the last progress */
     int waits_for; /* a rank; COMM__CONTROLLER; COMM__NOBODY */
     int64_t call;  /* the number of the last call that arrived */
 };
-int comm__pulse_read(struct comm__pulse *p, const json_t *m, const char *where);
+int comm__heartbeat_read(struct comm__heartbeat *p, const json_t *m, const char *where);
 /* The arrays of a call or a reply as they are received. */
 struct comm__arrays {
     struct comm_bytes *p;

@@ -30,13 +30,13 @@ struct member {
     char who[COMM__NAME + 64];
     struct comm__link calls;
     uint64_t call;
-    bool pending;                 /* a call is under way */
-    double deadline, seconds;     /* of that call, on clock_awake; from when it was made */
-    bool shares;                  /* large arrays are shared memory */
-    int shared_fd;                /* those of the call that is under way; -1: none */
-    struct comm__pulse heartbeat; /* the last one; under the hub's lock, like last_seen and last_call */
-    uint64_t last_call;           /* the number of its last call */
-    double last_seen;             /* when its last heartbeat came, of clock_awake */
+    bool pending;                     /* a call is under way */
+    double deadline, seconds;         /* of that call, on clock_awake; from when it was made */
+    bool shares;                      /* large arrays are shared memory */
+    int shared_fd;                    /* those of the call that is under way; -1: none */
+    struct comm__heartbeat heartbeat; /* the last one; under the hub's lock, like last_seen and last_call */
+    uint64_t last_call;               /* the number of its last call */
+    double last_seen;                 /* when its last heartbeat came, of clock_awake */
 };
 struct hub {
     struct hub_args a;
@@ -110,8 +110,8 @@ static int find(const struct hub *h, const uint8_t *id, size_t n) {
 }
 
 static void take_heartbeat(struct hub *h, int rank, const json_t *m) {
-    struct comm__pulse p;
-    if (comm__pulse_read(&p, m, h->m[rank].who) < 0) {
+    struct comm__heartbeat p;
+    if (comm__heartbeat_read(&p, m, h->m[rank].who) < 0) {
         hub_fail(h, rank, "%s", err_msg());
         return;
     }

@@ -82,7 +82,7 @@ int comm__join_read(struct comm__join *j, const json_t *m, const char *where) {
     return 0;
 }
 
-int comm__pulse_read(struct comm__pulse *p, const json_t *m, const char *where) {
+int comm__heartbeat_read(struct comm__heartbeat *p, const json_t *m, const char *where) {
     const char *stage;
     TRY(text(m, "stage", &stage, COMM_STAGE, where));
     TRY(json_i64(m, "done", &p->progress.done, where));

@@ -181,8 +181,8 @@ int reward_submit(struct reward *r, const struct reward_request *q, int64_t tag)
     return 0;
 }
 
-bool reward_is_news(const struct reward *r, enum reward_status s) { return !r->reported[s]; }
-void reward_told(struct reward *r, enum reward_status s) { r->reported[s] = true; }
+bool reward_is_unreported(const struct reward *r, enum reward_status s) { return !r->reported[s]; }
+void reward_mark_reported(struct reward *r, enum reward_status s) { r->reported[s] = true; }
 
 int reward_flush(struct reward *r) { return r->calls ? reward__calls_flush(r->calls) : 0; }
 

@@ -107,9 +107,9 @@ int reward_flush(struct reward *r);
 /* 1: *tag and *out are one finished sample; 0: none within wait_s (0: only
  * look), or none pending.  The caller frees *out. */
 int reward_poll(struct reward *r, double wait_s, int64_t *tag, struct reward_result *out);
-/* No sample with this status has been reported yet. reward_told: one has been. */
-bool reward_is_news(const struct reward *r, enum reward_status s);
-void reward_told(struct reward *r, enum reward_status s);
+/* No sample with this status has been reported yet. reward_mark_reported: one has been. */
+bool reward_is_unreported(const struct reward *r, enum reward_status s);
+void reward_mark_reported(struct reward *r, enum reward_status s);
 int64_t reward_pending(const struct reward *r);
 void reward_drop(struct reward *r); /* forgets all of them; calls under way are killed */
 

@@ -14,7 +14,7 @@
  * ("Qwen/Qwen2.5-0.5B-Instruct"): the snapshot in the local cache, or a download. weights false: configuration and
  * tokenizer are enough. ERR_INPUT says how to get it. Caller frees. */
 int train_model_dir(const char *path, bool weights, char **dir);
-/* The weights beside the configuration that train_model_dir found in dir, for the path that a key names; dir NULL: nothing. */
+/* The weights next to the configuration that train_model_dir found in dir, for the path that a key names; dir NULL: nothing. */
 int train_model_weights(const char *key, const char *path, const char *dir);
 
 /* Makes the directory that a key names and tries that a file can be written there,

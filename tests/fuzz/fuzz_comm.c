@@ -30,11 +30,11 @@ static void read_arrays(const json_t *m) {
 
 static void read_json(int which, const char *p, size_t n) {
     struct comm__join j;
-    struct comm__pulse pulse;
+    struct comm__heartbeat pulse;
     json_t *m = NULL;
     int rc = json_parse(&m, p, n, "rank 1");
     if (rc >= 0 && which == ARRAYS) read_arrays(m);
-    else if (rc >= 0) rc = which == JOIN ? comm__join_read(&j, m, "rank 1") : comm__pulse_read(&pulse, m, "rank 1");
+    else if (rc >= 0) rc = which == JOIN ? comm__join_read(&j, m, "rank 1") : comm__heartbeat_read(&pulse, m, "rank 1");
     fuzz_check_rc(rc);
     if (rc >= 0 && which == JOIN) CHECK(j.rank < COMM_MOST_RANKS && strlen(j.host) < COMM__NAME);
     json_decref(m);

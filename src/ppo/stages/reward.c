@@ -298,7 +298,7 @@ static void report_kind(const struct gen *g, enum reward_status kind, int64_t co
     char *what = xasprintf("%lld of %lld samples ended as %s (first: %s; data_source %s, response: %s)", (long long)count,
                            (long long)(g->n_groups * g->per), reward_status_name(kind),
                            s->reward.message ? s->reward.message : "no message", source, start);
-    if (reward_is_news(g->in->reward, kind)) log_warn("reward: %s", what);
+    if (reward_is_unreported(g->in->reward, kind)) log_warn("reward: %s", what);
     track_event(g->s->run->track, g->s->run->step, "reward_error", what);
     free(what);
     free(start);
@@ -314,12 +314,12 @@ void score_report_errors(const struct gen *g) {
     }
     for (int k = REWARD_SCORE + 1; k < REWARD_N_STATUS; k++) {
         if (count[k] == 0) continue;
-        if (!reward_is_news(g->in->reward, (enum reward_status)k)) {
+        if (!reward_is_unreported(g->in->reward, (enum reward_status)k)) {
             buf_addf(&kinds, "%s%lld %s", known ? ", " : "", (long long)count[k], reward_status_name((enum reward_status)k));
             known += count[k];
         }
         report_kind(g, (enum reward_status)k, count[k], first[k]);
-        reward_told(g->in->reward, (enum reward_status)k);
+        reward_mark_reported(g->in->reward, (enum reward_status)k);
     }
     if (known > 0)
         log_warn("reward: %lld of %lld samples have no score: %s (examples: verlc show, run.db)", (long long)known,
