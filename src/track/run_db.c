@@ -9,12 +9,15 @@
  *                                    "killed: ..."): one that was killed with SIGKILL has neither
  *   metrics(step, name, value)       one row a metric; NULL: not a number
  *   samples(id, step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status,
- *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes)
+ *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes,
+ *           versions, prompt_number, place, prompt_bytes, segments)
  *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
  *           advantage: of the first token; advantages NULL: of every token
  *           token_bytes: little-endian uint16, bytes of response that came with each token: 0 for a special token or a part of a
  *           character, whose bytes come with its last part; their sum is response's length; prompt_bytes: the same of prompt
+ *           segments: little-endian int32 pairs, tokens and kind (0: the policy wrote them, 1: an environment, whose tokens have
+ *           logp 0 and are not trained) of each segment of the response, in order; NULL: one segment of the policy
  *           reward_message: why there is no score, NULL where there is one
  *           rows of a step without metrics are of a step that is being made
  *   histograms(step, validation, name, lo, hi, counts)
@@ -61,7 +64,8 @@ static const char schema[] =
 static const char *const added[][2] = {/* columns of samples that format 1 lacks */
                                        {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
                                        {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
-                                       {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"}};
+                                       {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"},
+                                       {"segments", "BLOB"}};
 
 /* What a step's histograms count: training's samples, then validation's. */
 struct values {
@@ -226,8 +230,8 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
                 " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
-                " token_bytes, versions, prompt_number, place, prompt_bytes)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " token_bytes, versions, prompt_number, place, prompt_bytes, segments)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_meta, "INSERT OR REPLACE INTO meta VALUES(?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
@@ -363,7 +367,8 @@ static void add_runs(struct buf *b, const int32_t *versions, int64_t n) {
 static int64_t sample_bytes(const struct track_sample *s) {
     const int64_t per_token =
         4 + 4 + (s->entropy ? 4 : 0) + (s->ref_logp ? 4 : 0) + (s->advantages ? 4 : 0) + (s->token_bytes ? 2 : 0);
-    return (int64_t)(s->prompt.n + s->response.n + s->ground_truth.n) + 4 * s->n_prompt + per_token * s->n;
+    return (int64_t)(s->prompt.n + s->response.n + s->ground_truth.n) + 4 * s->n_prompt + per_token * s->n +
+           (s->segments ? 8 * s->n_segments : 0);
 }
 
 static int db_sample(void *v, const struct track_sample *s) {
@@ -400,6 +405,7 @@ static int db_sample(void *v, const struct track_sample *s) {
     if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 23, s->prompt_number);
     if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 24, s->place);
     sqlite3_bind_blob64(st, 25, s->prompt_bytes, (sqlite3_uint64)s->n_prompt * 2, SQLITE_STATIC);
+    sqlite3_bind_blob64(st, 26, s->segments, (sqlite3_uint64)s->n_segments * 8, SQLITE_STATIC);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
     buf_free(&runs);

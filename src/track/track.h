@@ -57,6 +57,8 @@ struct track_sample {
     const uint16_t *token_bytes;                  /* (n) bytes of response that came with each token; NULL: not known */
     const uint16_t *prompt_bytes;                 /* (n_prompt) the same of prompt */
     const int32_t *versions;                      /* (n) of the weights that drew each token; NULL: those of before the step */
+    const int32_t *segments;                      /* (n_segments, 2): tokens and kind (data.h); NULL: one, of the policy */
+    int64_t n_segments;
     int64_t prompt_number, place; /* fully asynchronous: of the prompt in the order of the data and in the step; else -1 */
     double score, advantage;      /* NaN: none; advantage: of the first token */
     const char *reward_status;    /* "score", "timeout", "crash", "unparsed", ... */

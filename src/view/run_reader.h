@@ -132,7 +132,13 @@ struct run_sample {
     /* Of the weights that drew the tokens: (n_runs, 2) counts of tokens and their version; n_runs 0: those of before the step. */
     const int32_t *runs;
     int64_t n_runs;
+    /* Who wrote the tokens: (n_segments, 2) counts of tokens and 0: the policy, 1: an environment; n_segments 0: the policy. */
+    const int32_t *segments;
+    int64_t n_segments;
 };
+/* "policy", "environment" */
+const char *run_segment_name(const struct run_sample *s, int64_t k);
+json_t *run_segments_json(const struct run_sample *s); /* [[tokens, "policy"], ...] */
 struct run_sample_query {
     int64_t id;               /* this one; else 0, and: */
     int64_t step, uid, index; /* uid, index -1: all */

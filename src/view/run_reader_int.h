@@ -15,6 +15,7 @@ enum reader__column {
     COLUMN_TOKEN_BYTES,
     COLUMN_VERSIONS,
     COLUMN_PROMPT_BYTES,
+    COLUMN_SEGMENTS,
     N_COLUMNS
 };
 

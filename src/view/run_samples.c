@@ -42,20 +42,21 @@ enum {
     ADVANTAGES,
     TOKEN_BYTES,
     VERSIONS,
-    PROMPT_BYTES
+    PROMPT_BYTES,
+    SEGMENTS
 };
 
 static char *query_text(const struct run_reader *r, const struct run_sample_query *q) {
-    static const char *const names[] = {"entropy", "ref_logp", "advantages", "token_bytes", "versions", "prompt_bytes"};
-    static const int has[] = {COLUMN_ENTROPY,     COLUMN_REF_LOGP, COLUMN_ADVANTAGES,
-                              COLUMN_TOKEN_BYTES, COLUMN_VERSIONS, COLUMN_PROMPT_BYTES};
+    static const char *const names[] = {"entropy", "ref_logp", "advantages", "token_bytes", "versions", "prompt_bytes", "segments"};
+    static const int has[] = {COLUMN_ENTROPY,  COLUMN_REF_LOGP,     COLUMN_ADVANTAGES, COLUMN_TOKEN_BYTES,
+                              COLUMN_VERSIONS, COLUMN_PROMPT_BYTES, COLUMN_SEGMENTS};
     struct buf b = {0};
     buf_addf(&b,
              "SELECT id, step, validation, uid, sample, data_source, score, advantage, reward_status, finish,"
              " length(prompt_ids), length(ids), %s",
              r->has[COLUMN_REWARD_MESSAGE] ? "reward_message" : "NULL");
     if (q->whole) buf_adds(&b, ", prompt, response, ground_truth, prompt_ids, ids, logp, extra");
-    for (int i = 0; i < 6 && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
+    for (size_t i = 0; i < sizeof has / sizeof *has && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
     buf_adds(&b, " FROM samples WHERE ");
     if (q->id) buf_adds(&b, "id = ?1");
     else {
@@ -86,6 +87,26 @@ static int64_t *token_ends(sqlite3_stmt *st, int column, int64_t n, size_t n_tex
     return NULL;
 }
 
+/* The pairs of a column, where there are some; else NULL. Caller frees. */
+static int32_t *pairs(sqlite3_stmt *st, int column, int64_t *n) {
+    *n = sqlite3_column_type(st, column) == SQLITE_BLOB ? sqlite3_column_bytes(st, column) / 8 : 0;
+    int32_t *v = blob(st, column, *n * 8);
+    if (!v) *n = 0;
+    return v;
+}
+
+/* Segments that do not make up the response are none. */
+static void take_segments(struct run_sample *s, sqlite3_stmt *st) {
+    int32_t *v = pairs(st, SEGMENTS, &s->n_segments);
+    int64_t left = s->n;
+    for (int64_t k = 0; k < s->n_segments && left >= 0; k++) left = v[2 * k] < 0 ? -1 : left - v[2 * k];
+    s->segments = v;
+    if (left == 0) return;
+    free(v);
+    s->segments = NULL;
+    s->n_segments = 0;
+}
+
 static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__texts *keep) {
     s->prompt = reader__text(st, PROMPT, keep);
     s->response = reader__text(st, RESPONSE, keep);
@@ -98,9 +119,8 @@ static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__te
     s->advantages = blob(st, ADVANTAGES, s->n * 4);
     s->ends = token_ends(st, TOKEN_BYTES, s->n, s->response.n);
     s->prompt_ends = token_ends(st, PROMPT_BYTES, s->n_prompt, s->prompt.n);
-    s->n_runs = sqlite3_column_type(st, VERSIONS) == SQLITE_BLOB ? sqlite3_column_bytes(st, VERSIONS) / 8 : 0;
-    s->runs = blob(st, VERSIONS, s->n_runs * 8);
-    if (!s->runs) s->n_runs = 0;
+    s->runs = pairs(st, VERSIONS, &s->n_runs);
+    take_segments(s, st);
     const struct track_text extra = reader__text(st, EXTRA, keep);
     if (json_parse(&s->extra, extra.p, extra.n, "run.db") < 0) s->extra = NULL;
     if (json_is_object(s->extra)) return;
@@ -108,9 +128,18 @@ static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__te
     s->extra = NULL;
 }
 
+const char *run_segment_name(const struct run_sample *s, int64_t k) { return s->segments[2 * k + 1] ? "environment" : "policy"; }
+
+json_t *run_segments_json(const struct run_sample *s) {
+    json_t *list = json_array();
+    for (int64_t k = 0; k < s->n_segments; k++)
+        json_array_append_new(list, json_pack("[i, s]", s->segments[2 * k], run_segment_name(s, k)));
+    return list;
+}
+
 static void free_whole(struct run_sample *s) {
     const void *const arrays[] = {s->prompt_ids, s->ids,  s->logp,        s->entropy, s->ref_logp,
-                                  s->advantages, s->ends, s->prompt_ends, s->runs};
+                                  s->advantages, s->ends, s->prompt_ends, s->runs,    s->segments};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free((void *)(uintptr_t)arrays[i]);
     json_decref(s->extra);
 }

@@ -46,8 +46,15 @@ static const char *colour_of(enum show_colour by, double v) {
     return sgr;
 }
 
-/* Of token i; NaN: not recorded. */
+static bool by_environment(const struct run_sample *s, int64_t i) {
+    int64_t k = 0;
+    for (int64_t left = i; k < s->n_segments && left >= s->segments[2 * k]; k++) left -= s->segments[2 * k];
+    return k < s->n_segments && s->segments[2 * k + 1];
+}
+
+/* Of token i; NaN: not recorded, or the environment's. */
 static double value_of(const struct run_sample *s, enum show_colour by, int64_t i) {
+    if (by_environment(s, i)) return NAN;
     switch (by) {
     case SHOW_LOGP: return s->logp ? -(double)s->logp[i] : NAN;
     case SHOW_ENTROPY: return s->entropy ? (double)s->entropy[i] : NAN;
@@ -83,12 +90,14 @@ static void token(const struct terminal *t, const char *s, size_t n, const char 
     }
 }
 
-static void response(const struct terminal *t, const struct run_sample *s, enum show_colour by, struct buf *out) {
-    if (!t->colour || !s->ends) {
-        term_text(out, s->response.p, s->response.n, true);
-        return;
+/* Tokens [lo, hi) of the response, without colours as text. */
+static void tokens_text(const struct terminal *t, const struct run_sample *s, enum show_colour by, int64_t lo, int64_t hi,
+                        struct buf *out) {
+    if (!t->colour && hi > lo) {
+        const int64_t from = lo ? s->ends[lo - 1] : 0;
+        term_text(out, s->response.p + from, (size_t)(s->ends[hi - 1] - from), true);
     }
-    for (int64_t i = 0; i < s->n; i++) {
+    for (int64_t i = lo; t->colour && i < hi; i++) {
         const int64_t from = i ? s->ends[i - 1] : 0;
         const double v = value_of(s, by, i);
         const char *sgr = isnan(v) ? NULL : colour_of(by, v);
@@ -106,6 +115,20 @@ static void heading(const struct terminal *t, const char *title, const char *mor
     for (int i = term_width(title, strlen(title)) + term_width(more, strlen(more)) + 4; i < t->width; i++) buf_adds(out, "─");
     term_end(t, out);
     buf_addc(out, '\n');
+}
+
+/* The response below its heading, segments below one each. */
+static void response(const struct terminal *t, const struct run_sample *s, enum show_colour by, struct buf *out) {
+    const int64_t several = s->ends && s->n_segments > 1 ? s->n_segments : 0;
+    int64_t at = 0;
+    if (!several) heading(t, "response", "", out);
+    if (!several && s->ends) tokens_text(t, s, by, 0, s->n, out);
+    if (!several && !s->ends) term_text(out, s->response.p, s->response.n, true);
+    for (int64_t k = 0; k < several; at += s->segments[2 * k++]) {
+        if (k > 0) buf_addc(out, '\n');
+        heading(t, s->segments[2 * k + 1] ? "environment" : "response", "", out);
+        tokens_text(t, s, by, at, at + s->segments[2 * k], out);
+    }
 }
 
 static void text_line(struct buf *out, const char *label, const char *s, size_t n) {
@@ -134,6 +157,9 @@ static void facts(const struct terminal *t, const struct run_sample *s, struct b
     for (int64_t i = 0; i < s->n_runs; i++)
         buf_addf(out, "%s%d (%d)%s", i ? ", " : "versions of the weights (tokens): ", s->runs[2 * i + 1], s->runs[2 * i],
                  i + 1 < s->n_runs ? "" : "\n");
+    for (int64_t k = 0; k < s->n_segments && s->n_segments > 1; k++)
+        buf_addf(out, "%s%s (%d)%s", k ? ", " : "segments (tokens): ", run_segment_name(s, k), s->segments[2 * k],
+                 k + 1 < s->n_segments ? "" : "\n");
     text_line(out, "ground truth", s->ground_truth.p, s->ground_truth.n);
     if (s->reward_message) text_line(out, "reward", s->reward_message, strlen(s->reward_message));
     if (json_object_size(s->extra) > 0 && json_dump_line(&extra, s->extra) == 0) text_line(out, "extra", extra.p, extra.n);
@@ -146,7 +172,6 @@ static void as_text(const struct show_args *a, const struct run_sample *s, struc
     heading(t, "prompt", "", out);
     term_text(out, s->prompt.p, s->prompt.n, true);
     buf_addc(out, '\n');
-    heading(t, "response", "", out);
     response(t, s, a->by, out);
     buf_addc(out, '\n');
     legend(t, s, a->by, out);
@@ -194,6 +219,7 @@ static int as_json(const struct run_sample *s, struct buf *out) {
     json_object_set_new(o, "ids", ids(s->ids, s->n));
     json_object_set_new(o, "tokens", tokens(s));
     json_object_set_new(o, "versions", versions(s));
+    if (s->n_segments > 1) json_object_set_new(o, "segments", run_segments_json(s));
     json_object_set_new(o, "logp", numbers(s->logp, s->n));
     json_object_set_new(o, "entropy", numbers(s->entropy, s->n));
     json_object_set_new(o, "ref_logp", numbers(s->ref_logp, s->n));

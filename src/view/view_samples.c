@@ -122,6 +122,7 @@ static int add_whole(void *list, const struct run_sample *s) {
     json_object_set_new(o, "message", view__text0(s->reward_message));
     if (s->extra) json_object_set(o, "extra", s->extra);
     if (s->n_runs > 1) json_object_set_new(o, "versions", versions_json(s));
+    if (s->n_segments > 1) json_object_set_new(o, "segments", run_segments_json(s));
     if (json_array_size(list) == 0) { /* of the whole group */
         json_object_set_new(o, "prompt", view__text(s->prompt.p, s->prompt.n));
         json_object_set_new(o, "ground_truth", view__text(s->ground_truth.p, s->ground_truth.n));

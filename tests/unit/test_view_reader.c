@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "track/track.h"
 #include "view/run_reader.h"
+#include "view/show.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -50,7 +51,7 @@ static struct track *open_track(const char *at, int64_t resume_step) {
 
 /* Two groups of two samples: scores 0, 1; none, 0.5. */
 static void log_samples(struct track *t, int64_t step, bool validation) {
-    static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10, 11};
+    static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10, 11}, segments[] = {1, 0, 1, 1, 1, 0};
     static const float logp[] = {-0.5f, -1.25f, 0}, entropy[] = {0.25f, 2, 0}, advantages[] = {1, -1, 0};
     static const uint16_t bytes[] = {2, 3, 0};
     static const double scores[] = {0, 1, NAN, 0.5};
@@ -72,6 +73,8 @@ static void log_samples(struct track *t, int64_t step, bool validation) {
                                        .entropy = entropy,
                                        .advantages = advantages,
                                        .token_bytes = bytes,
+                                       .segments = i == 1 ? segments : NULL,
+                                       .n_segments = i == 1 ? 3 : 1,
                                        .score = scores[i],
                                        .advantage = i,
                                        .reward_status = i == 2 ? "crash" : "score",
@@ -260,6 +263,56 @@ static void test_samples(void **state) {
     run_steps_free(&steps);
     run_reader_close(r);
     track_close(t, 0);
+}
+
+/* A sample of prompt 40, as text or JSON; caller frees. */
+static char *shown(struct run_reader *r, int64_t step, int64_t index, bool json) {
+    struct buf out = {0};
+    const struct show_args a = {.term = {.width = 40}, .json = json, .step = step, .uid = 40, .index = index};
+    OK(show_sample(r, &a, &out));
+    return buf_take(&out);
+}
+
+/* Who wrote a response's tokens is shown where it is not the policy alone; a run.db without the column has one segment. */
+static void test_segments(void **state) {
+    (void)state;
+    static const char *const damage[] = {"UPDATE samples SET segments = x'0100000000000000'", "UPDATE samples SET segments = x'01'",
+                                         "UPDATE samples SET segments = x'FFFFFFFF000000000400000001000000'",
+                                         "ALTER TABLE samples DROP COLUMN segments"};
+    struct track *t = open_track(dir, -1);
+    for (int i = 1; i <= 3; i++) log_step(t, i, i);
+    track_close(t, 0);
+    struct run_reader *r = open_reader(dir);
+    char *several = shown(r, 2, 1, false), *one = shown(r, 2, 0, false), *as_json = shown(r, 2, 1, true);
+    assert_non_null(strstr(several, "segments (tokens): policy (1), environment (1), policy (1)\n"));
+    assert_non_null(strstr(several, "response ─"));
+    assert_non_null(strstr(several, "environment ─"));
+    assert_null(strstr(one, "environment"));
+    assert_null(strstr(one, "segments"));
+    assert_non_null(strstr(as_json, "\"segments\":[[1,\"policy\"],[1,\"environment\"],[1,\"policy\"]]"));
+    run_reader_close(r);
+    free(several);
+    free(as_json);
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        sql(damage[i]);
+        r = open_reader(dir);
+        several = shown(r, 2, 1, false);
+        assert_null(strstr(several, "environment"));
+        run_reader_close(r);
+        free(several);
+    }
+    t = open_track(dir, 3); /* a run of a verlc that had no such column goes on */
+    log_step(t, 4, 4);
+    track_close(t, 0);
+    r = open_reader(dir);
+    several = shown(r, 2, 0, false);
+    assert_string_equal(several, one);
+    free(several);
+    free(one);
+    several = shown(r, 4, 1, false);
+    assert_non_null(strstr(several, "environment ─"));
+    free(several);
+    run_reader_close(r);
 }
 
 /* ---- search ---- */
@@ -619,8 +672,10 @@ static void test_read_only(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_run),     T(test_samples),       T(test_search),       T(test_no_run),
-                                       T(test_foreign), T(test_prompt_tokens), T(test_user_message), T(test_user_message_by_tokens),
-                                       T(test_recent),  T(test_search_range),  T(test_format_1),     T(test_read_only)};
+    const struct CMUnitTest tests[] = {T(test_run),           T(test_samples),      T(test_segments),
+                                       T(test_search),        T(test_no_run),       T(test_foreign),
+                                       T(test_prompt_tokens), T(test_user_message), T(test_user_message_by_tokens),
+                                       T(test_recent),        T(test_search_range), T(test_format_1),
+                                       T(test_read_only)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -337,7 +337,8 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
                            *text = batch_find(b, "text"), *message = batch_find(b, "reward_message"),
-                           *versions = s->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions");
+                           *versions = s->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions"),
+                           *segments = batch_find(b, BATCH_SEGMENTS);
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -358,6 +359,8 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .extra = batch_find(b, "reward_extra_info")->json[i],
         .finish = batch_find(b, "finish")->str[i],
         .versions = versions ? versions->i32 + versions->off[i] : NULL,
+        .segments = segments ? segments->i32 + segments->off[i] : NULL,
+        .n_segments = batch_n_segments(b, i),
         .prompt_number = number_of(b, "prompt_number", i),
         .place = number_of(b, "place", i),
     };

@@ -97,6 +97,8 @@ export async function groupPage({ run, path, query, go, main }) {
         .finish === "length" ? h("span", { class: "small warn" }, "cut at the limit") : null,
         s.versions ? h("span", { class: "small quiet", title: "versions of the weights that drew its tokens" },
           `weights ${s.versions.map(([n, v]) => `${v} (${n})`).join(", ")}`) : null,
+        s.segments ? h("span", { class: "small quiet", title: "who wrote its tokens" },
+          s.segments.map(([n, who]) => `${who} (${n})`).join(", ")) : null,
         s.message ? h("span", { class: "small bad" }, s.message) : null), box, extra ? h("div", { class: "body" }, extra) :
       null);
     return { s, e, box, k, cursor: -1 };
