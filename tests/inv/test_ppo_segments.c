@@ -6,6 +6,9 @@
 
 #include "base/json.h"
 #include "ppo/stages/stages.h"
+#include "text/text.h"
+
+#include <sqlite3.h>
 
 enum { MAX_LEN = 32, WIDTH = 16, ROWS = 6, PROMPT = 4, VOCAB = 100 };
 
@@ -284,7 +287,54 @@ static void environment_is_context_alone(void **state) {
     }
 }
 
+/* ---- run.db ---- */
+
+static void add_strings(struct batch *b, const char *name, const char *value) {
+    struct batch_col *c;
+    OK(batch_add(b, name, BATCH_STR, NULL, NULL, &c));
+    for (int64_t i = 0; i < ROWS; i++) batch_set_str(c, i, value, strlen(value));
+}
+
+static void recorded_in_run_db(void **state) {
+    (void)state;
+    static const char json[] = "{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": "
+                               "{\"a\": 9, \"b\": 10, \"c\": 11, \"d\": 12}}}";
+    struct rig r;
+    struct batch b;
+    struct tokenizer *tok;
+    sqlite3 *db;
+    sqlite3_stmt *st;
+    int64_t index[ROWS] = {0, 1, 2, 0, 1, 2};
+    rig_open(&r);
+    OK(tokenizer_open_bytes(&tok, json, sizeof json - 1, "test"));
+    make_batch(&r, &b);
+    add_strings(&b, "text", "abc");
+    add_strings(&b, "finish", "stop");
+    add_strings(&b, "reward_status", "score");
+    OK(batch_add(&b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL));
+    OK(batch_add(&b, "sample_index", BATCH_I64, NULL, index, NULL));
+    ppo_record(&r.stage, tok, &b, &r.k.rollout.train, false);
+    OK(track_flush(r.run.track));
+    char *path = file_join(r.dir, "run.db");
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, "SELECT segments FROM samples ORDER BY id", -1, &st, NULL), SQLITE_OK);
+    const struct batch_col *c = batch_find(&b, BATCH_SEGMENTS);
+    for (int64_t i = 0; i < ROWS; i++) {
+        assert_int_equal(sqlite3_step(st), SQLITE_ROW);
+        assert_int_equal(sqlite3_column_bytes(st, 0), batch_len(c, i) * 4);
+        assert_memory_equal(sqlite3_column_blob(st, 0), c->i32 + c->off[i], (size_t)batch_len(c, i) * 4);
+    }
+    assert_int_equal(sqlite3_step(st), SQLITE_DONE);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    free(path);
+    tokenizer_close(tok);
+    batch_free(&b);
+    rig_close(&r);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(environment_is_context_alone)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(environment_is_context_alone),
+                                       cmocka_unit_test(recorded_in_run_db)};
     return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
 }
