@@ -11,7 +11,7 @@ import os
 import re
 import time
 
-# Read by mlflow at import. Retries are the sender's (src/track/client.c), which waits longer and blocks nobody.
+# Read by mlflow at import. Retries are the sender's (src/track/tracker_client.c), which waits longer and blocks nobody.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"  # else nobody learns that a trace was lost

@@ -84,10 +84,3 @@ int comm__zmq_open(void) {
 }
 
 int comm__zmq_fail(const char *what) { FAIL(ERR_IO, "%s: %s", what, zmq.strerror(errno)); }
-
-int comm_key_new(char key[COMM_KEY]) {
-    char public_key[COMM_KEY];
-    TRY(comm__zmq_open());
-    if (zmq.curve_keypair(public_key, key) != 0) return comm__zmq_fail("a CURVE key cannot be made");
-    return 0;
-}

@@ -6,7 +6,7 @@
 #ifndef VERLC_RANKS_IDLE_RANKS_H
 #define VERLC_RANKS_IDLE_RANKS_H
 
-#include "ranks/call_codec.h"
+#include "ranks/message_codec.h"
 #include "ranks/rank_group.h"
 #include "ranks/worker.h"
 

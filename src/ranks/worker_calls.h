@@ -7,7 +7,7 @@
 #define VERLC_RANKS_WORKER_CALLS_H
 
 #include "conf/conf.h"
-#include "ranks/call_codec.h"
+#include "ranks/message_codec.h"
 #include "ranks/start_workers.h"
 #include "run/run.h"
 #include "ranks/worker.h"

@@ -8,7 +8,7 @@
 int train_sft(const struct conf *c);
 int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
 
-/* As those of ppo/plan/probe.h. */
+/* As those of ppo/plan/ppo_time_probe.h. */
 int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out);
 int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out);
 

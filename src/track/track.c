@@ -67,7 +67,7 @@ bool metrics_get(const struct metrics *m, const char *name, double *value) {
 /* ---- the queue ---- */
 
 enum { MAX_QUEUED = 8192, MAX_TRACKERS = 4 + TRACK_N_CLIENTS };
-#define END_S 60.0 /* for clients, after the last step; client.c has what they get beyond it */
+#define END_S 60.0 /* for clients, after the last step; tracker_client.c has what they get beyond it */
 #define KILLED_END_S 10.0
 #define STATUS_S 1.0 /* between two records of what the run does */
 

@@ -26,16 +26,16 @@ static int give_up(void *v) { return clock_now() > ((struct run_reader *)v)->dea
 
 /* What the directory has instead of a run. */
 static int no_run(const char *dir) {
-    struct run_places found = {0};
+    struct run_list found = {0};
     struct buf b = {0};
-    if (run_places_find(&found, dir) == 0)
+    if (run_list_find(&found, dir) == 0)
         for (int64_t i = 0; i < found.n && i < SHOWN_RUNS; i++) buf_addf(&b, "%s%s", i ? ", " : "", found.v[i].dir);
     if (found.n > SHOWN_RUNS) buf_addf(&b, " and %lld more", (long long)found.n - SHOWN_RUNS);
     if (found.n > 0) err_set(ERR_INPUT, __FILE__, __LINE__, "%s has no run.db; runs below it: %s", dir, b.p);
     else
         err_set(ERR_INPUT, __FILE__, __LINE__,
                 "%s has no run.db, nor has a directory below it; a run is the directory of trainer.default_local_dir", dir);
-    run_places_free(&found);
+    run_list_free(&found);
     buf_free(&b);
     return ERR_INPUT;
 }

@@ -19,13 +19,13 @@ struct run_place {
     char *dir;       /* where its run.db is; owned */
     double modified; /* wall clock of the last write */
 };
-struct run_places {
+struct run_list {
     struct run_place *v; /* the last written first */
     int64_t n, cap;
 };
 /* The runs in and below root, not below a run, not below a checkpoint; at most 1,000 of them. ERR_INPUT: no such directory. */
-int run_places_find(struct run_places *out, const char *root);
-void run_places_free(struct run_places *p);
+int run_list_find(struct run_list *out, const char *root);
+void run_list_free(struct run_list *p);
 
 /* ---- one run ---- */
 struct run_reader;

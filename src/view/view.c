@@ -110,8 +110,8 @@ static int find_runs(struct view *v) {
     found.v = NULL;
     found.n = found.cap = 0;
     for (int i = 0; i < v->n_roots && rc == 0; i++) {
-        struct run_places places = {0};
-        rc = run_places_find(&places, v->roots[i]);
+        struct run_list places = {0};
+        rc = run_list_find(&places, v->roots[i]);
         for (int64_t k = 0; k < places.n && rc == 0; k++) {
             char *dir = realpath(places.v[k].dir, NULL);
             struct run *r = dir ? take_run(v, dir) : NULL;
@@ -125,7 +125,7 @@ static int find_runs(struct view *v) {
             xgrow((void **)&found.v, &found.cap, found.n + 1, sizeof *found.v);
             found.v[found.n++] = r;
         }
-        run_places_free(&places);
+        run_list_free(&places);
     }
     for (int64_t i = 0; i < v->n; i++)
         if (v->v[i]) free_run(v->v[i]);

@@ -2,7 +2,7 @@
  * records or state, of arbitrary bytes; the first byte picks which.  Each is an error with a message, or takes the next record. */
 #include "fuzz.h"
 
-#include "track/client_int.h"
+#include "track/tracker_client_int.h"
 #include "track/track.h"
 
 #include <sys/stat.h>

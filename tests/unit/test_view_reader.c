@@ -383,13 +383,13 @@ static void test_no_run(void **state) {
     OK(file_write_atomic(copy, junk, sizeof junk));
     refused(dir, ERR_INPUT, "runs below it: ");
     refused(dir, ERR_INPUT, below);
-    struct run_places p;
-    OK(run_places_find(&p, dir));
+    struct run_list p;
+    OK(run_list_find(&p, dir));
     assert_int_equal(p.n, 1); /* not the hidden one */
     assert_string_equal(p.v[0].dir, below);
     assert_true(p.v[0].modified > 1e9);
-    run_places_free(&p);
-    assert_int_equal(run_places_find(&p, path), ERR_INPUT);
+    run_list_free(&p);
+    assert_int_equal(run_list_find(&p, path), ERR_INPUT);
     refused(copy, ERR_FORMAT, "not a database");
     OK(file_write_atomic(copy, "", 0));
     refused(copy, ERR_FORMAT, "has no table meta");

@@ -1,4 +1,4 @@
-/* lora_files.c - adapters as peft's directories, and their product for merging.
+/* lora_files.c - adapters as peft's directories.
  *
  * adapter_model.safetensors holds base_model.model.MODULE.lora_A.weight (r, k) and
  * lora_B.weight (n, r); written in f32, read in any float dtype.  A fingerprint of
@@ -190,46 +190,4 @@ out:
     free(config);
     free(tensors);
     return rc;
-}
-
-/* ---- merging ---- */
-
-/* The part that adapts parameter i of m, or NULL. */
-static const struct lora_part *part_of(const struct model *m, int64_t i) {
-    const struct model_param *p = &m->params[i];
-    const struct model_group *mg = &m->groups[p->group];
-    for (int64_t k = 0; mg->lora && k < mg->lora->n_parts; k++)
-        if ((p->offset - mg->offset) / mg->k == mg->lora->part[k].row) return &mg->lora->part[k];
-    return NULL;
-}
-
-int model__lora_host_open(struct lora_host *h, const struct model *m) {
-    *h = (struct lora_host){.m = m};
-    if (!m->lora) return 0;
-    h->flat = xmalloc((size_t)m->n_train * sizeof *h->flat);
-    return dev_copy_out(m->dev, h->flat, m->master, (size_t)m->n_train * sizeof *h->flat);
-}
-
-void model__lora_host_close(struct lora_host *h) { free(h->flat); }
-
-void model__lora_merge(const struct lora_host *h, const struct model_param *p, int64_t at, float *w, int64_t n) {
-    const struct model_lora *l = h->m->lora;
-    for (int64_t i = l ? l->n_sides : 0; l && i < l->n_params; i++)
-        if (strcmp(l->params[i].name, p->name) == 0) memcpy(w, h->flat + l->params[i].offset + at, (size_t)n * sizeof *w);
-    const struct lora_part *t = h->flat && p->nd == 2 ? part_of(h->m, p - h->m->params) : NULL;
-    if (!t) return;
-    const int64_t r = h->m->lora->cfg.rank, k = p->cols;
-    float *sum = xmalloc((size_t)k * sizeof *sum);
-    for (int64_t i = 0, len; i < n; i += len) { /* the rest of one row at a time */
-        const int64_t row = (at + i) / k, col = (at + i) % k;
-        len = n - i < k - col ? n - i : k - col;
-        memset(sum, 0, (size_t)len * sizeof *sum);
-        for (int64_t q = 0; q < r; q++) {
-            const float b = h->flat[t->b + row * r + q];
-            const float *a = h->flat + t->a + q * k + col;
-            for (int64_t j = 0; j < len; j++) sum[j] += b * a[j];
-        }
-        for (int64_t j = 0; j < len; j++) w[i + j] += h->m->lora->scale * sum[j];
-    }
-    free(sum);
 }

@@ -1,4 +1,4 @@
-/* run_places.c - the runs in a directory tree. */
+/* run_list.c - the runs in a directory tree. */
 #include "view/run_reader.h"
 
 #include "base/buf.h"
@@ -14,7 +14,7 @@
 enum { MAX_DEPTH = 8, MAX_RUNS = 1000, MAX_LOOKED = 20000 };
 
 struct search {
-    struct run_places *out;
+    struct run_list *out;
     int looked; /* directories */
 };
 
@@ -26,7 +26,7 @@ static double changed(const char *path, const char *suffix) {
     return there ? (double)st.st_mtim.tv_sec + 1e-9 * (double)st.st_mtim.tv_nsec : 0;
 }
 
-static bool add_run(struct run_places *out, const char *dir) {
+static bool add_run(struct run_list *out, const char *dir) {
     struct stat st;
     char *path = file_join(dir, "run.db");
     const bool is_run = stat(path, &st) == 0 && S_ISREG(st.st_mode);
@@ -59,17 +59,17 @@ static int later(const void *a, const void *b) {
     return x->modified != y->modified ? (x->modified < y->modified ? 1 : -1) : strcmp(x->dir, y->dir);
 }
 
-int run_places_find(struct run_places *out, const char *root) {
+int run_list_find(struct run_list *out, const char *root) {
     struct search s = {.out = out};
-    *out = (struct run_places){0};
+    *out = (struct run_list){0};
     if (!file_is_dir(root)) FAIL(ERR_INPUT, "%s: %s", root, file_exists(root) ? "not a directory" : "no such directory");
     look(&s, root, 0);
     if (out->n > 0) qsort(out->v, (size_t)out->n, sizeof *out->v, later);
     return 0;
 }
 
-void run_places_free(struct run_places *p) {
+void run_list_free(struct run_list *p) {
     for (int64_t i = 0; i < p->n; i++) free(p->v[i].dir);
     free(p->v);
-    *p = (struct run_places){0};
+    *p = (struct run_list){0};
 }

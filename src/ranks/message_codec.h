@@ -1,10 +1,10 @@
-/* call_codec.h - what goes between the controller and its workers: columns, metrics, sequences, requests, samples.
+/* message_codec.h - what goes between the controller and its workers: columns, metrics, sequences, requests, samples.
  *
  * A message is a JSON object and byte arrays (comm/comm.h). Both sides are of one build, so structs are sent as they lie in
  * memory; sizes are checked all the same.
  * Invariant: what is read has the bits of what was written, NaN included. */
-#ifndef VERLC_RANKS_CALL_CODEC_H
-#define VERLC_RANKS_CALL_CODEC_H
+#ifndef VERLC_RANKS_MESSAGE_CODEC_H
+#define VERLC_RANKS_MESSAGE_CODEC_H
 
 #include "comm/comm.h"
 #include "data/data.h"

@@ -1,9 +1,9 @@
-/* client_send.c - records to a tracker's client: a thread sends them through a helper process
+/* tracker_send.c - records to a tracker's client: a thread sends them through a helper process
  * (python/verlc_helpers/tracker.py), which has the client.
  *
  * Invariant: after the end of a run the thread ends within the time that client->end_by and give_up say, whatever the client does:
  * what it has not taken by then stays in the queue. */
-#include "track/client_int.h"
+#include "track/tracker_client_int.h"
 
 #include "base/buf.h"
 #include "base/clock.h"

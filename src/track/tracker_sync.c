@@ -1,7 +1,7 @@
-/* client_sync.c - what a run that is over has kept for its trackers: counted, and sent as the run itself would have.
+/* tracker_sync.c - what a run that is over has kept for its trackers: counted, and sent as the run itself would have.
  *
  * Invariant: a record is taken out of the queue only when the client has it, so a sync that ends at any point loses none. */
-#include "track/client_int.h"
+#include "track/tracker_client_int.h"
 
 #include "base/buf.h"
 #include "base/err.h"

@@ -1,8 +1,8 @@
-/* client_int.h - a tracker that has a client in Python, between the files that make it: its queue on disk
- * (client_spool.c), the requests to the helper (client_send.c), the tracker (client.c), and what is sent when the run
- * is over (client_sync.c). */
-#ifndef VERLC_TRACK_CLIENT_INT_H
-#define VERLC_TRACK_CLIENT_INT_H
+/* tracker_client_int.h - a tracker that has a client in Python, between the files that make it: its queue on disk
+ * (tracker_spool.c), the requests to the helper (tracker_send.c), the tracker (tracker_client.c), and what is sent when the run
+ * is over (tracker_sync.c). */
+#ifndef VERLC_TRACK_TRACKER_CLIENT_INT_H
+#define VERLC_TRACK_TRACKER_CLIENT_INT_H
 
 #include "track/track_int.h"
 
@@ -43,7 +43,7 @@ struct client {
     int64_t n_refused;
 };
 
-/* --- client_spool.c --- */
+/* --- tracker_spool.c --- */
 /* A client without a thread: paths and locks, no file is open yet. name is static. */
 struct client *client__new(const char *name, const char *run_dir);
 void client__free(struct client *c); /* closes its file, ends its helper */
@@ -64,7 +64,7 @@ void client__next_batch(struct client *c, struct client_batch *b);
 /* Counts what a directory has of a tracker that is not sent; 0: it knows no such tracker. */
 int client__pending(struct track_pending *p, const char *name, const char *run_dir);
 
-/* --- client_send.c --- */
+/* --- tracker_send.c --- */
 int client__start_helper(struct client *c, const struct track_args *a);
 /* One request with a batch, whose records it takes over, and what the answer says. how: the run's end, at the wall clock
  * `ended` (0: now); NULL: it goes on. ERR_HELPER: the client's own words. */

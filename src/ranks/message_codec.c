@@ -1,5 +1,5 @@
-/* call_codec.c - see call_codec.h. */
-#include "ranks/call_codec.h"
+/* message_codec.c - see message_codec.h. */
+#include "ranks/message_codec.h"
 
 #include "base/buf.h"
 #include "base/err.h"

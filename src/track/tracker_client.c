@@ -1,10 +1,10 @@
-/* client.c - a tracker that has a client in Python (mlflow, wandb, swanlab, clearml, trackio): RUN_DIR/trackers/NAME.jsonl
- * is the queue to it (client_spool.c).  The writer thread appends records; a thread sends them (client_send.c).
+/* tracker_client.c - a tracker that has a client in Python (mlflow, wandb, swanlab, clearml, trackio): RUN_DIR/trackers/NAME.jsonl
+ * is the queue to it (tracker_spool.c).  The writer thread appends records; a thread sends them (tracker_send.c).
  *
  * Invariant: a record is in the file until the client has it, so a client that is slow, down or broken costs no step and
  * no record within the limit of the queue; the remaining ones are sent after a recovery, at the end, by the run that resumes,
  * or by `verlc trackers sync`. */
-#include "track/client_int.h"
+#include "track/tracker_client_int.h"
 
 #include "base/clock.h"
 #include "base/err.h"

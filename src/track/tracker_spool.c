@@ -1,10 +1,10 @@
-/* client_spool.c - the queue to a tracker's client: RUN_DIR/trackers/NAME.jsonl has the records, NAME.state.json how far they
+/* tracker_spool.c - the queue to a tracker's client: RUN_DIR/trackers/NAME.jsonl has the records, NAME.state.json how far they
  * are sent, which run of the tracker they belong to, and how that run has ended there:
  *   {"sent": number of the last record that was sent, "run": {"id": ...} or null, "end": "done" | "failed" | "killed" | null}
  *
  * Invariant: a record is in the file until the client has it; a crash at any moment leaves a file that is taken up, but for a
  * last line that was not written whole. */
-#include "track/client_int.h"
+#include "track/tracker_client_int.h"
 
 #include "base/buf.h"
 #include "base/err.h"
