@@ -101,6 +101,7 @@ static int one_step(const struct update *u, int64_t *rows, int64_t n, struct upd
 }
 
 int update_run(const struct update *u, struct update_result *r) {
+    CHECK(u->mini_batch > 0);
     int64_t *order = xmalloc((size_t)u->n * sizeof *order);
     int rc = 0;
     *r = (struct update_result){0};
