@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t elem_size(enum batch_type t) {
+size_t batch_type_bytes(enum batch_type t) {
     switch (t) {
     case BATCH_I32:
     case BATCH_F32: return 4;
@@ -55,13 +55,13 @@ void batch_free(struct batch *b) {
 
 /* Room for the elements that off counts: zeros, which for strings and JSON the caller fills. */
 static void alloc_elems(struct batch_col *c, int64_t n_rows) {
-    c->p = xcalloc((size_t)c->off[n_rows], elem_size(c->type));
+    c->p = xcalloc((size_t)c->off[n_rows], batch_type_bytes(c->type));
     if (c->type == BATCH_STR) c->str_len = xcalloc((size_t)c->off[n_rows], sizeof *c->str_len);
 }
 
 /* Copies n elements; strings are duplicated, JSON values shared (they are not changed in place). */
 static void copy_elems(struct batch_col *dst, int64_t at, const struct batch_col *src, int64_t from, int64_t n) {
-    const size_t size = elem_size(dst->type);
+    const size_t size = batch_type_bytes(dst->type);
     for (int64_t i = 0; i < n && dst->type == BATCH_STR; i++)
         batch_set_str(dst, at + i, src->str[from + i], src->str_len[from + i]);
     for (int64_t i = 0; i < n && dst->type == BATCH_JSON; i++) dst->json[at + i] = json_incref(src->json[from + i]);
@@ -115,7 +115,7 @@ int batch_add(struct batch *b, const char *name, enum batch_type type, const int
     alloc_elems(c, b->n_rows);
     for (int64_t i = 0; i < n && type == BATCH_STR; i++) batch_set_str(c, i, "", 0);
     for (int64_t i = 0; i < n && type == BATCH_JSON; i++) c->json[i] = json ? json_incref(json[i]) : json_null();
-    if (type != BATCH_STR && type != BATCH_JSON && data && n > 0) memcpy(c->p, data, (size_t)n * elem_size(type));
+    if (type != BATCH_STR && type != BATCH_JSON && data && n > 0) memcpy(c->p, data, (size_t)n * batch_type_bytes(type));
     if (out) *out = c;
     return 0;
 }

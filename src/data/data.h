@@ -73,6 +73,7 @@ void batch_move(struct batch *to, struct batch *from, const char *name);
 int batch_select(struct batch *out, const struct batch *b, const int64_t *rows, int64_t n);
 /* times each row, aabb: the n samples of a prompt side by side. */
 int batch_repeat(struct batch *out, const struct batch *b, int64_t times);
+size_t batch_type_bytes(enum batch_type t); /* of an element; of strings and JSON the pointer */
 /* Columns and types must agree. */
 int batch_concat(struct batch *out, const struct batch *const *parts, int64_t n);
 

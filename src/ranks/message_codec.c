@@ -53,17 +53,8 @@ int message_items(struct message_reader *r, size_t size, int64_t *n, void **out)
 
 /* ---- batches ---- */
 
-static size_t item_bytes(enum batch_type t) {
-    switch (t) {
-    case BATCH_I32:
-    case BATCH_F32: return 4;
-    case BATCH_I64:
-    case BATCH_F64: return 8;
-    case BATCH_STR:
-    case BATCH_JSON: break;
-    }
-    return 0;
-}
+/* 0: strings and JSON are not sent. */
+static size_t item_bytes(enum batch_type t) { return t == BATCH_STR || t == BATCH_JSON ? 0 : batch_type_bytes(t); }
 
 void message_columns(struct message *m, const struct batch *b, const char *const *names) {
     json_t *list = json_array();
