@@ -118,15 +118,15 @@ static inline void case_unpack(struct dev *d, struct model_batch *b) {
 struct model_case {
     struct dev dev;
     struct model *m;
-    struct st_file *golden;
+    struct safetensors_file *golden;
     const int32_t *ids, *q_start; /* golden: n_seqs sequences */
     int64_t n_seqs, n_rows;
     struct model_logp_args l; /* golden rows, targets, 1 / temperature; outputs owned here */
     const float *want_logp, *want_entropy, *dlogp, *dentropy;
 };
 
-static inline const void *case_data(const struct st_file *f, const char *name, enum dtype dt, int64_t *n) {
-    const struct st_tensor *t = st_find(f, name);
+static inline const void *case_data(const struct safetensors_file *f, const char *name, enum dtype dt, int64_t *n) {
+    const struct safetensors_tensor *t = safetensors_find(f, name);
     if (!t) fail_msg("the fixture has no %s", name);
     assert_int_equal(t->dt, dt);
     if (n) *n = (int64_t)(t->bytes / dtype_size(dt));
@@ -139,7 +139,7 @@ static inline char *case_path(const char *name, const char *file) {
 
 static inline void case_golden(struct model_case *c, const char *name) {
     char *path = case_path(name, "golden.safetensors");
-    OK(st_open(&c->golden, path));
+    OK(safetensors_open(&c->golden, path));
     free(path);
     int64_t n;
     c->ids = case_data(c->golden, "ids", DT_I32, &c->n_rows);
@@ -174,7 +174,7 @@ static inline void case_open(struct model_case *c, const struct case_args *a) {
 }
 static inline void case_close(struct model_case *c) {
     model_close(c->m);
-    if (c->golden) st_close(c->golden);
+    if (c->golden) safetensors_close(c->golden);
     assert_int_equal(c->dev.allocated, 0); /* nothing leaked on the device */
     dev_close(&c->dev);
     free(c->l.logp);
@@ -206,7 +206,7 @@ static inline double case_worst(const float *got, const float *want, int64_t n) 
 }
 /* Largest error of the tensors' gradients in g beside golden's grad.NAME, relative to the largest entry of each; *nmse: the
  * worst case_nmse of a tensor. */
-static inline double case_gradient_error(const struct st_file *golden, const struct model_param *params, int64_t n_params,
+static inline double case_gradient_error(const struct safetensors_file *golden, const struct model_param *params, int64_t n_params,
                                          const float *g, double *nmse) {
     double worst = 0;
     *nmse = 0;

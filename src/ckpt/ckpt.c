@@ -142,7 +142,7 @@ static int64_t read_tracker(const char *root) {
 
 /* ---- writing ---- */
 
-struct flat_array { /* of a part; one st_write_tensor's arg */
+struct flat_array { /* of a part; one safetensors_write_tensor's arg */
     const struct ckpt_part *part;
     const char *base;
 };
@@ -173,7 +173,7 @@ static int check_finite(void *arg, size_t off, const void *p, size_t n) {
 /* Master, state arrays and step: as they are, so that a resume is bitwise. */
 struct optim_file {
     struct flat_array from[OPTIM_MAX_ARRAYS + 1];
-    struct st_write_tensor t[OPTIM_MAX_ARRAYS + 2];
+    struct safetensors_write_tensor t[OPTIM_MAX_ARRAYS + 2];
     int n;
 };
 
@@ -182,19 +182,19 @@ static void list_optim(struct optim_file *f, const struct ckpt_part *p, const st
     const bool host = !dev_has_own_memory(p->model->dev);
     for (int i = 0; i < n; i++) {
         f->from[i] = (struct flat_array){p, a[i].data};
-        f->t[i] = (struct st_write_tensor){
+        f->t[i] = (struct safetensors_write_tensor){
             .name = a[i].name, .dt = a[i].dt, .nd = 1, .dim = {a[i].n}, .read = read_device, .arg = &f->from[i]};
         if (host) f->t[i].data = a[i].data;
     }
     f->t[0].check = check_finite;
-    f->t[n] = (struct st_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .data = &p->optim->step};
+    f->t[n] = (struct safetensors_write_tensor){.name = "step", .dt = DT_I64, .nd = 1, .dim = {1}, .data = &p->optim->step};
     f->n = n + 1;
 }
 
 size_t ckpt_optim_begin(const struct ckpt_part *p, const struct optim_array *a, int n) {
     struct optim_file f;
     list_optim(&f, p, a, n);
-    return st_header_bytes(f.t, f.n, NULL);
+    return safetensors_header_bytes(f.t, f.n, NULL);
 }
 
 static int save_optim(struct file_writer *w, const char *tmp, const struct ckpt_part *p) {
@@ -203,7 +203,7 @@ static int save_optim(struct file_writer *w, const char *tmp, const struct ckpt_
     list_optim(&f, p, a, 1 + optim_arrays(p->optim, a + 1));
     char *dir = file_join(tmp, "optim"), *name = optim_name(p->name), *path = file_join(tmp, name);
     int rc = file_mkdirs(dir);
-    if (rc == 0) rc = st_write(w, path, f.t, f.n, NULL);
+    if (rc == 0) rc = safetensors_write(w, path, f.t, f.n, NULL);
     free(dir);
     free(name);
     free(path);
@@ -661,8 +661,9 @@ int ckpt_read_trainer(const char *dir, json_t **trainer) {
 }
 
 /* The tensor of an array, which is a whole model's. */
-static int find_flat(const struct st_file *f, const struct optim_array *a, const char *path, const struct st_tensor **out) {
-    const struct st_tensor *t = *out = st_find(f, a->name);
+static int find_flat(const struct safetensors_file *f, const struct optim_array *a, const char *path,
+                     const struct safetensors_tensor **out) {
+    const struct safetensors_tensor *t = *out = safetensors_find(f, a->name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing; resume with the optimizer that saved it", path, a->name);
     if (t->dt != a->dt || t->bytes != (size_t)a->n * dtype_size(a->dt))
         FAIL(ERR_FORMAT, "%s: tensor %s has %zu bytes of %s, this model and optimizer need %lld elements of %s", path, a->name,
@@ -671,9 +672,9 @@ static int find_flat(const struct st_file *f, const struct optim_array *a, const
 }
 
 /* Every tensor of the file is one of these, or the step: another optimizer's state is never dropped silently. */
-static int check_names(const struct st_file *f, const struct optim_array *a, int n, const char *path) {
-    for (int64_t k = 0; k < st_count(f); k++) {
-        const char *name = st_at(f, k)->name;
+static int check_names(const struct safetensors_file *f, const struct optim_array *a, int n, const char *path) {
+    for (int64_t k = 0; k < safetensors_count(f); k++) {
+        const char *name = safetensors_at(f, k)->name;
         bool known = strcmp(name, "step") == 0;
         for (int i = 0; i < n && !known; i++) known = strcmp(name, a[i].name) == 0;
         if (!known) FAIL(ERR_FORMAT, "%s: tensor %s is of another optimizer; resume with the one that saved it", path, name);
@@ -682,9 +683,9 @@ static int check_names(const struct st_file *f, const struct optim_array *a, int
 }
 
 /* What this rank has of the optimizer's arrays. */
-static int load_optim(const struct st_file *f, const struct ckpt_part *p, const char *path) {
+static int load_optim(const struct safetensors_file *f, const struct ckpt_part *p, const char *path) {
     struct optim_array whole[OPTIM_MAX_ARRAYS + 1];
-    const struct st_tensor *t[OPTIM_MAX_ARRAYS + 1];
+    const struct safetensors_tensor *t[OPTIM_MAX_ARRAYS + 1];
     struct optim_piece *pieces;
     int64_t n_pieces;
     int rc = 0;
@@ -722,14 +723,14 @@ static bool adapts(const struct model *m, const char *module, int n) {
 /* The adapter's modules are the model's: state of the same size may be of others. */
 static int check_modules(const char *dir, const struct ckpt_part *p) {
     char *part = ckpt_part_dir(dir, p->name), *path = file_join(part, "adapter_model.safetensors");
-    struct st_file *f = NULL;
+    struct safetensors_file *f = NULL;
     const char *name, *odd = NULL;
     int rc = 0, n = 0;
     int64_t there = 0, here = 0;
     if (!p->model->lora || !file_exists(path)) goto out;
-    TRYG(st_open(&f, path), out);
-    for (int64_t i = 0; i < st_count(f); i++) {
-        const int k = module_of(st_at(f, i)->name, &name);
+    TRYG(safetensors_open(&f, path), out);
+    for (int64_t i = 0; i < safetensors_count(f); i++) {
+        const int k = module_of(safetensors_at(f, i)->name, &name);
         there += k > 0;
         if (k > 0 && !odd && !adapts(p->model, name, k)) odd = name, n = k;
     }
@@ -740,7 +741,7 @@ static int check_modules(const char *dir, const struct ckpt_part *p) {
               "that it was trained with, or start from scratch in another trainer.default_local_dir",
               part, (long long)there, (long long)here, odd ? ", without " : "", n, odd ? odd : "", odd ? " for one" : "");
 out:
-    st_close(f);
+    safetensors_close(f);
     free(part);
     free(path);
     return rc;
@@ -756,19 +757,19 @@ int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
     }
     char *path = file_join(dir, name);
     free(name);
-    struct st_file *f = NULL;
+    struct safetensors_file *f = NULL;
     int rc = 0;
-    TRYG(st_open(&f, path), out);
+    TRYG(safetensors_open(&f, path), out);
     const struct optim_array master = {"master", DT_F32, p->model->n_train, NULL};
-    const struct st_tensor *flat;
+    const struct safetensors_tensor *flat;
     TRYG(find_flat(f, &master, path, &flat), out);
     if (p->optim) TRYG(load_optim(f, p, path), out);
-    const struct st_tensor *step = st_find(f, "step");
+    const struct safetensors_tensor *step = safetensors_find(f, "step");
     if (!step || step->dt != DT_I64 || step->bytes != 8) FAILG(out, ERR_FORMAT, "%s: tensor step is missing", path);
     if (p->optim) memcpy(&p->optim->step, step->data, 8);
     TRYG(model_set_master(p->model, (const float *)(const void *)flat->data), out);
 out:
-    st_close(f);
+    safetensors_close(f);
     free(path);
     return rc;
 }

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/number.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "run/directories.h"
@@ -31,7 +31,7 @@ struct gen_request { /* one input line */
     char **lines; /* (n) finished output lines */
 };
 
-struct gen {
+struct generation_state {
     struct tokenizer *tok;
     struct chat_template *chat;
     const char *model_dir, *adapter; /* adapter: NULL or a peft directory */
@@ -49,14 +49,14 @@ static void request_free(struct gen_request *q) {
     free(q->ids);
 }
 
-static int open_tokenizer(struct gen *g, const char *where) {
+static int open_tokenizer(struct generation_state *g, const char *where) {
     if (g->tok) return 0;
     const int rc = tokenizer_open(&g->tok, g->model_dir);
     return rc < 0 ? err_wrap(rc, "%s", where) : 0;
 }
 
 /* "prompt", "messages" or "ids" -> token ids. */
-static int read_prompt(struct gen *g, const json_t *o, struct gen_request *q, const char *where) {
+static int read_prompt(struct generation_state *g, const json_t *o, struct gen_request *q, const char *where) {
     const json_t *ids = json_object_get(o, "ids"), *messages = json_object_get(o, "messages");
     const json_t *prompt = json_object_get(o, "prompt");
     struct text_ids v = {0};
@@ -113,7 +113,7 @@ static int read_stop(const json_t *o, struct gen_request *q, const char *where) 
 }
 
 static int read_line(void *arg, char *line, size_t n, int64_t no) {
-    struct gen *g = arg;
+    struct generation_state *g = arg;
     char where[48];
     json_t *o = NULL;
     int rc = 0;
@@ -153,7 +153,7 @@ out:
 }
 
 /* Prints what is finished from the front. */
-static int print_ready(struct gen *g) {
+static int print_ready(struct generation_state *g) {
     while (g->next < g->n) {
         struct gen_request *q = &g->rq[g->next];
         if (g->next_sample == q->n) {
@@ -171,8 +171,8 @@ static int print_ready(struct gen *g) {
     return cmd_flush();
 }
 
-static int on_sample(void *arg, const struct rollout_sample *s) {
-    struct gen *g = arg;
+static int on_sample(void *arg, const struct engine_sample *s) {
+    struct generation_state *g = arg;
     const int64_t at = (int64_t)(intptr_t)s->user;
     struct gen_request *q = &g->rq[at];
     struct buf text = {0}, line = {0};
@@ -187,7 +187,7 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     }
     json_t *o =
         json_pack("{s:I, s:I, s:o, s:o, s:o, s:s}", "index", (json_int_t)at, "sample", (json_int_t)s->index, "ids", ids, "text",
-                  json_stringn(text.p ? text.p : "", n_text), "logp", logp, "finish_reason", rollout_finish_name(s->finish));
+                  json_stringn(text.p ? text.p : "", n_text), "logp", logp, "finish_reason", engine_finish_name(s->finish));
     if (!o) FAILG(out, ERR_INTERNAL, "a sample's text cannot be written as JSON");
     rc = json_dump_line(&line, o);
     json_decref(o);
@@ -199,36 +199,36 @@ out:
     return rc;
 }
 
-static int submit(struct gen *g, struct rollout_engine *e, const struct model_config *c) {
-    const struct rollout_stop_ids stop = rollout_stop_ids(c, NULL);
+static int submit(struct generation_state *g, struct engine *e, const struct model_config *c) {
+    const struct engine_stop_ids stop = engine_stop_ids(c, NULL);
     for (int64_t i = 0; i < g->n; i++) {
         const struct gen_request *q = &g->rq[i];
-        const struct rollout_request r = {.prompt = q->ids,
-                                          .n_prompt = q->n_ids,
-                                          .n = q->n,
-                                          .max_tokens = q->max_tokens,
-                                          .temperature = (float)q->temperature,
-                                          .top_p = (float)q->top_p,
-                                          .min_p = (float)q->min_p,
-                                          .repetition_penalty = (float)q->repetition_penalty,
-                                          .top_k = (int32_t)q->top_k,
-                                          .seed = (uint64_t)q->seed,
-                                          .ignore_eos = q->ignore_eos,
-                                          .stop_ids = stop.id,
-                                          .n_stop_ids = stop.n,
-                                          .stop = (const char *const *)q->stop,
-                                          .n_stop = q->n_stop,
-                                          .user = (void *)(intptr_t)i};
-        const int rc = rollout_submit(e, &r, NULL);
+        const struct engine_request r = {.prompt = q->ids,
+                                         .n_prompt = q->n_ids,
+                                         .n = q->n,
+                                         .max_tokens = q->max_tokens,
+                                         .temperature = (float)q->temperature,
+                                         .top_p = (float)q->top_p,
+                                         .min_p = (float)q->min_p,
+                                         .repetition_penalty = (float)q->repetition_penalty,
+                                         .top_k = (int32_t)q->top_k,
+                                         .seed = (uint64_t)q->seed,
+                                         .ignore_eos = q->ignore_eos,
+                                         .stop_ids = stop.id,
+                                         .n_stop_ids = stop.n,
+                                         .stop = (const char *const *)q->stop,
+                                         .n_stop = q->n_stop,
+                                         .user = (void *)(intptr_t)i};
+        const int rc = engine_submit(e, &r, NULL);
         if (rc < 0) return err_wrap(rc == ERR_INVAL ? ERR_FORMAT : rc, "stdin:%lld", (long long)q->no);
     }
     return 0;
 }
 
-static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs) {
+static int run(struct generation_state *g, struct dev *dev, enum dtype act, int64_t max_seqs) {
     struct model *m = NULL;
-    struct rollout_decoder *d = NULL;
-    struct rollout_engine *e = NULL;
+    struct decoder *d = NULL;
+    struct engine *e = NULL;
     int64_t longest = 1, samples = 0, most_prompt = 1, blocks = 0;
     int rc = 0;
     for (int64_t i = 0; i < g->n; i++) {
@@ -244,19 +244,19 @@ static int run(struct gen *g, struct dev *dev, enum dtype act, int64_t max_seqs)
     const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
-    const struct rollout_decoder_args limits = {.max_seqs = max_seqs, .max_rows = rows, .max_len = longest};
-    struct rollout_decoder_args a = rollout_decoder_size(dev, &m->cfg, m->act, &limits, dev->mem_total / 2);
+    const struct decoder_args limits = {.max_seqs = max_seqs, .max_rows = rows, .max_len = longest};
+    struct decoder_args a = decoder_size(dev, &m->cfg, m->act, &limits, dev->mem_total / 2);
     if (blocks < a.n_kv_blocks) a.n_kv_blocks = blocks;
     a.model = m;
-    TRYG(rollout_decoder_open(&d, &a), out);
-    const struct rollout_config cfg = {.tok = g->tok, .done = on_sample, .done_arg = g};
-    TRYG(rollout_decoder_engine(&e, d, &cfg), out);
+    TRYG(decoder_open(&d, &a), out);
+    const struct engine_config cfg = {.tok = g->tok, .done = on_sample, .done_arg = g};
+    TRYG(decoder_engine(&e, d, &cfg), out);
     TRYG(submit(g, e, &m->cfg), out);
-    TRYG(rollout_run(e), out);
+    TRYG(engine_run(e), out);
     rc = print_ready(g);
 out:
-    rollout_destroy(e);
-    rollout_decoder_close(d);
+    engine_destroy(e);
+    decoder_close(d);
     model_close(m);
     return rc;
 }
@@ -288,7 +288,7 @@ int cmd_generate(int argc, char **argv) {
                  "With key=value arguments it is verl's main_generation: model.path=DIR data.path=IN.parquet\n"
                  "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).");
     enum dtype act;
-    struct gen g = {0};
+    struct generation_state g = {0};
     struct dev dev = {0};
     struct model_config c = {0};
     char *dir = NULL;
@@ -297,7 +297,7 @@ int cmd_generate(int argc, char **argv) {
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     TRY(cmd_compute_dtype(dtype, &act));
     g.adapter = adapter;
-    TRYG(train_model_dir(model, true, &dir), out);
+    TRYG(run_model_dir(model, true, &dir), out);
     g.model_dir = dir;
     TRYG(model_config_load(&c, dir), out);
     g.vocab = c.vocab;

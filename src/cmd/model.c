@@ -255,7 +255,7 @@ static int cmd_model_info(int argc, char **argv) {
     struct model_config c;
     struct buf line = {0};
     char *config = NULL;
-    TRY(train_model_dir(dir, false, &config));
+    TRY(run_model_dir(dir, false, &config));
     const int read = model_config_load(&c, config);
     free(config);
     TRY(read);
@@ -297,7 +297,7 @@ static bool is_adapter(const char *dir) {
 static int find_base(const char *adapter, char **dir) {
     struct lora_config l;
     TRY(lora_config_load(&l, adapter));
-    int rc = l.base ? train_model_dir(l.base, true, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
+    int rc = l.base ? run_model_dir(l.base, true, dir) : err_set(ERR_INPUT, __FILE__, __LINE__, "it names none");
     if (rc < 0) rc = err_wrap(rc, "the base model of adapter %s (verlc model merge --model BASE says another place)", adapter);
     lora_config_free(&l);
     return rc;
@@ -459,7 +459,7 @@ static int merge_source(struct export_source *s, const char *model, const char *
     }
     if (!is_adapter(adapter)) FAIL(ERR_INPUT, "--adapter %s: no adapter_config.json in it", adapter);
     s->adapter_dir = xstrdup(adapter);
-    return model ? train_model_dir(model, true, &s->model_dir) : find_base(adapter, &s->model_dir);
+    return model ? run_model_dir(model, true, &s->model_dir) : find_base(adapter, &s->model_dir);
 }
 
 static int cmd_model_merge(int argc, char **argv) {
@@ -578,7 +578,7 @@ int cmd_copy_merged(const struct cmd_merge_args *a) {
         free(m.of.ckpt_dir);
         m.of.ckpt_dir = NULL;
         m.of.critic = false;
-        TRYG(a->config_dir ? train_model_dir(a->config_dir, true, &m.of.model_dir) : find_base(m.adapter, &m.of.model_dir), out);
+        TRYG(a->config_dir ? run_model_dir(a->config_dir, true, &m.of.model_dir) : find_base(m.adapter, &m.of.model_dir), out);
     } else {
         m.of.model_dir = xstrdup(a->dir);
     }

@@ -26,12 +26,11 @@ enum { MAX_TRIES = 32, MAX_OVERRIDES = 16 };
 
 static const struct program {
     const char *name;
-    int (*memory)(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+    int (*memory)(const struct conf *c, const struct train_plan_args *a, struct run_plan *out);
     int (*probe)(const struct conf *c, bool whole, struct time_probe *out); /* NULL: there are no steps */
     int (*choices)(const struct conf *c, bool own_memory, struct buf *out);
-} programs[] = {{"ppo", train_plan_ppo, train_probe_ppo, train_choices_ppo},
-                {"sft", train_plan_sft, train_probe_sft, train_choices_sft},
-                {"generate", train_plan_generate, NULL, NULL}};
+} programs[] = {
+    {"ppo", ppo_plan, ppo_probe, ppo_choices}, {"sft", sft_plan, sft_probe, sft_choices}, {"generate", generate_plan, NULL, NULL}};
 enum { N_PROGRAMS = sizeof programs / sizeof *programs };
 
 struct plan {
@@ -319,7 +318,7 @@ static int print_time(const struct plan *p, const struct conf *run) {
 int cmd_plan(int argc, char **argv) {
     struct plan p = {0};
     struct conf *c = NULL;
-    struct train_plan memory = {0};
+    struct run_plan memory = {0};
     TRY(read_arguments(&p, argc, argv));
     int rc = cmd_load(&c, p.schema, p.argc, p.argv);
     const bool answered = rc > 0;
@@ -331,7 +330,7 @@ int cmd_plan(int argc, char **argv) {
     if (rc == 0 && !memory.fits) rc = err_exit_status(ERR_NOMEM);
     else if (rc == 0 && p.probe) rc = print_time(&p, c);
     if (answered) rc = 0;
-    train_plan_free(&memory);
+    run_plan_free(&memory);
     conf_free(c);
     if (rc == ERR_SIGNAL) return cmd_ended(rc);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;

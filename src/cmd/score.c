@@ -218,7 +218,7 @@ int cmd_score(int argc, char **argv) {
     if (rc != 0) return rc < 0 ? rc : 0;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
     TRY(cmd_compute_dtype(dtype, &act));
-    TRYG(train_model_dir(model, true, &dir), out);
+    TRYG(run_model_dir(model, true, &dir), out);
     TRYG(model_config_load(&c, dir), out);
     s.vocab = c.vocab;
     cmd_reads_stdin("requests, a JSON object a line, such as {\"ids\": [5, 9, 7], \"response_start\": 1}");

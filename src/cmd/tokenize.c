@@ -181,7 +181,7 @@ int cmd_tokenize(int argc, char **argv) {
     struct job j = {.decode = decode};
     const struct watch t0 = watch_now();
     char *dir = NULL;
-    if (!file_exists(model) && data_hub_id(model)) TRY(train_model_dir(model, false, &dir));
+    if (!file_exists(model) && data_hub_id(model)) TRY(run_model_dir(model, false, &dir));
     rc = tokenizer_open(&j.tok, dir ? dir : model);
     free(dir);
     TRY(rc);

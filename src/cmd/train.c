@@ -23,7 +23,7 @@ extern char **environ;
 int cmd_ended(int rc) {
     if (rc != ERR_SIGNAL) return rc;
     log_error("%s", err_msg());
-    return 128 + stage_stop_signal();
+    return 128 + phase_stop_signal();
 }
 
 /* A bare command is a question, not a run. model_key NULL: it needs none. */
@@ -54,7 +54,7 @@ int cmd_load(struct conf **c, const char *schema, int argc, char **argv) {
     TRY(conf_check(*c));
     struct launch l;
     TRY(launch_read(&l, environ));
-    if (!ctl_is_worker(&l)) conf_notes(*c); /* the controller says them */
+    if (!workers_started_this(&l)) conf_notes(*c); /* the controller says them */
     return 0;
 }
 
@@ -71,7 +71,7 @@ static int train(const char *name, const char *model_key, const char *schema, in
     return rc > 0 ? 0 : cmd_ended(rc);
 }
 
-int cmd_ppo(int argc, char **argv) { return train("ppo", "actor_rollout_ref.model.path", "ppo_trainer", train_ppo, argc, argv); }
+int cmd_ppo(int argc, char **argv) { return train("ppo", "actor_rollout_ref.model.path", "ppo_trainer", ppo_train, argc, argv); }
 
 const char *cmd_sft_schema(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
@@ -82,14 +82,14 @@ const char *cmd_sft_schema(int argc, char **argv) {
     return "sft_trainer_engine";
 }
 
-int cmd_sft(int argc, char **argv) { return train("sft", "model.path", cmd_sft_schema(argc, argv), train_sft, argc, argv); }
+int cmd_sft(int argc, char **argv) { return train("sft", "model.path", cmd_sft_schema(argc, argv), sft_train, argc, argv); }
 
 int cmd_eval(int argc, char **argv) {
     struct conf *c = NULL;
     struct buf text = {0};
     TRY(want_keys("eval", argc, NULL));
     int rc = cmd_load(&c, "evaluation", argc - 1, argv + 1);
-    if (rc == 0) rc = train_eval(c, &text);
+    if (rc == 0) rc = eval_run(c, &text);
     if (rc == 0 && text.p) fputs(text.p, stdout);
     buf_free(&text);
     conf_free(c);
@@ -125,7 +125,7 @@ int cmd_generate_rows(int argc, char **argv) {
     struct conf *c = NULL;
     TRY(cmd_generation_schema(argc, argv, &schema));
     int rc = cmd_load(&c, schema, argc - 1, argv + 1);
-    if (rc == 0) rc = train_generate(c);
+    if (rc == 0) rc = generate_run(c);
     conf_free(c);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

@@ -16,9 +16,9 @@
 extern char **environ;
 
 int cmd_worker(int argc, char **argv) {
-    static const struct ctl_service own[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
-    static const struct ctl_service *const tables[] = {ppo_worker_services, sft_services, supervised_services,
-                                                       generator_services,  own,          NULL};
+    static const struct worker_process_service own[] = {NETCHECK_SERVICES, BENCH_SERVICES, {NULL, NULL}};
+    static const struct worker_process_service *const tables[] = {ppo_worker_services, sft_services, supervised_services,
+                                                                  generator_services,  own,          NULL};
     const struct cmd_spec spec = {
         .usage = "verlc worker",
         .about = "One rank of a run: a process that verlc starts itself, with VERLC_RANK and more in its environment."};

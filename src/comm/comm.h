@@ -34,7 +34,7 @@ enum {
 #define COMM_SILENCE_S 6.0
 
 struct comm;
-struct hub;
+struct coordinator;
 
 /* Where a group's controller is. */
 struct comm_where {
@@ -81,7 +81,7 @@ double comm_deadline_s(const struct comm *c); /* of an operation */
 /* What this rank does, for the heartbeats: a change of it counts as progress. Any thread. A new stage has done 0 of 0. */
 void comm_stage(struct comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void comm_progress(struct comm *c, int64_t done, int64_t total);
-/* 0; else the signal of hub_ask_stop. Ranks receive it at different times: those that stop together agree first. Any thread. */
+/* 0; else the signal of coordinator_ask_stop. Ranks get it at different times: those that stop together agree first. Any thread. */
 int comm_stop_asked(const struct comm *c);
 
 /* The operations. ERR_TIMEOUT; ERR_RANK: another rank failed, was lost or made a different call. After an error all further
@@ -112,38 +112,40 @@ int comm_reply_error(struct comm *c, int code);                                 
 
 /* ---- the controller ---- */
 
-struct hub_args {
+struct coordinator_args {
     int size;
     const char *listen; /* "HOST:PORT" to be reached at; NULL: any port on loopback; "*": any port on all addresses of this host */
     const char *key;    /* NULL: a new one */
     double start_s;     /* for all ranks to join */
     double deadline_s;  /* to send a call to a rank that takes its bytes */
 };
-int hub_open(struct hub **out, const struct hub_args *a); /* the port is open; the ranks are still to join */
-const struct comm_where *hub_where(const struct hub *h);
+int coordinator_open(struct coordinator **out,
+                     const struct coordinator_args *a); /* the port is open; the ranks are still to join */
+const struct comm_where *coordinator_where(const struct coordinator *h);
 /* Waits until all ranks have joined and are connected. check (may be NULL) is polled: < 0 ends the wait.
  * ERR_TIMEOUT names who is missing; ERR_RANK: a rank of another version, build or size, by name. */
-int hub_join(struct hub *h, int (*check)(void *arg), void *arg);
+int coordinator_join(struct coordinator *h, int (*check)(void *arg), void *arg);
 /* end: ranks in comm_next_call get their 0 first. NULL ok. */
-void hub_close(struct hub *h, bool end);
-const char *hub_who(const struct hub *h, int rank);
-bool hub_same_host(const struct hub *h, int a, int b);
-int hub_pid(const struct hub *h, int rank);
+void coordinator_close(struct coordinator *h, bool end);
+const char *coordinator_who(const struct coordinator *h, int rank);
+bool coordinator_same_host(const struct coordinator *h, int a, int b);
+int coordinator_pid(const struct coordinator *h, int rank);
 /* "rank 2 (host b, pid 71), in STAGE for 3 s", as of its last heartbeat. */
-void hub_state(struct hub *h, int rank, char *text, size_t n);
-struct hub_progress {
+void coordinator_state(struct coordinator *h, int rank, char *text, size_t n);
+struct coordinator_progress {
     char stage[COMM_STAGE];
     int64_t done, total; /* of the stage, as comm_progress reported; 0 of 0: nothing */
 };
-void hub_progress(struct hub *h, int rank, struct hub_progress *p); /* as of its last heartbeat */
+void coordinator_progress(struct coordinator *h, int rank, struct coordinator_progress *p); /* as of its last heartbeat */
 /* Requests a stop of all ranks, now or when they have joined (comm_stop_asked). sig > 0; the first one stays. Any thread, a
  * signal handler too. */
-void hub_ask_stop(struct hub *h, int sig);
+void coordinator_ask_stop(struct coordinator *h, int sig);
 /* Any thread: ends the group, and with it every wait of every rank. rank: whose failure it is; -1: none's. */
-void hub_fail(struct hub *h, int rank, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-int hub_failed_rank(const struct hub *h); /* the first of hub_fail, or whose own error ended the calls; -1: none */
+void coordinator_fail(struct coordinator *h, int rank, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int coordinator_failed_rank(
+    const struct coordinator *h); /* the first of coordinator_fail, or whose own error ended the calls; -1: none */
 
-struct hub_call_args {
+struct coordinator_call_args {
     const char *name;
     const json_t *args; /* an object; NULL: {} */
     const struct comm_bytes *arrays;
@@ -151,22 +153,22 @@ struct hub_call_args {
     double answer_s; /* deadline of its result, from now on */
 };
 /* Starts a call on a rank that has none under way; the arrays are sent when it returns. ERR_RANK, ERR_TIMEOUT; an error ends all
- * calls, as hub_take's. */
-int hub_call(struct hub *h, int rank, const struct hub_call_args *a);
+ * calls, as coordinator_take's. */
+int coordinator_call(struct coordinator *h, int rank, const struct coordinator_call_args *a);
 /* The same call on ranks first..first + ranks - 1: its arrays are copied once for all ranks of the controller's host. */
-int hub_call_ranks(struct hub *h, int first, int ranks, const struct hub_call_args *a);
-struct hub_reply {
+int coordinator_call_ranks(struct coordinator *h, int first, int ranks, const struct coordinator_call_args *a);
+struct coordinator_reply {
     json_t *result; /* an object */
     struct comm_bytes *arrays;
     int n_arrays;
     struct comm_bytes map; /* where they lie together; n 0: each by itself */
 };
-void hub_reply_free(struct hub_reply *r);
+void coordinator_reply_free(struct coordinator_reply *r);
 /* Takes the result of a call that is under way, of whichever rank. 1: *rank and *reply; 0: none came within wait_s, or no call is
  * under way. The first error ends all calls: a rank's own keeps its code, with the rank's name in front, and the others leave
  * their operations. ERR_TIMEOUT names the stragglers, not the ranks that wait for them. */
-int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply);
-/* The results of all calls that are under way; replies: one a rank, {0} for those not called. Errors as hub_take. */
-int hub_collect(struct hub *h, struct hub_reply *replies);
+int coordinator_take(struct coordinator *h, double wait_s, int *rank, struct coordinator_reply *reply);
+/* The results of all calls that are under way; replies: one a rank, {0} for those not called. Errors as coordinator_take. */
+int coordinator_collect(struct coordinator *h, struct coordinator_reply *replies);
 
 #endif

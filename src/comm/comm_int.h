@@ -72,7 +72,7 @@ enum { COMM__NAME = 64, COMM__ENDPOINT = 128, COMM__ADDRESSES = 512, COMM__MACHI
 enum { COMM__CONTROLLER = -1, COMM__NOBODY = -2 };
 int comm__join_read(struct comm__join *j, const json_t *m, const char *where);
 struct comm__heartbeat { /* a heartbeat */
-    struct hub_progress progress;
+    struct coordinator_progress progress;
     double age;    /* seconds since the last progress */
     int waits_for; /* a rank; COMM__CONTROLLER; COMM__NOBODY */
     int64_t call;  /* the number of the last call that arrived */

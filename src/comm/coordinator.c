@@ -1,7 +1,7 @@
 /* coordinator.c - the controller's end of a group: who joins, heartbeats, calls.
  * A thread serves the control endpoint: it receives the heartbeats, detects silent ranks, and sends all ranks an abort when the
  * group has ended. The connections for calls belong to the caller's thread.
- * Invariant: once hub_fail has been called, or a rank is silent or lost, every call fails with the same message. */
+ * Invariant: once coordinator_fail has been called, or a rank is silent or lost, every call fails with the same message. */
 #include "comm/comm_int.h"
 
 #include "base/clock.h"
@@ -34,12 +34,12 @@ struct member {
     double deadline, seconds;         /* of that call, on clock_awake; from when it was made */
     bool shares;                      /* large arrays are shared memory */
     int shared_fd;                    /* those of the call that is under way; -1: none */
-    struct comm__heartbeat heartbeat; /* the last one; under the hub's lock, like last_seen and last_call */
+    struct comm__heartbeat heartbeat; /* the last one; under the coordinator's lock, like last_seen and last_call */
     uint64_t last_call;               /* the number of its last call */
     double last_seen;                 /* when its last heartbeat came, of clock_awake */
 };
-struct hub {
-    struct hub_args a;
+struct coordinator {
+    struct coordinator_args a;
     int size, port;
     struct comm_where where;
     void *ctx, *control; /* control: the ROUTER that ranks join at and send heartbeats to */
@@ -49,7 +49,7 @@ struct hub {
     bool threaded;
     int stop;
     atomic_int stop_signal;   /* to send to the ranks; 0: none */
-    atomic_int failed;        /* hub_failed_rank */
+    atomic_int failed;        /* coordinator_failed_rank */
     struct comm__probe probe; /* whether a rank can open this process' memory */
     pthread_mutex_t lock;
 };
@@ -59,18 +59,18 @@ static void close_shared(struct member *m) {
     m->shared_fd = -1;
 }
 
-const struct comm_where *hub_where(const struct hub *h) { return &h->where; }
-const char *hub_who(const struct hub *h, int rank) { return h->m[rank].who; }
-bool hub_same_host(const struct hub *h, int a, int b) {
+const struct comm_where *coordinator_where(const struct coordinator *h) { return &h->where; }
+const char *coordinator_who(const struct coordinator *h, int rank) { return h->m[rank].who; }
+bool coordinator_same_host(const struct coordinator *h, int a, int b) {
     return json_equal(json_object_get(h->m[a].join, "machine"), json_object_get(h->m[b].join, "machine"));
 }
-int hub_pid(const struct hub *h, int rank) { return h->m[rank].pid; }
+int coordinator_pid(const struct coordinator *h, int rank) { return h->m[rank].pid; }
 
-static void blame(struct hub *h, int rank) { (void)atomic_compare_exchange_strong(&h->failed, &(int){-1}, rank); }
+static void blame(struct coordinator *h, int rank) { (void)atomic_compare_exchange_strong(&h->failed, &(int){-1}, rank); }
 
-int hub_failed_rank(const struct hub *h) { return atomic_load(&h->failed); }
+int coordinator_failed_rank(const struct coordinator *h) { return atomic_load(&h->failed); }
 
-void hub_fail(struct hub *h, int rank, const char *fmt, ...) {
+void coordinator_fail(struct coordinator *h, int rank, const char *fmt, ...) {
     char why[sizeof h->ended.why];
     va_list ap;
     va_start(ap, fmt);
@@ -80,7 +80,7 @@ void hub_fail(struct hub *h, int rank, const char *fmt, ...) {
     comm__alarm_ring(&h->ended, why);
 }
 
-void hub_state(struct hub *h, int rank, char *text, size_t n) {
+void coordinator_state(struct coordinator *h, int rank, char *text, size_t n) {
     pthread_mutex_lock(&h->lock);
     const struct member *m = &h->m[rank];
     const double age = m->heartbeat.age + (m->last_seen > 0 ? clock_awake() - m->last_seen : 0);
@@ -88,31 +88,31 @@ void hub_state(struct hub *h, int rank, char *text, size_t n) {
     pthread_mutex_unlock(&h->lock);
 }
 
-void hub_progress(struct hub *h, int rank, struct hub_progress *p) {
+void coordinator_progress(struct coordinator *h, int rank, struct coordinator_progress *p) {
     pthread_mutex_lock(&h->lock);
     *p = h->m[rank].heartbeat.progress;
     pthread_mutex_unlock(&h->lock);
 }
 
-void hub_ask_stop(struct hub *h, int sig) { (void)atomic_compare_exchange_strong(&h->stop_signal, &(int){0}, sig); }
+void coordinator_ask_stop(struct coordinator *h, int sig) { (void)atomic_compare_exchange_strong(&h->stop_signal, &(int){0}, sig); }
 
 /* ---- the control endpoint's thread ---- */
 
-static void send_to(struct hub *h, int rank, const char *type, const char *why) {
+static void send_to(struct coordinator *h, int rank, const char *type, const char *why) {
     const struct member *m = &h->m[rank];
     if (m->join) (void)comm__send_json(h->control, m->id, m->n_id, json_pack("{s:s,s:s}", "type", type, "why", why));
 }
 
-static int find(const struct hub *h, const uint8_t *id, size_t n) {
+static int find(const struct coordinator *h, const uint8_t *id, size_t n) {
     for (int r = 0; r < h->size; r++)
         if (h->m[r].join && h->m[r].n_id == n && memcmp(h->m[r].id, id, n) == 0) return r;
     return -1;
 }
 
-static void take_heartbeat(struct hub *h, int rank, const json_t *m) {
+static void take_heartbeat(struct coordinator *h, int rank, const json_t *m) {
     struct comm__heartbeat p;
     if (comm__heartbeat_read(&p, m, h->m[rank].who) < 0) {
-        hub_fail(h, rank, "%s", err_msg());
+        coordinator_fail(h, rank, "%s", err_msg());
         return;
     }
     pthread_mutex_lock(&h->lock);
@@ -124,7 +124,7 @@ static void take_heartbeat(struct hub *h, int rank, const json_t *m) {
     pthread_mutex_unlock(&h->lock);
 }
 
-static void receive(struct hub *h) {
+static void receive(struct coordinator *h) {
     uint8_t from[COMM__ID];
     size_t n;
     json_t *m;
@@ -133,27 +133,27 @@ static void receive(struct hub *h) {
         if (rc == 0) return;
         const int rank = find(h, from, n);
         if (rank >= 0 && rc > 0) take_heartbeat(h, rank, m);
-        else if (rank >= 0) hub_fail(h, rank, "%s sent a message that is not a heartbeat: %s", h->m[rank].who, err_msg());
+        else if (rank >= 0) coordinator_fail(h, rank, "%s sent a message that is not a heartbeat: %s", h->m[rank].who, err_msg());
         else if (rc > 0)
             (void)comm__send_json(h->control, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", "the group is complete"));
         json_decref(m);
     }
 }
 
-static void check_silence(struct hub *h) {
+static void check_silence(struct coordinator *h) {
     const double now = clock_awake();
     for (int r = 0; r < h->size; r++) {
         pthread_mutex_lock(&h->lock);
         const double silent = now - h->m[r].last_seen;
         pthread_mutex_unlock(&h->lock);
         char state[256];
-        hub_state(h, r, state, sizeof state);
-        if (silent > COMM_SILENCE_S) hub_fail(h, r, "%s: no heartbeat for %.0f s", state, silent);
+        coordinator_state(h, r, state, sizeof state);
+        if (silent > COMM_SILENCE_S) coordinator_fail(h, r, "%s: no heartbeat for %.0f s", state, silent);
     }
 }
 
 /* Sends all ranks an abort with the reason: the group's end, or the error of a call. false: there is neither. */
-static bool send_abort(struct hub *h) {
+static bool send_abort(struct coordinator *h) {
     const bool ended = comm__alarm_rung(&h->ended);
     if (!ended && !comm__alarm_rung(&h->cancel)) return false;
     (void)comm__alarm_error(ended ? &h->ended : &h->cancel);
@@ -161,7 +161,7 @@ static bool send_abort(struct hub *h) {
     return true;
 }
 
-static bool send_stop(struct hub *h) {
+static bool send_stop(struct coordinator *h) {
     const int sig = atomic_load(&h->stop_signal);
     for (int r = 0; sig && r < h->size; r++)
         (void)comm__send_json(h->control, h->m[r].id, h->m[r].n_id, json_pack("{s:s,s:i}", "type", "stop", "signal", sig));
@@ -169,7 +169,7 @@ static bool send_stop(struct hub *h) {
 }
 
 static void *serve_control(void *arg) {
-    struct hub *h = arg;
+    struct coordinator *h = arg;
     bool aborted = false, stopped = false; /* the ranks have been sent an abort, a stop */
     for (;;) {
         zmq_pollitem_t items[] = {{h->control, 0, ZMQ_POLLIN, 0},
@@ -187,7 +187,7 @@ static void *serve_control(void *arg) {
 
 /* ---- joining ---- */
 
-static int refuse(struct hub *h, const uint8_t *from, size_t n, int rc) {
+static int refuse(struct coordinator *h, const uint8_t *from, size_t n, int rc) {
     struct err_saved e;
     err_save(&e);
     (void)comm__send_json(h->control, from, n, json_pack("{s:s,s:s}", "type", "refused", "why", e.msg));
@@ -195,7 +195,7 @@ static int refuse(struct hub *h, const uint8_t *from, size_t n, int rc) {
     return rc;
 }
 
-static int check_join(struct hub *h, const struct comm__join *j) {
+static int check_join(struct coordinator *h, const struct comm__join *j) {
     if (j->size != h->size)
         FAIL(ERR_RANK, "rank %d (host %s, pid %d) was started in a group of %d, and this one has %d", j->rank, j->host, j->pid,
              j->size, h->size);
@@ -209,7 +209,7 @@ static int check_join(struct hub *h, const struct comm__join *j) {
     return 0;
 }
 
-static int take_join(struct hub *h, const uint8_t *from, size_t n, json_t *m) {
+static int take_join(struct coordinator *h, const uint8_t *from, size_t n, json_t *m) {
     struct comm__join j;
     const char *type;
     int rc = json_str(m, "type", &type, "a rank that joins");
@@ -226,7 +226,7 @@ static int take_join(struct hub *h, const uint8_t *from, size_t n, json_t *m) {
     return 0;
 }
 
-static int too_few(const struct hub *h) {
+static int too_few(const struct coordinator *h) {
     struct buf b = {0};
     int missing = 0;
     for (int r = 0; r < h->size; r++)
@@ -237,7 +237,7 @@ static int too_few(const struct hub *h) {
     return ERR_TIMEOUT;
 }
 
-static int wait_joins(struct hub *h, double deadline, int (*check)(void *), void *arg) {
+static int wait_joins(struct coordinator *h, double deadline, int (*check)(void *), void *arg) {
     for (int joined = 0; joined < h->size;) {
         zmq_pollitem_t item = {h->control, 0, ZMQ_POLLIN, 0};
         uint8_t from[COMM__ID];
@@ -257,7 +257,7 @@ static int wait_joins(struct hub *h, double deadline, int (*check)(void *), void
 }
 
 /* Sends a rank the list of the others, and where to connect to those below it. */
-static int send_group(struct hub *h, int rank) {
+static int send_group(struct coordinator *h, int rank) {
     json_t *ranks = json_array();
     for (int r = 0; r < h->size; r++) {
         const json_t *j = h->m[r].join;
@@ -271,7 +271,7 @@ static int send_group(struct hub *h, int rank) {
     return 0;
 }
 
-static int connect_calls(struct hub *h, int rank, double deadline) {
+static int connect_calls(struct coordinator *h, int rank, double deadline) {
     struct member *m = &h->m[rank];
     char endpoint[COMM__ENDPOINT], own[COMM__NAME];
     const char *address = json_string_value(json_object_get(m->join, "calls"));
@@ -279,7 +279,7 @@ static int connect_calls(struct hub *h, int rank, double deadline) {
     TRY(rc);
     if (rc == 0) {
         usleep((useconds_t)(LOST_S * 1e6)); /* where its process has ended, who started it says so first */
-        hub_fail(h, rank, "%s cannot be reached from the controller at %s", m->who, address);
+        coordinator_fail(h, rank, "%s cannot be reached from the controller at %s", m->who, address);
         return comm__alarm_error(&h->ended);
     }
     m->calls.rank = rank;
@@ -292,8 +292,8 @@ static int connect_calls(struct hub *h, int rank, double deadline) {
     return 0;
 }
 
-static int complete(struct hub *h, double deadline) {
-    struct hub_reply *replies = xcalloc((size_t)h->size, sizeof *replies);
+static int complete(struct coordinator *h, double deadline) {
+    struct coordinator_reply *replies = xcalloc((size_t)h->size, sizeof *replies);
     int rc = 0;
     for (int r = 0; rc >= 0 && r < h->size; r++) rc = send_group(h, r);
     for (int r = 0; rc >= 0 && r < h->size; r++) rc = connect_calls(h, r, deadline);
@@ -303,18 +303,18 @@ static int complete(struct hub *h, double deadline) {
         h->threaded = e == 0;
         if (e) rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "no thread for the heartbeats: %s", strerror(e));
     }
-    if (rc >= 0) rc = hub_collect(h, replies);
+    if (rc >= 0) rc = coordinator_collect(h, replies);
     for (int r = 0; r < h->size; r++) {
         const json_t *fd = json_object_get(replies[r].result, "probe");
         h->m[r].shares = json_is_integer(fd) && comm__probe_seen(&h->probe, h->m[r].pid, (int)json_integer_value(fd));
-        hub_reply_free(&replies[r]);
+        coordinator_reply_free(&replies[r]);
     }
     free(replies);
     TRY(rc);
     return 0;
 }
 
-int hub_join(struct hub *h, int (*check)(void *arg), void *arg) {
+int coordinator_join(struct coordinator *h, int (*check)(void *arg), void *arg) {
     const double deadline = clock_awake() + h->a.start_s;
     int rc = wait_joins(h, deadline, check, arg);
     if (rc >= 0) rc = complete(h, deadline);
@@ -330,7 +330,7 @@ int hub_join(struct hub *h, int (*check)(void *arg), void *arg) {
 
 /* ---- opening and closing ---- */
 
-static int bind_control(struct hub *h) {
+static int bind_control(struct coordinator *h) {
     const char *listen = h->a.listen ? h->a.listen : "127.0.0.1:*";
     const char *colon = strrchr(listen, ':');
     const bool loopback = strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0, any = strcmp(listen, "*") == 0;
@@ -348,7 +348,7 @@ static int bind_control(struct hub *h) {
     return 0;
 }
 
-static int open_control(struct hub *h) {
+static int open_control(struct coordinator *h) {
     const int linger = CONTROL_LINGER_MS, queue = CONTROL_QUEUE;
     h->ctx = zmq.ctx_new();
     h->control = h->ctx ? zmq.socket(h->ctx, ZMQ_ROUTER) : NULL;
@@ -360,10 +360,10 @@ static int open_control(struct hub *h) {
     return 0;
 }
 
-int hub_open(struct hub **out, const struct hub_args *a) {
-    struct hub *h = xcalloc(1, sizeof *h);
+int coordinator_open(struct coordinator **out, const struct coordinator_args *a) {
+    struct coordinator *h = xcalloc(1, sizeof *h);
     int rc;
-    *h = (struct hub){.a = *a, .size = a->size, .stop = -1, .ended.fd = -1, .cancel.fd = -1, .probe.fd = -1, .failed = -1};
+    *h = (struct coordinator){.a = *a, .size = a->size, .stop = -1, .ended.fd = -1, .cancel.fd = -1, .probe.fd = -1, .failed = -1};
     pthread_mutex_init(&h->lock, NULL);
     h->m = xcalloc((size_t)h->size, sizeof *h->m);
     for (int r = 0; r < h->size; r++) {
@@ -386,12 +386,12 @@ int hub_open(struct hub **out, const struct hub_args *a) {
     *out = h;
     return 0;
 fail:
-    hub_close(h, false);
+    coordinator_close(h, false);
     return rc;
 }
 
 /* On the control endpoint, for the heartbeats' thread; on the connection for calls, after those that are queued. */
-static void end_ranks(struct hub *h) {
+static void end_ranks(struct coordinator *h) {
     for (int r = 0; r < h->size; r++) {
         struct member *m = &h->m[r];
         send_to(h, r, "end", "");
@@ -402,7 +402,7 @@ static void end_ranks(struct hub *h) {
     }
 }
 
-void hub_close(struct hub *h, bool end) {
+void coordinator_close(struct coordinator *h, bool end) {
     if (!h) return;
     if (h->threaded) {
         (void)!write(h->stop, &(uint64_t){1}, sizeof(uint64_t));
@@ -428,7 +428,7 @@ void hub_close(struct hub *h, bool end) {
 /* ---- calls ---- */
 
 /* After an error the ranks get the reason. No reply is waited for: one that still comes is dropped. */
-static void give_up(struct hub *h) {
+static void give_up(struct coordinator *h) {
     struct err_saved e;
     err_save(&e);
     comm__alarm_ring(&h->cancel, e.msg);
@@ -437,7 +437,7 @@ static void give_up(struct hub *h) {
 }
 
 /* shared: the arrays, for ranks that can open them; -1: they were not copied. */
-static int call(struct hub *h, int rank, const struct hub_call_args *a, int shared) {
+static int call(struct coordinator *h, int rank, const struct coordinator_call_args *a, int shared) {
     struct member *m = &h->m[rank];
     if (comm__alarm_rung(&h->ended)) return comm__alarm_error(&h->ended);
     CHECK(!m->pending);
@@ -457,7 +457,7 @@ static int call(struct hub *h, int rank, const struct hub_call_args *a, int shar
     m->deadline = clock_awake() + a->answer_s;
     m->seconds = a->answer_s;
     pthread_mutex_lock(&h->lock); /* until its next heartbeat */
-    m->heartbeat.progress = (struct hub_progress){0};
+    m->heartbeat.progress = (struct coordinator_progress){0};
     snprintf(m->heartbeat.progress.stage, sizeof m->heartbeat.progress.stage, "%s", a->name);
     m->heartbeat.age = m->last_seen - clock_awake();
     m->heartbeat.waits_for = COMM__NOBODY;
@@ -466,7 +466,7 @@ static int call(struct hub *h, int rank, const struct hub_call_args *a, int shar
     return 0;
 }
 
-int hub_call_ranks(struct hub *h, int first, int ranks, const struct hub_call_args *a) {
+int coordinator_call_ranks(struct coordinator *h, int first, int ranks, const struct coordinator_call_args *a) {
     bool share = false;
     int shared = -1, rc = 0;
     CHECK(first >= 0 && ranks >= 0 && first <= h->size - ranks);
@@ -479,18 +479,18 @@ int hub_call_ranks(struct hub *h, int first, int ranks, const struct hub_call_ar
     return 0;
 }
 
-int hub_call(struct hub *h, int rank, const struct hub_call_args *a) {
-    TRY(hub_call_ranks(h, rank, 1, a));
+int coordinator_call(struct coordinator *h, int rank, const struct coordinator_call_args *a) {
+    TRY(coordinator_call_ranks(h, rank, 1, a));
     return 0;
 }
 
-void hub_reply_free(struct hub_reply *r) {
+void coordinator_reply_free(struct coordinator_reply *r) {
     comm__arrays_free(r->arrays, r->n_arrays, r->map);
     json_decref(r->result);
-    *r = (struct hub_reply){0};
+    *r = (struct coordinator_reply){0};
 }
 
-static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
+static int take_reply(struct coordinator *h, int rank, struct coordinator_reply *out) {
     struct member *m = &h->m[rank];
     struct comm__wait w = {
         .rank = COMM__CONTROLLER, .kind = COMM__REPLY, .seq = m->call, .deadline = m->deadline, .alarm = &h->ended};
@@ -522,13 +522,13 @@ static int take_reply(struct hub *h, int rank, struct hub_reply *out) {
 }
 
 /* Names the stragglers: ranks past their deadline, but for those that wait for another rank, unless all do. */
-static int too_late(struct hub *h, double seconds) {
+static int too_late(struct coordinator *h, double seconds) {
     const double now = clock_awake();
     struct buf b = {0};
     for (int pass = 0; pass < 3 && b.n == 0; pass++)
         for (int r = 0; r < h->size; r++) {
             char state[256];
-            hub_state(h, r, state, sizeof state);
+            coordinator_state(h, r, state, sizeof state);
             pthread_mutex_lock(&h->lock);
             const bool waits = h->m[r].heartbeat.waits_for >= 0;
             pthread_mutex_unlock(&h->lock);
@@ -542,15 +542,15 @@ static int too_late(struct hub *h, double seconds) {
 }
 
 /* Whether a connection was lost, or the deadline of a call is past. */
-static int check_ranks(struct hub *h) {
+static int check_ranks(struct coordinator *h) {
     const double now = clock_awake();
     for (int r = 0; r < h->size; r++) {
         struct member *m = &h->m[r];
         char state[256];
         comm__link_events(&m->calls);
         if (m->calls.lost_at > 0 && now - m->calls.lost_at >= LOST_S) {
-            hub_state(h, r, state, sizeof state);
-            hub_fail(h, r, "%s: the connection to it was lost", state);
+            coordinator_state(h, r, state, sizeof state);
+            coordinator_fail(h, r, "%s: the connection to it was lost", state);
             return comm__alarm_error(&h->ended);
         }
         if (m->pending && now >= m->deadline) return too_late(h, m->seconds);
@@ -559,7 +559,7 @@ static int check_ranks(struct hub *h) {
 }
 
 /* Waits for a reply of a rank with a call under way. 1: *rank; 0: none came until then, or no call is under way. */
-static int next_to_answer(struct hub *h, double until, int *rank, zmq_pollitem_t *items) {
+static int next_to_answer(struct coordinator *h, double until, int *rank, zmq_pollitem_t *items) {
     for (;;) {
         int n = 0;
         double next = until;
@@ -583,9 +583,9 @@ static int next_to_answer(struct hub *h, double until, int *rank, zmq_pollitem_t
     }
 }
 
-int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply) {
+int coordinator_take(struct coordinator *h, double wait_s, int *rank, struct coordinator_reply *reply) {
     zmq_pollitem_t *items = xmalloc(((size_t)h->size + 1) * sizeof *items);
-    *reply = (struct hub_reply){0};
+    *reply = (struct coordinator_reply){0};
     int rc = next_to_answer(h, clock_awake() + wait_s, rank, items);
     free(items);
     if (rc > 0) {
@@ -593,19 +593,19 @@ int hub_take(struct hub *h, double wait_s, int *rank, struct hub_reply *reply) {
         if (taken < 0) rc = taken;
     }
     if (rc < 0) {
-        hub_reply_free(reply);
+        coordinator_reply_free(reply);
         give_up(h);
     }
     TRY(rc);
     return rc;
 }
 
-int hub_collect(struct hub *h, struct hub_reply *replies) {
-    struct hub_reply one;
+int coordinator_collect(struct coordinator *h, struct coordinator_reply *replies) {
+    struct coordinator_reply one;
     int rank, rc;
-    for (int r = 0; r < h->size; r++) replies[r] = (struct hub_reply){0};
-    while ((rc = hub_take(h, INFINITY, &rank, &one)) > 0) replies[rank] = one;
-    for (int r = 0; rc < 0 && r < h->size; r++) hub_reply_free(&replies[r]);
+    for (int r = 0; r < h->size; r++) replies[r] = (struct coordinator_reply){0};
+    while ((rc = coordinator_take(h, INFINITY, &rank, &one)) > 0) replies[rank] = one;
+    for (int r = 0; rc < 0 && r < h->size; r++) coordinator_reply_free(&replies[r]);
     TRY(rc);
     return 0;
 }

@@ -40,7 +40,7 @@ struct comm {
     atomic_int stop_signal; /* of a stop that was requested; 0: none */
     int stop;               /* an eventfd */
     pthread_mutex_t lock;   /* of what the heartbeats report */
-    struct hub_progress reported;
+    struct coordinator_progress reported;
     double progress; /* time of the last one, of clock_awake */
     int waits_for;
 };
@@ -60,7 +60,7 @@ void comm_stage(struct comm *part, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     pthread_mutex_lock(&c->lock);
-    c->reported = (struct hub_progress){0};
+    c->reported = (struct coordinator_progress){0};
     vsnprintf(c->reported.stage, sizeof c->reported.stage, fmt, ap);
     c->progress = clock_awake();
     pthread_mutex_unlock(&c->lock);
@@ -296,7 +296,7 @@ static int join(struct comm *c) {
     c->threaded = true;
     rc = comm_barrier(c);
     seen = json_pack("{s:i}", "probe", c->shared_fd);
-    if (rc >= 0) rc = comm_reply(c, seen, NULL, 0); /* hub_join waits for it */
+    if (rc >= 0) rc = comm_reply(c, seen, NULL, 0); /* coordinator_join waits for it */
     else (void)comm_reply_error(c, rc);
 out:
     json_decref(m);

@@ -8,16 +8,16 @@
  * after a stop string are dropped.  No block changes its owner within a burst.
  *
  * Invariant: a burst changes when tokens are drawn, never which. */
-#include "engine/rollout_int.h"
+#include "engine/engine_int.h"
 
 #include "base/buf.h"
 #include "base/err.h"
 
 #include <string.h>
 
-static int64_t left_of(const struct sample *s) { return rollout__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt); }
+static int64_t left_of(const struct sample *s) { return engine__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt); }
 
-static bool possible(const struct rollout_engine *e) {
+static bool possible(const struct engine *e) {
     if (e->model.max_burst < 2 || e->running.n == 0) return false;
     if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
     for (const struct sample *s = e->running.head; s; s = s->next)
@@ -26,11 +26,11 @@ static bool possible(const struct rollout_engine *e) {
 }
 
 /* Plans up to `steps` steps; false when too few blocks are free (those taken stay with their samples). */
-static bool plan(struct rollout_engine *e, int64_t steps, struct rollout_burst *b) {
+static bool plan(struct engine *e, int64_t steps, struct engine_burst *b) {
     int64_t longest = 0;
     for (struct sample *s = e->running.head; s; s = s->next) {
         const int64_t take = left_of(s) < steps ? left_of(s) : steps;
-        if (!rollout__grow_blocks(e, s, s->n_computed + take)) return false;
+        if (!engine__grow_blocks(e, s, s->n_computed + take)) return false;
         if (take > b->steps) b->steps = take;
         if (s->n_blocks > longest) longest = s->n_blocks;
         if (!s->req->r.ignore_eos && s->req->n_stop_ids > b->max_stop) b->max_stop = s->req->n_stop_ids;
@@ -40,9 +40,9 @@ static bool plan(struct rollout_engine *e, int64_t steps, struct rollout_burst *
     return true;
 }
 
-static void fill(struct rollout_engine *e, struct rollout_burst *b) {
+static void fill(struct engine *e, struct engine_burst *b) {
     struct burst_arrays *a = &e->burst;
-    rollout__fill_tables(e, b->n_seqs, b->max_blocks);
+    engine__fill_tables(e, b->n_seqs, b->max_blocks);
     xgrow((void **)&a->stop, &a->cap_stop, b->n_seqs * b->max_stop, sizeof *a->stop);
     for (int64_t i = 0; i < b->n_seqs; i++) {
         const struct sample *s = e->planned[i];
@@ -50,7 +50,7 @@ static void fill(struct rollout_engine *e, struct rollout_burst *b) {
         const int64_t left = left_of(s) < b->steps ? left_of(s) : b->steps;
         e->ids[i] = s->tokens[s->n_computed];
         e->pos[i] = (int32_t)s->n_computed;
-        a->rows[i] = (struct decode_row){.rule = rollout__rule(&q->r),
+        a->rows[i] = (struct decode_row){.rule = engine__rule(&q->r),
                                          .sample = (uint32_t)s->index,
                                          .at = (uint32_t)(s->n_tokens - q->n_prompt),
                                          .seed = q->r.seed,
@@ -67,22 +67,22 @@ static void fill(struct rollout_engine *e, struct rollout_burst *b) {
 }
 
 /* Takes the tokens of sample i from step `have` on; 1: it has ended, and was freed. */
-static int take(struct rollout_engine *e, const struct rollout_results *r, int64_t i, int64_t have) {
+static int take(struct engine *e, const struct engine_results *r, int64_t i, int64_t have) {
     struct sample *s = e->planned[i];
     const int64_t left = e->burst.rows[i].left - have;
-    rollout__publish_full(e, s, s->n_computed); /* of the part before: after the last one the device waits */
+    engine__publish_full(e, s, s->n_computed); /* of the part before: after the last one the device waits */
     for (int64_t t = 0; t < r->steps && t < left; t++) {
         const int64_t k = t * r->stride + i;
         s->n_computed++;
         e->stats.rows++;
-        const int ended = rollout__accept(e, s, r->id[k], r->logp[k], r->logp_kept[k]);
+        const int ended = engine__accept(e, s, r->id[k], r->logp[k], r->logp_kept[k]);
         if (ended != 0) return ended;
     }
     return 0;
 }
 
-int rollout__burst(struct rollout_engine *e) {
-    struct rollout_burst b = {0};
+int engine__burst(struct engine *e) {
+    struct engine_burst b = {0};
     if (!possible(e) || !plan(e, e->model.max_burst, &b) || b.steps < 2) return 0;
     fill(e, &b);
     TRY(e->model.burst(e->model.ctx, &b));
@@ -90,7 +90,7 @@ int rollout__burst(struct rollout_engine *e) {
     e->stats.bursts++;
     const int64_t used = e->pool.n_blocks - e->pool.n_free;
     if (used > e->stats.kv_blocks_peak) e->stats.kv_blocks_peak = used;
-    struct rollout_results r = {0};
+    struct engine_results r = {0};
     for (int64_t have = 0; have < b.steps; have += r.steps) {
         TRY(e->model.burst_results(e->model.ctx, have, &r));
         for (int64_t i = 0; i < b.n_seqs; i++) {

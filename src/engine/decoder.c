@@ -1,10 +1,10 @@
-/* decoder.c - the real decoder behind struct rollout_model: the KV cache on the device, one model_forward a
+/* decoder.c - the real decoder behind struct engine_model: the KV cache on the device, one model_forward a
  * step, then head and sampler over the rows to sample; and multi-step decode bursts, as CUDA graphs where
  * there are such.  Schedules nothing.
  *
  * Invariant: it calls the same model_forward and the same head arithmetic as training, so log-probs come
  * out bit-equal. */
-#include "engine/rollout.h"
+#include "engine/engine.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -31,7 +31,7 @@ static int64_t bucket_of(int64_t n) {
     return (n + unit - 1) / unit * unit;
 }
 
-struct rollout_decoder {
+struct decoder {
     struct model *model;
     struct model_acts *acts;
     struct model_kv kv;
@@ -68,14 +68,14 @@ struct rollout_decoder {
     float *host_logp, *host_kept;
 };
 
-size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act) {
+size_t engine_kv_block_bytes(const struct model_config *c, enum dtype act) {
     return (size_t)(2 * c->n_layers * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
 }
 
-static int64_t max_blocks_of(const struct rollout_decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+static int64_t max_blocks_of(const struct decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
 /* Measures, then binds: see arena.h. */
-static void decoder_layout(struct rollout_decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
+static void decoder_layout(struct decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
     const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
     for (int64_t l = 0; l < c->n_layers; l++) {
@@ -114,7 +114,7 @@ static void decoder_layout(struct rollout_decoder *d, struct arena *m, const str
     d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
-static void decoder_limits(struct rollout_decoder *d, const struct rollout_decoder_args *a) {
+static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
     d->n_kv_blocks = a->n_kv_blocks;
     d->requested_rows = a->max_rows;
     d->requested_seqs = a->max_seqs;
@@ -131,36 +131,36 @@ static void decoder_limits(struct rollout_decoder *d, const struct rollout_decod
 /* Steps of a burst; 1 on devices without CUDA graphs. */
 static int64_t device_burst(const struct dev *d) { return dev_has_graphs(d) ? MAX_BURST : 1; }
 
-struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
-                                                 const struct rollout_decoder_args *limits, size_t room) {
-    struct rollout_decoder_args a = *limits;
+struct decoder_args decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                 const struct decoder_args *limits, size_t room) {
+    struct decoder_args a = *limits;
     a.max_burst = device_burst(d);
     const int64_t each = max_blocks_of(&a);
-    const size_t fit = room / rollout_kv_block_bytes(c, act);
+    const size_t fit = room / engine_kv_block_bytes(c, act);
     const int64_t all = a.max_seqs * each < MOST_KV_BLOCKS ? a.max_seqs * each : MOST_KV_BLOCKS;
     a.n_kv_blocks = fit < (size_t)all ? (int64_t)fit : all;
     if (a.n_kv_blocks < each) a.n_kv_blocks = each;
     return a;
 }
 
-struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok) {
-    struct rollout_stop_ids s = {.n = 0};
+struct engine_stop_ids engine_stop_ids(const struct model_config *c, const struct tokenizer *tok) {
+    struct engine_stop_ids s = {.n = 0};
     for (int i = 0; i < c->n_eos; i++) s.id[s.n++] = (int32_t)c->eos[i];
     if (tok && tokenizer_eos(tok) >= 0) s.id[s.n++] = tokenizer_eos(tok);
     return s;
 }
 
-size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a) {
-    struct rollout_decoder d = {0};
+size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
+    struct decoder d = {0};
     struct arena m = {0};
     decoder_limits(&d, a);
     decoder_layout(&d, &m, c, act);
     return m.used;
 }
 
-int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a) {
+int decoder_open(struct decoder **out, const struct decoder_args *a) {
     int rc = 0;
-    struct rollout_decoder *d = xcalloc(1, sizeof *d);
+    struct decoder *d = xcalloc(1, sizeof *d);
     d->model = a->model;
     decoder_limits(d, a);
     const struct model_config *c = &a->model->cfg;
@@ -192,11 +192,11 @@ int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_deco
     *out = d;
     return 0;
 fail:
-    rollout_decoder_close(d);
+    decoder_close(d);
     return rc;
 }
 
-void rollout_decoder_close(struct rollout_decoder *d) {
+void decoder_close(struct decoder *d) {
     if (!d) return;
     for (int i = 0; i < d->n_graphs; i++) dev_graph_free(d->model->dev, d->graphs[i].graph);
     model_acts_destroy(d->acts);
@@ -213,7 +213,7 @@ struct sampled { /* (n_out) on the host */
     int32_t *id;
     float *logp, *logp_kept;
 };
-static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
+static int sample_block(struct decoder *d, const struct engine_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
     const size_t set = (size_t)((c->vocab + 7) / 8);
@@ -242,8 +242,8 @@ static int sample_block(struct rollout_decoder *d, const struct rollout_plan *p,
     return 0;
 }
 
-static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept) {
-    struct rollout_decoder *d = ctx;
+static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept) {
+    struct decoder *d = ctx;
     struct dev *dev = d->model->dev;
     CHECK(p->n_rows <= d->max_rows && p->n_seqs <= d->max_seqs && p->max_blocks <= d->max_blocks);
     const size_t rows = (size_t)p->n_rows * 4;
@@ -282,7 +282,7 @@ static int decoder_step(void *ctx, const struct rollout_plan *p, int32_t *id, fl
 /* ---- bursts ---- */
 
 /* One step of n rows, each the next token of its sequence. */
-static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
+static int burst_step(struct decoder *d, int64_t n, int64_t max_kv) {
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
     const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
@@ -325,7 +325,7 @@ static int burst_step(struct rollout_decoder *d, int64_t n, int64_t max_kv) {
 }
 
 /* The CUDA graph for n rows; NULL before its first run and on devices without graphs. */
-static int graph_for(struct rollout_decoder *d, int64_t n, void **graph) {
+static int graph_for(struct decoder *d, int64_t n, void **graph) {
     struct dev *dev = d->model->dev;
     *graph = NULL;
     if (!dev_has_graphs(dev)) return 0;
@@ -350,12 +350,12 @@ static int graph_for(struct rollout_decoder *d, int64_t n, void **graph) {
     return 0;
 }
 
-static int upload(struct rollout_decoder *d, void *to, int64_t n) {
+static int upload(struct decoder *d, void *to, int64_t n) {
     return dev_copy_in(d->model->dev, to, d->host, (size_t)n * sizeof *d->host);
 }
 
 /* The burst's inputs for n >= b->n_seqs rows; padding rows stay at position 0 of the dummy block. */
-static int burst_upload(struct rollout_decoder *d, const struct rollout_burst *b, int64_t n) {
+static int burst_upload(struct decoder *d, const struct engine_burst *b, int64_t n) {
     const int32_t dummy = (int32_t)d->n_kv_blocks;
     const int64_t used = b->n_seqs;
     int32_t *h = d->host;
@@ -394,10 +394,10 @@ static int burst_upload(struct rollout_decoder *d, const struct rollout_burst *b
     return upload(d, d->step, 1);
 }
 
-static int64_t part_of(const struct rollout_decoder *d) { return (d->max_burst + BURST_PARTS - 1) / BURST_PARTS; }
+static int64_t part_of(const struct decoder *d) { return (d->max_burst + BURST_PARTS - 1) / BURST_PARTS; }
 
 /* The results of steps [lo, hi), a part, go to the host, while the steps after them run. */
-static int send_results(struct rollout_decoder *d, int64_t lo, int64_t hi) {
+static int send_results(struct decoder *d, int64_t lo, int64_t hi) {
     struct dev *dev = d->model->dev;
     const int64_t at = lo * d->burst_rows;
     const size_t bytes = (size_t)((hi - lo) * d->burst_rows) * 4;
@@ -407,8 +407,8 @@ static int send_results(struct rollout_decoder *d, int64_t lo, int64_t hi) {
     return dev_evict(dev, stream, d->host_kept + at, d->burst_kept + at, bytes);
 }
 
-static int decoder_burst(void *ctx, const struct rollout_burst *b) {
-    struct rollout_decoder *d = ctx;
+static int decoder_burst(void *ctx, const struct engine_burst *b) {
+    struct decoder *d = ctx;
     const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs, part = part_of(d);
     CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
@@ -425,25 +425,24 @@ static int decoder_burst(void *ctx, const struct rollout_burst *b) {
     return 0;
 }
 
-static int decoder_results(void *ctx, int64_t have, struct rollout_results *out) {
-    struct rollout_decoder *d = ctx;
+static int decoder_results(void *ctx, int64_t have, struct engine_results *out) {
+    struct decoder *d = ctx;
     const int64_t part = part_of(d), left = d->burst_steps - have, at = have * d->burst_rows;
     CHECK(have % part == 0 && left > 0);
     TRY(dev_copy_stream_sync(d->model->dev, RESULT_COPY_STREAM + (int)(have / part)));
-    *out =
-        (struct rollout_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
+    *out = (struct engine_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
     return 0;
 }
 
-struct rollout_model rollout_decoder_model(struct rollout_decoder *d) {
-    return (struct rollout_model){
+struct engine_model decoder_model(struct decoder *d) {
+    return (struct engine_model){
         d, d->n_kv_blocks, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
 }
 
-int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c) {
-    const struct rollout_model m = rollout_decoder_model(d);
-    struct rollout_config own = *c;
+int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c) {
+    const struct engine_model m = decoder_model(d);
+    struct engine_config own = *c;
     if (own.max_rows == 0) own.max_rows = d->requested_rows;
     if (own.max_seqs == 0) own.max_seqs = d->requested_seqs;
-    return rollout_create(out, &m, &own);
+    return engine_create(out, &m, &own);
 }

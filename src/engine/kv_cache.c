@@ -3,7 +3,7 @@
  *
  * Invariant: a block is in the free list exactly when refs == 0; published blocks
  * keep their content until kv_alloc allocates them again. */
-#include "engine/rollout_int.h"
+#include "engine/engine_int.h"
 
 #include "base/buf.h"
 #include "base/err.h"

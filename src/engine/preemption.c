@@ -4,12 +4,12 @@
  * the host.  When samples are admitted is the scheduler's.
  *
  * Invariant: preemption changes when a token is drawn, never which. */
-#include "engine/rollout_int.h"
+#include "engine/engine_int.h"
 
-void rollout__preempt(struct rollout_engine *e, struct sample *s) {
+void engine__preempt(struct engine *e, struct sample *s) {
     if (s->n_computed < s->req->n_prompt) s->req->planned = 0; /* a sibling may have to lead the prompt */
-    rollout__publish_full(e, s, s->n_computed);                /* to be found again */
-    rollout__drop_blocks(e, s);
+    engine__publish_full(e, s, s->n_computed);                 /* to be found again */
+    engine__drop_blocks(e, s);
     s->n_preempted++;
     e->stats.preempted++;
     list_remove(&e->running, s);
@@ -17,10 +17,10 @@ void rollout__preempt(struct rollout_engine *e, struct sample *s) {
 }
 
 /* The list of running samples is in the order of admission, and so is planning: the tail is never one that is planned. */
-bool rollout__make_room(struct rollout_engine *e, struct sample *s) {
-    while (!rollout__grow_blocks(e, s, s->n_tokens)) {
+bool engine__make_room(struct engine *e, struct sample *s) {
+    while (!engine__grow_blocks(e, s, s->n_tokens)) {
         struct sample *youngest = e->running.tail;
-        rollout__preempt(e, youngest);
+        engine__preempt(e, youngest);
         if (youngest == s) return false;
     }
     return true;

@@ -7,7 +7,7 @@
  *
  * A block is published (made findable) when its last row is planned, so a sibling in the same step may
  * already read it: the forward pass writes all keys of a layer before it reads any. */
-#include "engine/rollout_int.h"
+#include "engine/engine_int.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -18,20 +18,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *rollout_finish_name(enum rollout_finish f) {
+const char *engine_finish_name(enum engine_finish f) {
     static const char *const names[] = {"stop", "length", "interrupted"};
     return names[f];
 }
 
 /* ---- creating and destroying ---- */
 
-int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c) {
+int engine_create(struct engine **out, const struct engine_model *m, const struct engine_config *c) {
     if (c->max_rows < 1 || c->max_seqs < 1)
         FAIL(ERR_INVAL, "rollout: max_num_batched_tokens (%lld) and max_num_seqs (%lld) must be at least 1", (long long)c->max_rows,
              (long long)c->max_seqs);
     if (m->n_kv_blocks < 1 || m->n_kv_blocks > INT32_MAX)
         FAIL(ERR_INVAL, "rollout: a KV cache of %lld blocks", (long long)m->n_kv_blocks);
-    struct rollout_engine *e = xcalloc(1, sizeof *e);
+    struct engine *e = xcalloc(1, sizeof *e);
     e->model = *m;
     e->cfg = *c;
     if (e->cfg.max_seqs > e->cfg.max_rows) e->cfg.max_seqs = e->cfg.max_rows; /* a decoding sample needs a row */
@@ -62,14 +62,14 @@ static void request_release(struct request *q) {
     free(q);
 }
 
-void rollout__drop_blocks(struct rollout_engine *e, struct sample *s) {
+void engine__drop_blocks(struct engine *e, struct sample *s) {
     for (int64_t i = s->n_blocks; i-- > 0;) kv_unref(&e->pool, s->blocks[i]); /* the prefix is freed last, lives longest */
     s->n_blocks = s->n_keyed = s->n_computed = 0;
     s->key = (struct kv_key){0, 0};
 }
 
-static void sample_free(struct rollout_engine *e, struct sample *s) {
-    rollout__drop_blocks(e, s);
+static void sample_free(struct engine *e, struct sample *s) {
+    engine__drop_blocks(e, s);
     tokenizer_stream_destroy(s->text);
     buf_free(&s->decoded);
     free(s->tokens);
@@ -81,7 +81,7 @@ static void sample_free(struct rollout_engine *e, struct sample *s) {
     free(s);
 }
 
-void rollout_cancel_all(struct rollout_engine *e) {
+void engine_cancel_all(struct engine *e) {
     struct list *lists[] = {&e->waiting, &e->running};
     for (int k = 0; k < 2; k++) {
         for (struct sample *s; (s = lists[k]->head);) {
@@ -91,9 +91,9 @@ void rollout_cancel_all(struct rollout_engine *e) {
     }
 }
 
-void rollout_destroy(struct rollout_engine *e) {
+void engine_destroy(struct engine *e) {
     if (!e) return;
-    rollout_cancel_all(e);
+    engine_cancel_all(e);
     kv_pool_free(&e->pool);
     free(e->ids);
     free(e->pos);
@@ -113,7 +113,7 @@ void rollout_destroy(struct rollout_engine *e) {
     free(e);
 }
 
-static int check_request(const struct rollout_engine *e, const struct rollout_request *r) {
+static int check_request(const struct engine *e, const struct engine_request *r) {
     if (r->n_prompt < 1) FAIL(ERR_INVAL, "generate: the prompt has no tokens");
     if (r->n < 1) FAIL(ERR_INVAL, "generate: n is %lld; it must be at least 1", (long long)r->n);
     if (r->max_tokens < 1) FAIL(ERR_INVAL, "generate: max_tokens is %lld; it must be at least 1", (long long)r->max_tokens);
@@ -138,7 +138,7 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     if (r->n_stop > 0 && !e->cfg.tok) FAIL(ERR_INVAL, "generate: stop strings need the model's tokenizer");
     for (int64_t i = 0; i < r->n_stop; i++)
         if (r->stop[i][0] == '\0') FAIL(ERR_INVAL, "generate: a stop string is empty");
-    const int64_t need = rollout__blocks_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
+    const int64_t need = engine__blocks_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
     if (need > e->model.n_kv_blocks)
         FAIL(ERR_NOMEM,
              "generate: %lld prompt and %lld response tokens need %lld KV blocks of %d tokens, the cache has %lld; "
@@ -147,7 +147,7 @@ static int check_request(const struct rollout_engine *e, const struct rollout_re
     return 0;
 }
 
-static struct request *request_copy(const struct rollout_request *r, int64_t id) {
+static struct request *request_copy(const struct engine_request *r, int64_t id) {
     struct request *q = xcalloc(1, sizeof *q);
     q->id = id;
     q->r = *r;
@@ -173,7 +173,7 @@ static void mark_seen(struct sample *s, int32_t id) {
 }
 
 /* The tokens that r has begun with become those of s. */
-static int take_begun(struct sample *s, const struct rollout_request *r) {
+static int take_begun(struct sample *s, const struct engine_request *r) {
     const size_t n = (size_t)r->n_begun;
     if (n == 0) return 0;
     s->cap_logp = r->n_begun;
@@ -190,7 +190,7 @@ static int take_begun(struct sample *s, const struct rollout_request *r) {
     return 0;
 }
 
-int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, int64_t *id) {
+int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id) {
     TRY(check_request(e, r));
     struct request *q = request_copy(r, e->n_requests++);
     for (int64_t i = 0; i < r->n; i++) {
@@ -220,8 +220,8 @@ int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, in
 
 /* ---- planning ---- */
 
-bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto) {
-    while (s->n_blocks < rollout__blocks_for(upto)) {
+bool engine__grow_blocks(struct engine *e, struct sample *s, int64_t upto) {
+    while (s->n_blocks < engine__blocks_for(upto)) {
         const int32_t block = kv_alloc(&e->pool);
         if (block < 0) return false;
         xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
@@ -232,7 +232,7 @@ bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t up
 
 /* Shares published blocks that hold this sample's first tokens; always
  * leaves at least one row to compute. */
-static void adopt_cached(struct rollout_engine *e, struct sample *s) {
+static void adopt_cached(struct engine *e, struct sample *s) {
     if (e->cfg.no_prefix_cache) return;
     const int64_t most = (s->n_tokens - 1) / KV_BLOCK_LEN;
     for (int64_t i = s->n_blocks; i < most; i++) {
@@ -247,7 +247,7 @@ static void adopt_cached(struct rollout_engine *e, struct sample *s) {
     }
 }
 
-void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto) {
+void engine__publish_full(struct engine *e, struct sample *s, int64_t upto) {
     if (e->cfg.no_prefix_cache) return;
     for (; (s->n_keyed + 1) * KV_BLOCK_LEN <= upto; s->n_keyed++) {
         s->key = kv_key_next(s->key, s->tokens + s->n_keyed * KV_BLOCK_LEN, KV_BLOCK_LEN);
@@ -255,7 +255,7 @@ void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t u
     }
 }
 
-struct sample_param rollout__rule(const struct rollout_request *r) {
+struct sample_param engine__rule(const struct engine_request *r) {
     return (struct sample_param){
         .inv_temp = r->temperature > 0 ? 1.0f / r->temperature : 1.0f,
         .top_p = r->top_p,
@@ -267,14 +267,14 @@ struct sample_param rollout__rule(const struct rollout_request *r) {
 }
 
 static struct sample_param next_param(const struct sample *s) {
-    const struct rollout_request *r = &s->req->r;
-    struct sample_param p = rollout__rule(r);
+    const struct engine_request *r = &s->req->r;
+    struct sample_param p = engine__rule(r);
     p.u = rng_token(r->seed, r->uid, (uint32_t)s->index, (uint32_t)(s->n_tokens - s->req->n_prompt));
     return p;
 }
 
 /* Adds `take` rows of s to the plan. Pre: its blocks are allocated. */
-static void plan_rows(struct rollout_engine *e, struct rollout_plan *p, struct sample *s, int64_t take) {
+static void plan_rows(struct engine *e, struct engine_plan *p, struct sample *s, int64_t take) {
     const int64_t lo = s->n_computed, hi = lo + take;
     for (int64_t t = lo; t < hi; t++) {
         e->ids[p->n_rows] = s->tokens[t];
@@ -293,37 +293,37 @@ static void plan_rows(struct rollout_engine *e, struct rollout_plan *p, struct s
         e->out_row[p->n_out] = (int32_t)p->n_rows - 1;
         e->param[p->n_out++] = next_param(s);
     }
-    rollout__publish_full(e, s, hi);
+    engine__publish_full(e, s, hi);
 }
 
 static int64_t pending(const struct sample *s) { return s->n_tokens - s->n_computed; }
 
-static void plan_decoding(struct rollout_engine *e, struct rollout_plan *p) {
+static void plan_decoding(struct engine *e, struct engine_plan *p) {
     for (struct sample *s = e->running.head; s; s = s->next) {
         if (pending(s) != 1) continue;
-        if (!rollout__make_room(e, s)) return; /* s was the youngest: none comes after it */
+        if (!engine__make_room(e, s)) return; /* s was the youngest: none comes after it */
         plan_rows(e, p, s, 1);
     }
 }
 
-static void plan_prompts(struct rollout_engine *e, struct rollout_plan *p) {
+static void plan_prompts(struct engine *e, struct engine_plan *p) {
     for (struct sample *s = e->running.head; s; s = s->next) {
         if (s->n_planned > 0 || pending(s) <= 1) continue;
         int64_t take = e->cfg.max_rows - p->n_rows;
         if (take <= 0) return;
         if (take > pending(s)) take = pending(s);
-        if (!rollout__grow_blocks(e, s, s->n_computed + take)) take = s->n_blocks * KV_BLOCK_LEN - s->n_computed;
+        if (!engine__grow_blocks(e, s, s->n_computed + take)) take = s->n_blocks * KV_BLOCK_LEN - s->n_computed;
         if (take > 0) plan_rows(e, p, s, take);
     }
 }
 
 /* A prompt is computed once: its samples wait for the one in front. */
-static bool sibling_leads(const struct rollout_engine *e, const struct sample *s) {
+static bool sibling_leads(const struct engine *e, const struct sample *s) {
     if (e->cfg.no_prefix_cache || s->req->r.n == 1 || s->req->planned == 0) return false;
     return s->req->planned < (s->req->n_prompt - 1) / KV_BLOCK_LEN * KV_BLOCK_LEN;
 }
 
-static void admit(struct rollout_engine *e, struct rollout_plan *p) {
+static void admit(struct engine *e, struct engine_plan *p) {
     while (e->waiting.head && e->running.n < e->cfg.max_seqs && p->n_rows < e->cfg.max_rows) {
         struct sample *s = e->waiting.head;
         if (sibling_leads(e, s)) return;
@@ -332,13 +332,13 @@ static void admit(struct rollout_engine *e, struct rollout_plan *p) {
         const int64_t take = pending(s) < room ? pending(s) : room;
         /* leave every running sample its next block, or it would preempt this one at once */
         const int64_t reserve = e->running.n;
-        if (rollout__blocks_for(s->n_tokens) - s->n_blocks + reserve > e->pool.n_free && e->running.n > 0) {
-            rollout__drop_blocks(e, s);
+        if (engine__blocks_for(s->n_tokens) - s->n_blocks + reserve > e->pool.n_free && e->running.n > 0) {
+            engine__drop_blocks(e, s);
             e->no_room = true;
             return;
         }
-        if (!rollout__grow_blocks(e, s, s->n_computed + take)) { /* impossible: the cache holds one sample (rollout_submit) */
-            rollout__drop_blocks(e, s);
+        if (!engine__grow_blocks(e, s, s->n_computed + take)) { /* impossible: the cache holds one sample (engine_submit) */
+            engine__drop_blocks(e, s);
             return;
         }
         list_remove(&e->waiting, s);
@@ -349,7 +349,7 @@ static void admit(struct rollout_engine *e, struct rollout_plan *p) {
     }
 }
 
-static void plan_step(struct rollout_engine *e, struct rollout_plan *p) {
+static void plan_step(struct engine *e, struct engine_plan *p) {
     for (struct sample *s = e->running.head; s; s = s->next) s->n_planned = 0;
     e->q_start[0] = 0;
     for (;;) {
@@ -357,12 +357,12 @@ static void plan_step(struct rollout_engine *e, struct rollout_plan *p) {
         plan_prompts(e, p);
         admit(e, p);
         if (p->n_rows > 0 || e->running.n == 0) return;
-        rollout__preempt(e, e->running.tail); /* prompts hold all blocks and none can continue */
+        engine__preempt(e, e->running.tail); /* prompts hold all blocks and none can continue */
     }
 }
 
 /* The block tables of the planned samples, a row of max_blocks each. */
-void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks) {
+void engine__fill_tables(struct engine *e, int64_t n_seqs, int64_t max_blocks) {
     xgrow((void **)&e->block_table, &e->cap_block_table, n_seqs * max_blocks, sizeof *e->block_table);
     for (int64_t i = 0; i < n_seqs; i++) {
         const struct sample *s = e->planned[i];
@@ -371,9 +371,9 @@ void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_
 }
 
 /* Block tables and penalty sets of the planned samples. */
-static void plan_tables(struct rollout_engine *e, struct rollout_plan *p) {
-    p->max_blocks = rollout__blocks_for(p->max_kv);
-    rollout__fill_tables(e, p->n_seqs, p->max_blocks);
+static void plan_tables(struct engine *e, struct engine_plan *p) {
+    p->max_blocks = engine__blocks_for(p->max_kv);
+    engine__fill_tables(e, p->n_seqs, p->max_blocks);
     const size_t set = (size_t)(e->model.vocab + 7) / 8;
     bool penalty = false;
     for (int64_t i = 0; i < p->n_seqs; i++) penalty |= e->planned[i]->seen != NULL;
@@ -419,9 +419,9 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
 }
 
 /* Passes s, which is in `list`, to `done` and ends it: 1. */
-static int hand_out(struct rollout_engine *e, struct list *list, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
+static int hand_out(struct engine *e, struct list *list, struct sample *s, enum engine_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
-    const struct rollout_sample r = {
+    const struct engine_sample r = {
         .user = q->r.user,
         .request = q->id,
         .index = s->index,
@@ -444,16 +444,16 @@ static int hand_out(struct rollout_engine *e, struct list *list, struct sample *
     return 1;
 }
 
-static int finish(struct rollout_engine *e, struct sample *s, enum rollout_finish why, int64_t text_bytes) {
-    rollout__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
+static int finish(struct engine *e, struct sample *s, enum engine_finish why, int64_t text_bytes) {
+    engine__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
     e->stats.finished++;
     return hand_out(e, &e->running, s, why, text_bytes);
 }
 
-int rollout_interrupt(struct rollout_engine *e) {
+int engine_interrupt(struct engine *e) {
     struct list *const lists[] = {&e->running, &e->waiting};
     for (int k = 0; k < 2; k++)
-        while (lists[k]->head) TRY(hand_out(e, lists[k], lists[k]->head, ROLLOUT_INTERRUPTED, -1));
+        while (lists[k]->head) TRY(hand_out(e, lists[k], lists[k]->head, ENGINE_INTERRUPTED, -1));
     return 0;
 }
 
@@ -465,7 +465,7 @@ static void reserve(struct sample *s, int64_t k) {
     xgrow((void **)&s->logp_kept, &cap, k + 1, sizeof *s->logp_kept);
 }
 
-int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
+int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
     struct request *q = s->req;
     if (id < 0 || id >= e->model.vocab || !isfinite(logp))
         FAIL(ERR_NUMERIC, "generation: the model gives a log-prob of %g at response token %lld; its weights are not usable",
@@ -479,18 +479,18 @@ int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, floa
     e->stats.sampled++;
     int64_t stop_at = -1;
     if (q->n_stop > 0) TRY(find_stop(s, id, &stop_at));
-    if (is_stop_id(q, id) || stop_at >= 0) return finish(e, s, ROLLOUT_STOP, stop_at);
-    if (k + 1 >= q->max_tokens) return finish(e, s, ROLLOUT_LENGTH, -1);
-    if (k + 1 >= rollout__most_tokens(q)) return finish(e, s, ROLLOUT_INTERRUPTED, -1);
+    if (is_stop_id(q, id) || stop_at >= 0) return finish(e, s, ENGINE_STOP, stop_at);
+    if (k + 1 >= q->max_tokens) return finish(e, s, ENGINE_LENGTH, -1);
+    if (k + 1 >= engine__most_tokens(q)) return finish(e, s, ENGINE_INTERRUPTED, -1);
     return 0;
 }
 
-int rollout_step(struct rollout_engine *e) {
+int engine_step(struct engine *e) {
     if (e->waiting.n + e->running.n == 0) return 0;
-    const int burst = rollout__burst(e);
+    const int burst = engine__burst(e);
     TRY(burst);
     if (burst) return e->waiting.n + e->running.n > 0;
-    struct rollout_plan p = {0};
+    struct engine_plan p = {0};
     plan_step(e, &p);
     CHECK(p.n_rows > 0);
     plan_tables(e, &p);
@@ -512,23 +512,23 @@ int rollout_step(struct rollout_engine *e) {
         s->n_computed += s->n_planned;
         s->n_planned = 0;
         if (s->n_computed != s->n_tokens) continue;
-        TRY(rollout__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]));
+        TRY(engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]));
         k++;
     }
     return e->waiting.n + e->running.n > 0;
 }
 
-int rollout_run(struct rollout_engine *e) {
+int engine_run(struct engine *e) {
     int more;
     do {
-        more = rollout_step(e);
+        more = engine_step(e);
         TRY(more);
     } while (more > 0);
     return 0;
 }
 
-struct rollout_stats rollout_stats(const struct rollout_engine *e) {
-    struct rollout_stats s = e->stats;
+struct engine_stats engine_stats(const struct engine *e) {
+    struct engine_stats s = e->stats;
     s.waiting = e->waiting.n;
     s.running = e->running.n;
     s.n_kv_blocks = e->pool.n_blocks;

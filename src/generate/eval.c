@@ -176,7 +176,7 @@ static int answer(const struct eval *e, struct buf *out) {
     test_scores(e, &m);
     for (int64_t i = 0; i < e->n; i++)
         if (e->v[i].data_source) scored[n++] = e->v[i];
-    int rc = val_metrics(scored, n, &m);
+    int rc = validation_metrics(scored, n, &m);
     if (e->n_failed > 0) metrics_set_i64(&m, e->n_failed, "errors");
     json_t *o = json_object();
     for (int64_t i = 0; i < m.n; i++) json_object_set_new(o, m.items[i].name, json_real(m.items[i].value));
@@ -188,7 +188,7 @@ static int answer(const struct eval *e, struct buf *out) {
     return rc;
 }
 
-int train_eval(const struct conf *c, struct buf *out) {
+int eval_run(const struct conf *c, struct buf *out) {
     struct eval e = {0};
     int rc = 0;
     TRYG(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, &e), out);

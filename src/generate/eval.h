@@ -6,6 +6,6 @@
 #include "conf/conf.h"
 
 /* The scores of the responses in data.path, one JSON object, appended to out. */
-int train_eval(const struct conf *c, struct buf *out);
+int eval_run(const struct conf *c, struct buf *out);
 
 #endif

@@ -104,7 +104,7 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
                                       .dir = dir,
                                       .controller = g->k.devices.controller,
                                       .ray_nodes = g->k.n_ray_nodes,
-                                      .ray_gpus = !train_on_cpu(g->k.device)};
+                                      .ray_gpus = !rank_count_on_cpu(g->k.device)};
     const int rc = dispatch_open(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
@@ -126,7 +126,7 @@ static int open_generator(struct generate *g) {
     return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = prompts, .local_ranks = 1});
 }
 
-static int on_sample(void *arg, const struct rollout_sample *s) {
+static int on_sample(void *arg, const struct engine_sample *s) {
     struct generate *g = arg;
     struct buf text = {0};
     const int rc = tokenizer_decode(g->tok, s->ids, s->n, true, &text);
@@ -138,18 +138,18 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
 
 static int submit(struct generate *g, int64_t row) {
     const struct generate_config *const k = &g->k;
-    const struct rollout_request q = {.prompt = g->prompts[row].p,
-                                      .n_prompt = g->prompts[row].n,
-                                      .n = k->n_samples,
-                                      .max_tokens = k->response_length,
-                                      .temperature = (float)k->temperature,
-                                      .top_p = (float)k->top_p,
-                                      .top_k = (int32_t)k->top_k,
-                                      .repetition_penalty = 1,
-                                      .seed = (uint64_t)k->seed,
-                                      .uid = (uint64_t)row,
-                                      .ignore_eos = k->ignore_eos,
-                                      .user = (void *)(intptr_t)row};
+    const struct engine_request q = {.prompt = g->prompts[row].p,
+                                     .n_prompt = g->prompts[row].n,
+                                     .n = k->n_samples,
+                                     .max_tokens = k->response_length,
+                                     .temperature = (float)k->temperature,
+                                     .top_p = (float)k->top_p,
+                                     .top_k = (int32_t)k->top_k,
+                                     .repetition_penalty = 1,
+                                     .seed = (uint64_t)k->seed,
+                                     .uid = (uint64_t)row,
+                                     .ignore_eos = k->ignore_eos,
+                                     .user = (void *)(intptr_t)row};
     return g->generator.base.ops->generate_add(&g->generator.base, &q);
 }
 
@@ -220,25 +220,25 @@ static int serve(const struct conf *c, const struct launch *l) {
     int rc = generate_config_read(&k, c);
     if (rc == 0) {
         dir = generate_output_dir(&k);
-        const struct ctl_args a = {.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-        rc = rank_serve(l, &a, (const struct ctl_service *const[]){generator_services, NULL});
+        const struct workers_args a = {.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+        rc = rank_serve(l, &a, (const struct worker_process_service *const[]){generator_services, NULL});
     }
     free(dir);
     generate_config_free(&k);
     return rc;
 }
 
-int train_generate(const struct conf *c) {
+int generate_run(const struct conf *c) {
     struct generate g = {0};
     struct restart restart = {0};
     struct launch l;
     int rc = 0;
     TRY(launch_read(&l, environ));
-    if (ctl_is_worker(&l)) return serve(c, &l);
+    if (workers_started_this(&l)) return serve(c, &l);
     TRYG(generate_config_read(&g.k, c), out);
     restart_begin(&restart, NULL, g.k.device, g.k.devices.max_restarts);
-    TRYG(train_ranks(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
-    TRYG(train_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
+    TRYG(rank_count_decide(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
+    TRYG(run_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
     TRYG(tokenizer_open(&g.tok, g.k.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
     TRYG(read_prompts(&g), out);
@@ -250,7 +250,7 @@ out:
     restart.by_ranks = g.k.devices.ranks > 0;
     restart.ray = g.k.n_ray_nodes > 0;
     generate_close(&g, rc == 0);
-    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* What the adapter takes on the device. */
@@ -267,14 +267,14 @@ static int adapter_bytes(const struct generate_config *k, struct dev *dev, const
     return rc;
 }
 
-int train_plan_generate(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
+int generate_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out) {
     struct generate_config k = {0};
     struct dev dev = {0};
     struct model_config shape = {0};
     int64_t local;
     int rc = 0;
     TRYG(generate_config_read(&k, c), end);
-    TRYG(train_plan_ranks(
+    TRYG(run_plan_ranks(
              &(struct train_plan_ranks_args){.conf = c, .keys = &k.devices, .device = k.device, .threads = k.threads, .plan = a},
              &dev, &k.n_ranks, &local),
          end);
@@ -285,8 +285,8 @@ int train_plan_generate(const struct conf *c, const struct train_plan_args *a, s
         .longest = k.prompt_length, .prompts = (k.batch_size + k.n_ranks - 1) / k.n_ranks, .local_ranks = (int)local};
     const struct model_open_args o = {
         .dir = k.model_dir, .act = k.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
-    const struct rollout_decoder_args d = generator_decoder(&k, &dev, &shape, size);
-    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = rollout_decoder_bytes(&shape, k.act, &d),
+    const struct decoder_args d = generator_decoder(&k, &dev, &shape, size);
+    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = decoder_bytes(&shape, k.act, &d),
                  there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)local;
     out->fits = weights + decoder <= there;
     buf_addf(&out->text, "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens",

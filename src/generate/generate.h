@@ -6,8 +6,8 @@
 #include "plan/run_plan.h"
 
 /* data.n_samples responses for each prompt of data.path, to data.output_path. */
-int train_generate(const struct conf *c);
-/* As train_plan_ppo. */
-int train_plan_generate(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+int generate_run(const struct conf *c);
+/* As ppo_plan. */
+int generate_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out);
 
 #endif

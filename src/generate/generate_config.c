@@ -32,7 +32,7 @@ int generate_config_read(struct generate_config *k, const struct conf *c) {
     if (!k->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(k->output_path, ".parquet") && !ends_with(k->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", k->output_path);
-    const int rc = train_model_dir(k->model_path, false, &k->model_dir);
+    const int rc = run_model_dir(k->model_path, false, &k->model_dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
     if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;
     return 0;

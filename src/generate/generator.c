@@ -12,14 +12,14 @@
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-struct rollout_decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
-                                              struct generator_size s) {
+struct decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
+                                      struct generator_size s) {
     const int64_t max_len = s.longest + k->response_length, most = k->max_num_seqs;
     const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->n_samples) : most;
     const int64_t rows = least(k->max_num_batched_tokens > seqs ? k->max_num_batched_tokens : seqs, seqs * max_len);
     const double share = dev_has_own_memory(dev) ? 1 : s.local_ranks;
-    const struct rollout_decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
-    return rollout_decoder_size(dev, c, k->act, &limits, (size_t)(k->memory_fraction * (double)dev->mem_total / share));
+    const struct decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
+    return decoder_size(dev, c, k->act, &limits, (size_t)(k->memory_fraction * (double)dev->mem_total / share));
 }
 
 int generator_open(struct generator *g, struct generator_size s) {
@@ -31,14 +31,14 @@ int generator_open(struct generator *g, struct generator_size s) {
     TRY(model_open(&g->base.generator.model, &g->base.dev, &o));
     struct model *const m = g->base.generator.model;
     if (k->adapter) TRY(model_lora_load(m, k->adapter));
-    struct rollout_decoder_args a = generator_decoder(k, &g->base.dev, &m->cfg, s);
+    struct decoder_args a = generator_decoder(k, &g->base.dev, &m->cfg, s);
     a.model = m;
-    return rollout_decoder_open(&g->base.generator.decoder, &a);
+    return decoder_open(&g->base.generator.decoder, &a);
 }
 
 void generator_close(struct generator *g) {
-    rollout_destroy(g->base.generator.engine);
-    rollout_decoder_close(g->base.generator.decoder);
+    engine_destroy(g->base.generator.engine);
+    decoder_close(g->base.generator.decoder);
     model_close(g->base.generator.model);
     tokenizer_close(g->tok);
     dev_close(&g->base.dev);
@@ -77,4 +77,5 @@ static int open_model(struct comm *comm, const struct comm_call *call, struct ct
     return generator_open(&self.g, s);
 }
 
-const struct ctl_service generator_services[] = {{"generator_device", open_device}, {"generator_model", open_model}, {NULL, NULL}};
+const struct worker_process_service generator_services[] = {
+    {"generator_device", open_device}, {"generator_model", open_model}, {NULL, NULL}};

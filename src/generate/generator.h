@@ -5,7 +5,7 @@
 #ifndef VERLC_GENERATE_GENERATOR_H
 #define VERLC_GENERATE_GENERATOR_H
 
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "generate/generate_config.h"
 #include "ranks/start_workers.h"
 #include "ranks/worker.h"
@@ -21,12 +21,12 @@ struct generator_size {
     int64_t longest, prompts;
     int local_ranks;
 };
-struct rollout_decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
-                                              struct generator_size s);
+struct decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
+                                      struct generator_size s);
 int generator_open(struct generator *g, struct generator_size s);
 void generator_close(struct generator *g); /* a zeroed one is fine */
 
 /* A rank's own calls in addition to worker_calls.h's; they end with a name NULL. */
-extern const struct ctl_service generator_services[];
+extern const struct worker_process_service generator_services[];
 
 #endif

@@ -12,7 +12,7 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a) {
     const bool adapter = a->lora->on, several = a->ranks > 1, chunks = a->grad_chunk > 1;
     struct optim_plan l; /* of all ranks together */
     TRY(optim_plan(&l, a->config, a->dev, a->open->act, adapter ? &a->lora->cfg : NULL, optim));
-    struct rank_memory r = {
+    struct all_reduce_memory r = {
         .master = l.master, .sums = l.master, .moments = l.moments, .chunk = chunks ? l.master : 0, .host = l.host};
     const struct rank_memory_args args = {.config = a->config,
                                           .dev = a->dev,
@@ -23,7 +23,7 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a) {
                                           .chunks = chunks,
                                           .ranks = (int)a->ranks,
                                           .local = (int)a->local};
-    if (several) TRY(rank_memory(&r, &args));
+    if (several) TRY(all_reduce_memory(&r, &args));
     const size_t master = train_pages(r.master), copy = train_pages(l.master) + train_pages(l.moments) + l.host;
     *o = (struct model_memory){.weights = train_pages(model_open_bytes(a->config, a->dev, a->open)),
                                .adapter = train_pages(l.adapter),

@@ -13,7 +13,7 @@ static const struct {
                         "all sharded "},
 };
 
-const char *weight_layout_name(enum weight_layout l) { return TEXTS[l].name; }
+const char *rank_plan_layout_name(enum weight_layout l) { return TEXTS[l].name; }
 
 int64_t rank_plan_micro_batches(struct micro_batch_limits cut, int64_t max_rows, int64_t longest, int64_t samples) {
     const int64_t each = cut.max_seqs > 0 ? cut.max_seqs : max_rows / longest;
@@ -29,7 +29,7 @@ static void need(const struct rank_plan *r, const char *text, const char *name, 
 
 json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     const int64_t chunks = (r->micro + r->chunk - 1) / r->chunk, waves = (chunks + r->n - 1) / r->n, idle = waves * r->n - chunks;
-    const char *const name = weight_layout_name(r->layout);
+    const char *const name = rank_plan_layout_name(r->layout);
     json_t *least = json_object();
     char in_chunks[64] = "";
     if (r->chunk > 1) snprintf(in_chunks, sizeof in_chunks, " in %lld chunk%s", (long long)chunks, chunks == 1 ? "" : "s");

@@ -18,7 +18,7 @@ enum weight_layout {
     LAYOUT_SHARDED, /* the policy's while it generates */
     LAYOUTS
 };
-const char *weight_layout_name(enum weight_layout l);
+const char *rank_plan_layout_name(enum weight_layout l);
 
 struct rank_plan {
     int64_t n, local; /* ranks, and those of a host */

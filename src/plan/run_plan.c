@@ -5,18 +5,18 @@
 #include "device/device.h"
 #include "run/resume.h"
 
-void train_plan_free(struct train_plan *p) {
+void run_plan_free(struct run_plan *p) {
     buf_free(&p->text);
     json_decref(p->json);
-    *p = (struct train_plan){0};
+    *p = (struct run_plan){0};
 }
 
-int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
     const struct train_devices_keys *const k = a->keys;
     const int64_t gpu = a->plan->gpu, gpus = a->plan->gpus; /* --gpu, --gpus */
     const struct resume none = {.step = -1};
-    *ranks = gpus > 0 ? gpus : train_devices_asked(a->conf, k) + (a->pools ? a->pools->gpus : 0);
-    if (gpu == 0 && gpus == 0) TRY(train_ranks(a->conf, k, a->pools, a->device, ranks, NULL));
+    *ranks = gpus > 0 ? gpus : rank_count_devices(a->conf, k) + (a->pools ? a->pools->gpus : 0);
+    if (gpu == 0 && gpus == 0) TRY(rank_count_decide(a->conf, k, a->pools, a->device, ranks, NULL));
     if (gpu > 0) dev_open_cuda_planned(dev, (size_t)gpu);
     else TRY(resume_open_device(dev, &none, a->device, a->threads));
     const int64_t there = gpu > 0 || gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();

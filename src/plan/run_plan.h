@@ -19,12 +19,12 @@ struct train_plan_args {
     int64_t gpu, host; /* bytes of a GPU, of a host's memory */
     int64_t gpus;      /* ranks, one a GPU; without it those that the keys ask for, of what is there where gpu is 0 */
 };
-struct train_plan {
+struct run_plan {
     struct buf text; /* a table */
     json_t *json;    /* the same: total, limit, parts (track/run_db.c has their form), fits, of several ranks "ranks" */
     bool fits;
 };
-void train_plan_free(struct train_plan *p);
+void run_plan_free(struct run_plan *p);
 
 struct train_plan_ranks_args {
     const struct conf *conf;
@@ -36,6 +36,6 @@ struct train_plan_ranks_args {
 };
 /* For a plan: its device, and how many ranks there are, `local` of them on a host. ERR_INVAL: GPUs of unknown size, since there is
  * none. */
-int train_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
+int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
 
 #endif

@@ -76,7 +76,7 @@ static void derive_data(struct ppo_config *k) {
 
 /* A directory that a key names: its configuration and tokenizer; ppo_config_fetch gets the weights. */
 static int model_dir(const char *key, const char *path, char **out) {
-    const int rc = train_model_dir(path, false, out);
+    const int rc = run_model_dir(path, false, out);
     return rc < 0 ? err_wrap(rc, "%s", key) : 0;
 }
 
@@ -108,7 +108,7 @@ static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, 
                       : (struct micro_batch_limits){.max_seqs = w->each ? w->each : w->all};
     if (cut->max_seqs < 1 && cut->max_rows < 1)
         FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
-    if (!w->dynamic && !w->each && train_devices_asked(k->conf, &k->ranks.devices) > 1)
+    if (!w->dynamic && !w->each && rank_count_devices(k->conf, &k->ranks.devices) > 1)
         log_note("%.*s=%lld: each rank's micro-batches have so many samples, whatever the number of ranks, on which no result "
                  "depends; %s says the same",
                  (int)(per_gpu - micro), micro, (long long)w->all, micro);
@@ -397,7 +397,7 @@ static int derive_distill(struct ppo_config *k) {
         FAIL(ERR_INVAL, TEACHERS ".teacher_model.model_path is not set: distillation.enabled=True needs a teacher with the "
                                  "student's tokenizer");
     k->raw.teacher_path = path;
-    const int rc = train_model_dir(path, false, &v->teacher_dir);
+    const int rc = run_model_dir(path, false, &v->teacher_dir);
     if (rc < 0) return err_wrap(rc, TEACHERS ".%s.model_path", other ? other : "teacher_model");
     return derive_distill_loss(k);
 #undef TEACHERS
@@ -619,9 +619,9 @@ struct train_pool_devices ppo_config_pool_devices(const struct ppo_config *k) {
 
 void ppo_config_pools(struct ppo_config *k, bool launched) {
     const struct train_pool_devices other = ppo_config_pool_devices(k);
-    const bool by_ranks = train_on_cpu(k->trainer.run.device) || k->ranks.devices.ranks > 0 || other.gpus == 0;
+    const bool by_ranks = rank_count_on_cpu(k->trainer.run.device) || k->ranks.devices.ranks > 0 || other.gpus == 0;
     const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->ranks.devices.ranks > 0 ? k->ranks.devices.ranks : 1;
-    const int64_t all = pools + (by_ranks ? own : train_devices_asked(k->conf, &k->ranks.devices));
+    const int64_t all = pools + (by_ranks ? own : rank_count_devices(k->conf, &k->ranks.devices));
     k->ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->ranks.n}};
     if (pools == 0) return;
     if (k->ranks.n < (launched ? pools + 1 : all)) {
@@ -688,7 +688,7 @@ static int check_given(const struct ppo_config *k) {
 
 /* verl's default file counts where it exists. Without data there is no validation, whichever key requests one. */
 static int derive_validation(struct ppo_config *k) {
-    if (!train_val_files(k->conf, k->data.val_files, k->data.n_val_files)) k->data.n_val_files = 0;
+    if (!run_val_files(k->conf, k->data.val_files, k->data.n_val_files)) k->data.n_val_files = 0;
     if (k->data.n_val_files > 0) return 0;
     if (k->trainer.run.val_only)
         FAIL(ERR_INVAL,
@@ -726,8 +726,9 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     if (use != PPO_WORKER) note_no_pools(k);
     k->ranks.n = k->ranks.n_local = k->ranks.pools.n[PPO_TRAIN] = 1;
     const struct train_pool_devices other = ppo_config_pool_devices(k);
-    if (use == PPO_RUN) TRY(train_ranks(c, &k->ranks.devices, &other, k->trainer.run.device, &k->ranks.n, &k->ranks.n_ray_nodes));
-    if (use == PPO_RUN) ppo_config_pools(k, train_launched());
+    if (use == PPO_RUN)
+        TRY(rank_count_decide(c, &k->ranks.devices, &other, k->trainer.run.device, &k->ranks.n, &k->ranks.n_ray_nodes));
+    if (use == PPO_RUN) ppo_config_pools(k, rank_count_launched());
     derive_data(k);
     TRY(data_sampler_spec_check(&k->data.sampler));
     TRY(derive_model(k));
@@ -747,10 +748,10 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
 }
 
 int ppo_config_fetch(const struct ppo_config *k) {
-    TRY(train_model_weights(ARR "model.path", k->raw.model_path, k->model.dir));
-    TRY(train_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
-    TRY(train_model_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
-    return k->rm.enable ? train_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir) : 0;
+    TRY(run_model_weights(ARR "model.path", k->raw.model_path, k->model.dir));
+    TRY(run_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
+    TRY(run_model_weights("distillation.teacher_models.teacher_model.model_path", k->raw.teacher_path, k->distill.teacher_dir));
+    return k->rm.enable ? run_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir) : 0;
 }
 
 void ppo_config_free(struct ppo_config *k) {

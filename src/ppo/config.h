@@ -266,7 +266,7 @@ int ppo_config_fill(struct ppo_config *k, const struct conf *c);
  * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
 int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use);
 void ppo_config_sizes(struct ppo_config *k); /* by ppo_config_read */
-/* The weights of the models that keys name by a hub id, where the local cache lacks them (train_model_dir). Before a run,
+/* The weights of the models that keys name by a hub id, where the local cache lacks them (run_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);
 void ppo_config_free(struct ppo_config *k);

@@ -255,15 +255,15 @@ static int open_scores(struct controller *c) {
     struct score_open_args a = {
         .g = &g, .tokenizer = c->k.model.dir, .experiment = c->k.trainer.run.experiment, .deadline_s = c->k.trainer.run.deadline_s};
     if (c->k.reward.own_manager) TRY(conf_json(c->k.conf, "", &a.config));
-    return score_open(&c->reward, &a);
+    return ppo_reward_open(&c->reward, &a);
 }
 
 /* What the run will read, before a model is fetched or a plan is made. */
 static int check_files(const struct ppo_config *k) {
-    TRY(train_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
-    TRY(train_check_files("data.val_files", k->data.val_files, k->data.n_val_files));
-    if (k->reward.args.path) TRY(train_check_files("reward.custom_reward_function.path", &k->reward.args.path, 1));
-    return k->reward.manager_path ? train_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
+    TRY(run_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
+    TRY(run_check_files("data.val_files", k->data.val_files, k->data.n_val_files));
+    if (k->reward.args.path) TRY(run_check_files("reward.custom_reward_function.path", &k->reward.args.path, 1));
+    return k->reward.manager_path ? run_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
 }
 
 int controller_open(struct controller *c, const struct conf *conf) {
@@ -276,8 +276,8 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     TRY(report_changes(c, conf));
-    if (k->trainer.rollout_data_dir) TRY(train_run_dir("trainer.rollout_data_dir", k->trainer.rollout_data_dir));
-    if (k->trainer.validation_data_dir) TRY(train_run_dir("trainer.validation_data_dir", k->trainer.validation_data_dir));
+    if (k->trainer.rollout_data_dir) TRY(run_directory("trainer.rollout_data_dir", k->trainer.rollout_data_dir));
+    if (k->trainer.validation_data_dir) TRY(run_directory("trainer.validation_data_dir", k->trainer.validation_data_dir));
     TRY(algo_user_check(k->algorithm.my_adv));
     TRY(algo_user_check(k->actor.my_loss));
     TRY(plan_worker(c));

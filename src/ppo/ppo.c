@@ -51,10 +51,10 @@ static void in_turn(struct verlc *v) {
     verlc_batch_free(drawn);
 }
 
-int train_ppo(const struct conf *c) {
+int ppo_train(const struct conf *c) {
     struct launch l;
     TRY(launch_read(&l, environ));
-    if (ctl_is_worker(&l)) return ppo_worker_serve(c, &l);
+    if (workers_started_this(&l)) return ppo_worker_serve(c, &l);
     static void (*const schedules[])(struct verlc * v) = {
         [PPO_SYNC] = in_turn, [PPO_ONE_STEP_OFF] = ppo_one_step_off, [PPO_FULLY_ASYNC] = ppo_fully_async};
     struct ppo_config k;
@@ -68,14 +68,14 @@ int train_ppo(const struct conf *c) {
     restart.by_ranks = verlc_controller(v)->k.ranks.devices.ranks > 0;
     restart.ray = verlc_controller(v)->k.ranks.n_ray_nodes > 0;
     const int rc = verlc_end(v);
-    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the memory plan alone ---- */
 
 /* What a rank of this pool takes: the trainer's is the plan, others join it as "pools". */
-static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const struct model_shapes *shapes, struct dev *dev,
-                     struct train_plan *out) {
+static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const struct memory_plan_shapes *shapes, struct dev *dev,
+                     struct run_plan *out) {
     struct ppo_config k = *all;
     struct memory_plan p;
     k.ranks.pool = pool;
@@ -91,32 +91,32 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
 }
 
 /* Of a whole run where the number of its steps is known, else of its first step. */
-static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct train_plan *out) {
+static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct run_plan *out) {
     const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->data.train_batch_size;
     const int64_t steps = k->trainer.total_training_steps > 0 ? k->trainer.total_training_steps : epoch * k->trainer.total_epochs;
     json_t *disk = ppo_disk_print(k, steps, rows->val, &out->text);
     if (disk) json_object_set_new(out->json, "disk", disk);
 }
 
-int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
+int ppo_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out) {
     struct ppo_config k = {0};
-    struct model_shapes shapes = {0};
+    struct memory_plan_shapes shapes = {0};
     struct dev dev = {0};
     int rc = 0;
     TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
     k.ranks.host_memory = a->host;
     const struct train_pool_devices other = ppo_config_pool_devices(&k);
-    TRYG(train_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
-                                                          .keys = &k.ranks.devices,
-                                                          .pools = &other,
-                                                          .device = k.trainer.run.device,
-                                                          .threads = k.trainer.run.threads,
-                                                          .plan = a},
-                          &dev, &k.ranks.n, &k.ranks.n_local),
+    TRYG(run_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
+                                                        .keys = &k.ranks.devices,
+                                                        .pools = &other,
+                                                        .device = k.trainer.run.device,
+                                                        .threads = k.trainer.run.threads,
+                                                        .plan = a},
+                        &dev, &k.ranks.n, &k.ranks.n_local),
          end);
     ppo_config_pools(&k, false);
     memory_plan_offload(&k, &dev);
-    TRYG(model_shapes_load(&shapes, &k), end);
+    TRYG(memory_plan_shapes_load(&shapes, &k), end);
     out->fits = true;
     TRYG(plan_pool(&k, PPO_TRAIN, &shapes, &dev, out), end);
     const bool pools = k.ranks.n > k.ranks.pools.n[PPO_TRAIN];
@@ -127,7 +127,7 @@ int train_plan_ppo(const struct conf *c, const struct train_plan_args *a, struct
     if (controller_try_data(&k, &rows) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
     plan_disk(&k, &rows, out);
 end:
-    model_shapes_free(&shapes);
+    memory_plan_shapes_free(&shapes);
     dev_close(&dev);
     ppo_config_free(&k);
     return rc;

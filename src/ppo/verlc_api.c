@@ -89,7 +89,7 @@ static int want_samples(const struct verlc_batch *b, const char *call) {
 static int serve_if_worker(const struct conf *c) {
     struct launch l;
     TRY(launch_read(&l, environ));
-    if (!ctl_is_worker(&l)) return 0;
+    if (!workers_started_this(&l)) return 0;
     const int rc = ppo_worker_serve(c, &l);
     if (rc < 0) log_error("%s", err_msg());
     exit(rc < 0 ? err_exit_status(rc) : 0);
@@ -144,7 +144,7 @@ int verlc_close(struct verlc *v) {
     conf_free(conf);
     if (rc < 0) log_error("%s", err_msg());
     if (rc < 0) log_debug("%s: %s", err_name(rc), err_trace());
-    if (rc == ERR_SIGNAL) return 128 + stage_stop_signal();
+    if (rc == ERR_SIGNAL) return 128 + phase_stop_signal();
     return rc < 0 ? err_exit_status(rc) : 0;
 }
 
@@ -249,7 +249,7 @@ int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const st
     TRY(ready(v, name));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
-    stage_begin(v->c.run.stages, name);
+    phase_begin(v->c.run.stages, name);
     return ended(v, fn(arg, &s, &g));
 }
 
@@ -265,7 +265,7 @@ int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
     batch_free(&b->b);
-    stage_begin(v->c.run.stages, "gen");
+    phase_begin(v->c.run.stages, "gen");
     return ended(v, ppo_rollout(&s, &g, &b->b));
 }
 
@@ -273,7 +273,7 @@ int verlc_rollout_start(struct verlc *v) {
     TRY(no_open_rollout(v, "verlc_rollout_start"));
     const struct stage s = controller_stage(&v->c);
     const struct generation g = controller_generation(&v->c);
-    stage_begin(v->c.run.stages, v->c.worker.base.disaggregated ? "sync_rollout_weights" : "gen");
+    phase_begin(v->c.run.stages, v->c.worker.base.disaggregated ? "sync_rollout_weights" : "gen");
     return ended(v, ppo_rollout_start(&s, &g, &v->rollout));
 }
 
@@ -282,7 +282,7 @@ int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_rollout_wait"));
     if (!a) return failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_rollout_wait: verlc_rollout_start comes first"));
     batch_free(&b->b);
-    if (v->c.worker.base.disaggregated) stage_begin(v->c.run.stages, "wait_prev_gen");
+    if (v->c.worker.base.disaggregated) phase_begin(v->c.run.stages, "wait_prev_gen");
     v->rollout = NULL;
     return ended(v, ppo_rollout_wait(a, &b->b));
 }
@@ -290,7 +290,7 @@ int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
 static int reward(const struct stage *s, const struct controller *c, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_reward"));
     TRY(want(b, "verlc_reward", "score", BATCH_F64, "verlc_rollout"));
-    stage_begin(s->run->stages, "reward");
+    phase_begin(s->run->stages, "reward");
     struct batch dropped;
     const int rc = ppo_reward(s, &c->k.reward, &b->b, &dropped);
     if (rc == 0) ppo_record(s, c->tok, &dropped, &c->k.rollout.train, false); /* what is not trained on can be looked at, too */
@@ -322,7 +322,7 @@ static int log_probs(const struct stage *s, const struct ppo_config *k, enum ver
     if ((unsigned)role >= N_ROLES || role == VERLC_CRITIC)
         FAIL(ERR_INVAL, "%s: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER", call);
     TRY(want_role(s, call, role));
-    stage_begin(s->run->stages, role == VERLC_ACTOR ? "old_log_prob" : role == VERLC_REF ? "ref" : "teacher");
+    phase_begin(s->run->stages, role == VERLC_ACTOR ? "old_log_prob" : role == VERLC_REF ? "ref" : "teacher");
     if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &k->algorithm, &b->b);
     return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &k->distill, &b->b);
 }
@@ -336,7 +336,7 @@ int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b
 static int values(const struct stage *s, struct verlc_batch *b) {
     TRY(want_role(s, "verlc_values", VERLC_CRITIC));
     TRY(want_samples(b, "verlc_values"));
-    stage_begin(s->run->stages, "values");
+    phase_begin(s->run->stages, "values");
     return ppo_values(s, &b->b);
 }
 
@@ -353,7 +353,7 @@ static int advantage(const struct stage *s, const struct ppo_algorithm_config *k
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     if (k->use_kl_in_reward) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
     if (k->adv->needs & ALGO_NEEDS_VALUES) TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
-    stage_begin(s->run->stages, "adv");
+    phase_begin(s->run->stages, "adv");
     return ppo_advantage(s, k, kl, &b->b);
 }
 
@@ -384,7 +384,7 @@ static int update(const struct stage *s, const struct ppo_config *k, enum verlc_
         TRY(want_role(s, call, role));
         TRY(want(b, call, "values", BATCH_F64, "verlc_values"));
         TRY(want(b, call, "returns", BATCH_F64, "verlc_advantage"));
-        stage_begin(s->run->stages, "update_critic");
+        phase_begin(s->run->stages, "update_critic");
         return w->ops->update(w, &ppo_update_critic, s->run, &b->b);
     }
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
@@ -393,7 +393,7 @@ static int update(const struct stage *s, const struct ppo_config *k, enum verlc_
     if (k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
     if (k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
     if (s->run->step < k->critic.actor_from) return w->ops->join(w);
-    stage_begin(s->run->stages, "update_actor");
+    phase_begin(s->run->stages, "update_actor");
     TRY(w->ops->update(w, &ppo_update_actor, s->run, &b->b));
     return w->ops->join(w);
 }
@@ -440,9 +440,9 @@ bool verlc_begin_step(struct verlc *v) {
         return false;
     if (c->k.trainer.run.val_only || !run_begin_step(&c->run)) return false;
     if (!profiled(c)) return true;
-    stage_begin(c->run.stages, "start_profile");
+    phase_begin(c->run.stages, "start_profile");
     const int rc = c->worker.base.ops->trace(&c->worker.base, NULL);
-    stage_end(c->run.stages);
+    phase_end(c->run.stages);
     return ended(v, rc) == 0;
 }
 
@@ -453,16 +453,16 @@ static int record(struct controller *c, struct verlc_batch *b) {
     TRY(want_samples(b, "verlc_end_step"));
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
     TRY(c->worker.base.ops->join(&c->worker.base));
-    stage_begin(r->stages, "dump_rollout_generations");
+    phase_begin(r->stages, "dump_rollout_generations");
     ppo_dump(&s, c->tok, &b->b, &c->rollout_dir);
     ppo_record(&s, c->tok, &b->b, &c->k.rollout.train, false);
-    stage_end(r->stages);
+    phase_end(r->stages);
     if (profiled(c)) {
-        stage_begin(r->stages, "stop_profile");
+        phase_begin(r->stages, "stop_profile");
         write_trace(c);
-        stage_end(r->stages);
+        phase_end(r->stages);
     }
-    stages_metrics(r->stages, &r->metrics);
+    phases_metrics(r->stages, &r->metrics);
     TRY(ppo_data_metrics(&s, &c->k.data, &b->b));
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
     metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");

@@ -13,7 +13,7 @@ enum { PIECES = 8, PIECE_TOKENS = 1 << 16 };
 struct rank_share {
     int64_t open;                /* samples that it has or will get */
     struct request_list waiting; /* for its next call */
-    struct rollout_stats stats;
+    struct engine_stats stats;
     enum { SLICE, INTERLEAVED, IDLE_PASS } call; /* the call under way, or the last one */
     bool cache_dropped;                          /* it has begun a pass, which took the KV cache's block */
     int64_t lo, hi;                              /* sequences of the piece under way */
@@ -44,7 +44,7 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
     return 0;
 }
 
-static int generate_add(struct worker *w, const struct rollout_request *q) {
+static int generate_add(struct worker *w, const struct engine_request *q) {
     const struct rank_dispatch *const d = w->ranks->generates;
     struct rank_share *least = d->share;
     for (int r = 1; r < d->g->n; r++)
@@ -55,7 +55,7 @@ static int generate_add(struct worker *w, const struct rollout_request *q) {
     return 0;
 }
 
-static void idle_add(struct worker *w, const struct rollout_sample *s, int64_t tag) {
+static void idle_add(struct worker *w, const struct engine_sample *s, int64_t tag) {
     if (w->ranks->generates->idle) idle_ranks_add(w->ranks->generates->idle, s, tag);
 }
 
@@ -96,7 +96,7 @@ static int next_call(struct rank_dispatch *d, int rank) {
     return 0;
 }
 
-static int take_reply(struct rank_dispatch *d, int rank, const struct hub_reply *reply) {
+static int take_reply(struct rank_dispatch *d, int rank, const struct coordinator_reply *reply) {
     if (d->share[rank].call == IDLE_PASS) {
         TRY(idle_ranks_take(d->idle, rank, reply));
         return d->interrupting ? 0 : next_call(d, rank);
@@ -109,7 +109,7 @@ static int take_reply(struct rank_dispatch *d, int rank, const struct hub_reply 
     struct rank_share *r = &d->share[rank];
     struct comm_bytes stats;
     TRY(message_next(&in, sizeof r->stats, &stats));
-    r->stats = *(const struct rollout_stats *)stats.p;
+    r->stats = *(const struct engine_stats *)stats.p;
     r->open -= message_n_samples(&in);
     if (!d->interrupting) TRY(next_call(d, rank)); /* before the samples are read, so that the rank does not wait */
     return message_read_samples(&in, d->to.done, d->to.arg);
@@ -119,14 +119,14 @@ static int take_reply(struct rank_dispatch *d, int rank, const struct hub_reply 
 static int take_all(struct rank_dispatch *d) {
     for (int r = 0; r < d->g->n; r++)
         while (d->g->busy[r]) {
-            struct hub_reply reply;
+            struct coordinator_reply reply;
             int rank;
             const int got = rank_group_take(d->g, RANK_SLICE_S, &rank, &reply);
             TRY(got);
             rank_group_heartbeat(d->g, NULL);
             if (got == 0) continue;
             const int rc = take_reply(d, rank, &reply);
-            hub_reply_free(&reply);
+            coordinator_reply_free(&reply);
             TRY(rc);
         }
     return 0;
@@ -150,7 +150,7 @@ static int generate_interrupt(struct worker *w) {
 }
 
 int rank_dispatch_step(struct rank_dispatch *d, bool wait) {
-    struct hub_reply reply;
+    struct coordinator_reply reply;
     int rank, more = 0;
     for (int r = 0; r < d->g->n; r++)
         if (!d->g->busy[r]) TRY(next_call(d, r));
@@ -159,7 +159,7 @@ int rank_dispatch_step(struct rank_dispatch *d, bool wait) {
         TRY(got);
         if (got == 0) break;
         const int rc = take_reply(d, rank, &reply);
-        hub_reply_free(&reply);
+        coordinator_reply_free(&reply);
         TRY(rc);
     }
     for (int r = 0; r < d->g->n; r++) more |= d->share[r].open > 0 || (d->g->busy[r] && d->share[r].call == IDLE_PASS);
@@ -168,11 +168,11 @@ int rank_dispatch_step(struct rank_dispatch *d, bool wait) {
 
 static int generate_step(struct worker *w, bool wait) { return rank_dispatch_step(w->ranks->generates, wait); }
 
-static struct rollout_stats generate_stats(struct worker *w) {
+static struct engine_stats generate_stats(struct worker *w) {
     const struct rank_dispatch *const d = w->ranks->generates;
-    struct rollout_stats sum = {0};
+    struct engine_stats sum = {0};
     for (int r = 0; r < d->g->n; r++) {
-        const struct rollout_stats *x = &d->share[r].stats;
+        const struct engine_stats *x = &d->share[r].stats;
         const double most = sum.n_kv_blocks ? (double)sum.kv_blocks_peak / (double)sum.n_kv_blocks : 0;
         sum.running += d->share[r].open; /* including requests that were not sent yet */
         sum.finished += x->finished;
@@ -210,7 +210,7 @@ static void generate_end(struct worker *w) {
 static int join(struct worker *w) {
     const struct worker_update *const u = w->ranks->updating;
     struct batch none = {0};
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     if (!u) return 0;
     struct rank_group *const g = w->ranks->has[u->role]->g;
     w->ranks->updating = NULL;
@@ -263,7 +263,7 @@ static int send_shares(struct rank_dispatch *d, struct pass *p, int64_t tokens) 
     return 0;
 }
 
-static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, const struct hub_reply *reply) {
+static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, const struct coordinator_reply *reply) {
     const struct rank_share *r = &d->share[rank];
     const int64_t at = p->target[r->lo], n = p->target[r->hi] - at;
     const struct forward_out *const out = &p->p->out;
@@ -287,7 +287,7 @@ static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, co
 
 static json_t *pass_args(const struct worker_pass *p) {
     const struct forward_out *const out = &p->out;
-    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:I}", "role", p->role, "phase", p->phase, "may_stop", !stage_stop_held(),
+    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:I}", "role", p->role, "phase", p->phase, "may_stop", !phase_stop_held(),
                      "logp", out->logp != NULL, "sum_pi_sq", out->sum_pi_sq != NULL, "value", out->value != NULL, "list",
                      (json_int_t)(out->list ? p->k : 0));
 }
@@ -298,19 +298,19 @@ static int run_pass(struct rank_dispatch *d, struct pass *p, bool collective, in
     if (collective) TRY(send_shares(d, p, tokens));
     for (int r = 0; r < d->g->n && p->next < a->n; r++) TRY(send_piece(d, p, r));
     while (p->open > 0) {
-        struct hub_reply reply;
+        struct coordinator_reply reply;
         int rank;
         const int got = rank_group_take(d->g, RANK_SLICE_S, &rank, &reply);
-        int rc = got < 0 ? got : stage_check_stop();
+        int rc = got < 0 ? got : phase_check_stop();
         if (got > 0 && rc == 0) rc = take_pass(d, p, rank, &reply);
-        if (got > 0) hub_reply_free(&reply);
+        if (got > 0) coordinator_reply_free(&reply);
         TRY(rc);
         rank_group_heartbeat(d->g, collective ? a->phase : NULL);
         if (got == 0) continue;
         p->open--;
         p->done += d->share[rank].hi - d->share[rank].lo;
         if (p->next < a->n) TRY(send_piece(d, p, rank));
-        progress_report(a->at, a->phase, p->done, a->n, 0);
+        phase_progress(a->at, a->phase, p->done, a->n, 0);
     }
     return 0;
 }
@@ -340,11 +340,11 @@ static int update(struct worker *w, const struct worker_update *u, struct run *r
     struct rank_group *const g = r->has[u->role]->g;
     const bool overlapped = r->own[u->role];
     struct message m = message_new(true);
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     int rc = overlapped ? join(w) : 0;
     json_object_set_new(m.head, "update", json_string(u->name));
     json_object_set_new(m.head, "step", json_integer((json_int_t)run->step));
-    json_object_set_new(m.head, "may_stop", json_boolean(!overlapped && !stage_stop_held()));
+    json_object_set_new(m.head, "may_stop", json_boolean(!overlapped && !phase_stop_held()));
     message_columns(&m, b, u->reads);
     g->steps = -1;
     if (u->role == WORKER_POLICY) r->stale = true;
@@ -362,7 +362,7 @@ static int update(struct worker *w, const struct worker_update *u, struct run *r
 
 static int send_weights(struct worker *w) {
     struct worker_ranks *const r = w->ranks;
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     if (!r->weight_sync || !r->stale) return 0;
     struct message m = message_new(true);
     int rc = rank_group_call(r->weight_sync, "send_weights", NULL, &m, &replies);

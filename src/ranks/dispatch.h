@@ -16,7 +16,7 @@ struct rank_share;
 struct rank_interleaved {
     void *arg;
     int (*start)(void *arg, int rank); /* 1: it has started a call (rank_group_start) */
-    int (*take)(void *arg, int rank, const struct hub_reply *reply);
+    int (*take)(void *arg, int rank, const struct coordinator_reply *reply);
 };
 struct rank_dispatch { /* a zeroed one may be freed */
     struct rank_group *g;

@@ -40,7 +40,7 @@ void idle_ranks_close(struct idle_ranks *s) {
     free(s);
 }
 
-void idle_ranks_add(struct idle_ranks *s, const struct rollout_sample *sample, int64_t tag) {
+void idle_ranks_add(struct idle_ranks *s, const struct engine_sample *sample, int64_t tag) {
     const int64_t n_prompt = sample->n_prompt, n = sample->n;
     int32_t *ids = xmalloc((size_t)(n_prompt + n) * sizeof *ids);
     memcpy(ids, sample->prompt, (size_t)n_prompt * sizeof *ids);
@@ -72,7 +72,7 @@ int idle_ranks_start(struct idle_ranks *s, int rank) {
     return rc < 0 ? rc : 1;
 }
 
-int idle_ranks_take(struct idle_ranks *s, int rank, const struct hub_reply *reply) {
+int idle_ranks_take(struct idle_ranks *s, int rank, const struct coordinator_reply *reply) {
     const struct under_way u = s->at[rank];
     struct message_reader in = rank_group_reader(s->g, rank, reply);
     struct comm_bytes numbers;

@@ -15,10 +15,10 @@ struct idle_ranks;
 struct idle_ranks *idle_ranks_open(struct rank_group *g, const struct worker_generation *of);
 void idle_ranks_close(struct idle_ranks *s); /* NULL ok; none of its calls is under way */
 /* A sample that has ended: prompt and response, copied. */
-void idle_ranks_add(struct idle_ranks *s, const struct rollout_sample *sample, int64_t tag);
+void idle_ranks_add(struct idle_ranks *s, const struct engine_sample *sample, int64_t tag);
 
 /* ---- for dispatch.c ---- */
 int idle_ranks_start(struct idle_ranks *s, int rank); /* 1: it has started a call; 0: there is nothing to do */
-int idle_ranks_take(struct idle_ranks *s, int rank, const struct hub_reply *reply);
+int idle_ranks_take(struct idle_ranks *s, int rank, const struct coordinator_reply *reply);
 
 #endif

@@ -17,36 +17,35 @@ static int nothing(struct worker *w) {
 /* ---- generation ---- */
 
 static int generate_begin(struct worker *w, const struct worker_generation *g) {
-    const struct rollout_config c = {
+    const struct engine_config c = {
         .no_prefix_cache = w->generator.no_prefix_cache, .tok = w->generator.tok, .done = g->done, .done_arg = g->arg};
     if (w->generator.gather) TRY(model_gather(w->generator.model, w->generator.gather));
-    return rollout_decoder_engine(&w->generator.engine, w->generator.decoder,
-                                  &c); /* its cache is empty: weights may have changed */
+    return decoder_engine(&w->generator.engine, w->generator.decoder, &c); /* its cache is empty: weights may have changed */
 }
 
-static int generate_add(struct worker *w, const struct rollout_request *q) {
-    const struct rollout_stop_ids stop = rollout_stop_ids(&w->generator.model->cfg, w->generator.tok);
-    struct rollout_request own = *q;
+static int generate_add(struct worker *w, const struct engine_request *q) {
+    const struct engine_stop_ids stop = engine_stop_ids(&w->generator.model->cfg, w->generator.tok);
+    struct engine_request own = *q;
     own.stop_ids = stop.id;
     own.n_stop_ids = stop.n;
-    return rollout_submit(w->generator.engine, &own, NULL);
+    return engine_submit(w->generator.engine, &own, NULL);
 }
 
 static int generate_step(struct worker *w, bool wait) {
     (void)wait;
-    return rollout_step(w->generator.engine);
+    return engine_step(w->generator.engine);
 }
 
-static int generate_interrupt(struct worker *w) { return rollout_interrupt(w->generator.engine); }
-static struct rollout_stats generate_stats(struct worker *w) { return rollout_stats(w->generator.engine); }
+static int generate_interrupt(struct worker *w) { return engine_interrupt(w->generator.engine); }
+static struct engine_stats generate_stats(struct worker *w) { return engine_stats(w->generator.engine); }
 
 static void generate_end(struct worker *w) {
-    rollout_destroy(w->generator.engine);
+    engine_destroy(w->generator.engine);
     w->generator.engine = NULL;
     if (w->generator.gather) model_stream_begin(w->generator.model);
 }
 
-static void idle_add(struct worker *w, const struct rollout_sample *s, int64_t tag) { (void)w, (void)s, (void)tag; }
+static void idle_add(struct worker *w, const struct engine_sample *s, int64_t tag) { (void)w, (void)s, (void)tag; }
 
 /* ---- passes ---- */
 
@@ -76,8 +75,8 @@ static int forward(struct worker *w, const struct worker_pass *p) {
         hi = piece_end(p->seqs, lo, p->n, r->cut);
         TRY(trained_model_forward(r->model, p->seqs + lo, hi - lo, r->cut, r->temperature, out_at(p, &list, targets)));
         for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&p->seqs[i]);
-        progress_report(p->at, p->phase, hi, p->n, 0);
-        if (!w->collective[p->role]) TRY(stage_check_stop());
+        phase_progress(p->at, p->phase, hi, p->n, 0);
+        if (!w->collective[p->role]) TRY(phase_check_stop());
     }
     return trained_model_end(r->model);
 }

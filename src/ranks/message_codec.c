@@ -184,11 +184,11 @@ int message_read_seqs(struct message_reader *r, struct packed_seq **seqs, int64_
 /* ---- generation ---- */
 
 struct request_item {
-    struct rollout_request q; /* its pointers mean nothing, but whether begun_logp_kept is NULL */
+    struct engine_request q; /* its pointers mean nothing, but whether begun_logp_kept is NULL */
     int64_t user;
 };
 
-void request_list_add(struct request_list *l, const struct rollout_request *q) {
+void request_list_add(struct request_list *l, const struct engine_request *q) {
     const size_t begun = (size_t)q->n_begun * 4;
     const int64_t cap = l->cap_begun;
     CHECK(q->n_stop_ids == 0 && q->n_stop == 0);
@@ -223,7 +223,7 @@ void message_requests(struct message *m, const struct request_list *l) {
     message_add(m, l->kept, (size_t)l->n_begun * sizeof *l->kept);
 }
 
-int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct rollout_request *q), void *arg) {
+int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct engine_request *q), void *arg) {
     const struct request_item *items;
     const int32_t *ids;
     const float *logp, *kept;
@@ -233,7 +233,7 @@ int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct 
     TRY(message_items(r, sizeof *logp, &n_begun, (void **)&logp));
     TRY(message_items(r, sizeof *kept, &n_kept, (void **)&kept));
     for (int64_t i = 0; i < n; i++) {
-        struct rollout_request q = items[i].q;
+        struct engine_request q = items[i].q;
         if (q.n_prompt < 0 || q.n_begun < 0 || q.n_prompt > n_ids - at || q.n_begun > n_ids - at - q.n_prompt ||
             q.n_begun > n_begun - begun || n_kept != n_begun)
             FAIL(ERR_FORMAT, "%s sent a request without its tokens", r->who);
@@ -257,7 +257,7 @@ struct sample_item {
     double seconds;
 };
 
-void sample_list_add(struct sample_list *l, const struct rollout_sample *s) {
+void sample_list_add(struct sample_list *l, const struct engine_sample *s) {
     const size_t bytes = (size_t)s->n * 4;
     int64_t cap = l->cap_ids;
     xgrow((void **)&l->items, &l->cap, l->n + 1, sizeof *l->items);
@@ -294,7 +294,7 @@ int64_t message_n_samples(const struct message_reader *r) {
     return r->at < r->n ? (int64_t)(r->arrays[r->at].n / sizeof(struct sample_item)) : 0;
 }
 
-int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const struct rollout_sample *s), void *arg) {
+int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const struct engine_sample *s), void *arg) {
     const struct sample_item *items;
     struct comm_bytes ids, logp, kept;
     int64_t n, tokens = 0, at = 0;
@@ -308,16 +308,16 @@ int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const st
     TRY(message_next(r, (size_t)tokens * 4, &logp));
     TRY(message_next(r, (size_t)tokens * 4, &kept));
     for (int64_t i = 0; i < n; at += items[i++].n) {
-        const struct rollout_sample s = {.user = (void *)(intptr_t)items[i].user,
-                                         .index = items[i].index,
-                                         .ids = (const int32_t *)ids.p + at,
-                                         .n = items[i].n,
-                                         .logp = (const float *)logp.p + at,
-                                         .logp_kept = (const float *)kept.p + at,
-                                         .text_bytes = -1,
-                                         .finish = (enum rollout_finish)items[i].finish,
-                                         .n_preempted = items[i].n_preempted,
-                                         .seconds = items[i].seconds};
+        const struct engine_sample s = {.user = (void *)(intptr_t)items[i].user,
+                                        .index = items[i].index,
+                                        .ids = (const int32_t *)ids.p + at,
+                                        .n = items[i].n,
+                                        .logp = (const float *)logp.p + at,
+                                        .logp_kept = (const float *)kept.p + at,
+                                        .text_bytes = -1,
+                                        .finish = (enum engine_finish)items[i].finish,
+                                        .n_preempted = items[i].n_preempted,
+                                        .seconds = items[i].seconds};
         TRY(fn(arg, &s));
     }
     return 0;

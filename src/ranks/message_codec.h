@@ -8,7 +8,7 @@
 
 #include "comm/comm.h"
 #include "data/data.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "track/track.h"
 #include "train/micro_batch.h"
 
@@ -55,11 +55,11 @@ struct request_list {
     float *logp, *kept; /* of the latter */
     int64_t n, cap, n_ids, cap_ids, n_begun, cap_begun;
 };
-void request_list_add(struct request_list *l, const struct rollout_request *q);
+void request_list_add(struct request_list *l, const struct engine_request *q);
 void request_list_clear(struct request_list *l); /* and frees */
 void message_requests(struct message *m, const struct request_list *l);
 /* fn gets each of them; its arrays are r's. */
-int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct rollout_request *q), void *arg);
+int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct engine_request *q), void *arg);
 
 struct sample_list {
     struct sample_item *items;
@@ -67,11 +67,11 @@ struct sample_list {
     float *logp, *kept;
     int64_t n, cap, n_ids, cap_ids;
 };
-void sample_list_add(struct sample_list *l, const struct rollout_sample *s);
+void sample_list_add(struct sample_list *l, const struct engine_sample *s);
 void sample_list_clear(struct sample_list *l);
 void message_samples(struct message *m, const struct sample_list *l);
 int64_t message_n_samples(const struct message_reader *r); /* of those that come next */
 /* Without prompt and request. */
-int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const struct rollout_sample *s), void *arg);
+int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const struct engine_sample *s), void *arg);
 
 #endif

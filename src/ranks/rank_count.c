@@ -17,7 +17,7 @@ extern char **environ;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-int64_t train_devices_asked(const struct conf *c, const struct train_devices_keys *k) {
+int64_t rank_count_devices(const struct conf *c, const struct train_devices_keys *k) {
     return conf_is_set(c, "trainer.n_gpus_per_node") ? k->n_gpus_per_node * k->nnodes : k->nnodes;
 }
 
@@ -34,7 +34,7 @@ static int64_t split_size(const struct conf *c, const char *group, const char *n
     return n;
 }
 
-int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group) {
+int64_t rank_count_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group) {
     static const char *const names[] = {"ulysses_sequence_parallel_size",
                                         "ulysses_parallel_size",
                                         "tensor_model_parallel_size",
@@ -43,7 +43,7 @@ int64_t train_data_parallel(const struct conf *c, const struct train_devices_key
                                         "tp_size",
                                         "pp_size",
                                         "cp_size"};
-    int64_t n = train_devices_asked(c, k);
+    int64_t n = rank_count_devices(c, k);
     for (size_t i = 0; i < sizeof names / sizeof *names && n > 1; i++) n /= split_size(c, group, names[i]);
     return n > 1 ? n : 1;
 }
@@ -109,13 +109,13 @@ static int64_t on_cpu(const struct train_ranks_args *a, int64_t asked) {
     return n;
 }
 
-bool train_on_cpu(const char *device) { return device && (strcmp(device, "cpu") == 0 || strcmp(device, "ref") == 0); }
+bool rank_count_on_cpu(const char *device) { return device && (strcmp(device, "cpu") == 0 || strcmp(device, "ref") == 0); }
 
 /* Several nodes are Ray's where it has some; one is, where this host has no GPU (a cluster's head). */
-int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes) {
-    const int64_t asked = train_devices_asked(a->conf, a->keys) + a->pools.gpus, nodes = a->keys->nnodes + a->pools.nodes,
+int64_t rank_count_asked(const struct train_ranks_args *a, int *ray_nodes) {
+    const int64_t asked = rank_count_devices(a->conf, a->keys) + a->pools.gpus, nodes = a->keys->nnodes + a->pools.nodes,
                   by_ranks = ranks_asked(a);
-    const bool cpu = train_on_cpu(a->device), several = a->ray && nodes > 1;
+    const bool cpu = rank_count_on_cpu(a->device), several = a->ray && nodes > 1;
     *ray_nodes = 0;
     if (a->launch->size > 1) return launched(a, asked);
     if (cpu && several && by_ranks >= nodes && by_ranks % nodes == 0) {
@@ -142,13 +142,13 @@ static bool ray_is_there(int64_t nodes) {
     return there;
 }
 
-bool train_launched(void) {
+bool rank_count_launched(void) {
     struct launch l;
     return launch_read(&l, environ) == 0 && l.size > 1;
 }
 
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                const char *device, int64_t *n, int *ray_nodes) {
+int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
+                      const char *device, int64_t *n, int *ray_nodes) {
     int none;
     struct launch l;
     TRY(launch_read(&l, environ));
@@ -159,6 +159,6 @@ int train_ranks(const struct conf *c, const struct train_devices_keys *k, const 
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,
                                        .ray = ray_nodes && ray_is_there(k->nnodes + (pools ? pools->nodes : 0))};
-    *n = train_ranks_asked(&a, ray_nodes ? ray_nodes : &none);
+    *n = rank_count_asked(&a, ray_nodes ? ray_nodes : &none);
     return 0;
 }

@@ -19,11 +19,11 @@ struct train_devices_keys {
 
 /* How many GPUs the user requests; 1 where no key is set. verl's default of n_gpus_per_node is 8, so only a number that was set
  * counts. */
-int64_t train_devices_asked(const struct conf *c, const struct train_devices_keys *k);
+int64_t rank_count_devices(const struct conf *c, const struct train_devices_keys *k);
 
 /* How many of these share a mini-batch, as verl counts them: those that a model or a sequence is split over, by the keys of the
  * group ("actor_rollout_ref.actor", "critic", "engine"), count as one. >= 1. Of verl's rules about batch sizes alone. */
-int64_t train_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
+int64_t rank_count_data_parallel(const struct conf *c, const struct train_devices_keys *k, const char *group);
 
 /* What keys of pools request in addition to trainer's: GPUs, and the hosts that they are on; ranks, which count on a CPU and with
  * trainer.ranks. */
@@ -40,16 +40,16 @@ struct train_ranks_args {
     bool ray;                    /* there is a Ray cluster */
 };
 /* trainer.device is cpu or ref. */
-bool train_on_cpu(const char *device);
+bool rank_count_on_cpu(const char *device);
 /* How many ranks the run has: the launcher's processes where there are several; else trainer.ranks; else on GPUs those
  * requested that this host has. Where that is another number than requested, one line of the log says why. >= 1.
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
-int64_t train_ranks_asked(const struct train_ranks_args *a, int *ray_nodes);
+int64_t rank_count_asked(const struct train_ranks_args *a, int *ray_nodes);
 /* The same of this process: its environment, its GPUs; pools NULL: none; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
  * variables make no sense. */
-int train_ranks(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                const char *device, int64_t *n, int *ray_nodes);
+int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
+                      const char *device, int64_t *n, int *ray_nodes);
 /* Whether a launcher says how many ranks there are. */
-bool train_launched(void);
+bool rank_count_launched(void);
 
 #endif

@@ -21,11 +21,11 @@ extern char **environ;
 /* ---- calls ---- */
 
 void rank_group_heartbeat(struct rank_group *g, const char *phase) {
-    struct hub_progress p;
+    struct coordinator_progress p;
     if (!g->run) return;
-    hub_progress(g->hub, g->first, &p);
-    if (stage_stop_due()) hub_ask_stop(g->hub, stage_stop_due());
-    stage_beat(g->run->stages); /* the group's own deadlines hold for the ranks */
+    coordinator_progress(g->coordinator, g->first, &p);
+    if (phase_stop_due()) coordinator_ask_stop(g->coordinator, phase_stop_due());
+    phase_beat(g->run->stages); /* the group's own deadlines hold for the ranks */
     if (phase && p.total > 0 && strcmp(p.stage, phase) == 0) track_progress(g->run->track, g->run->step, phase, p.done, p.total, 0);
 }
 
@@ -35,24 +35,25 @@ static int given_up(struct rank_group *whole, int rc) {
     return rc;
 }
 
-static struct hub_call_args call_args(const struct rank_group *g, const char *name, const struct message *m) {
-    return (struct hub_call_args){.name = name, .args = m->head, .arrays = m->arrays, .n_arrays = m->n, .answer_s = g->deadline_s};
+static struct coordinator_call_args call_args(const struct rank_group *g, const char *name, const struct message *m) {
+    return (struct coordinator_call_args){
+        .name = name, .args = m->head, .arrays = m->arrays, .n_arrays = m->n, .answer_s = g->deadline_s};
 }
 
 int rank_group_start(struct rank_group *g, int rank, const char *name, const struct message *m) {
-    const struct hub_call_args a = call_args(g, name, m);
-    TRY(given_up(g->whole, hub_call(g->hub, g->first + rank, &a)));
+    const struct coordinator_call_args a = call_args(g, name, m);
+    TRY(given_up(g->whole, coordinator_call(g->coordinator, g->first + rank, &a)));
     g->busy[rank] = true;
     return 0;
 }
 
 /* A reply of this part that has come. */
-static bool stored(struct rank_group *g, int *rank, struct hub_reply *reply) {
+static bool stored(struct rank_group *g, int *rank, struct coordinator_reply *reply) {
     for (int r = 0; r < g->n; r++) {
         if (!g->replies[r].result) continue;
         *rank = r;
         *reply = g->replies[r];
-        g->replies[r] = (struct hub_reply){0};
+        g->replies[r] = (struct coordinator_reply){0};
         g->busy[r] = false;
         return true;
     }
@@ -61,14 +62,14 @@ static bool stored(struct rank_group *g, int *rank, struct hub_reply *reply) {
 
 /* The next reply of any part, for whoever takes it; an error ends all calls. */
 static int receive(struct rank_group *whole, double wait_s) {
-    struct hub_reply reply;
+    struct coordinator_reply reply;
     int rank;
-    const int got = hub_take(whole->hub, wait_s, &rank, &reply);
+    const int got = coordinator_take(whole->coordinator, wait_s, &rank, &reply);
     if (got > 0) whole->replies[rank] = reply;
     return given_up(whole, got);
 }
 
-int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply) {
+int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct coordinator_reply *reply) {
     const double until = clock_now() + wait_s;
     while (!stored(g, rank, reply)) {
         const double left = until - clock_now();
@@ -83,13 +84,13 @@ int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_r
 
 void rank_group_drain(struct rank_group *g) {
     struct err_saved why;
-    struct hub_reply reply;
+    struct coordinator_reply reply;
     int rank, got = 0;
     err_save(&why);
     rank_group_heartbeat(g, NULL); /* a stop request ends the calls sooner */
     for (int r = 0; r < g->n; r++)
         while (g->busy[r] && (got = rank_group_take(g, RANK_SLICE_S, &rank, &reply)) >= 0)
-            if (got > 0) hub_reply_free(&reply);
+            if (got > 0) coordinator_reply_free(&reply);
     err_restore(&why);
 }
 
@@ -100,14 +101,14 @@ static bool under_way(const struct rank_group *g) {
 }
 
 /* Waits for the calls under way, of all ranks. Where another part has met an error there are none any more. */
-static int take_all(struct rank_group *g, const char *phase, struct hub_reply *replies) {
+static int take_all(struct rank_group *g, const char *phase, struct coordinator_reply *replies) {
     for (int left = g->n; left > 0;) {
-        struct hub_reply reply;
+        struct coordinator_reply reply;
         int rank;
         const int got = rank_group_take(g, RANK_SLICE_S, &rank, &reply);
         TRY(got);
         rank_group_heartbeat(g, phase);
-        if (got == 0 && !under_way(g)) FAIL(ERR_RANK, "%s: its call was given up", hub_who(g->hub, g->first));
+        if (got == 0 && !under_way(g)) FAIL(ERR_RANK, "%s: its call was given up", coordinator_who(g->coordinator, g->first));
         if (got == 0) continue;
         replies[rank] = reply;
         left--;
@@ -117,32 +118,33 @@ static int take_all(struct rank_group *g, const char *phase, struct hub_reply *r
 
 int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m) {
     for (int r = 0; r < g->n; r++)
-        if (g->busy[r]) FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", hub_who(g->hub, g->first + r), name);
-    const struct hub_call_args a = call_args(g, name, m);
-    TRY(given_up(g->whole, hub_call_ranks(g->hub, g->first, g->n, &a)));
+        if (g->busy[r])
+            FAIL(ERR_INTERNAL, "%s: the call %s while another is under way", coordinator_who(g->coordinator, g->first + r), name);
+    const struct coordinator_call_args a = call_args(g, name, m);
+    TRY(given_up(g->whole, coordinator_call_ranks(g->coordinator, g->first, g->n, &a)));
     for (int r = 0; r < g->n; r++) g->busy[r] = true;
     return 0;
 }
 
-int rank_group_take_all(struct rank_group *g, const char *phase, struct hub_reply **replies) {
+int rank_group_take_all(struct rank_group *g, const char *phase, struct coordinator_reply **replies) {
     *replies = xcalloc((size_t)g->n, sizeof **replies);
     return take_all(g, phase, *replies);
 }
 
 int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
-                    struct hub_reply **replies) {
+                    struct coordinator_reply **replies) {
     *replies = NULL;
     TRY(rank_group_start_all(g, name, m));
     return rank_group_take_all(g, phase, replies);
 }
 
-void rank_group_free(struct rank_group *g, struct hub_reply *replies) {
-    for (int r = 0; replies && r < g->n; r++) hub_reply_free(&replies[r]);
+void rank_group_free(struct rank_group *g, struct coordinator_reply *replies) {
+    for (int r = 0; replies && r < g->n; r++) coordinator_reply_free(&replies[r]);
     free(replies);
 }
 
 int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, json_t **first) {
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     struct message m = {.head = args, .borrows = true};
     const int rc = rank_group_call(g, name, NULL, &m, &replies);
     if (rc == 0 && first) *first = json_incref(replies[0].result);
@@ -151,19 +153,21 @@ int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, 
     return rc;
 }
 
-struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct hub_reply *reply) {
-    return (struct message_reader){
-        .head = reply->result, .arrays = reply->arrays, .n = reply->n_arrays, .who = hub_who(g->hub, g->first + rank)};
+struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct coordinator_reply *reply) {
+    return (struct message_reader){.head = reply->result,
+                                   .arrays = reply->arrays,
+                                   .n = reply->n_arrays,
+                                   .who = coordinator_who(g->coordinator, g->first + rank)};
 }
 
-int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const char *field, const char *what) {
+int rank_group_same(struct rank_group *g, const struct coordinator_reply *replies, const char *field, const char *what) {
     const json_t *first = json_object_get(replies[0].result, field);
     for (int r = 1; r < g->n; r++) {
         const json_t *own = json_object_get(replies[r].result, field);
         if (json_equal(first, own)) continue;
         FAIL(ERR_INPUT, "%s: its %s is \"%s\", and \"%s\" on %s; ranks that differ in it would not compute the same bits",
-             hub_who(g->hub, g->first + r), what, json_string_value(own) ? json_string_value(own) : "",
-             json_string_value(first) ? json_string_value(first) : "", hub_who(g->hub, g->first));
+             coordinator_who(g->coordinator, g->first + r), what, json_string_value(own) ? json_string_value(own) : "",
+             json_string_value(first) ? json_string_value(first) : "", coordinator_who(g->coordinator, g->first));
     }
     return 0;
 }
@@ -191,7 +195,7 @@ static int config_message(const struct conf *c, struct message *m) {
 
 static int open_ranks(struct rank_group *g, const struct conf *c, const char *open, const json_t *more, json_t **results) {
     struct message m = message_new(true);
-    struct hub_reply *replies = NULL;
+    struct coordinator_reply *replies = NULL;
     const char *isa = NULL, *device;
     int rc = 0;
     TRYG(config_message(c, &m), out);
@@ -201,9 +205,9 @@ static int open_ranks(struct rank_group *g, const struct conf *c, const char *op
     TRYG(rank_group_call(g, open, NULL, &m, &replies), out);
     TRYG(rank_group_same(g, replies, "isa", "instruction set"), out);
     TRYG(rank_group_same(g, replies, "device", "device"), out);
-    TRYG(json_str(replies[0].result, "isa", &isa, hub_who(g->hub, 0)), out);
-    TRYG(json_str(replies[0].result, "device", &device, hub_who(g->hub, 0)), out);
-    TRYG(json_bool(replies[0].result, "own_memory", &g->own_memory, hub_who(g->hub, 0)), out);
+    TRYG(json_str(replies[0].result, "isa", &isa, coordinator_who(g->coordinator, 0)), out);
+    TRYG(json_str(replies[0].result, "device", &device, coordinator_who(g->coordinator, 0)), out);
+    TRYG(json_bool(replies[0].result, "own_memory", &g->own_memory, coordinator_who(g->coordinator, 0)), out);
     snprintf(g->device, sizeof g->device, "%d ranks, each on %s", g->n, device);
     log_info("%s", g->device);
     snprintf(g->isa, sizeof g->isa, "%s", isa);
@@ -221,16 +225,16 @@ int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const
     int rc = 0;
     *g = (struct rank_group){.run = a->run, .deadline_s = a->deadline_s > START_S ? a->deadline_s : START_S};
     TRYG(launch_read(&l, environ), out);
-    const struct ctl_args start = {.ranks = a->ranks,
-                                   .dir = a->dir,
-                                   .controller = a->controller,
-                                   .start_s = RANK_START_S,
-                                   .own_arguments = a->embedded,
-                                   .ray_nodes = a->ray_nodes,
-                                   .ray_gpus = a->ray_gpus};
-    TRYG(ctl_open(&g->ctl, &start, &l), out);
-    g->hub = ctl_hub(g->ctl);
-    g->n = ctl_size(g->ctl);
+    const struct workers_args start = {.ranks = a->ranks,
+                                       .dir = a->dir,
+                                       .controller = a->controller,
+                                       .start_s = RANK_START_S,
+                                       .own_arguments = a->embedded,
+                                       .ray_nodes = a->ray_nodes,
+                                       .ray_gpus = a->ray_gpus};
+    TRYG(workers_open(&g->workers, &start, &l), out);
+    g->coordinator = workers_coordinator(g->workers);
+    g->n = workers_size(g->workers);
     g->whole = g;
     g->busy = xcalloc((size_t)g->n, sizeof *g->busy);
     g->replies = xcalloc((size_t)g->n, sizeof *g->replies);
@@ -242,7 +246,7 @@ out:
 
 void rank_group_part(struct rank_group *out, struct rank_group *whole, int first, int n) {
     *out = *whole;
-    out->ctl = NULL;
+    out->workers = NULL;
     out->first = first;
     out->n = n;
     out->busy = whole->busy + first;
@@ -250,8 +254,8 @@ void rank_group_part(struct rank_group *out, struct rank_group *whole, int first
 }
 
 void rank_group_close(struct rank_group *g, bool ok) {
-    ctl_close(g->ctl, ok);
-    for (int r = 0; g->replies && r < g->n; r++) hub_reply_free(&g->replies[r]);
+    workers_close(g->workers, ok);
+    for (int r = 0; g->replies && r < g->n; r++) coordinator_reply_free(&g->replies[r]);
     free(g->busy);
     free(g->replies);
     *g = (struct rank_group){0};
@@ -276,18 +280,18 @@ static int take_bad(const struct rank_group *g, const json_t *bad, struct messag
     return run_bad_gradient(g->run, &o, dump_text, &text);
 }
 
-int rank_group_updated(struct rank_group *g, const struct hub_reply *replies, struct batch *b) {
+int rank_group_updated(struct rank_group *g, const struct coordinator_reply *replies, struct batch *b) {
     TRY(rank_group_same(g, replies, "hash", "result of this update"));
     struct message_reader in = rank_group_reader(g, 0, &replies[0]);
     TRY(json_i64(in.head, "steps", &g->steps, in.who));
-    if (json_is_true(json_object_get(in.head, "stopped"))) TRY(stage_check_stop());
+    if (json_is_true(json_object_get(in.head, "stopped"))) TRY(phase_check_stop());
     TRY(message_read_metrics(&in, &g->run->metrics));
     TRY(message_read_columns(&in, b));
     return take_bad(g, json_object_get(in.head, "bad"), &in);
 }
 
 int rank_group_memory(struct rank_group *g, struct metrics *m, const char *prefix) {
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     struct message q = message_new(true);
     int rc;
     json_object_set_new(q.head, "prefix", json_string(prefix));

@@ -18,14 +18,14 @@
 struct worker_overlapped;
 /* All ranks, or consecutive ones that share a task (a pool): ranks count from 0 in each. */
 struct rank_group {           /* a zeroed one may be closed */
-    struct ctl *ctl;          /* NULL: a part */
+    struct workers *workers;  /* NULL: a part */
     struct rank_group *whole; /* all ranks: itself, or what it is a part of */
-    struct hub *hub;
+    struct coordinator *coordinator;
     int first, n;                                  /* of all ranks */
     struct run *run;                               /* borrowed; NULL: the program has none */
     double deadline_s;                             /* of a call */
     bool *busy;                                    /* (n) a call is under way */
-    struct hub_reply *replies;                     /* (n) that came while another part waited; result NULL: none */
+    struct coordinator_reply *replies;             /* (n) that came while another part waited; result NULL: none */
     const struct worker_overlapped *while_waiting; /* stepped while this part waits for its ranks; NULL: nothing is */
     char isa[32];
     char device[192]; /* "2 ranks, each on ..." */
@@ -40,9 +40,9 @@ struct rank_group_args {
     const char *controller;  /* trainer.controller; NULL: by dir */
     double deadline_s;       /* trainer.deadline; <= 0: its default */
     struct run *run;         /* may be NULL */
-    int ray_nodes;           /* of ctl_args, like ray_gpus */
+    int ray_nodes;           /* of workers_args, like ray_gpus */
     bool ray_gpus;
-    bool embedded; /* in a user's program, which is its own worker: ctl_args.own_arguments */
+    bool embedded; /* in a user's program, which is its own worker: workers_args.own_arguments */
 };
 /* Starts the ranks, or under a launcher waits for them. They are one program's by the call `open`, which makes them load the
  * configuration and open their devices, all of one kind. more: further arguments of that call; taken, NULL: none. *results: a list
@@ -56,28 +56,29 @@ void rank_group_close(struct rank_group *g, bool ok);
 /* ---- calls ---- */
 int rank_group_start(struct rank_group *g, int rank, const char *name, const struct message *m);
 /* 1: a reply of *rank; 0: none came within wait_s. */
-int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct hub_reply *reply);
+int rank_group_take(struct rank_group *g, double wait_s, int *rank, struct coordinator_reply *reply);
 /* Waits for what is under way, and drops it: after a failure of this side, so that the ranks can be called again. */
 void rank_group_drain(struct rank_group *g);
 /* While calls are under way: reports rank 0's progress to the bar and the watchdog, and sends a signal on to the ranks. phase:
  * whose progress is shown; NULL: none. */
 void rank_group_heartbeat(struct rank_group *g, const char *phase);
 /* The same call on all ranks, to its end. *replies: (n), for rank_group_free, after an error too. */
-int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m, struct hub_reply **replies);
+int rank_group_call(struct rank_group *g, const char *name, const char *phase, const struct message *m,
+                    struct coordinator_reply **replies);
 /* The same in two parts. */
 int rank_group_start_all(struct rank_group *g, const char *name, const struct message *m);
-int rank_group_take_all(struct rank_group *g, const char *phase, struct hub_reply **replies);
-void rank_group_free(struct rank_group *g, struct hub_reply *replies); /* NULL ok */
+int rank_group_take_all(struct rank_group *g, const char *phase, struct coordinator_reply **replies);
+void rank_group_free(struct rank_group *g, struct coordinator_reply *replies); /* NULL ok */
 /* The same of a call without arrays; args: taken. *first, unless NULL: rank 0's result, a new reference. */
 int rank_group_plain_call(struct rank_group *g, const char *name, json_t *args, json_t **first);
-struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct hub_reply *reply);
+struct message_reader rank_group_reader(const struct rank_group *g, int rank, const struct coordinator_reply *reply);
 /* The same field of every rank's reply; ERR_INPUT names the first rank that differs. */
-int rank_group_same(struct rank_group *g, const struct hub_reply *replies, const char *field, const char *what);
+int rank_group_same(struct rank_group *g, const struct coordinator_reply *replies, const char *field, const char *what);
 
 /* ---- a trainer's ---- */
 /* Takes the replies of an update (rank_update_end): compares the ranks, then the metrics go to the run, and a gradient that is
  * not finite to its directory. ERR_SIGNAL: they have stopped before anything was changed. */
-int rank_group_updated(struct rank_group *g, const struct hub_reply *replies, struct batch *b);
+int rank_group_updated(struct rank_group *g, const struct coordinator_reply *replies, struct batch *b);
 /* train_memory_metrics of all ranks: the largest. */
 int rank_group_memory(struct rank_group *g, struct metrics *m, const char *prefix);
 /* The ranks' state in checkpoints, which rank 0 writes. */

@@ -32,7 +32,7 @@ static char *python_of_ray(void) {
 }
 
 /* What a worker needs of this process' environment, in addition to what Ray gives it. */
-static json_t *worker_env(const struct hub *h) {
+static json_t *worker_env(const struct coordinator *h) {
     static const char *const taken[] = {"VERLC_", "VERL_", "NCCL_"};
     static const char *const own[] = {CTL__VARIABLES, "VERLC_RAY_PYTHON"};
     json_t *env = json_object();
@@ -46,12 +46,12 @@ static json_t *worker_env(const struct hub *h) {
         free(name);
     }
     json_object_set_new(env, "VERLC_COLOR", json_string("never")); /* as worker_env of start_workers.c */
-    json_object_set_new(env, CTL__CONTROLLER, json_string(hub_where(h)->address));
-    json_object_set_new(env, CTL__KEY, json_string(hub_where(h)->key));
+    json_object_set_new(env, WORKERS__CONTROLLER, json_string(coordinator_where(h)->address));
+    json_object_set_new(env, WORKERS__KEY, json_string(coordinator_where(h)->key));
     return env;
 }
 
-int ctl__ray_start(struct helper **out, const struct hub *h, const struct ctl_args *a, char *const *argv) {
+int ray_placement__start(struct helper **out, const struct coordinator *h, const struct workers_args *a, char *const *argv) {
     const char *python = getenv("VERLC_RAY_PYTHON");
     char *found = python && *python ? NULL : python_of_ray();
     const struct helper_args args = {.module = "verlc_helpers.ray_launch",

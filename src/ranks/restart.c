@@ -92,7 +92,7 @@ static int become(const struct restart *r, const char *why, int suspect, bool le
     char **argv = NULL, *env = xasprintf("%lld %.6f %d %lld", (long long)r->done + 1, r->began, leave_out ? -1 : suspect,
                                          (long long)(from ? step : -1));
     size_t n = 0;
-    const int gpus = train_on_cpu(r->device) ? 0 : dev_cuda_count();
+    const int gpus = rank_count_on_cpu(r->device) ? 0 : dev_cuda_count();
     const bool by_ranks = gpus == 0 || r->by_ranks,
                own_gpu = r->ranks <= gpus && !(r->device && strncmp(r->device, "cuda:", 5) == 0);
     char where[64] = "the beginning";
@@ -121,7 +121,7 @@ int restart_run(const struct restart *r, int rc, bool stopped) {
         return rc;
     }
     char *from = find_own(r, &step);
-    const int suspect = ctl_failed_rank();
+    const int suspect = workers_failed_rank();
     err_restore(&why);
     if (l.size > 1) {
         free(from);

@@ -37,8 +37,8 @@ struct worker {
     pthread_mutex_t lock;
     bool reported; /* that it has ended */
 };
-struct ctl {
-    struct hub *hub;
+struct workers {
+    struct coordinator *coordinator;
     int size, n_workers;
     int local_rank, local_size; /* of the first worker, and how many share the cores */
     struct worker *workers;     /* of this host */
@@ -47,14 +47,14 @@ struct ctl {
     pthread_t thread;
     bool threaded;
     pthread_mutex_t lock;
-    bool ending; /* under lock: the workers are to end, and the hub is closed */
+    bool ending; /* under lock: the workers are to end, and the coordinator is closed */
     atomic_bool stop;
 };
 
-bool ctl_is_worker(const struct launch *l) { return l->by && (l->rank > 0 || strcmp(l->by, "verlc") == 0); }
-int ctl_size(const struct ctl *c) { return c->size; }
-struct hub *ctl_hub(struct ctl *c) {
-    return c->hub;
+bool workers_started_this(const struct launch *l) { return l->by && (l->rank > 0 || strcmp(l->by, "verlc") == 0); }
+int workers_size(const struct workers *c) { return c->size; }
+struct coordinator *workers_coordinator(struct workers *c) {
+    return c->coordinator;
 }
 
 /* ---- what a worker prints ---- */
@@ -92,21 +92,22 @@ static bool has_ended(const struct worker *w, char *how, size_t n) {
     return true;
 }
 
-static void watch_worker(struct ctl *c, struct worker *w) {
+static void watch_worker(struct workers *c, struct worker *w) {
     char how[64], state[256];
     if (w->reported || !has_ended(w, how, sizeof how)) return;
     if (w->output >= 0) (void)read_output(w);
     w->reported = true;
     pthread_mutex_lock(&c->lock);
     if (!c->ending) {
-        hub_state(c->hub, w->rank, state, sizeof state);
-        hub_fail(c->hub, w->rank, "%s: the process %s%s%s", state, how, w->last[0] ? "; its last line: " : "", w->last);
+        coordinator_state(c->coordinator, w->rank, state, sizeof state);
+        coordinator_fail(c->coordinator, w->rank, "%s: the process %s%s%s", state, how, w->last[0] ? "; its last line: " : "",
+                         w->last);
     }
     pthread_mutex_unlock(&c->lock);
 }
 
 static void *watch(void *arg) {
-    struct ctl *c = arg;
+    struct workers *c = arg;
     struct pollfd *fds = xcalloc((size_t)c->n_workers, sizeof *fds);
     while (!atomic_load(&c->stop)) {
         for (int i = 0; i < c->n_workers; i++) fds[i] = (struct pollfd){c->workers[i].output, POLLIN, 0};
@@ -122,10 +123,10 @@ static void *watch(void *arg) {
 
 /* ---- starting ---- */
 
-static char **worker_env(const struct ctl *c, const struct worker *w, int local_rank) {
-    static const char *const own[] = {"VERLC_RANK=", "VERLC_RANKS=",      "VERLC_LOCAL_RANK=", "VERLC_LOCAL_RANKS=",
-                                      "VERLC_NODE=", CTL__CONTROLLER "=", CTL__KEY "=",        "VERLC_COLOR="};
-    const struct comm_where *where = hub_where(c->hub);
+static char **worker_env(const struct workers *c, const struct worker *w, int local_rank) {
+    static const char *const own[] = {"VERLC_RANK=", "VERLC_RANKS=",          "VERLC_LOCAL_RANK=", "VERLC_LOCAL_RANKS=",
+                                      "VERLC_NODE=", WORKERS__CONTROLLER "=", WORKERS__KEY "=",    "VERLC_COLOR="};
+    const struct comm_where *where = coordinator_where(c->coordinator);
     size_t n = 0, k = 0;
     while (environ[n]) n++;
     char **env = xcalloc(n + 8, sizeof *env);
@@ -139,8 +140,8 @@ static char **worker_env(const struct ctl *c, const struct worker *w, int local_
     env[k++] = xasprintf("VERLC_RANKS=%d", c->size);
     env[k++] = xasprintf("VERLC_LOCAL_RANK=%d", c->local_rank + local_rank);
     env[k++] = xasprintf("VERLC_LOCAL_RANKS=%d", c->local_size);
-    env[k++] = xasprintf(CTL__CONTROLLER "=%s", where->address);
-    env[k++] = xasprintf(CTL__KEY "=%s", where->key);
+    env[k++] = xasprintf(WORKERS__CONTROLLER "=%s", where->address);
+    env[k++] = xasprintf(WORKERS__KEY "=%s", where->key);
     return env;
 }
 
@@ -172,7 +173,7 @@ static void free_strings(char **list) {
     free(list);
 }
 
-static int start_worker(const struct ctl *c, struct worker *w, char *const *argv, int local_rank) {
+static int start_worker(const struct workers *c, struct worker *w, char *const *argv, int local_rank) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) FAIL(ERR_IO, "a pipe for rank %d's output: %s", w->rank, strerror(errno));
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -190,7 +191,7 @@ static int start_worker(const struct ctl *c, struct worker *w, char *const *argv
 }
 
 static int check_workers(void *arg) {
-    struct ctl *c = arg;
+    struct workers *c = arg;
     char how[64], last[sizeof c->workers->last];
     for (int i = 0; i < c->n_workers; i++) {
         struct worker *w = &c->workers[i];
@@ -204,31 +205,31 @@ static int check_workers(void *arg) {
     return 0;
 }
 
-static int open_hub(struct ctl *c, const struct ctl_args *a, const struct launch *l) {
-    const char *key = getenv(CTL__KEY), *listen = a->controller;
+static int open_hub(struct workers *c, const struct workers_args *a, const struct launch *l) {
+    const char *key = getenv(WORKERS__KEY), *listen = a->controller;
     const bool launched = c->size > c->n_workers;
     if (!listen && launched && (a->ray_nodes || l->local_size != l->size)) listen = "*";
-    TRY(hub_open(
-        &c->hub,
-        &(struct hub_args){
+    TRY(coordinator_open(
+        &c->coordinator,
+        &(struct coordinator_args){
             .size = c->size, .listen = listen, .key = a->controller ? key : NULL, .start_s = a->start_s, .deadline_s = SEND_S}));
     if (!launched || a->ray_nodes || (a->controller && key)) return 0;
     TRY(file_mkdirs(a->dir));
     c->dir = a->dir;
     _Static_assert(sizeof l->job <= COMM_JOB, "what a launcher's job is called goes into the file");
-    TRY(comm_rendezvous_write(a->dir, hub_where(c->hub), l->job));
+    TRY(comm_rendezvous_write(a->dir, coordinator_where(c->coordinator), l->job));
     return 0;
 }
 
-int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l) {
-    if (ctl_is_worker(l)) FAIL(ERR_INTERNAL, "a worker (%s, rank %d) starts no workers", l->by, l->rank);
-    struct ctl *c = xcalloc(1, sizeof *c);
+int workers_open(struct workers **out, const struct workers_args *a, const struct launch *l) {
+    if (workers_started_this(l)) FAIL(ERR_INTERNAL, "a worker (%s, rank %d) starts no workers", l->by, l->rank);
+    struct workers *c = xcalloc(1, sizeof *c);
     const bool launched = l->by && l->size > 1;
     char **argv = NULL;
     int rc;
     c->size = launched ? l->size : a->ranks;
     c->n_workers = launched ? 1 : a->ray_nodes ? 0 : a->ranks;
-    const bool share = launched && l->local_size > 1 && ctl__unbound();
+    const bool share = launched && l->local_size > 1 && worker_process__unbound();
     c->local_rank = share ? l->local_rank : 0;
     c->local_size = share ? l->local_size : c->n_workers;
     pthread_mutex_init(&c->lock, NULL);
@@ -238,35 +239,35 @@ int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l)
     TRYG(open_hub(c, a, l), fail);
     TRYG(worker_argv(a->own_arguments, &argv), fail);
     for (int i = 0; i < c->n_workers; i++) TRYG(start_worker(c, &c->workers[i], argv, i), fail);
-    if (a->ray_nodes) TRYG(ctl__ray_start(&c->ray, c->hub, a, argv), fail);
+    if (a->ray_nodes) TRYG(ray_placement__start(&c->ray, c->coordinator, a, argv), fail);
     rc = pthread_create(&c->thread, NULL, watch, c);
     if (rc != 0) FAILG(fail, ERR_NOMEM, "no thread for the workers: %s", strerror(rc));
     c->threaded = true;
-    TRYG(hub_join(c->hub, check_workers, c), fail);
+    TRYG(coordinator_join(c->coordinator, check_workers, c), fail);
     if (c->dir) comm_rendezvous_remove(c->dir);
     c->dir = NULL;
     *out = c;
     free_strings(argv);
     return 0;
 fail:
-    ctl_close(c, false);
+    workers_close(c, false);
     free_strings(argv);
     return rc;
 }
 
 static int failed = -1;
 
-int ctl_failed_rank(void) { return failed; }
+int workers_failed_rank(void) { return failed; }
 
 /* A process that has ended by itself comes before a failure that others report. */
-static int find_failed(const struct ctl *c) {
+static int find_failed(const struct workers *c) {
     char how[64];
     for (int i = 0; i < c->n_workers; i++)
         if (has_ended(&c->workers[i], how, sizeof how)) return c->workers[i].rank;
-    return c->hub ? hub_failed_rank(c->hub) : -1;
+    return c->coordinator ? coordinator_failed_rank(c->coordinator) : -1;
 }
 
-void ctl_close(struct ctl *c, bool end) {
+void workers_close(struct workers *c, bool end) {
     struct err_saved e;
     if (!c) return;
     err_save(&e);
@@ -275,9 +276,9 @@ void ctl_close(struct ctl *c, bool end) {
     c->ending = true;
     pthread_mutex_unlock(&c->lock);
     if (c->dir) comm_rendezvous_remove(c->dir);
-    if (end) hub_close(c->hub, true); /* its workers end by themselves then */
+    if (end) coordinator_close(c->coordinator, true); /* its workers end by themselves then */
     for (int i = 0; i < c->n_workers; i++) process_stop(&c->workers[i].process, end ? END_S : 0, NULL, 0);
-    if (!end) hub_close(c->hub, false);
+    if (!end) coordinator_close(c->coordinator, false);
     helper_destroy(c->ray);
     atomic_store(&c->stop, true);
     if (c->threaded) pthread_join(c->thread, NULL);
@@ -291,8 +292,8 @@ void ctl_close(struct ctl *c, bool end) {
     err_restore(&e);
 }
 
-int ctl_call_all(struct ctl *c, const struct hub_call_args *a, struct hub_reply *replies) {
-    TRY(hub_call_ranks(c->hub, 0, ctl_size(c), a));
-    TRY(hub_collect(c->hub, replies));
+int workers_call_all(struct workers *c, const struct coordinator_call_args *a, struct coordinator_reply *replies) {
+    TRY(coordinator_call_ranks(c->coordinator, 0, workers_size(c), a));
+    TRY(coordinator_collect(c->coordinator, replies));
     return 0;
 }

@@ -2,7 +2,7 @@
  *
  * By hand, the controller starts them on this host, or has a Ray cluster start them on its nodes. Under srun, mpirun or torchrun
  * the same command has been started once a rank: the first process is the controller and starts rank 0's worker, the others
- * are workers themselves (ctl_is_worker).
+ * are workers themselves (workers_started_this).
  * A worker serves calls by name until the controller ends the group. No device, no model: what a call does is its service's.
  * Invariant: the end of any of these processes, by SIGKILL too, ends all of them within 10 s; none is left, and no file. */
 #ifndef VERLC_RANKS_START_WORKERS_H
@@ -10,10 +10,10 @@
 
 #include "comm/comm.h"
 
-struct ctl;
+struct workers;
 struct launch; /* ranks/launcher.h */
 
-struct ctl_args {
+struct workers_args {
     int ranks;              /* on this host, where no launcher says how many there are */
     const char *dir;        /* under a launcher: a directory that all hosts share */
     const char *controller; /* HOST:PORT where the controller listens; NULL: any port, written to dir */
@@ -25,19 +25,19 @@ struct ctl_args {
     bool ray_gpus; /* and gives each a GPU */
 };
 /* Whether this process is a rank of somebody else's group. */
-bool ctl_is_worker(const struct launch *l);
+bool workers_started_this(const struct launch *l);
 
 /* ---- the controller ---- */
 
-int ctl_open(struct ctl **out, const struct ctl_args *a, const struct launch *l);
+int workers_open(struct workers **out, const struct workers_args *a, const struct launch *l);
 /* end: the work is done, the workers end by themselves. Else they are killed. NULL ok. */
-void ctl_close(struct ctl *c, bool end);
-int ctl_size(const struct ctl *c);
+void workers_close(struct workers *c, bool end);
+int workers_size(const struct workers *c);
 /* Of the group that this process closed last: the rank whose failure ended it; -1: it ended well, or not known. */
-int ctl_failed_rank(void);
-struct hub *ctl_hub(struct ctl *c);
-/* The same call on every rank; replies[rank], in order. ERR_RANK, ERR_TIMEOUT, a worker's own error: as hub_collect. */
-int ctl_call_all(struct ctl *c, const struct hub_call_args *a, struct hub_reply *replies);
+int workers_failed_rank(void);
+struct coordinator *workers_coordinator(struct workers *c);
+/* The same call on every rank; replies[rank], in order. ERR_RANK, ERR_TIMEOUT, a worker's own error: as coordinator_collect. */
+int workers_call_all(struct workers *c, const struct coordinator_call_args *a, struct coordinator_reply *replies);
 
 /* ---- a worker ---- */
 
@@ -46,13 +46,13 @@ struct ctl_result {
     struct comm_bytes *arrays;
     int n_arrays;
 };
-struct ctl_service {
+struct worker_process_service {
     const char *name;
     /* comm: the group, for operations that all ranks make. The result's memory is taken. < 0: the error goes to the controller. */
     int (*run)(struct comm *comm, const struct comm_call *call, struct ctl_result *out);
 };
 /* Joins the group of the environment and serves; services end with a name NULL. 0: the controller has ended the group. When the
  * controller is lost the process ends. */
-int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl_service *services);
+int worker_process_serve(const struct workers_args *a, const struct launch *l, const struct worker_process_service *services);
 
 #endif

@@ -13,7 +13,7 @@ enum { ALIGN = 256 };
 
 struct weight_sync {
     struct dev *dev;
-    struct dev_group *group;
+    struct collective *group;
     char *p; /* what is sent */
     size_t bytes;
     size_t *at;        /* (size + 1): the share of each rank */
@@ -22,8 +22,8 @@ struct weight_sync {
 
 static int open_weights(struct weight_sync *w, struct comm *c, int trainers) {
     void *sum = NULL;
-    TRY(dev_group_open(&w->group, w->dev, c));
-    TRY(dev_group_share(w->group, w->p, w->bytes));
+    TRY(collective_open(&w->group, w->dev, c));
+    TRY(collective_share(w->group, w->p, w->bytes));
     TRY(dev_alloc(w->dev, sizeof(uint64_t), &sum));
     w->sum = tensor_1d(sum, DT_I64, 1);
     const int size = comm_size(c);
@@ -50,14 +50,14 @@ int weight_sync_open(struct weight_sync **out, struct dev *d, struct comm *c, st
 
 void weight_sync_close(struct weight_sync *w) {
     if (!w) return;
-    dev_group_close(w->group);
+    collective_close(w->group);
     if (w->sum.data) dev_free(w->dev, w->sum.data, sizeof(uint64_t));
     free(w->at);
     free(w);
 }
 
 int weight_sync_send(struct weight_sync *w, uint64_t *sum) {
-    TRY(dev_group_all_gather(w->group, w->p, w->at, 1));
+    TRY(collective_all_gather(w->group, w->p, w->at, 1));
     TRY(dev_checksum(w->dev, w->sum, tensor_1d(w->p, DT_U8, (int64_t)w->bytes)));
     return dev_copy_out(w->dev, sum, w->sum.data, sizeof *sum);
 }

@@ -8,7 +8,7 @@
 #define VERLC_RANKS_WORKER_H
 
 #include "data/data.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "run/checkpoints.h"
 #include "run/run.h"
 #include "train/perf_metrics.h"
@@ -23,8 +23,8 @@ struct worker;
 /* ---- arguments ---- */
 /* A generation. */
 struct worker_generation {
-    int (*done)(void *arg, const struct rollout_sample *s); /* as rollout_config's: each sample that ends */
-    void *arg;                                              /* of done, and of pass_done */
+    int (*done)(void *arg, const struct engine_sample *s); /* as engine_config's: each sample that ends */
+    void *arg;                                             /* of done, and of pass_done */
     /* Forward passes over samples of this generation by idle ranks, which have nothing left to generate (idle_ranks.h). */
     struct worker_idle_pass {
         int role;
@@ -63,13 +63,13 @@ struct worker_ops {
     int (*send_weights)(struct worker *w);
     /* Generation: between begin and end requests may be added at any time. Their end tokens are the model's. */
     int (*generate_begin)(struct worker *w, const struct worker_generation *g); /* g: copied */
-    int (*generate_add)(struct worker *w, const struct rollout_request *q);
+    int (*generate_add)(struct worker *w, const struct engine_request *q);
     int (*generate_step)(struct worker *w, bool wait); /* 1: work remains. wait: for ranks, briefly */
-    int (*generate_interrupt)(struct worker *w);       /* rollout_interrupt */
-    struct rollout_stats (*generate_stats)(struct worker *w);
+    int (*generate_interrupt)(struct worker *w);       /* engine_interrupt */
+    struct engine_stats (*generate_stats)(struct worker *w);
     void (*generate_end)(struct worker *w); /* none is under way: nothing happens */
     /* A sample that has ended (its tokens, copied), for the generation's passes. Where no rank becomes idle nothing happens. */
-    void (*idle_add)(struct worker *w, const struct rollout_sample *s, int64_t tag);
+    void (*idle_add)(struct worker *w, const struct engine_sample *s, int64_t tag);
 
     int (*forward)(struct worker *w, const struct worker_pass *p); /* ERR_SIGNAL between two pieces */
     /* The columns that u writes replace b's. With ranks of its own (overlapped) it still runs when this returns. */
@@ -118,10 +118,10 @@ struct worker { /* the first member of a program's own */
     struct {
         struct model *model;
         const struct tokenizer *tok;
-        struct rollout_decoder *decoder;
+        struct decoder *decoder;
         void *gather; /* where a sharded policy becomes whole; NULL: it is */
         bool no_prefix_cache;
-        struct rollout_engine *engine; /* of the generation under way */
+        struct engine *engine; /* of the generation under way */
     } generator;
 };
 /* The device is open: a worker of this process, alone or (comm) a rank of several. What is opened later is set by the program. */

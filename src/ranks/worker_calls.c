@@ -73,7 +73,7 @@ int rank_open_pool(int first, int n) { return n < comm_size(self.comm) ? comm_pa
 static void report_progress(void *comm, const char *name, int64_t done, int64_t total) {
     comm_stage(comm, "%s", name);
     comm_progress(comm, done, total);
-    if (self.passing && comm_stop_asked(comm)) stage_ask_stop(comm_stop_asked(comm));
+    if (self.passing && comm_stop_asked(comm)) phase_ask_stop(comm_stop_asked(comm));
 }
 
 /* Of the device's trace. */
@@ -84,11 +84,11 @@ static void phase(void *arg, const char *name) {
 
 int rank_open_run(const struct run_config *k) {
     self.run = (struct run){.k = *k, .bad = &self.bad, .from = {.step = -1}};
-    TRY(stages_create(&self.run.stages, k->deadline_s));
+    TRY(phases_create(&self.run.stages, k->deadline_s));
     const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* the controller decides */
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
-    stages_tell(self.run.stages, report_progress, self.comm);
-    stages_follow(self.run.stages, phase, NULL);
+    phases_report(self.run.stages, report_progress, self.comm);
+    phases_follow(self.run.stages, phase, NULL);
     return 0;
 }
 
@@ -178,7 +178,7 @@ static int trace(struct comm *comm, const struct comm_call *call, struct ctl_res
 
 /* ---- generation ---- */
 
-static int keep_sample(void *arg, const struct rollout_sample *s) {
+static int keep_sample(void *arg, const struct engine_sample *s) {
     (void)arg;
     sample_list_add(&self.samples, s);
     return 0;
@@ -189,7 +189,7 @@ static int generate_begin(struct comm *comm, const struct comm_call *call, struc
     return self.worker->ops->generate_begin(self.worker, &(struct worker_generation){.done = keep_sample});
 }
 
-static int add(void *worker, struct rollout_request *q) { return self.worker->ops->generate_add(worker, q); }
+static int add(void *worker, struct engine_request *q) { return self.worker->ops->generate_add(worker, q); }
 
 static int generate(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     struct message_reader in = reader_of(call);
@@ -202,7 +202,7 @@ static int generate(struct comm *comm, const struct comm_call *call, struct ctl_
     if (interrupt) TRY(w->ops->generate_interrupt(w));
     do TRY(more = w->ops->generate_step(w, false));
     while (more && !comm_stop_asked(comm) && clock_now() < start + (self.samples.n > 0 ? GENERATE_S : LONGEST_S));
-    const struct rollout_stats stats = w->ops->generate_stats(w);
+    const struct engine_stats stats = w->ops->generate_stats(w);
     struct message m = message_new(false);
     message_add(&m, &stats, sizeof stats);
     message_samples(&m, &self.samples);
@@ -251,8 +251,8 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     for (int i = 0; i < 5; i++)
         if (arrays[i].wanted) to[i] = xmalloc(arrays[i].n + 1);
     const struct token_lists lists = {.top_id = to[3], .top_logp = to[4]};
-    stage_begin(self.run.stages, call->name);
-    stage_hold_stop(!may_stop);
+    phase_begin(self.run.stages, call->name);
+    phase_hold_stop(!may_stop);
     self.passing = true;
     int rc = self.worker->ops->forward(
         self.worker,
@@ -264,7 +264,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
                               .k = k,
                               .out = {.logp = to[0], .sum_pi_sq = to[1], .value = to[2], .list = k > 0 ? &lists : NULL}});
     self.passing = false;
-    stage_end(self.run.stages);
+    phase_end(self.run.stages);
     const bool stopped = rc == ERR_SIGNAL; /* no error of this rank: the controller has given the pass up */
     if (stopped) rc = 0;
     struct message m = message_new(false);
@@ -284,10 +284,10 @@ static void update_begin(int64_t step, const char *stage, bool may_stop) {
     r->step = step;
     r->step_bad = false;
     r->optim_done = r->checkpoints.steps(r->checkpoints.ctx);
-    stage_hold_stop(!may_stop);
+    phase_hold_stop(!may_stop);
     self.bad.met = false;
     buf_reset(&self.bad.dump);
-    stage_begin(r->stages, stage);
+    phase_begin(r->stages, stage);
 }
 
 /* Of one rank and moment. */
@@ -318,7 +318,7 @@ static json_int_t steps_done(void) { return (json_int_t)self.run.checkpoints.ste
 static int update_end(struct ctl_result *out, int rc, const struct batch *b, const char *const *columns) {
     static const char *const none[] = {NULL};
     const bool stopped = rc == ERR_SIGNAL; /* all ranks have agreed on it */
-    stage_end(self.run.stages);
+    phase_end(self.run.stages);
     if (rc < 0 && !stopped) return err_pass(rc, __FILE__, __LINE__);
     struct message m = message_new(false);
     json_object_set_new(m.head, "steps", json_integer(steps_done()));
@@ -441,28 +441,28 @@ static int take(struct comm *comm, const struct comm_call *call, struct ctl_resu
     return 0;
 }
 
-static const struct ctl_service shared[] = {{"generate_begin", generate_begin},
-                                            {"generate", generate},
-                                            {"generate_end", generate_end},
-                                            {"forward", forward},
-                                            {"update", update},
-                                            {"trace", trace},
-                                            {"ready", ready},
-                                            {"memory", memory},
-                                            {"load", load},
-                                            {"save", save},
-                                            {"open_copy", open_copy},
-                                            {"copy", copy},
-                                            {"write", begin_write},
-                                            {"take", take},
-                                            {NULL, NULL}};
+static const struct worker_process_service shared[] = {{"generate_begin", generate_begin},
+                                                       {"generate", generate},
+                                                       {"generate_end", generate_end},
+                                                       {"forward", forward},
+                                                       {"update", update},
+                                                       {"trace", trace},
+                                                       {"ready", ready},
+                                                       {"memory", memory},
+                                                       {"load", load},
+                                                       {"save", save},
+                                                       {"open_copy", open_copy},
+                                                       {"copy", copy},
+                                                       {"write", begin_write},
+                                                       {"take", take},
+                                                       {NULL, NULL}};
 
 /* All of rank_self. */
 static void close_all(void) {
     if (self.run.checkpoints.close) self.run.checkpoints.close(self.run.checkpoints.ctx);
     if (self.close) self.close();
     if (self.pool != self.comm) comm_close(self.pool);
-    stages_destroy(self.run.stages);
+    phases_destroy(self.run.stages);
     metrics_free(&self.run.metrics);
     sample_list_clear(&self.samples);
     buf_free(&self.bad.dump);
@@ -471,7 +471,7 @@ static void close_all(void) {
 }
 
 /* Appends to all[], of which n are used, and which ends with a name NULL. */
-static size_t add_services(struct ctl_service *all, size_t most, size_t n, const struct ctl_service *table) {
+static size_t add_services(struct worker_process_service *all, size_t most, size_t n, const struct worker_process_service *table) {
     for (; table->name; table++) {
         CHECK(n + 1 < most);
         all[n++] = *table;
@@ -479,11 +479,11 @@ static size_t add_services(struct ctl_service *all, size_t most, size_t n, const
     return n;
 }
 
-int rank_serve(const struct launch *l, const struct ctl_args *a, const struct ctl_service *const *tables) {
-    struct ctl_service all[MOST_SERVICES] = {0};
+int rank_serve(const struct launch *l, const struct workers_args *a, const struct worker_process_service *const *tables) {
+    struct worker_process_service all[MOST_SERVICES] = {0};
     size_t n = add_services(all, MOST_SERVICES, 0, shared);
     for (; *tables; tables++) n = add_services(all, MOST_SERVICES, n, *tables);
-    const int rc = ctl_serve(a ? a : &(struct ctl_args){.start_s = RANK_START_S}, l, all);
+    const int rc = worker_process_serve(a ? a : &(struct workers_args){.start_s = RANK_START_S}, l, all);
     close_all();
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

@@ -40,7 +40,7 @@ static int by_place(const void *a, const void *b) {
     return (x->cpu > y->cpu) - (x->cpu < y->cpu);
 }
 
-bool ctl__unbound(void) {
+bool worker_process__unbound(void) {
     cpu_set_t own, launchers;
     return sched_getaffinity(0, sizeof own, &own) == 0 && sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0 &&
            CPU_EQUAL(&own, &launchers);
@@ -69,7 +69,7 @@ static void lost(void *arg, const char *why) {
     _exit(err_exit_status(ERR_RANK)); /* the main thread may be in any call */
 }
 
-static int serve_one(struct comm *comm, const struct comm_call *call, const struct ctl_service *services) {
+static int serve_one(struct comm *comm, const struct comm_call *call, const struct worker_process_service *services) {
     struct ctl_result out = {0};
     while (services->name && strcmp(services->name, call->name) != 0) services++;
     int rc = services->name ? services->run(comm, call, &out)
@@ -83,7 +83,7 @@ static int serve_one(struct comm *comm, const struct comm_call *call, const stru
     return 0;
 }
 
-static int serve(struct comm *comm, const struct ctl_service *services) {
+static int serve(struct comm *comm, const struct worker_process_service *services) {
     struct comm_call call;
     int rc;
     while ((rc = comm_next_call(comm, &call)) > 0) {
@@ -95,18 +95,18 @@ static int serve(struct comm *comm, const struct ctl_service *services) {
     return 0;
 }
 
-int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl_service *services) {
+int worker_process_serve(const struct workers_args *a, const struct launch *l, const struct worker_process_service *services) {
     struct comm_args c = {
         .rank = l->rank, .size = l->size, .start_s = a->start_s, .deadline_s = OPERATION_S, .lost = lost, .job = l->job};
-    const char *address = a->controller ? a->controller : getenv(CTL__CONTROLLER), *key = getenv(CTL__KEY);
+    const char *address = a->controller ? a->controller : getenv(WORKERS__CONTROLLER), *key = getenv(WORKERS__KEY);
     static const char *const names[] = {CTL__VARIABLES};
     static const int stops[] = {SIGINT, SIGTERM, SIGHUP}; /* a launcher sends them to all; the controller decides */
     struct comm *comm;
     if (address && strlen(address) >= sizeof c.where.address)
         FAIL(ERR_INVAL, "the controller's address is too long: %.60s...", address);
-    if (key && strlen(key) != COMM_KEY - 1) FAIL(ERR_INVAL, CTL__KEY " is not a key of %d characters", COMM_KEY - 1);
+    if (key && strlen(key) != COMM_KEY - 1) FAIL(ERR_INVAL, WORKERS__KEY " is not a key of %d characters", COMM_KEY - 1);
     if (key && !address)
-        FAIL(ERR_INVAL, CTL__KEY " is set, and nothing says where the controller is (" CTL__CONTROLLER "=HOST:PORT)");
+        FAIL(ERR_INVAL, WORKERS__KEY " is set, and nothing says where the controller is (" WORKERS__CONTROLLER "=HOST:PORT)");
     if (key) {
         strcpy(c.where.address, address);
         strcpy(c.where.key, key);
@@ -115,7 +115,7 @@ int ctl_serve(const struct ctl_args *a, const struct launch *l, const struct ctl
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]); /* what it starts is no rank */
     const bool ours = l->by && strcmp(l->by, "verlc") == 0;                       /* its controller has checked the binding */
-    if (l->local_size > 1 && (ours || ctl__unbound())) take_cores(l->local_rank, l->local_size);
+    if (l->local_size > 1 && (ours || worker_process__unbound())) take_cores(l->local_rank, l->local_size);
     TRY(comm_open(&comm, &c));
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) signal(stops[i], SIG_IGN);
     const int rc = serve(comm, services);

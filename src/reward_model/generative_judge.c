@@ -21,8 +21,8 @@ struct judge {
     struct model *model;
     struct tokenizer *tok;
     struct chat_template *chat;
-    struct rollout_decoder *decoder;
-    struct rollout_engine *engine;
+    struct decoder *decoder;
+    struct engine *engine;
     void *block; /* the decoder's */
     size_t block_bytes;
     pcre2_code *regex;
@@ -33,10 +33,10 @@ struct judge {
 
 /* ---- opening ---- */
 
-static struct rollout_decoder_args decoder_args(const struct judge_args *a, const struct model_config *c) {
-    const struct rollout_decoder_args limits = {
+static struct decoder_args decoder_args(const struct judge_args *a, const struct model_config *c) {
+    const struct decoder_args limits = {
         .max_seqs = a->max_seqs, .max_rows = a->max_rows, .max_len = a->prompt_length + a->response_length};
-    return rollout_decoder_size(a->dev, c, a->act, &limits, SIZE_MAX);
+    return decoder_size(a->dev, c, a->act, &limits, SIZE_MAX);
 }
 
 static struct model_open_args open_args(const struct judge_args *a) {
@@ -46,8 +46,8 @@ static struct model_open_args open_args(const struct judge_args *a) {
 
 size_t judge_bytes(const struct model_config *c, const struct judge_args *a) {
     const struct model_open_args open = open_args(a);
-    const struct rollout_decoder_args d = decoder_args(a, c);
-    return model_open_bytes(c, a->dev, &open) + rollout_decoder_bytes(c, a->act, &d);
+    const struct decoder_args d = decoder_args(a, c);
+    return model_open_bytes(c, a->dev, &open) + decoder_bytes(c, a->act, &d);
 }
 
 static void add_done(struct judge *j, int64_t tag, struct reward_result r) {
@@ -82,7 +82,7 @@ static bool find_score(const struct judge *j, const char *text, size_t n, double
     return found;
 }
 
-static int on_answer(void *arg, const struct rollout_sample *s) {
+static int on_answer(void *arg, const struct engine_sample *s) {
     struct judge *j = arg;
     struct buf text = {0};
     const int rc = tokenizer_decode(j->tok, s->ids, s->n, true, &text);
@@ -138,15 +138,15 @@ static int open_all(struct judge *j) {
     TRY(tokenizer_open(&j->tok, j->a.dir));
     const int rc = chat_template_create(&j->chat, j->tok);
     if (rc < 0) return err_wrap(rc, "the judge's chat template");
-    struct rollout_decoder_args d = decoder_args(&j->a, &j->model->cfg);
+    struct decoder_args d = decoder_args(&j->a, &j->model->cfg);
     d.model = j->model;
-    j->block_bytes = rollout_decoder_bytes(&j->model->cfg, j->a.act, &d);
+    j->block_bytes = decoder_bytes(&j->model->cfg, j->a.act, &d);
     TRY(dev_alloc(j->a.dev, j->block_bytes, &j->block));
     TRY(dev_zero(j->a.dev, j->block, j->block_bytes)); /* commits the memory now rather than in mid-run */
     d.block = j->block;
-    TRY(rollout_decoder_open(&j->decoder, &d));
-    const struct rollout_config c = {.tok = j->tok, .done = on_answer, .done_arg = j};
-    return rollout_decoder_engine(&j->engine, j->decoder, &c);
+    TRY(decoder_open(&j->decoder, &d));
+    const struct engine_config c = {.tok = j->tok, .done = on_answer, .done_arg = j};
+    return decoder_engine(&j->engine, j->decoder, &c);
 }
 
 int judge_create(struct judge **out, const struct judge_args *a) {
@@ -159,7 +159,7 @@ int judge_create(struct judge **out, const struct judge_args *a) {
 }
 
 void judge_drop(struct judge *j) {
-    rollout_cancel_all(j->engine);
+    engine_cancel_all(j->engine);
     for (int64_t i = j->at_done; i < j->n_done; i++) reward_result_free(&j->done[i].result);
     j->n_done = j->at_done = j->n_running = 0;
 }
@@ -167,8 +167,8 @@ void judge_drop(struct judge *j) {
 void judge_destroy(struct judge *j) {
     if (!j) return;
     if (j->engine) judge_drop(j);
-    rollout_destroy(j->engine);
-    rollout_decoder_close(j->decoder);
+    engine_destroy(j->engine);
+    decoder_close(j->decoder);
     if (j->block) dev_free(j->a.dev, j->block, j->block_bytes);
     chat_template_destroy(j->chat);
     tokenizer_close(j->tok);
@@ -212,21 +212,21 @@ static struct buf fill(const char *template, const struct judge_sample *s) {
 }
 
 static int submit_ids(struct judge *j, const struct text_ids *ids, const struct judge_question *s, int64_t tag) {
-    const struct rollout_stop_ids stop = rollout_stop_ids(&j->model->cfg, j->tok);
-    const struct rollout_request q = {.prompt = ids->p,
-                                      .n_prompt = ids->n,
-                                      .n = 1,
-                                      .max_tokens = s->max_tokens,
-                                      .temperature = s->temperature,
-                                      .top_p = s->top_p,
-                                      .repetition_penalty = 1,
-                                      .top_k = s->top_k,
-                                      .seed = s->seed,
-                                      .uid = s->uid,
-                                      .stop_ids = stop.id,
-                                      .n_stop_ids = stop.n,
-                                      .user = (void *)(intptr_t)tag};
-    TRY(rollout_submit(j->engine, &q, NULL));
+    const struct engine_stop_ids stop = engine_stop_ids(&j->model->cfg, j->tok);
+    const struct engine_request q = {.prompt = ids->p,
+                                     .n_prompt = ids->n,
+                                     .n = 1,
+                                     .max_tokens = s->max_tokens,
+                                     .temperature = s->temperature,
+                                     .top_p = s->top_p,
+                                     .repetition_penalty = 1,
+                                     .top_k = s->top_k,
+                                     .seed = s->seed,
+                                     .uid = s->uid,
+                                     .stop_ids = stop.id,
+                                     .n_stop_ids = stop.n,
+                                     .user = (void *)(intptr_t)tag};
+    TRY(engine_submit(j->engine, &q, NULL));
     j->n_running++;
     return 0;
 }
@@ -284,7 +284,7 @@ int judge_ask(struct judge *j, const struct judge_question *q, int64_t tag) {
     return rc;
 }
 
-int judge_step(struct judge *j) { return j->n_running > 0 ? rollout_step(j->engine) : 0; }
+int judge_step(struct judge *j) { return j->n_running > 0 ? engine_step(j->engine) : 0; }
 
 int judge_poll(struct judge *j, int64_t *tag, struct reward_result *out) {
     if (j->at_done == j->n_done) return 0;

@@ -8,14 +8,14 @@
 #ifndef VERLC_REWARD_MODEL_GENERATIVE_JUDGE_H
 #define VERLC_REWARD_MODEL_GENERATIVE_JUDGE_H
 
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "reward/reward.h"
 
 struct judge_answer { /* of judge_ask; borrowed for the call */
     const char *text; /* without special tokens, UTF-8 */
     size_t n_text;
     int64_t n_prompt, n; /* tokens */
-    enum rollout_finish finish;
+    enum engine_finish finish;
 };
 
 struct judge_args {

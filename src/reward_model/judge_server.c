@@ -81,7 +81,7 @@ static void on_answer(void *arg, int64_t tag, const struct judge_answer *a) {
         reply(r, 200, "OK",
               json_pack("{s:s, s:s, s:I, s:s, s:[{s:i, s:o, s:s}], s:{s:I, s:I, s:I}}", "id", id, "object", "chat.completion",
                         "created", (json_int_t)time(NULL), "model", q->model, "choices", "index", 0, "message", message,
-                        "finish_reason", rollout_finish_name(a->finish), "usage", "prompt_tokens", (json_int_t)a->n_prompt,
+                        "finish_reason", engine_finish_name(a->finish), "usage", "prompt_tokens", (json_int_t)a->n_prompt,
                         "completion_tokens", (json_int_t)a->n, "total_tokens", (json_int_t)(a->n_prompt + a->n)));
     }
     open_request_free(q);

@@ -36,7 +36,7 @@ struct reward_model {
 static size_t block_bytes(const struct model_config *c, const struct reward_model_args *a) {
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};
     struct arena m = {0};
-    pack_layout(&p, &m);
+    micro_batch_layout(&p, &m);
     arena_take(&m, model_acts_bytes(c, a->act, a->max_rows, MODEL_KEEP_NONE));
     return m.used;
 }
@@ -89,10 +89,10 @@ static int open_all(struct reward_model *r) {
     TRY(dev_alloc(a->dev, r->block_bytes, &r->block));
     TRY(dev_zero(a->dev, r->block, r->block_bytes));
     struct arena m = {.base = r->block, .cap = r->block_bytes};
-    pack_layout(&r->pack, &m);
+    micro_batch_layout(&r->pack, &m);
     void *acts = arena_take(&m, model_acts_bytes(&r->model->cfg, a->act, a->max_rows, MODEL_KEEP_NONE));
     TRY(model_acts_create(&r->acts, r->model, a->max_rows, MODEL_KEEP_NONE, acts));
-    pack_alloc_host(&r->pack);
+    micro_batch_alloc_host(&r->pack);
     return 0;
 }
 
@@ -124,7 +124,7 @@ void reward_model_destroy(struct reward_model *r) {
     judge_destroy(r->judge);
     model_acts_destroy(r->acts);
     if (r->block) dev_free(r->a.dev, r->block, r->block_bytes);
-    pack_free_host(&r->pack);
+    micro_batch_free_host(&r->pack);
     chat_template_destroy(r->chat);
     tokenizer_close(r->tok);
     model_close(r->model);
@@ -203,8 +203,8 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
     struct model_batch b;
     struct pack_micro m;
     for (int64_t lo = 0; lo < n; lo = m.hi) {
-        TRY(pack_next(&r->pack, seqs, n, lo, r->a.cut, &m));
-        TRY(pack_fill(&r->pack, seqs, &m, &b));
+        TRY(micro_batch_next(&r->pack, seqs, n, lo, r->a.cut, &m));
+        TRY(micro_batch_fill(&r->pack, seqs, &m, &b));
         TRY(model_forward(r->model, &b, r->acts));
         const int64_t k = m.hi - m.lo;
         int32_t *row = xmalloc((size_t)k * sizeof *row);

@@ -20,7 +20,7 @@ static char *config_dir(char *local) {
     return dir;
 }
 
-int train_model_dir(const char *path, bool weights, char **dir) {
+int run_model_dir(const char *path, bool weights, char **dir) {
     char *local;
     if (!data_is_remote(path)) local = file_expand(path);
     else TRY(data_remote_fetch(path, &local));
@@ -36,15 +36,15 @@ int train_model_dir(const char *path, bool weights, char **dir) {
     return rc < 0 ? err_append(rc, "; nor is there a directory of that name") : 0;
 }
 
-int train_model_weights(const char *key, const char *path, const char *dir) {
+int run_model_weights(const char *key, const char *path, const char *dir) {
     char *same = NULL;
     if (!dir) return 0;
-    const int rc = train_model_dir(path, true, &same);
+    const int rc = run_model_dir(path, true, &same);
     free(same);
     return rc < 0 ? err_wrap(rc, "%s", key) : 0;
 }
 
-int train_run_dir(const char *key, const char *dir) {
+int run_directory(const char *key, const char *dir) {
     int rc = file_mkdirs(dir);
     char *probe = file_join(dir, ".write_test");
     if (rc == 0) rc = file_write_atomic(probe, "", 0);
@@ -54,11 +54,11 @@ int train_run_dir(const char *key, const char *dir) {
     return 0;
 }
 
-bool train_val_files(const struct conf *c, const char *const *files, int64_t n) {
+bool run_val_files(const struct conf *c, const char *const *files, int64_t n) {
     return n > 0 && (conf_is_set(c, "data.val_files") || file_exists(files[0]));
 }
 
-int train_check_files(const char *key, const char *const *files, int64_t n) {
+int run_check_files(const char *key, const char *const *files, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const int rc = data_is_remote(files[i]) ? 0 : file_check(files[i]); /* what is elsewhere is fetched when it is read */
         if (rc < 0) return err_wrap(rc, "%s", key);

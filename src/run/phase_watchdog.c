@@ -17,7 +17,7 @@ enum { MAX_STAGES = 48, N_STOPS = 3 };
 static const int stops[N_STOPS] = {SIGINT, SIGTERM, SIGHUP};
 static const double SAME_REQUEST_S = 1;
 
-struct stages {
+struct phases {
     pthread_t watchdog;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -74,31 +74,31 @@ static void on_signal(int sig, siginfo_t *info, void *context) {
     (void)!write(STDERR_FILENO, text, sizeof text - 1);
 }
 
-int stage_stop_signal(void) { return stop_signal; }
-int stage_stop_due(void) { return hold ? 0 : stop_signal; }
-void stage_hold_stop(bool held) { hold = held; }
-bool stage_stop_held(void) { return hold; }
+int phase_stop_signal(void) { return stop_signal; }
+int phase_stop_due(void) { return hold ? 0 : stop_signal; }
+void phase_hold_stop(bool held) { hold = held; }
+bool phase_stop_held(void) { return hold; }
 
-void stage_ask_stop(int sig) {
+void phase_ask_stop(int sig) {
     if (!stop_signal) stop_signal = sig;
 }
 
-int stage_check_stop(void) {
-    const int sig = stage_stop_due();
-    if (sig) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(sig));
+int phase_check_stop(void) {
+    const int sig = phase_stop_due();
+    if (sig) FAIL(ERR_SIGNAL, "stopped by %s", phase_signal_name(sig));
     return 0;
 }
 
-void progress_report(const struct progress *p, const char *name, int64_t done, int64_t total, double tok_s) {
-    stage_beat(p->stages);
+void phase_progress(const struct progress *p, const char *name, int64_t done, int64_t total, double tok_s) {
+    phase_beat(p->stages);
     if (p->stages->report) p->stages->report(p->stages->report_arg, name, done, total);
     if (p->track) track_progress(p->track, p->step, name, done, total, tok_s);
 }
 
-const char *stage_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : sig == SIGTERM ? "SIGTERM" : "SIGHUP"; }
+const char *phase_signal_name(int sig) { return sig == SIGINT ? "SIGINT" : sig == SIGTERM ? "SIGTERM" : "SIGHUP"; }
 
 static void *watch(void *v) {
-    struct stages *s = v;
+    struct phases *s = v;
     pthread_mutex_lock(&s->lock);
     while (!s->stop) {
         const double late = clock_awake() - s->last_beat;
@@ -120,8 +120,8 @@ static void *watch(void *v) {
     return NULL;
 }
 
-int stages_create(struct stages **out, double deadline_s) {
-    struct stages *s = xcalloc(1, sizeof *s);
+int phases_create(struct phases **out, double deadline_s) {
+    struct phases *s = xcalloc(1, sizeof *s);
     s->deadline = deadline_s > 0 ? deadline_s : 600;
     s->last_beat = clock_awake();
     pthread_mutex_init(&s->lock, NULL);
@@ -147,7 +147,7 @@ int stages_create(struct stages **out, double deadline_s) {
     return 0;
 }
 
-void stages_destroy(struct stages *s) {
+void phases_destroy(struct phases *s) {
     if (!s) return;
     pthread_mutex_lock(&s->lock);
     s->stop = true;
@@ -160,7 +160,7 @@ void stages_destroy(struct stages *s) {
     free(s);
 }
 
-static void close_current(struct stages *s, double now) {
+static void close_current(struct phases *s, double now) {
     if (!s->current[0]) return;
     int i = 0;
     while (i < s->n_done && strcmp(s->done[i].name, s->current) != 0) i++;
@@ -173,7 +173,7 @@ static void close_current(struct stages *s, double now) {
     s->current[0] = '\0';
 }
 
-void stage_begin(struct stages *s, const char *name) {
+void phase_begin(struct phases *s, const char *name) {
     const double now = clock_now();
     pthread_mutex_lock(&s->lock);
     close_current(s, now);
@@ -184,32 +184,32 @@ void stage_begin(struct stages *s, const char *name) {
     if (s->follow) s->follow(s->follow_arg, name);
 }
 
-void stage_end(struct stages *s) {
+void phase_end(struct phases *s) {
     pthread_mutex_lock(&s->lock);
     close_current(s, clock_now());
     pthread_mutex_unlock(&s->lock);
     if (s->follow) s->follow(s->follow_arg, NULL);
 }
 
-void stages_follow(struct stages *s, void (*fn)(void *arg, const char *name), void *arg) {
+void phases_follow(struct phases *s, void (*fn)(void *arg, const char *name), void *arg) {
     s->follow = fn;
     s->follow_arg = arg;
 }
 
-void stages_tell(struct stages *s, void (*fn)(void *arg, const char *name, int64_t done, int64_t total), void *arg) {
+void phases_report(struct phases *s, void (*fn)(void *arg, const char *name, int64_t done, int64_t total), void *arg) {
     s->report = fn;
     s->report_arg = arg;
 }
 
-void stage_beat(struct stages *s) {
+void phase_beat(struct phases *s) {
     pthread_mutex_lock(&s->lock);
     s->last_beat = clock_awake();
     pthread_mutex_unlock(&s->lock);
 }
 
-double stage_seconds(const struct stages *s) { return clock_now() - s->since; }
+double phase_seconds(const struct phases *s) { return clock_now() - s->since; }
 
-void stages_metrics(struct stages *s, struct metrics *m) {
+void phases_metrics(struct phases *s, struct metrics *m) {
     for (int i = 0; i < s->n_done; i++) metrics_set(m, s->done[i].seconds, "timing_s/%s", s->done[i].name);
     s->n_done = 0;
 }

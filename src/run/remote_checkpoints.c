@@ -29,7 +29,7 @@ struct copy {
 };
 struct remote {
     const char *url, *root;
-    struct stages *stages;
+    struct phases *stages;
     struct helper_pool *pool;
     struct copy now, next;
     int64_t there;   /* newest in the store, -1: none */
@@ -56,10 +56,10 @@ int remote_remove_left(const char *root) {
 static int wait_for(struct remote *r, json_t **reply) {
     struct helper_result got;
     while (helper_pool_recv(r->pool, 1, &got) == 0) {
-        stage_beat(r->stages);
-        if (!stage_stop_signal()) continue;
+        phase_beat(r->stages);
+        if (!phase_stop_signal()) continue;
         helper_pool_cancel(r->pool);
-        FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stage_stop_signal()));
+        FAIL(ERR_SIGNAL, "stopped by %s", phase_signal_name(phase_stop_signal()));
     }
     const int rc = got.rc < 0 ? err_set(got.rc, __FILE__, __LINE__, "%s", got.error) : 0;
     if (rc == 0 && reply) *reply = json_incref(got.reply);
@@ -88,7 +88,7 @@ static int check_place(const char *url, const char *root) {
     return 0;
 }
 
-int remote_open(struct remote **out, const char *url, const char *root, struct stages *s) {
+int remote_open(struct remote **out, const char *url, const char *root, struct phases *s) {
     static const struct helper_pool_args one = {.n = 1};
     const struct helper_args a = {.module = "verlc_helpers.remote_store", .log_as = "store", .memory_bytes = -1};
     TRY(check_place(url, root));
@@ -275,20 +275,20 @@ void remote_put_missing(struct remote *r, int64_t step) {
 }
 
 static void wait_for_last(struct remote *r) {
-    const int before = stage_stop_signal();
+    const int before = phase_stop_signal();
     const int64_t last = r->next.step >= 0 ? r->next.step : r->now.step;
     if (last < 0) return;
     log_info("copying global_step_%lld to %s; the run ends when it is there", (long long)last, r->url);
     r->closing = true;
     r->again_at = 0;
     if (r->failures > 1) r->failures = 1;
-    while (r->there != last && r->failures < 1 + TRIES && stage_stop_signal() == before) {
+    while (r->there != last && r->failures < 1 + TRIES && phase_stop_signal() == before) {
         if (r->now.step >= 0) poll_for(r, 1);
         else {
             usleep(200000);
             begin(r);
         }
-        stage_beat(r->stages);
+        phase_beat(r->stages);
     }
     if (r->there != last)
         log_warn("global_step_%lld is in %s and not in %s; a run that is started again there copies it", (long long)last, r->root,

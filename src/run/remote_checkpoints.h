@@ -14,7 +14,7 @@
 struct remote;
 /* url: hdfs://, s3://, gs:// or another scheme of fsspec, file://, or a directory; root: the run's own, whose lock the caller has.
  * Both and s are borrowed. ERR_INVAL: url is root. */
-int remote_open(struct remote **out, const char *url, const char *root, struct stages *s);
+int remote_open(struct remote **out, const char *url, const char *root, struct phases *s);
 /* Removes what a killed run left under root of copies. */
 int remote_remove_left(const char *root);
 /* With mode auto: where the store has a newer checkpoint than from, it is fetched, verified and put under root, and *from found

@@ -47,8 +47,8 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     r->k.lock = k->lock;
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
-    TRY(stages_create(&r->stages, k->deadline_s));
-    stage_begin(r->stages, "start");
+    TRY(phases_create(&r->stages, k->deadline_s));
+    phase_begin(r->stages, "start");
     TRY(resume_find(&r->from, &a));
     if (!k->default_hdfs_dir || !*k->default_hdfs_dir) return 0;
     TRY(remote_open(&r->remote, k->default_hdfs_dir, k->default_local_dir, r->stages));
@@ -111,7 +111,7 @@ static void keep_state(struct run *r) {
     if (r->program_name) json_object_set_new(r->state, "config_name", json_string(r->program_name));
     r->program.state(r->program.ctx, r->state);
     r->optim_done = optim_steps(r);
-    stage_hold_stop(false);
+    phase_hold_stop(false);
 }
 
 static int restore(struct run *r) {
@@ -163,8 +163,8 @@ int run_ready(struct run *r, const struct conf *c, const struct checkpoints *mod
     r->optim_first = r->optim_done;
     if (r->from.dir && !r->k.val_only) remote_put_missing(r->remote, r->from.step);
     TRY(open_copy(r));
-    stages_follow(r->stages, phase, r);
-    stage_end(r->stages);
+    phases_follow(r->stages, phase, r);
+    phase_end(r->stages);
     return 0;
 }
 
@@ -186,11 +186,10 @@ static int settle(struct run *r, bool wait) {
     int64_t step;
     int got = 0;
     if (r->saving != SAVE_WRITING) return 0;
-    if (wait) stage_begin(r->stages, "save_checkpoint");
+    if (wait) phase_begin(r->stages, "save_checkpoint");
     while ((got = r->checkpoints.take(r->checkpoints.ctx, wait ? 1 : 0, &step)) == 0 && wait)
-        progress_report(&(struct progress){r->stages, r->track, r->step}, "save_checkpoint", (int64_t)(clock_awake() - start), 0,
-                        0);
-    if (wait) stage_end(r->stages);
+        phase_progress(&(struct progress){r->stages, r->track, r->step}, "save_checkpoint", (int64_t)(clock_awake() - start), 0, 0);
+    if (wait) phase_end(r->stages);
     if (got != 0) r->saving = SAVE_IDLE;
     if (got < 0) r->begun_step = r->saved_step;
     TRY(got);
@@ -221,10 +220,10 @@ static int save(struct run *r, int64_t keep) {
                                      .keep = keep,
                                      .best = r->early.best_step,
                                      .hf_model = saves_hf_model(&r->k)};
-    stage_begin(r->stages, "save_checkpoint");
+    phase_begin(r->stages, "save_checkpoint");
     if (!overlapped) flush_track(r->track);
     const int rc = overlapped ? r->checkpoints.copy(r->checkpoints.ctx, &a) : r->checkpoints.save(r->checkpoints.ctx, &a);
-    stage_end(r->stages);
+    phase_end(r->stages);
     TRY(rc);
     r->begun_step = r->step;
     if (!overlapped) return published(r, r->step);
@@ -275,7 +274,7 @@ int run_validate_first(struct run *r) {
     metrics_reset(&r->metrics);
     TRY(r->program.validate(r->program.ctx));
     if (!r->k.val_only) TRY(early_stop_find(&r->early, &r->metrics));
-    stages_metrics(r->stages, &r->metrics);
+    phases_metrics(r->stages, &r->metrics);
     track_log(r->track, r->step, &r->metrics);
     return 0;
 }
@@ -325,31 +324,31 @@ static int finish(struct run *r) {
     keep_state(r);
     TRY(settle(r, false));
     look_at_remote(r);
-    if (r->k.validates && !stage_stop_signal() && due(r, r->k.test_freq)) {
+    if (r->k.validates && !phase_stop_signal() && due(r, r->k.test_freq)) {
         const int rc = r->program.validate(r->program.ctx);
         if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
         if (rc == 0) TRY(best = early_stop_look(&r->early, &r->metrics, r->step));
     }
-    const int stop = stage_stop_signal(); /* read once: it may come at any moment */
+    const int stop = phase_stop_signal(); /* read once: it may come at any moment */
     const bool last = stop || early_stop_done(&r->early) || r->step == r->total_steps;
     if ((stop && !r->probing) || best > 0 || early_stop_done(&r->early) || save_due(r)) TRY(save(r, r->k.keep_ckpts));
-    stages_metrics(r->stages, &r->metrics);
+    phases_metrics(r->stages, &r->metrics);
     if (r->k.early_warnings && !r->probing) early_warnings_add(&r->warnings, &r->metrics, say_warning, r);
     track_log(r->track, r->step, &r->metrics);
     TRY(write_copy(r, last));
-    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", stage_signal_name(stop));
+    if (stop) FAIL(ERR_SIGNAL, "stopped by %s", phase_signal_name(stop));
     return last ? check_learned(r) : 0;
 }
 
-void run_updated(struct run *r) { stage_hold_stop(optim_steps(r) != r->optim_done); }
+void run_updated(struct run *r) { phase_hold_stop(optim_steps(r) != r->optim_done); }
 
 int run_check_stop(struct run *r, int64_t done, int64_t total) {
-    if (!stage_stop_signal() || done == total) return 0;
-    if (optim_steps(r) == r->optim_done) return stage_check_stop();
+    if (!phase_stop_signal() || done == total) return 0;
+    if (optim_steps(r) == r->optim_done) return phase_check_stop();
     if (!r->logged_stop)
         log_info("stopping: step %lld has changed the weights; this update ends in about %.0f s, then the step is saved; once more "
                  "ends at once",
-                 (long long)r->step, stage_seconds(r->stages) * (double)(total - done) / (double)done);
+                 (long long)r->step, phase_seconds(r->stages) * (double)(total - done) / (double)done);
     r->logged_stop = true;
     return 0;
 }
@@ -366,10 +365,10 @@ int run_end_step(struct run *r) {
 int run_fail(struct run *r, int rc) {
     struct err_saved why;
     if (r->probing) return err_pass(rc, __FILE__, __LINE__);
-    stage_hold_stop(false);
+    phase_hold_stop(false);
     err_save(&why);
     if (r->in_step) {
-        stage_end(r->stages);
+        phase_end(r->stages);
         r->step--; /* made again after a resume, from the cursor of the step before */
         r->in_step = false;
     }
@@ -404,7 +403,7 @@ void run_close(struct run *r, int rc) {
     if (r->checkpoints.close) r->checkpoints.close(r->checkpoints.ctx);
     remote_close(r->remote);
     track_close(r->track, rc);
-    stages_destroy(r->stages);
+    phases_destroy(r->stages);
     data_sampler_free(&r->sampler);
     resume_free(&r->from);
     metrics_free(&r->metrics);

@@ -80,7 +80,7 @@ struct run {
     struct run_config k;
     struct run_program program;
     struct checkpoints checkpoints; /* owned; close NULL until run_ready */
-    struct stages *stages;
+    struct phases *stages;
     struct track_loggers loggers;
     struct track *track;
     struct metrics metrics; /* of the step being made */

@@ -110,7 +110,7 @@ static void validate(const struct supervised_rows *val, const float *logp, struc
 static int open_rank(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     return supervised_open_rank(&sft_program, comm, call, out);
 }
-const struct ctl_service sft_services[] = {{"sft_device", open_rank}, {NULL, NULL}};
+const struct worker_process_service sft_services[] = {{"sft_device", open_rank}, {NULL, NULL}};
 
 const struct supervised_program sft_program = {
     .name = "sft",
@@ -124,16 +124,14 @@ const struct supervised_program sft_program = {
     .validate = validate,
 };
 
-int train_sft(const struct conf *c) { return supervised_train(&sft_program, c); }
+int sft_train(const struct conf *c) { return supervised_train(&sft_program, c); }
 
-int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out) {
+int sft_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out) {
     return supervised_plan(&sft_program, c, a, out);
 }
 
-int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out) {
-    return supervised_probe(&sft_program, c, whole, out);
-}
+int sft_probe(const struct conf *c, bool whole, struct time_probe *out) { return supervised_probe(&sft_program, c, whole, out); }
 
-int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out) {
+int sft_choices(const struct conf *c, bool own_memory, struct buf *out) {
     return supervised_choices(&sft_program, c, own_memory, out);
 }

@@ -5,14 +5,14 @@
 #include "supervised/supervised.h"
 
 /* As those of ppo/ppo.h. */
-int train_sft(const struct conf *c);
-int train_plan_sft(const struct conf *c, const struct train_plan_args *a, struct train_plan *out);
+int sft_train(const struct conf *c);
+int sft_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out);
 
 /* As those of ppo/plan/ppo_time_probe.h. */
-int train_probe_sft(const struct conf *c, bool whole, struct time_probe *out);
-int train_choices_sft(const struct conf *c, bool own_memory, struct buf *out);
+int sft_probe(const struct conf *c, bool whole, struct time_probe *out);
+int sft_choices(const struct conf *c, bool own_memory, struct buf *out);
 
 extern const struct supervised_program sft_program;
-extern const struct ctl_service sft_services[]; /* a rank's first call; they end with a name NULL */
+extern const struct worker_process_service sft_services[]; /* a rank's first call; they end with a name NULL */
 
 #endif

@@ -19,7 +19,7 @@ static const struct conf_binding bindings[] = {
 
 static int derive_data(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
     const struct supervised_raw_config *r = &k->raw;
-    const int64_t devices = train_data_parallel(c, &k->devices, "engine");
+    const int64_t devices = rank_count_data_parallel(c, &k->devices, "engine");
     TRY(p->read(k));
     k->chat_kwargs = json_deep_copy(r->chat_kwargs);
     if (r->chat_template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(r->chat_template));
@@ -36,7 +36,7 @@ static int derive_data(struct supervised_config *k, const struct supervised_prog
 }
 
 static int derive_model(struct supervised_config *k, const struct conf *c) {
-    const int rc = train_model_dir(k->raw.model_path, false, &k->model_dir);
+    const int rc = run_model_dir(k->raw.model_path, false, &k->model_dir);
     if (rc < 0) return err_wrap(rc, "model.path");
     TRY(train_make_lora(&k->lora, "model", &k->raw.lora, k->raw.model_path));
     if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;
@@ -62,7 +62,7 @@ int supervised_config_read(struct supervised_config *k, const struct supervised_
     const char *stop = k->run.early_stop.enable ? k->run.early_stop.metric : NULL;
     if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->run.stop_metric) != 0)
         FAIL(ERR_INVAL, "trainer.early_stopping.metric=%s: the metric of a validation is val/loss, and it is the default", stop);
-    const bool val = train_val_files(c, k->val.files, k->val.n_files);
+    const bool val = run_val_files(c, k->val.files, k->val.n_files);
     if (!val && (k->val.n_files > 0 || (conf_is_set(c, "trainer.test_freq") && k->run.test_freq != 0 && k->run.test_freq != -1)))
         log_note("data.val_files is not set: there is no validation, and trainer.test_freq has no effect");
     if (!val) k->val.n_files = 0;

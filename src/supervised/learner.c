@@ -56,10 +56,10 @@ static int make_batch(const struct supervised_rows *data, const int64_t *rows, i
 static int update(struct learner *l, const int64_t *rows, int64_t n) {
     struct worker *const w = &l->worker.base;
     struct batch b;
-    stage_begin(l->run.stages, "train");
+    phase_begin(l->run.stages, "train");
     int rc = make_batch(&l->data.train, rows, n, &b);
     if (rc == 0) rc = w->ops->update(w, &supervised_update, &l->run, &b);
-    stage_end(l->run.stages);
+    phase_end(l->run.stages);
     batch_free(&b);
     return rc;
 }
@@ -93,12 +93,12 @@ static int validate(void *ctx) {
     int64_t targets = 0;
     for (int64_t i = 0; i < val->n; i++) targets += packed_seq_targets(&val->seqs[i]);
     float *logp = xmalloc((size_t)targets * 4);
-    stage_begin(l->run.stages, "testing");
+    phase_begin(l->run.stages, "testing");
     const struct worker_pass pass = {
         .role = WORKER_POLICY, .phase = "testing", .at = &at, .seqs = val->seqs, .n = val->n, .out = {.logp = logp}};
     const int rc = w->ops->forward(w, &pass);
     if (rc == 0) l->program->validate(val, logp, &l->run.metrics);
-    stage_end(l->run.stages);
+    phase_end(l->run.stages);
     free(logp);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
@@ -186,10 +186,10 @@ static int open_all(struct learner *l, const struct conf *c) {
     struct supervised_config *const k = &l->k;
     struct checkpoints models;
     TRY(supervised_config_read(k, p, c));
-    TRY(train_check_files("data.train_files", k->train.files, k->train.n_files));
-    TRY(train_check_files("data.val_files", k->val.files, k->val.n_files));
-    TRY(train_ranks(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
-    TRY(train_model_weights("model.path", k->raw.model_path, k->model_dir));
+    TRY(run_check_files("data.train_files", k->train.files, k->train.n_files));
+    TRY(run_check_files("data.val_files", k->val.files, k->val.n_files));
+    TRY(rank_count_decide(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
+    TRY(run_model_weights("model.path", k->raw.model_path, k->model_dir));
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
     l->worker = (struct supervised_worker){.program = p, .k = k};
@@ -231,8 +231,8 @@ static int serve(const struct supervised_program *p, const struct conf *c, const
     struct supervised_config k = {0};
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = supervised_config_read(&k, p, c);
-    const struct ctl_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){p->services, supervised_services, NULL});
+    const struct workers_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){p->services, supervised_services, NULL});
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
@@ -243,7 +243,7 @@ int supervised_train(const struct supervised_program *p, const struct conf *c) {
     struct restart restart;
     struct launch launch;
     TRY(launch_read(&launch, environ));
-    if (ctl_is_worker(&launch)) return serve(p, c, &launch);
+    if (workers_started_this(&launch)) return serve(p, c, &launch);
     TRY(supervised_config_fill(&k, c));
     restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
     int rc = open_all(&l, c);
@@ -252,7 +252,7 @@ int supervised_train(const struct supervised_program *p, const struct conf *c) {
     restart.by_ranks = l.k.devices.ranks > 0;
     restart.ray = l.k.n_ray_nodes > 0;
     close_all(&l, rc);
-    return rc < 0 ? err_pass(restart_run(&restart, rc, stage_stop_signal() != 0), __FILE__, __LINE__) : 0;
+    return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
 
 /* ---- the steps that `verlc plan --probe` measures ---- */
@@ -304,7 +304,7 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
 
 /* ---- `verlc plan` ---- */
 
-static void plan_disk(const struct supervised_config *k, const struct model_config *shape, struct train_plan *out) {
+static void plan_disk(const struct supervised_config *k, const struct model_config *shape, struct run_plan *out) {
     const struct disk_model m = {shape, k->model_dir, &k->lora, &k->optim};
     struct disk_plan_args a = disk_args(&m);
     a.run = &k->run;
@@ -314,14 +314,14 @@ static void plan_disk(const struct supervised_config *k, const struct model_conf
 }
 
 int supervised_plan(const struct supervised_program *program, const struct conf *c, const struct train_plan_args *a,
-                    struct train_plan *out) {
+                    struct run_plan *out) {
     struct supervised_config k = {0};
     struct model_config shape = {0};
     struct dev dev = {0};
     int rc = 0;
     TRYG(supervised_config_read(&k, program, c), end);
     k.host_memory = a->host;
-    TRYG(train_plan_ranks(
+    TRYG(run_plan_ranks(
              &(struct train_plan_ranks_args){
                  .conf = c, .keys = &k.devices, .device = k.run.device, .threads = k.run.threads, .plan = a},
              &dev, &k.n_ranks, &k.n_local),

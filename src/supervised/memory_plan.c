@@ -60,7 +60,7 @@ static int plan_make(struct plan *p, const struct query *q) {
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : k->train_batch_size;
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, q->longest, a->max_rows));
     p->sizes = model_dev_sizes(q->c, k->act, a->max_rows, a->max_rows, 1);
-    p->limit = train_memory_limit(q->dev, k->memory_limit);
+    p->limit = plan_memory_limit(q->dev, k->memory_limit);
     if (!own) p->limit /= (size_t)k->n_local;
     TRY(model_bytes(&p->model, q, a->max_rows));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
@@ -71,9 +71,9 @@ static int plan_make(struct plan *p, const struct query *q) {
         a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->act, a->max_rows, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
-    const size_t host = train_host_limit(k->host_memory) / (size_t)k->n_local;
+    const size_t host = plan_host_limit(k->host_memory) / (size_t)k->n_local;
     p->copy =
-        train_checkpoint_copy(&k->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass, own ? host : p->limit);
+        plan_checkpoint_copy(&k->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass, own ? host : p->limit);
     if (!own) p->fixed += p->copy;
     return 0;
 }
@@ -153,7 +153,7 @@ void supervised_planned_free(struct supervised_planned *p) {
 
 static void plan_offload(struct supervised_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->optim;
-    if (!train_can_offload(dev, o->host_master)) o->host_master = o->host_state = false;
+    if (!plan_can_offload(dev, o->host_master)) o->host_master = o->host_state = false;
 }
 
 int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
@@ -191,8 +191,7 @@ static json_t *ranks_table(const struct plan *p, const struct query *q, struct b
     return rank_plan_print(&r, b);
 }
 
-int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c,
-                                 struct train_plan *out) {
+int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c, struct run_plan *out) {
     const struct query q = {k, dev, c, k->max_length};
     struct plan p;
     struct err_saved why;

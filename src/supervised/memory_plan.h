@@ -23,7 +23,6 @@ void supervised_planned_free(struct supervised_planned *p); /* a zeroed one is f
 int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
                            struct trained_model_args *a, struct supervised_planned *out);
 /* The same as a table, with data.max_length as the longest sample, of one of k->n_ranks; that it does not fit is no error here. */
-int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c,
-                                 struct train_plan *out);
+int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c, struct run_plan *out);
 
 #endif

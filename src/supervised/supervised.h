@@ -39,10 +39,10 @@ struct supervised_stat {
 };
 
 struct supervised_program {
-    const char *name;                         /* of the command */
-    const char *open;                         /* a rank's first call, of `services`: supervised_open_rank */
-    const struct ctl_service *services;       /* end with a name NULL */
-    int (*read)(struct supervised_config *k); /* what else follows from keys; into k->train */
+    const char *name;                              /* of the command */
+    const char *open;                              /* a rank's first call, of `services`: supervised_open_rank */
+    const struct worker_process_service *services; /* end with a name NULL */
+    int (*read)(struct supervised_config *k);      /* what else follows from keys; into k->train */
     /* Reads the data by k->train, k->val. close: after a failure too. */
     int (*open_data)(struct supervised_data *d, struct supervised_config *k);
     void (*close_data)(struct supervised_data *d);
@@ -56,13 +56,13 @@ struct supervised_program {
 /* Serves the program's first call on a rank; those that follow are supervised_services. */
 int supervised_open_rank(const struct supervised_program *p, struct comm *comm, const struct comm_call *call,
                          struct ctl_result *out);
-extern const struct ctl_service supervised_services[]; /* end with a name NULL */
+extern const struct worker_process_service supervised_services[]; /* end with a name NULL */
 
 /* As those of ppo/ppo.h and ppo/plan/ppo_time_probe.h. */
 struct time_probe;
 int supervised_train(const struct supervised_program *p, const struct conf *c);
 int supervised_plan(const struct supervised_program *p, const struct conf *c, const struct train_plan_args *a,
-                    struct train_plan *out);
+                    struct run_plan *out);
 int supervised_probe(const struct supervised_program *p, const struct conf *c, bool whole, struct time_probe *out);
 int supervised_choices(const struct supervised_program *p, const struct conf *c, bool own_memory, struct buf *out);
 

@@ -19,12 +19,12 @@ int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
     const int rc = supervised_memory_plan(k, &w->base.dev, &shape, longest, &a, &w->planned);
     model_config_free(&shape);
     TRY(rc);
-    if (w->base.comm) TRY(dev_group_open(&w->devices, &w->base.dev, w->base.comm));
+    if (w->base.comm) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     const struct model_open_args m = {.dir = k->model_dir,
                                       .act = k->act,
                                       .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
                                       .max_len = k->max_length,
-                                      .shard = rank_shard(w->devices, &k->optim)};
+                                      .shard = all_reduce_shard(w->devices, &k->optim)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->lora, k->seed));
     a.model = w->model;
     a.group = w->devices;
@@ -37,7 +37,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
 
 void supervised_worker_close(struct supervised_worker *w, int rc) {
     dispatch_close(&w->ranks, rc == 0 || rc == ERR_SIGNAL);
-    dev_group_close(w->devices); /* before the model: see worker_close of ppo */
+    collective_close(w->devices); /* before the model: see worker_close of ppo */
     trained_model_destroy(w->base.role[WORKER_POLICY].model);
     model_close(w->model);
     tokenizer_files_free(w->tokenizer);
@@ -74,7 +74,7 @@ static int report_fn(void *arg, const struct pack_micro *m, const void *record, 
     CHECK(n == (size_t)s->n_stats * sizeof *v);
     for (int64_t i = 0; i < s->n_stats; i++) update_metric_add(&s->metrics, stats[i].name, stats[i].how, v[i]);
     s->done += m->hi - m->lo;
-    progress_report(&at, "train", s->done, s->n_rows, 0);
+    phase_progress(&at, "train", s->done, s->n_rows, 0);
     return run_check_stop(s->run, s->done, s->n_rows);
 }
 

@@ -17,7 +17,7 @@ struct supervised_worker {
     struct supervised_config *k;
     struct supervised_planned planned; /* after the model */
     /* ---- in this process ---- */
-    struct dev_group *devices; /* with base.comm: the ranks' devices */
+    struct collective *devices; /* with base.comm: the ranks' devices */
     struct model *model;
     struct tokenizer_files *tokenizer; /* for checkpoints */
     /* ---- on ranks ---- */

@@ -19,7 +19,7 @@ int supervised_ranks_start(struct supervised_worker *w, struct run *run) {
                                       .deadline_s = k->run.deadline_s,
                                       .run = run,
                                       .ray_nodes = k->n_ray_nodes,
-                                      .ray_gpus = !train_on_cpu(k->run.device)};
+                                      .ray_gpus = !rank_count_on_cpu(k->run.device)};
     return dispatch_open(&w->base, &w->ranks, &a, w->program->open, NULL, NULL);
 }
 
@@ -84,4 +84,4 @@ static int rank_open_model(struct comm *comm, const struct comm_call *call, stru
     return 0;
 }
 
-const struct ctl_service supervised_services[] = {{"supervised_model", rank_open_model}, {NULL, NULL}};
+const struct worker_process_service supervised_services[] = {{"supervised_model", rank_open_model}, {NULL, NULL}};

@@ -25,9 +25,9 @@ struct place { /* of the ring, until its fold has been read */
     int64_t ticket;
 };
 
-struct rank_gradients {
+struct all_reduce {
     struct dev *dev;
-    struct dev_group *g;
+    struct collective *g;
     struct model *m;
     int rank, size;
     float *sums; /* (m->n_master), borrowed */
@@ -63,9 +63,10 @@ struct rank_gradients {
     double *parts, *squares;
 };
 
-struct model_shard rank_shard(const struct dev_group *g, const struct optim_config *c) {
+struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c) {
     if (!g) return (struct model_shard){0};
-    return (struct model_shard){.rank = dev_group_rank(g), .size = dev_group_size(g), .whole_matrices = c && c->kind == OPTIM_MUON};
+    return (struct model_shard){
+        .rank = collective_rank(g), .size = collective_size(g), .whole_matrices = c && c->kind == OPTIM_MUON};
 }
 
 /* ---- memory ---- */
@@ -97,7 +98,7 @@ static struct room room_of(const struct model *m, const struct model_range *buck
     return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[0]) : 0};
 }
 
-int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
+int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a) {
     const struct model_shard s = {.size = a->ranks, .whole_matrices = a->optim->kind == OPTIM_MUON};
     struct model *m;
     struct model_range *bucket;
@@ -105,8 +106,8 @@ int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
     m->flags = a->open->flags;
     const int64_t n = model_buckets(m, &bucket);
     const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
-    *out =
-        (struct rank_memory){.chunk = room.chunk, .exchange = room.ring + room.table + dev_group_bytes(a->dev, a->ranks, a->local)};
+    *out = (struct all_reduce_memory){.chunk = room.chunk,
+                                      .exchange = room.ring + room.table + collective_bytes(a->dev, a->ranks, a->local)};
     if (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && (a->lora || !model_is_flat(m)))
         out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
@@ -117,16 +118,16 @@ int rank_memory(struct rank_memory *out, const struct rank_memory_args *a) {
 }
 
 /* Nothing where bytes is 0. */
-static int share(struct dev_group *g, struct dev *d, size_t bytes, void *out) {
+static int share(struct collective *g, struct dev *d, size_t bytes, void *out) {
     void *p = NULL;
     if (bytes == 0) return 0;
     TRY(dev_alloc(d, bytes, &p));
     memcpy(out, &p, sizeof p); /* from here on *out must be freed */
-    return dev_group_share(g, p, bytes);
+    return collective_share(g, p, bytes);
 }
 
 /* The cuts of all buckets, where this rank's parts are in sums, and the bytes of the gathered array. */
-static void make_cuts(struct rank_gradients *r) {
+static void make_cuts(struct all_reduce *r) {
     const int64_t n = r->n_buckets, stride = r->size + 1;
     const size_t unit = r->whole ? sizeof(float) : dtype_size(r->m->act);
     struct model_range *part = xmalloc((size_t)r->size * sizeof *part);
@@ -147,7 +148,7 @@ static void make_cuts(struct rank_gradients *r) {
 }
 
 /* The owner of each segment. */
-static void find_owners(struct rank_gradients *r) {
+static void find_owners(struct all_reduce *r) {
     const struct model *m = r->m;
     const int64_t stride = r->size + 1;
     int64_t s = 0;
@@ -168,18 +169,17 @@ static void find_owners(struct rank_gradients *r) {
     }
 }
 
-int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, bool chunks,
-                          float *sums) {
-    struct rank_gradients *r = *out = xcalloc(1, sizeof *r);
-    *r = (struct rank_gradients){.dev = m->dev,
-                                 .g = g,
-                                 .m = m,
-                                 .rank = dev_group_rank(g),
-                                 .size = dev_group_size(g),
-                                 .sums = sums,
-                                 .tied = !m->lora && m->g_head == m->g_embed,
-                                 .rows = !m->lora,
-                                 .shares = m->flags & MODEL_SHARDED_WEIGHTS};
+int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, int64_t max_rows, bool chunks, float *sums) {
+    struct all_reduce *r = *out = xcalloc(1, sizeof *r);
+    *r = (struct all_reduce){.dev = m->dev,
+                             .g = g,
+                             .m = m,
+                             .rank = collective_rank(g),
+                             .size = collective_size(g),
+                             .sums = sums,
+                             .tied = !m->lora && m->g_head == m->g_embed,
+                             .rows = !m->lora,
+                             .shares = m->flags & MODEL_SHARDED_WEIGHTS};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
     const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
@@ -191,13 +191,13 @@ int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, stru
     TRY(share(g, r->dev, room.chunk, &r->chunk));
     if (r->shares) CHECK(!m->lora);
     else if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
-    else TRY(dev_group_share(g, m->weights, m->weights_bytes));
+    else TRY(collective_share(g, m->weights, m->weights_bytes));
     make_cuts(r);
     find_owners(r);
     return 0;
 }
 
-void rank_gradients_destroy(struct rank_gradients *r) {
+void all_reduce_destroy(struct all_reduce *r) {
     if (!r) return;
     dev_free(r->dev, r->ring, r->ring_bytes);
     dev_free(r->dev, r->table, r->table_bytes);
@@ -218,7 +218,7 @@ void rank_gradients_destroy(struct rank_gradients *r) {
 /* ---- a wave ---- */
 
 /* The next place of the ring, congruent with byte `like` of a flat array. All ranks have read its previous content. */
-static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) {
+static int take(struct all_reduce *r, size_t bytes, size_t like, char **at) {
     size_t lo = up(r->ring_at) + like % ALIGN;
     int64_t kept = 0;
     if (lo + bytes > r->ring_bytes) lo = like % ALIGN;
@@ -228,20 +228,20 @@ static int take(struct rank_gradients *r, size_t bytes, size_t like, char **at) 
     for (int64_t i = 0; i < r->n_places; i++) {
         const struct place p = r->places[i];
         if (p.hi <= lo || p.lo >= lo + bytes) r->places[kept++] = p;
-        else TRY(dev_group_reuse(r->g, p.ticket));
+        else TRY(collective_reuse(r->g, p.ticket));
     }
     r->n_places = kept;
     *at = r->ring + lo;
     return 0;
 }
 
-static void keep_place(struct rank_gradients *r) {
+static void keep_place(struct all_reduce *r) {
     xgrow((void **)&r->places, &r->cap_places, r->n_places + 1, sizeof *r->places);
     r->places[r->n_places++] = r->open;
 }
 
 /* Folds bucket i; with ids also rows. */
-static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
+static int fold(struct all_reduce *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
     const struct dev_bucket b = {.x = x,
                                  .cut = r->cut + i * (r->size + 1),
                                  .n = r->n,
@@ -251,20 +251,20 @@ static int fold(struct rank_gradients *r, int64_t i, const float *x, const int32
                                  .dx = dx,
                                  .n_rows = r->n_rows,
                                  .width = r->m->cfg.hidden};
-    return dev_group_fold(r->g, &b, ticket);
+    return collective_fold(r->g, &b, ticket);
 }
 
 /* The same of the bucket in the open place of the ring. */
-static int fold_place(struct rank_gradients *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
+static int fold_place(struct all_reduce *r, int64_t i, const float *x, const int32_t *ids, const float *dx) {
     TRY(fold(r, i, x, ids, dx, &r->open.ticket));
     keep_place(r);
     return 0;
 }
 
-static bool waits_for_rows(const struct rank_gradients *r, int64_t i) { return r->tied && i == 0; }
+static bool waits_for_rows(const struct all_reduce *r, int64_t i) { return r->tied && i == 0; }
 
 /* Memory for bucket i. */
-static int place_of(struct rank_gradients *r, int64_t i, float **at) {
+static int place_of(struct all_reduce *r, int64_t i, float **at) {
     const struct model_range bucket = r->bucket[i];
     char *p;
     if (r->chunk) {
@@ -272,7 +272,7 @@ static int place_of(struct rank_gradients *r, int64_t i, float **at) {
         return 0;
     }
     if (waits_for_rows(r, i)) {
-        TRY(dev_group_reuse(r->g, r->last_ticket));
+        TRY(collective_reuse(r->g, r->last_ticket));
         *at = r->table;
         return 0;
     }
@@ -282,27 +282,27 @@ static int place_of(struct rank_gradients *r, int64_t i, float **at) {
 }
 
 /* Its reader has r->open.ticket. */
-static void leave(struct rank_gradients *r, int64_t i) {
+static void leave(struct all_reduce *r, int64_t i) {
     if (r->chunk || waits_for_rows(r, i)) r->last_ticket = r->open.ticket;
     else keep_place(r);
 }
 
 static int begin(void *ctx, struct model_range bucket, float **at) {
-    struct rank_gradients *r = ctx;
+    struct all_reduce *r = ctx;
     const struct model_range want = r->bucket[r->next];
     CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
     return place_of(r, r->next, at);
 }
 
 static int end(void *ctx, struct model_range bucket) {
-    struct rank_gradients *r = ctx;
+    struct all_reduce *r = ctx;
     const int64_t i = r->next++;
     if (waits_for_rows(r, i)) return 0;
     return r->chunk ? fold(r, i, r->chunk + bucket.lo, NULL, NULL, &r->last_ticket) : fold_place(r, i, r->open_at, NULL, NULL);
 }
 
 /* The rows are added to the chunk's table, which is then complete. ids absent: it was before. */
-static int rows_to_chunk(struct rank_gradients *r, int64_t i, struct tensor ids, struct tensor dx) {
+static int rows_to_chunk(struct all_reduce *r, int64_t i, struct tensor ids, struct tensor dx) {
     const int64_t h = r->m->cfg.hidden;
     float *const table = r->chunk + r->bucket[i].lo;
     if (ids.nd && !r->more && !r->tied) TRY(dev_zero(r->dev, table, length(r->bucket[i])));
@@ -313,7 +313,7 @@ static int rows_to_chunk(struct rank_gradients *r, int64_t i, struct tensor ids,
 /* The rows go to the ring, where dx and ids have the same places on all ranks; then the table's fold. ids absent: this rank has
  * none. */
 static int rows(void *ctx, struct model_range table, struct tensor ids, struct tensor dx) {
-    struct rank_gradients *r = ctx;
+    struct all_reduce *r = ctx;
     const int64_t i = r->tied ? 0 : r->n_buckets - 1, n = ids.nd ? ids.dim[0] : 0, h = r->m->cfg.hidden;
     int64_t most = 0;
     char *at;
@@ -330,22 +330,22 @@ static int rows(void *ctx, struct model_range table, struct tensor ids, struct t
     return 0;
 }
 
-void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first) {
+void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool first) {
     r->n = n;
     r->n_rows = n_rows;
     r->add = !first;
     r->next = 0;
 }
 
-int rank_gradients_sink(struct rank_gradients *r, bool add, bool fold, struct model_grad_sink *sink) {
+int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad_sink *sink) {
     CHECK(r->chunk || (fold && !add));
     r->more = add;
     *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows}
                  : (struct model_grad_sink){.flat = r->chunk, .add = add};
-    return r->chunk && !add ? dev_group_reuse(r->g, r->last_ticket) : 0;
+    return r->chunk && !add ? collective_reuse(r->g, r->last_ticket) : 0;
 }
 
-int rank_gradients_idle(struct rank_gradients *r) {
+int all_reduce_idle(struct all_reduce *r) {
     const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets, layers = r->m->cfg.n_layers;
     float *at;
     for (int64_t i = 0; i < n; i++) {
@@ -357,18 +357,18 @@ int rank_gradients_idle(struct rank_gradients *r) {
     return r->rows ? rows(r, r->bucket[r->tied ? 0 : n], TENSOR_NONE, TENSOR_NONE) : 0;
 }
 
-int rank_gradients_join(struct rank_gradients *r) { return dev_group_join(r->g); }
+int all_reduce_join(struct all_reduce *r) { return collective_join(r->g); }
 
 /* ---- the step ---- */
 
 /* The squares of all segments of the model, in order. */
-static int gather_squares(struct rank_gradients *r, const struct optim *o) {
+static int gather_squares(struct all_reduce *r, const struct optim *o) {
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     char *const all = (char *)r->parts;
     const size_t own = r->sums_at[r->rank + 1] - r->sums_at[r->rank];
     CHECK(own == (size_t)o->n_segments * sizeof *o->sums);
     memcpy(all + r->sums_at[r->rank], o->sums, own);
-    const int rc = comm_all_gather(dev_group_comm(r->g), r->parts, r->sums_at);
+    const int rc = comm_all_gather(collective_comm(r->g), r->parts, r->sums_at);
     memcpy(at, r->sums_at, (size_t)(r->size + 1) * sizeof *at);
     for (int64_t s = 0; s < r->n_segments; s++) {
         memcpy(&r->squares[s], all + at[r->owner[s]], sizeof *r->squares);
@@ -379,7 +379,7 @@ static int gather_squares(struct rank_gradients *r, const struct optim *o) {
 }
 
 /* Writes this rank's new weights to the array where all ranks' are gathered. */
-static int put_own(struct rank_gradients *r, const float *from) {
+static int put_own(struct all_reduce *r, const float *from) {
     const struct model *m = r->m;
     for (int64_t i = 0; i < m->n_own; i++) {
         const int64_t lo = m->own[i].lo, n = m->own[i].hi - lo;
@@ -392,7 +392,7 @@ static int put_own(struct rank_gradients *r, const float *from) {
 }
 
 /* Of a sharded model: where the part that this rank owns is its share of the weights. */
-static int put_shares(struct rank_gradients *r, const float *from) {
+static int put_shares(struct all_reduce *r, const float *from) {
     struct model *const m = r->m;
     for (int64_t i = 0; i < m->n_own; i++) {
         const int64_t n = m->own[i].hi - m->own[i].lo;
@@ -403,18 +403,18 @@ static int put_shares(struct rank_gradients *r, const float *from) {
 }
 
 /* Where it is not: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
-static int gather_shares(struct rank_gradients *r, const float *from) {
+static int gather_shares(struct all_reduce *r, const float *from) {
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     int rc = 0;
     for (int64_t i = 0; i < r->n_buckets; i++) {
         const int64_t *const cut = r->cut + i * (r->size + 1), own = cut[r->rank + 1] - cut[r->rank];
         float *to;
         for (int k = 0; k <= r->size; k++) at[k] = (size_t)cut[k] * sizeof *to;
-        if (r->chunk) TRYG(dev_group_reuse(r->g, r->last_ticket), out);
+        if (r->chunk) TRYG(collective_reuse(r->g, r->last_ticket), out);
         TRYG(place_of(r, i, &to), out);
         TRYG(dev_copy(r->dev, to + cut[r->rank], from + r->own_at[i], (size_t)own * sizeof *to), out);
-        TRYG(dev_group_gather_begin(r->g, to, at, 1, &r->open.ticket), out);
-        TRYG(dev_group_gather_end(r->g), out);
+        TRYG(collective_gather_begin(r->g, to, at, 1, &r->open.ticket), out);
+        TRYG(collective_gather_end(r->g), out);
         TRYG(model_share_from(r->m, r->bucket[i], to), out);
         leave(r, i);
     }
@@ -424,16 +424,15 @@ out:
 }
 
 /* The new weights of all ranks: where they are whole, gathered. */
-static int spread(struct rank_gradients *r, const struct optim *o) {
+static int spread(struct all_reduce *r, const struct optim *o) {
     const float *from = o->host_master ? r->sums : r->m->master; /* a master in host memory was left in the gradients */
     if (r->shares) return model_share_is_owned(r->m) ? put_shares(r, from) : gather_shares(r, from);
     TRY(put_own(r, from));
-    TRY(dev_group_all_gather(r->g, r->whole ? (void *)r->whole : r->m->flat.data, r->gather_at, r->n_buckets));
+    TRY(collective_all_gather(r->g, r->whole ? (void *)r->whole : r->m->flat.data, r->gather_at, r->n_buckets));
     return r->whole ? model_refresh_from(r->m, r->whole) : 0;
 }
 
-int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct optim_config *c, double lr,
-                        struct optim_result *result) {
+int all_reduce_step(struct all_reduce *r, struct optim *o, const struct optim_config *c, double lr, struct optim_result *result) {
     struct model *const m = r->m;
     TRY(optim_sums(o, m, r->sums));
     TRY(gather_squares(r, o));

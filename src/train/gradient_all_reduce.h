@@ -18,16 +18,15 @@
 #include "model/optim/optimizer.h"
 
 /* A rank's shard of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. */
-struct model_shard rank_shard(const struct dev_group *g, const struct optim_config *c);
+struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c);
 
-struct rank_gradients;
+struct all_reduce;
 /* Collective. m was opened with the rank's shard. max_rows: of a micro-batch. chunks: a chunk may have several micro-batches.
  * sums: (m->n_master) f32, device, borrowed. */
-int rank_gradients_create(struct rank_gradients **out, struct dev_group *g, struct model *m, int64_t max_rows, bool chunks,
-                          float *sums);
-void rank_gradients_destroy(struct rank_gradients *r); /* NULL ok; not while a rank may still read from this one */
+int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, int64_t max_rows, bool chunks, float *sums);
+void all_reduce_destroy(struct all_reduce *r); /* NULL ok; not while a rank may still read from this one */
 /* A rank's memory for a trained model, in bytes, the largest of the ranks; before anything is opened. */
-struct rank_memory {
+struct all_reduce_memory {
     size_t master, sums, moments; /* master: of the device's, or with c->host_master of the host's */
     size_t chunk;                 /* a chunk's gradient; 0: without chunks */
     size_t exchange;              /* the ring, other shared memory, the group's own */
@@ -43,20 +42,19 @@ struct rank_memory_args {
     bool chunks;
     int ranks, local; /* all, and those of this host */
 };
-int rank_memory(struct rank_memory *out, const struct rank_memory_args *a);
+int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a);
 
 /* The next wave, of n chunks. n_rows: (ranks) of each rank's micro-batch where chunks have one, 0 from n on; it must last until
  * the wave's last backward is queued. first: of the mini-batch. */
-void rank_gradients_wave(struct rank_gradients *r, int n, const int64_t *n_rows, bool first);
+void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool first);
 /* Where this rank's next backward pass of the wave goes. add: its chunk has a micro-batch already. fold: it is the wave's last
  * pass, on every rank the same. */
-int rank_gradients_sink(struct rank_gradients *r, bool add, bool fold, struct model_grad_sink *sink);
+int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad_sink *sink);
 /* Instead of the wave's last pass, of a rank without one: its chunk, if it has one, is complete. */
-int rank_gradients_idle(struct rank_gradients *r);
+int all_reduce_idle(struct all_reduce *r);
 /* The compute stream waits until sums are complete. */
-int rank_gradients_join(struct rank_gradients *r);
+int all_reduce_join(struct all_reduce *r);
 /* As optim_step, with sums; o: of the rank's shard. */
-int rank_gradients_step(struct rank_gradients *r, struct optim *o, const struct optim_config *c, double lr,
-                        struct optim_result *result);
+int all_reduce_step(struct all_reduce *r, struct optim *o, const struct optim_config *c, double lr, struct optim_result *result);
 
 #endif

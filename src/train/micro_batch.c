@@ -29,7 +29,7 @@ bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
     return true;
 }
 
-void pack_layout(struct pack *p, struct arena *a) {
+void micro_batch_layout(struct pack *p, struct arena *a) {
     const size_t rows = SIZE_OF(p->max_rows, 4), seqs = SIZE_OF(p->max_seqs, 4);
     p->d_ids = arena_take(a, rows);
     p->d_pos = arena_take(a, rows);
@@ -39,7 +39,7 @@ void pack_layout(struct pack *p, struct arena *a) {
     p->d_kv_start = arena_take(a, seqs);
 }
 
-void pack_alloc_host(struct pack *p) {
+void micro_batch_alloc_host(struct pack *p) {
     const size_t rows = (size_t)p->max_rows * 4;
     p->ids = xmalloc(rows);
     p->pos = xmalloc(rows);
@@ -49,7 +49,7 @@ void pack_alloc_host(struct pack *p) {
     p->zeros = xcalloc((size_t)p->max_seqs, 4);
 }
 
-void pack_free_host(struct pack *p) {
+void micro_batch_free_host(struct pack *p) {
     free(p->ids);
     free(p->pos);
     free(p->row);
@@ -58,7 +58,7 @@ void pack_free_host(struct pack *p) {
     free(p->zeros);
 }
 
-int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n) {
+int micro_batch_order(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n) {
     if (n == 0) return 0;
     int64_t *row = xmalloc((size_t)n * 2 * sizeof *row), *was = row + n, *end = xmalloc((size_t)n * sizeof *end);
     int64_t most = cut->max_rows, n_micro;
@@ -73,8 +73,8 @@ int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *or
     return rc;
 }
 
-int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
-              struct pack_micro *m) {
+int micro_batch_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
+                     struct pack_micro *m) {
     *m = (struct pack_micro){.lo = lo, .hi = lo};
     for (; cut.ends && *cut.ends <= lo; cut.ends++) {
     }
@@ -94,12 +94,12 @@ int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, in
     return 0;
 }
 
-int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
-              struct pack_micro **list, int64_t *n_list) {
+int micro_batch_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+                     struct pack_micro **list, int64_t *n_list) {
     struct pack_micro *v = xmalloc((size_t)(n + 1) * sizeof *v);
     int64_t k = 0, t0 = 0;
     for (int64_t lo = 0; lo < n; lo = v[k++].hi) {
-        const int rc = pack_next(p, seqs, n, lo, cut, &v[k]);
+        const int rc = micro_batch_next(p, seqs, n, lo, cut, &v[k]);
         if (rc < 0) free(v);
         TRY(rc);
         v[k].index = k;
@@ -111,7 +111,7 @@ int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, st
     return 0;
 }
 
-int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
+int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
     int64_t r = 0, k = 0, longest = 0;
     for (int64_t i = m->lo; i < m->hi; i++) {
         const struct packed_seq *s = &seqs[i];

@@ -25,7 +25,7 @@ int64_t packed_seq_targets(const struct packed_seq *s);
 struct micro_batch_limits {
     int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
     int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */
-    int64_t *ends;    /* where each micro-batch ends (pack_balance); NULL: as many sequences as the limit takes */
+    int64_t *ends;    /* where each micro-batch ends (micro_batch_order); NULL: as many sequences as the limit takes */
 };
 /* ERR_INVAL, by the key of the number of samples: more rows than an int32 numbers. */
 int micro_batch_rows_check(const char *key, int64_t seqs, int64_t longest, int64_t rows);
@@ -34,7 +34,7 @@ bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest);
 /* Puts order[n] so that micro-batches of balanced work follow one another, the largest first (algo/micro_batch_balance.h), and
  * sets cut->ends. len[i]: tokens of the sequence order[i]; one that alone is over max_rows raises it. ends is the caller's to
  * free. */
-int pack_balance(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n);
+int micro_batch_order(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n);
 
 /* Arrays of one micro-batch of at most max_rows rows and max_seqs sequences. */
 struct pack {
@@ -45,9 +45,9 @@ struct pack {
     int32_t *row, *target; /* host, (n_targets): the row that each target is read from, and its token */
 };
 /* Claims the device arrays: measure, then bind (base/arena.h). */
-void pack_layout(struct pack *p, struct arena *a);
-void pack_alloc_host(struct pack *p);
-void pack_free_host(struct pack *p);
+void micro_batch_layout(struct pack *p, struct arena *a);
+void micro_batch_alloc_host(struct pack *p);
+void micro_batch_free_host(struct pack *p);
 
 /* Sequences [lo, hi), their rows and targets, and its place in a list: its number, and the targets before its own. */
 struct pack_micro {
@@ -55,12 +55,12 @@ struct pack_micro {
     int64_t index, t0;
 };
 /* The next micro-batch from lo on; at least one sequence. ERR_INVAL: one alone is longer than max_rows. */
-int pack_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
-              struct pack_micro *m);
+int micro_batch_next(const struct pack *p, const struct packed_seq *seqs, int64_t n, int64_t lo, struct micro_batch_limits cut,
+                     struct pack_micro *m);
 /* All of them, in order; caller frees. */
-int pack_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
-              struct pack_micro **list, int64_t *n_list);
+int micro_batch_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
+                     struct pack_micro **list, int64_t *n_list);
 /* Puts it on the device; b borrows p. Fills row and target. */
-int pack_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
+int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
 
 #endif

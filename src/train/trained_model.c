@@ -22,8 +22,8 @@ struct trained_model {
     void *owned_grads, *owned_chunk; /* NULL: in the block */
     int64_t grad_chunk;              /* micro-batches of a chunk */
     float *chunk;                    /* one rank, as grads: the current chunk, after the first; NULL: a chunk has one micro-batch */
-    struct dev_group *group;         /* NULL: one rank */
-    struct rank_gradients *ranks;    /* with a group, in training */
+    struct collective *group;        /* NULL: one rank */
+    struct all_reduce *ranks;        /* with a group, in training */
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
@@ -44,7 +44,7 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     struct arena m = {0};
     struct model_list list;
     arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
-    pack_layout(&p, &m);
+    micro_batch_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
     arena_take(&m, a->grads);
     arena_take(&m, a->chunk);
@@ -73,15 +73,15 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
     CHECK(m->master != NULL);
     TRY(take_grads(t, grads, a->grads, &t->owned_grads, &t->grads));
     if (chunks && !t->group) TRY(take_grads(t, chunk, a->chunk, &t->owned_chunk, &t->chunk));
-    if (t->group) TRY(rank_gradients_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
+    if (t->group) TRY(all_reduce_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
 }
 
 /* Weights on their way go through this room. */
 static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
-    struct dev_group *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
+    struct collective *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
     if (a->stream == MODEL_STREAM_NONE) return 0;
-    if (g) TRY(dev_group_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
+    if (g) TRY(collective_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
     model_stream_bind(t->model, room, g);
     return 0;
 }
@@ -95,7 +95,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->no_adapter = a->no_adapter;
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
     t->collective = a->stream == MODEL_STREAM_RANKS;
-    t->group = a->group && dev_group_size(a->group) > 1 ? a->group : NULL;
+    t->group = a->group && collective_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
     void *block = a->block;
@@ -105,13 +105,13 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     }
     struct arena arena = {.base = block, .cap = t->block_bytes};
     TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
-    pack_layout(&t->pack, &arena);
+    micro_batch_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
     void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
     void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
     if (a->train) TRYG(open_training(t, a, grads, chunk), fail);
-    pack_alloc_host(&t->pack);
+    micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
     *out = t;
@@ -125,11 +125,11 @@ void trained_model_destroy(struct trained_model *t) {
     if (!t) return;
     model_acts_destroy(t->acts);
     optim_destroy(t->optim, t->model);
-    rank_gradients_destroy(t->ranks);
+    all_reduce_destroy(t->ranks);
     if (t->owned_chunk) dev_free(t->dev, t->owned_chunk, grads_bytes(t));
     if (t->owned_grads) dev_free(t->dev, t->owned_grads, grads_bytes(t));
     if (t->owned_block) dev_free(t->dev, t->owned_block, t->block_bytes);
-    pack_free_host(&t->pack);
+    micro_batch_free_host(&t->pack);
     free(t->inv_temp);
     free(t->out);
     free(t->entropy);
@@ -156,12 +156,12 @@ static int agree(struct trained_model *t, bool more, bool *any) {
     struct vote {
         int32_t more, stop;
     } * all;
-    struct comm *const c = dev_group_comm(t->group);
-    const int size = dev_group_size(t->group);
+    struct comm *const c = collective_comm(t->group);
+    const int size = collective_size(t->group);
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     all = xcalloc((size_t)size, sizeof *all);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    all[dev_group_rank(t->group)] = (struct vote){more, comm_stop_asked(c)};
+    all[collective_rank(t->group)] = (struct vote){more, comm_stop_asked(c)};
     int rc = comm_all_gather(c, all, at), stop = 0;
     *any = false;
     for (int r = 0; r < size && rc == 0; r++) {
@@ -172,8 +172,8 @@ static int agree(struct trained_model *t, bool more, bool *any) {
     free(at);
     TRY(rc);
     if (!stop) return 0;
-    stage_ask_stop(stop);
-    return stage_check_stop();
+    phase_ask_stop(stop);
+    return phase_check_stop();
 }
 
 bool trained_model_collective(const struct trained_model *t) { return t->collective; }
@@ -203,7 +203,7 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
 /* A micro-batch with a target through model and head: t->out. l: what the head adds to log-probs; completed here. */
 static int forward(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
                    struct model_batch *b, struct model_logp_args *l) {
-    TRY(pack_fill(&t->pack, seqs, m, b));
+    TRY(micro_batch_fill(&t->pack, seqs, m, b));
     b->no_adapter = t->no_adapter;
     TRY(model_forward(t->model, b, t->acts));
     if (t->model->cfg.value) return model_value(t->model, t->acts, t->pack.row, m->n_targets, t->out);
@@ -227,7 +227,7 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
                                     .sum_pi_sq = out.sum_pi_sq ? t->sum_pi_sq : NULL,
                                     .list = list_at(t, out.list, at)};
         bool any;
-        TRY(pack_next(&t->pack, seqs, n, lo, cut, &m));
+        TRY(micro_batch_next(&t->pack, seqs, n, lo, cut, &m));
         if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
         if (m.n_targets > 0) TRY(forward(t, seqs, &m, temperature, &b, &l));
         const size_t bytes = (size_t)m.n_targets * 4;
@@ -350,28 +350,28 @@ static int keep_record(struct trained_model *t, bool finite) {
 
 /* Gathers all ranks' headers to *all, each followed by t->slot bytes for its records, as far as they fit. */
 static int gather_records(struct trained_model *t, const struct wave_head *own, char **all) {
-    const int size = dev_group_size(t->group);
+    const int size = collective_size(t->group);
     const size_t one = sizeof *own + t->slot, n = own->bytes < t->slot ? own->bytes : t->slot;
     size_t *at = xcalloc((size_t)size + 1, sizeof *at);
-    char *const mine = (*all = xcalloc((size_t)size, one)) + (size_t)dev_group_rank(t->group) * one;
+    char *const mine = (*all = xcalloc((size_t)size, one)) + (size_t)collective_rank(t->group) * one;
     for (int k = 0; k < size; k++) at[k + 1] = at[k] + one;
     memcpy(mine, own, sizeof *own);
     if (n > 0) memcpy(mine + sizeof *own, t->records.p, n);
-    const int rc = comm_all_gather(dev_group_comm(t->group), *all, at);
+    const int rc = comm_all_gather(collective_comm(t->group), *all, at);
     free(at);
     return rc;
 }
 
 /* *all: every rank's message. A stop request that reached one rank counts for all. */
 static int gather_wave(struct trained_model *t, char **all) {
-    const struct wave_head own = {.bytes = t->records.n, .stop = comm_stop_asked(dev_group_comm(t->group))};
+    const struct wave_head own = {.bytes = t->records.n, .stop = comm_stop_asked(collective_comm(t->group))};
     struct wave_head head;
     uint64_t most = 0;
     TRY(gather_records(t, &own, all));
-    for (int k = 0; k < dev_group_size(t->group); k++) {
+    for (int k = 0; k < collective_size(t->group); k++) {
         memcpy(&head, *all + (size_t)k * (sizeof head + t->slot), sizeof head);
         if (head.bytes > most) most = head.bytes;
-        if (head.stop) stage_ask_stop((int)head.stop);
+        if (head.stop) phase_ask_stop((int)head.stop);
     }
     if (most <= t->slot) return 0;
     free(*all); /* the longest message so far: gather again, with room for it from now on */
@@ -411,7 +411,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and discarded
  * afterwards. */
 static int run_chunk(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
-    const int64_t longest = least(n, t->grad_chunk), left = n - dev_group_rank(t->group) * t->grad_chunk,
+    const int64_t longest = least(n, t->grad_chunk), left = n - collective_rank(t->group) * t->grad_chunk,
                   own = least(left, longest);
     buf_reset(&t->records);
     for (int64_t i = 0; i < own; i++) {
@@ -420,23 +420,23 @@ static int run_chunk(struct trained_model *t, const struct mini_batch *s, const 
         struct computed c;
         TRY(forward_loss(t, s, m, &c));
         TRY(keep_record(t, c.finite));
-        TRY(rank_gradients_sink(t->ranks, i > 0, i == longest - 1, &sink));
+        TRY(all_reduce_sink(t->ranks, i > 0, i == longest - 1, &sink));
         TRY(backward(t, s, m, &c, &sink));
     }
     for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* others compute: the same passes over the sharded weights */
         TRY(model_stream_idle(t->model));
         if (i + 1 < longest) TRY(model_stream_idle_back(t->model));
     }
-    return own == longest ? 0 : rank_gradients_idle(t->ranks);
+    return own == longest ? 0 : all_reduce_idle(t->ranks);
 }
 
 /* A wave of n micro-batches, a chunk on each of the first ranks. Gathering the records overlaps with backward on the devices. */
 static int wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n, bool first) {
     const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
-    int64_t *rows = xcalloc((size_t)dev_group_size(t->group), sizeof *rows);
+    int64_t *rows = xcalloc((size_t)collective_size(t->group), sizeof *rows);
     int rc = 0;
     for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
-    rank_gradients_wave(t->ranks, chunks, rows, first);
+    all_reduce_wave(t->ranks, chunks, rows, first);
     TRYG(run_chunk(t, w->s, list, n), out);
     TRYG(report_wave(t, w, list, n), out);
 out:
@@ -446,12 +446,12 @@ out:
 
 static int all_waves(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                      struct step_result *r) {
-    const int64_t each = t->grad_chunk * dev_group_size(t->group);
+    const int64_t each = t->grad_chunk * collective_size(t->group);
     struct waves w = {.s = s, .r = r};
     int rc = 0;
     for (int64_t i = 0; i < n && !w.bad && rc == 0; i += each) rc = wave(t, &w, list + i, least(n - i, each), i == 0);
     if (rc < 0 && rc != ERR_SIGNAL) return err_pass(rc, __FILE__, __LINE__);
-    TRY(rank_gradients_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
+    TRY(all_reduce_join(t->ranks)); /* after a stop as well, on which all agree: the ranks go on */
     TRY(model_stream_end(t->model));
     if (w.bad) loss_not_finite(t, &r->optim);
     return rc;
@@ -462,7 +462,7 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
     int64_t n = 0;
     CHECK(t->grads != NULL);
     *r = (struct step_result){0};
-    TRY(pack_list(&t->pack, s->seqs, s->n, s->cut, &list, &r->n_micro));
+    TRY(micro_batch_list(&t->pack, s->seqs, s->n, s->cut, &list, &r->n_micro));
     model_stream_begin(t->model); /* the weights have changed, or others have used the block */
     for (int64_t i = 0; i < r->n_micro; i++) {
         if (list[i].n_targets > 0) list[n++] = list[i];
@@ -479,6 +479,6 @@ int trained_model_step(struct trained_model *t, const struct mini_batch *m, cons
                        struct step_result *r) {
     TRY(trained_model_backward(t, m, r));
     if (!isfinite(r->optim.grad_norm)) return 0;
-    if (t->ranks) return rank_gradients_step(t->ranks, t->optim, optim, lr, &r->optim);
+    if (t->ranks) return all_reduce_step(t->ranks, t->optim, optim, lr, &r->optim);
     return optim_step(t->optim, t->model, t->grads, optim, lr, &r->optim);
 }

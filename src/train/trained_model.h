@@ -33,7 +33,7 @@ struct trained_model_args {
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
     size_t grads, chunk;              /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
                                          they hold nothing; 0: memory of their own */
-    struct dev_group *group;          /* train on several ranks, or sharded weights: model has this one's share (rank_shard);
+    struct collective *group;         /* train on several ranks, or sharded weights: model has this one's share (all_reduce_shard);
                                          NULL: one rank. Borrowed */
 };
 /* Device bytes of streamed weights, batch arrays, activations, and gradients of a->grads and a->chunk. a->dev: with stream. */

@@ -79,7 +79,7 @@ static int one_step(const struct update *u, int64_t *rows, int64_t n, struct upd
     struct step_result r;
     int64_t *len = xmalloc((size_t)n * sizeof *len);
     for (int64_t i = 0; i < n; i++) len[i] = u->len[rows[i]];
-    int rc = pack_balance(&cut, len, rows, n);
+    int rc = micro_batch_order(&cut, len, rows, n);
     if (rc == 0) rc = u->take(u->ctx, rows, n, &m);
     m.cut = cut;
     if (rc == 0) rc = trained_model_step(u->model, &m, u->optim, u->lr, &r);

@@ -145,16 +145,16 @@ static void wrong_shape(void **state) {
 static void not_finite(void **state) {
     (void)state;
     struct place p;
-    struct st_file *f;
+    struct safetensors_file *f;
     struct buf b = {0};
     place_open(&p);
-    OK(st_open(&f, p.weights));
+    OK(safetensors_open(&f, p.weights));
     OK(file_read(&b, p.weights, 0));
-    const struct st_tensor *t = st_find(f, "model.layers.1.mlp.up_proj.weight");
+    const struct safetensors_tensor *t = safetensors_find(f, "model.layers.1.mlp.up_proj.weight");
     size_t header;
     memcpy(&header, b.p, 8);
-    const size_t at = 8 + header + (size_t)(t->data - st_at(f, 0)->data) + t->bytes - 4; /* its last value */
-    st_close(f);
+    const size_t at = 8 + header + (size_t)(t->data - safetensors_at(f, 0)->data) + t->bytes - 4; /* its last value */
+    safetensors_close(f);
     const float bad[] = {NAN, -INFINITY};
     for (int i = 0; i < 2; i++) {
         memcpy(b.p + at, &bad[i], 4);
@@ -204,12 +204,12 @@ static int broken(void *arg, size_t off, void *dst, size_t n) {
 }
 static void full_disk(void **state) {
     (void)state;
-    struct st_write_tensor t = {.name = "a", .dt = DT_F32, .nd = 1, .dim = {4 << 20}, .read = zeros};
-    assert_int_equal(st_write(NULL, "/dev/full", &t, 1, NULL), ERR_IO);
+    struct safetensors_write_tensor t = {.name = "a", .dt = DT_F32, .nd = 1, .dim = {4 << 20}, .read = zeros};
+    assert_int_equal(safetensors_write(NULL, "/dev/full", &t, 1, NULL), ERR_IO);
     assert_non_null(strstr(err_msg(), "/dev/full: No space left on device"));
-    assert_int_equal(st_write(NULL, "/nonexistent/x", &t, 1, NULL), ERR_IO);
+    assert_int_equal(safetensors_write(NULL, "/nonexistent/x", &t, 1, NULL), ERR_IO);
     t.read = broken;
-    assert_int_equal(st_write(NULL, "/dev/null", &t, 1, NULL), ERR_DEVICE); /* the reader's error, not the writer's */
+    assert_int_equal(safetensors_write(NULL, "/dev/null", &t, 1, NULL), ERR_DEVICE); /* the reader's error, not the writer's */
     assert_string_equal(err_msg(), "lost the device");
 }
 static void unwritable_output(void **state) {

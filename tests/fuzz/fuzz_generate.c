@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static struct tokenizer *tok;
     fuzz_quiet();
     if (!tok) CHECK(tokenizer_open(&tok, FIXTURES "/data/tok_plain") == 0);
-    struct gen g = {.tok = tok, .vocab = tokenizer_vocab_size(tok), .max_pos = 256};
+    struct generation_state g = {.tok = tok, .vocab = tokenizer_vocab_size(tok), .max_pos = 256};
     char *line = xstrndup((const char *)data, n);
     const int rc = read_line(&g, line, n, 1);
     fuzz_check_rc(rc);

@@ -1,5 +1,5 @@
 /* fuzz_model.c - hostile safetensors files and config.json texts; the first byte picks
- * the parser.  What st_open accepts is read to its last byte, so that a range outside
+ * the parser.  What safetensors_open accepts is read to its last byte, so that a range outside
  * the mapping is found. */
 #include "fuzz.h"
 
@@ -10,10 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const struct st_tensor *find_in(void *file, const char *name) { return st_find(file, name); }
+static const struct safetensors_tensor *find_in(void *file, const char *name) { return safetensors_find(file, name); }
 
 /* A tensor as a matrix of rows of 32 that bitsandbytes has saved, if its description says so: all of its scales. */
-static void fuzz_nf4(struct st_file *f, const struct st_tensor *t) {
+static void fuzz_nf4(struct safetensors_file *f, const struct safetensors_tensor *t) {
     struct model_param p = {.nd = 2, .rows = (int64_t)(t->bytes / 16), .cols = 32};
     const struct bnb_args a = {.find = find_in, .arg = f, .param = &p, .path = "fuzz"};
     struct bnb_weight b;
@@ -31,17 +31,17 @@ static void fuzz_safetensors(const uint8_t *p, size_t n) {
     const int fd = memfd_create("fuzz", 0);
     CHECK(fd >= 0 && write(fd, p, n) == (ssize_t)n);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    struct st_file *f;
-    if (st_open(&f, path) == 0) {
+    struct safetensors_file *f;
+    if (safetensors_open(&f, path) == 0) {
         uint32_t sum = 0;
-        for (int64_t i = 0; i < st_count(f); i++) {
-            const struct st_tensor *t = st_at(f, i);
+        for (int64_t i = 0; i < safetensors_count(f); i++) {
+            const struct safetensors_tensor *t = safetensors_at(f, i);
             for (size_t k = 0; k < t->bytes; k++) sum += t->data[k];
-            CHECK(st_find(f, t->name) != NULL);
+            CHECK(safetensors_find(f, t->name) != NULL);
             fuzz_nf4(f, t);
         }
         __asm__ volatile("" : : "r"(sum)); /* the reads must happen */
-        st_close(f);
+        safetensors_close(f);
     } else {
         CHECK(err_msg()[0] != '\0');
     }

@@ -93,9 +93,9 @@ static void pad_token_is_trained(void **state) {
 static void rope_variants(void **state) {
     (void)state;
     static const char *const names[] = {"linear", "dynamic", "yarn", "yarn_mscale", "yarn_attention"};
-    struct st_file *golden;
+    struct safetensors_file *golden;
     char *path = case_path("llama", "ropes.safetensors"), *weights = case_path("llama", "model.safetensors");
-    OK(st_open(&golden, path));
+    OK(safetensors_open(&golden, path));
     free(path);
     EACH(i, names) {
         struct model_case c = {0};
@@ -129,7 +129,7 @@ static void rope_variants(void **state) {
         case_drop_dir(dir);
     }
     free(weights);
-    st_close(golden);
+    safetensors_close(golden);
 }
 
 /* Ten steps of forward, backward, clip_grad_norm_, AdamW under a cosine schedule with warmup. */
@@ -150,9 +150,9 @@ static void check_adamw(const char *backend) {
     struct model_batch b;
     struct model_acts *a;
     struct optim *opt;
-    struct st_file *golden;
+    struct safetensors_file *golden;
     char *path = case_path("qwen2", "adamw.safetensors");
-    OK(st_open(&golden, path));
+    OK(safetensors_open(&golden, path));
     free(path);
     const double *norms = case_data(golden, "norms", DT_F64, NULL), *rates = case_data(golden, "rates", DT_F64, NULL);
     const double *losses = case_data(golden, "losses", DT_F64, NULL);
@@ -202,7 +202,7 @@ static void check_adamw(const char *backend) {
     optim_destroy(opt, c.m);
     model_acts_destroy(a);
     case_unpack(&c.dev, &b);
-    st_close(golden);
+    safetensors_close(golden);
     case_close(&c);
 }
 static void adamw_against_torch(void **state) {

@@ -112,18 +112,18 @@ static void merged_weights(void **state) {
     (void)state;
     EACH(i, CASES) {
         struct model_case c;
-        struct st_file *f;
+        struct safetensors_file *f;
         double worst = 0;
         int64_t n_seen = 0;
         open_adapted(&c, i, "ref", NULL);
         char *dir = case_temp_dir(), *path = file_join(dir, "model.safetensors");
         OK(model_export(c.m, dir, &(struct model_export_args){.dt = DT_F32}));
-        OK(st_open(&f, path));
+        OK(safetensors_open(&f, path));
         for (int64_t k = 0; k < c.m->n_params; k++) {
             char key[128];
             int64_t n;
             snprintf(key, sizeof key, "merged.%s", c.m->params[k].name);
-            if (!st_find(c.golden, key)) continue; /* the fixture holds the last layer */
+            if (!safetensors_find(c.golden, key)) continue; /* the fixture holds the last layer */
             const float *want = case_data(c.golden, key, DT_F32, NULL), *got = case_data(f, c.m->params[k].name, DT_F32, &n);
             worst = worse_of(worst, case_worst(got, want, n));
             n_seen++;
@@ -131,7 +131,7 @@ static void merged_weights(void **state) {
         print_message("%-12s merged: %.1e in %lld tensors\n", CASES[i].name, worst, (long long)n_seen);
         assert_true(worst <= 1e-6); /* a sum of r products in another order */
         assert_true(n_seen >= 9);
-        st_close(f);
+        safetensors_close(f);
         free(path);
         case_drop_dir(dir);
         case_close(&c);
@@ -146,20 +146,20 @@ static void round_trip(void **state) {
         char *dir = case_temp_dir();
         open_adapted(&c, i, "cpu", NULL);
         OK(model_lora_export(c.m, dir, NULL));
-        struct st_file *a, *b;
+        struct safetensors_file *a, *b;
         char *mine = file_join(dir, "adapter_model.safetensors"), *theirs = case_path(CASES[i].name, "adapter_model.safetensors");
-        OK(st_open(&a, mine));
-        OK(st_open(&b, theirs));
-        assert_int_equal(st_count(a), st_count(b));
-        for (int64_t k = 0; k < st_count(b); k++) {
-            const struct st_tensor *want = st_at(b, k), *got = st_find(a, want->name);
+        OK(safetensors_open(&a, mine));
+        OK(safetensors_open(&b, theirs));
+        assert_int_equal(safetensors_count(a), safetensors_count(b));
+        for (int64_t k = 0; k < safetensors_count(b); k++) {
+            const struct safetensors_tensor *want = safetensors_at(b, k), *got = safetensors_find(a, want->name);
             assert_non_null(got);
             assert_int_equal(got->bytes, want->bytes);
             assert_int_equal(got->dim[0], want->dim[0]);
             assert_memory_equal(got->data, want->data, want->bytes);
         }
-        st_close(a);
-        st_close(b);
+        safetensors_close(a);
+        safetensors_close(b);
         json_t *x, *y;
         char *my_config = file_join(dir, "adapter_config.json"), *their_config = case_path(CASES[i].name, "adapter_config.json");
         OK(json_load(&x, my_config, 1 << 20));

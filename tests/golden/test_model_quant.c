@@ -14,19 +14,19 @@ static const struct {
 } KINDS[] = {{QUANT_NF4, "nf4"}, {QUANT_INT8, "int8"}};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
 
-static struct st_file *fixture(void) {
-    struct st_file *f;
-    OK(st_open(&f, FIXTURES "/quant/codes.safetensors"));
+static struct safetensors_file *fixture(void) {
+    struct safetensors_file *f;
+    OK(safetensors_open(&f, FIXTURES "/quant/codes.safetensors"));
     return f;
 }
 
 static void codes_of_bitsandbytes(void **state) {
     (void)state;
-    struct st_file *f = fixture();
+    struct safetensors_file *f = fixture();
     int64_t n, n_codes, n_scales;
     assert_memory_equal(dev_nf4_book, case_data(f, "book", DT_F32, &n), sizeof dev_nf4_book);
     assert_int_equal(n, 16);
-    const struct st_tensor *w = st_find(f, "w");
+    const struct safetensors_tensor *w = safetensors_find(f, "w");
     EACH(k, KINDS) {
         char name[32];
         snprintf(name, sizeof name, "%s.code", KINDS[k].name);
@@ -41,14 +41,14 @@ static void codes_of_bitsandbytes(void **state) {
         free(code);
         free(scale);
     }
-    st_close(f);
+    safetensors_close(f);
 }
 
 /* The numbers that bitsandbytes gives back, on every backend. */
 static void values_of_bitsandbytes(void **state) {
     (void)state;
-    struct st_file *f = fixture();
-    const struct st_tensor *t = st_find(f, "w");
+    struct safetensors_file *f = fixture();
+    const struct safetensors_tensor *t = safetensors_find(f, "w");
     const int64_t n = t->dim[0] * t->dim[1];
     int64_t n_codes, n_scales;
     const void *code = case_data(f, "nf4.code", DT_U8, &n_codes), *scale = case_data(f, "nf4.absmax", DT_F32, &n_scales);
@@ -75,7 +75,7 @@ static void values_of_bitsandbytes(void **state) {
         case_free(&d, a.w);
         dev_close(&d);
     }
-    st_close(f);
+    safetensors_close(f);
 }
 
 /* ---- an adapter on it ---- */
@@ -171,16 +171,16 @@ static void saved_by_bitsandbytes(void **state) {
              *dir = case_temp_dir(), *path = file_join(dir, "model.safetensors");
         struct dev dev;
         struct model *m;
-        struct st_file *want, *got;
+        struct safetensors_file *want, *got;
         case_dev(&dev, BACKENDS[b], 2);
         struct model_open_args a = {.dir = from, .act = DT_F32, .max_len = 128, .quant = QUANT_NF4};
         OK(model_open(&m, &dev, &a));
         OK(model_export(m, dir, &(struct model_export_args){.dt = DT_F32}));
-        OK(st_open(&want, golden));
-        OK(st_open(&got, path));
-        assert_int_equal(st_count(want), 14);
-        for (int64_t i = 0; i < st_count(want); i++) {
-            const struct st_tensor *w = st_at(want, i), *g = st_find(got, w->name);
+        OK(safetensors_open(&want, golden));
+        OK(safetensors_open(&got, path));
+        assert_int_equal(safetensors_count(want), 14);
+        for (int64_t i = 0; i < safetensors_count(want); i++) {
+            const struct safetensors_tensor *w = safetensors_at(want, i), *g = safetensors_find(got, w->name);
             assert_true(g && g->dt == DT_F32 && g->bytes == w->bytes);
             assert_memory_equal(g->data, w->data, w->bytes);
         }
@@ -190,8 +190,8 @@ static void saved_by_bitsandbytes(void **state) {
         a.quant = QUANT_NONE;
         assert_int_equal(model_open(&m, &dev, &a), ERR_UNSUPPORTED);
         assert_non_null(strstr(err_msg(), "set quantization=nf4"));
-        st_close(want);
-        st_close(got);
+        safetensors_close(want);
+        safetensors_close(got);
         /* a config.json that promises codes beside weights that are none */
         json_t *config = NULL;
         char *promise = file_join(from, "config.json"), *there = file_join(dir, "config.json");

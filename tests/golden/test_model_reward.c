@@ -15,7 +15,7 @@ static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 struct rig {
     struct dev dev;
     struct model *m;
-    struct st_file *want;
+    struct safetensors_file *want;
     struct case_seq seqs[MAX_SEQS];
     int32_t row[MAX_SEQS]; /* of the score, in the packed batch */
     int64_t n;
@@ -24,7 +24,7 @@ struct rig {
 static void rig_open(struct rig *r, const char *arch, const char *backend) {
     char *dir = xasprintf("%s/reward/%s", FIXTURES, arch), *path = file_join(dir, "golden.safetensors");
     *r = (struct rig){0};
-    OK(st_open(&r->want, path));
+    OK(safetensors_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
     OK(model_open_reward(&r->m, &r->dev,
                          &(struct model_open_args){.dir = dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}));
@@ -40,7 +40,7 @@ static void rig_open(struct rig *r, const char *arch, const char *backend) {
 
 static void rig_close(struct rig *r) {
     model_close(r->m);
-    st_close(r->want);
+    safetensors_close(r->want);
     assert_int_equal(r->dev.allocated, 0);
     dev_close(&r->dev);
 }

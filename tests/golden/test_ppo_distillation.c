@@ -17,7 +17,7 @@ static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 
 struct rig {
     struct dev dev;
-    struct st_file *want;
+    struct safetensors_file *want;
     struct model *student, *teacher;
     struct packed_seq seqs[MAX_SEQS];
     int64_t n_seqs, n, off[MAX_SEQS + 1]; /* response tokens */
@@ -31,7 +31,7 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
     *r = (struct rig){.n = 0};
     char *path = xasprintf("%s/algo/distill_%s.safetensors", FIXTURES, mode), *student = case_path("qwen2", ""),
          *teacher = case_path("llama", "");
-    OK(st_open(&r->want, path));
+    OK(safetensors_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
     OK(model_open(&r->student, &r->dev,
                   &(struct model_open_args){.dir = student, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}));
@@ -57,7 +57,7 @@ static void rig_open(struct rig *r, const char *backend, const char *mode) {
 static void rig_close(struct rig *r) {
     model_close(r->student);
     model_close(r->teacher);
-    st_close(r->want);
+    safetensors_close(r->want);
     free(r->logp);
     assert_int_equal(r->dev.allocated, 0);
     dev_close(&r->dev);
@@ -65,7 +65,7 @@ static void rig_close(struct rig *r) {
 
 /* The teacher's columns of a batch, as golden. */
 static void ask_teacher(struct rig *r, struct batch *b, struct micro_batch_limits cut) {
-    const int64_t k = distill_list(&r->k.distill), per = k > 0 ? k : 1;
+    const int64_t k = memory_plan_distill_list(&r->k.distill), per = k > 0 ? k : 1;
     int64_t lens[MAX_SEQS], tokens[MAX_SEQS];
     struct trained_model *teacher;
     const struct trained_model_args a = {
@@ -108,7 +108,7 @@ static int loss_fn(void *arg, const struct micro_loss *x) {
         .agg = {.mode = algo_agg_find("token-mean"), .batch_num_tokens = algo_n_valid(&whole), .global_batch_size = r->n_seqs}};
     struct algo_metrics m = {0};
     double part = NAN;
-    TRY(distill_loss(&r->distill, &r->k.distill, &a, &r->loss, r->dlogp, &m));
+    TRY(ppo_distillation_loss(&r->distill, &r->k.distill, &a, &r->loss, r->dlogp, &m));
     assert_true(algo_metrics_get(&m, "distillation/loss", &part) && isfinite(part));
     algo_metrics_free(&m);
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)r->dlogp[t];
@@ -123,7 +123,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
     rig_open(&r, backend, mode);
     const size_t bytes = (size_t)r.student->n_train * sizeof(float);
     ask_teacher(&r, &b, cut);
-    distill_begin(&r.distill, &r.k.distill, r.worker.base.vocab, &b);
+    ppo_distillation_begin(&r.distill, &r.k.distill, r.worker.base.vocab, &b);
     const struct trained_model_args a = {.dev = &r.dev,
                                          .model = r.student,
                                          .train = true,
@@ -149,7 +149,7 @@ static void check(const char *mode, const char *backend, struct model_keep keep,
     print_message("%s %s, %lld micro-batches: loss %.1e, gradients %.1e (nmse %.1e)\n", mode, backend, (long long)res.n_micro,
                   fabs(got - want) / want, e_grad, nmse);
     assert_true(fabs(got - want) / want <= MAX_REL && e_grad <= MAX_REL && nmse <= MAX_NMSE);
-    distill_end(&r.distill);
+    ppo_distillation_end(&r.distill);
     trained_model_destroy(student);
     batch_free(&b);
     free(g);

@@ -64,7 +64,7 @@ struct rig {
     struct run run;
     struct stage stage;
     const struct variant *v;
-    struct st_file *want;
+    struct safetensors_file *want;
     const int32_t *prompt_len, *response_len, *prompts, *responses;
     int64_t at_prompt, at_response; /* tokens of the steps before */
     char *dir;
@@ -118,7 +118,7 @@ static void configure(struct ppo_config *k, const struct variant *v, struct micr
 static void rig_open(struct rig *r, const struct variant *v, const struct setup *s) {
     *r = (struct rig){.v = v, .dir = case_temp_dir()};
     char *path = xasprintf("%s/train/%s.safetensors", FIXTURES, v->name);
-    OK(st_open(&r->want, path));
+    OK(safetensors_open(&r->want, path));
     free(path);
     r->prompt_len = case_data(r->want, "prompt_len", DT_I32, NULL);
     r->response_len = case_data(r->want, "response_len", DT_I32, NULL);
@@ -151,7 +151,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     }
     r->run.k.max_bad_steps = 1;
     r->stage = (struct stage){.worker = &w->base, .run = &r->run};
-    OK(stages_create(&r->run.stages, 600));
+    OK(phases_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = v->name, .run_dir = r->dir, .config = config};
     OK(track_open(&r->run.track, &t));
@@ -160,13 +160,13 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
 
 static void rig_close(struct rig *r) {
     track_close(r->run.track, 0);
-    stages_destroy(r->run.stages);
+    phases_destroy(r->run.stages);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
     for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
     assert_int_equal(r->w.base.dev.allocated, 0);
     dev_close(&r->w.base.dev);
     metrics_free(&r->run.metrics);
-    st_close(r->want);
+    safetensors_close(r->want);
     case_drop_dir(r->dir);
 }
 
@@ -298,7 +298,7 @@ static void check_weights(const struct rig *r, const char *prefix, struct weight
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *q = &m->params[i];
         char *name = xasprintf("%s.%s", prefix, q->name);
-        const struct st_tensor *t = st_find(r->want, name);
+        const struct safetensors_tensor *t = safetensors_find(r->want, name);
         free(name);
         if (!t) continue;
         const int64_t n = q->rows * q->cols;

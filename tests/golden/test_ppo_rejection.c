@@ -85,7 +85,7 @@ static void rig_open(struct rig *r, const char *backend) {
     r->run.k.max_bad_steps = 1;
     r->run.step = 1;
     r->stage = (struct stage){.worker = &w->base, .run = &r->run};
-    OK(stages_create(&r->run.stages, 600));
+    OK(phases_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = "rejection", .run_dir = r->dir, .config = config};
     OK(track_open(&r->run.track, &t));
@@ -94,7 +94,7 @@ static void rig_open(struct rig *r, const char *backend) {
 
 static void rig_close(struct rig *r) {
     track_close(r->run.track, 0);
-    stages_destroy(r->run.stages);
+    phases_destroy(r->run.stages);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
     for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
     dev_close(&r->w.base.dev);

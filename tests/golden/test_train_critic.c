@@ -22,7 +22,7 @@ struct rig {
     struct dev dev;
     struct model *m;
     struct trained_model *critic;
-    struct st_file *want;
+    struct safetensors_file *want;
     struct packed_seq seqs[MAX_SEQS];
     int64_t n_seqs, n_targets, off[MAX_SEQS + 1];
     double vpreds[MAX_TARGETS], dvpreds[MAX_TARGETS], loss;
@@ -59,7 +59,7 @@ static void rig_critic(struct rig *r, struct model_keep keep) {
 static void rig_open(struct rig *r, const char *arch, const char *backend, const char *dir, struct model_keep keep) {
     *r = (struct rig){0};
     char *path = xasprintf("%s/critic/%s.safetensors", FIXTURES, arch), *base = dir ? xstrdup(dir) : case_path(arch, "");
-    OK(st_open(&r->want, path));
+    OK(safetensors_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
     OK(model_open_value(&r->m, &r->dev,
                         &(struct model_open_args){.dir = base, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN}, 7));
@@ -74,7 +74,7 @@ static void rig_open_frozen(struct rig *r, const char *base, const char *adapter
     *r = (struct rig){0};
     char *path = xasprintf("%s/critic/%s/golden.safetensors", FIXTURES, adapter ? adapter : "lora_llama"),
          *dir = xasprintf("%s/critic/%s", FIXTURES, adapter ? adapter : "");
-    OK(st_open(&r->want, path));
+    OK(safetensors_open(&r->want, path));
     case_dev(&r->dev, backend, 2);
     OK(model_open_value(&r->m, &r->dev, &(struct model_open_args){.dir = base, .act = DT_F32, .max_len = MAX_LEN}, 7));
     if (adapter) OK(model_lora_load(r->m, dir));
@@ -85,7 +85,7 @@ static void rig_open_frozen(struct rig *r, const char *base, const char *adapter
 static void rig_close(struct rig *r) {
     trained_model_destroy(r->critic);
     model_close(r->m);
-    st_close(r->want);
+    safetensors_close(r->want);
     assert_int_equal(r->dev.allocated, 0);
     dev_close(&r->dev);
 }
@@ -387,7 +387,7 @@ static void one_base(void **state) {
         struct rig r = {0};
         struct model *policy;
         float own[MAX_TARGETS], shared[MAX_TARGETS], again[MAX_TARGETS];
-        OK(st_open(&r.want, golden));
+        OK(safetensors_open(&r.want, golden));
         case_dev(&r.dev, BACKENDS[b], 2);
         OK(model_open(&policy, &r.dev,
                       &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = MAX_LEN, .quant = quant[q]}));

@@ -9,7 +9,7 @@
 #include "model_case.h"
 
 #include "base/rng.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "model/master_weights.h"
 #include "train/trained_model.h"
 
@@ -94,11 +94,11 @@ struct samples {
     bool ended[N_SAMPLES];
 };
 
-static int take(void *arg, const struct rollout_sample *s) {
+static int take(void *arg, const struct engine_sample *s) {
     struct samples *o = arg;
     const int64_t i = (int64_t)(intptr_t)s->user * N + s->index;
     assert_false(o->ended[i]); /* each sample ends once */
-    o->ended[i] = s->finish != ROLLOUT_INTERRUPTED;
+    o->ended[i] = s->finish != ENGINE_INTERRUPTED;
     o->n[i] = s->n;
     memcpy(o->logp_kept[i], s->logp_kept, (size_t)s->n * 4);
     memcpy(o->ids[i], s->ids, (size_t)s->n * 4);
@@ -124,26 +124,26 @@ static const struct limits LIMITS[] = {
     {"12 KV blocks, bursts of 5 steps, interrupted", 12, 40, 15, false, false, 5, 4},
 };
 
-static struct rollout_request request_of(struct rig *r, int i) {
+static struct engine_request request_of(struct rig *r, int i) {
     static const int32_t eos[] = {EOS};
-    return (struct rollout_request){.prompt = r->prompts[i],
-                                    .n_prompt = PROMPT_LENS[i],
-                                    .n = N,
-                                    .max_tokens = MAX_TOKENS - 7 * i,
-                                    .temperature = TEMPERATURE,
-                                    .top_p = i == 1 ? 0.9f : 1,
-                                    .top_k = i == 2 ? 20 : 0,
-                                    .repetition_penalty = i == 3 ? 1.2f : 1,
-                                    .seed = 5,
-                                    .uid = (uint64_t)i,
-                                    .stop_ids = eos,
-                                    .n_stop_ids = 1,
-                                    .user = (void *)(intptr_t)i};
+    return (struct engine_request){.prompt = r->prompts[i],
+                                   .n_prompt = PROMPT_LENS[i],
+                                   .n = N,
+                                   .max_tokens = MAX_TOKENS - 7 * i,
+                                   .temperature = TEMPERATURE,
+                                   .top_p = i == 1 ? 0.9f : 1,
+                                   .top_k = i == 2 ? 20 : 0,
+                                   .repetition_penalty = i == 3 ? 1.2f : 1,
+                                   .seed = 5,
+                                   .uid = (uint64_t)i,
+                                   .stop_ids = eos,
+                                   .n_stop_ids = 1,
+                                   .user = (void *)(intptr_t)i};
 }
 
 /* Sample k = i * N + ... of prompt i goes on after the tokens that it had. */
-static struct rollout_request rest_of(struct rig *r, int64_t k, const struct samples *had) {
-    struct rollout_request one = request_of(r, (int)(k / N));
+static struct engine_request rest_of(struct rig *r, int64_t k, const struct samples *had) {
+    struct engine_request one = request_of(r, (int)(k / N));
     one.n = 1;
     one.first_index = k % N;
     one.n_begun = had->n[k];
@@ -154,51 +154,51 @@ static struct rollout_request rest_of(struct rig *r, int64_t k, const struct sam
 }
 
 /* Submits the samples of prompt i that have not ended; those that have begun go on. */
-static void submit(struct rig *r, struct rollout_engine *e, int i, const struct samples *had) {
-    const struct rollout_request q = request_of(r, i);
-    if (!had) OK(rollout_submit(e, &q, NULL));
+static void submit(struct rig *r, struct engine *e, int i, const struct samples *had) {
+    const struct engine_request q = request_of(r, i);
+    if (!had) OK(engine_submit(e, &q, NULL));
     for (int k = i * N; had && k < (i + 1) * N; k++) {
         if (had->ended[k]) continue;
-        const struct rollout_request one = rest_of(r, k, had);
-        OK(rollout_submit(e, &one, NULL));
+        const struct engine_request one = rest_of(r, k, had);
+        OK(engine_submit(e, &one, NULL));
     }
 }
 
-static void generate_on(struct rig *r, struct rollout_decoder *d, const struct limits *l, struct samples *out) {
-    struct rollout_engine *e;
+static void generate_on(struct rig *r, struct decoder *d, const struct limits *l, struct samples *out) {
+    struct engine *e;
     memset(out, 0, sizeof *out);
-    const struct rollout_model rm = rollout_decoder_model(d);
-    const struct rollout_config cfg = {
+    const struct engine_model rm = decoder_model(d);
+    const struct engine_config cfg = {
         .max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache, .done = take, .done_arg = out};
     for (int turn = 0, more = 1; more; turn++) {
-        OK(rollout_create(&e, &rm, &cfg));
+        OK(engine_create(&e, &rm, &cfg));
         for (int k = 0; k < N_PROMPTS; k++) submit(r, e, l->reversed ? N_PROMPTS - 1 - k : k, turn > 0 ? out : NULL);
-        if (l->steps == 0) OK(rollout_run(e));
-        for (int64_t t = 0; t < l->steps; t++) assert_true((more = rollout_step(e)) >= 0);
+        if (l->steps == 0) OK(engine_run(e));
+        for (int64_t t = 0; t < l->steps; t++) assert_true((more = engine_step(e)) >= 0);
         if (l->steps == 0) more = 0;
-        OK(rollout_interrupt(e));
-        if (more) rollout_destroy(e);
+        OK(engine_interrupt(e));
+        if (more) engine_destroy(e);
     }
-    const struct rollout_stats st = rollout_stats(e);
+    const struct engine_stats st = engine_stats(e);
     if (l->steps == 0) assert_int_equal(st.finished, N_SAMPLES);
     for (int i = 0; i < N_SAMPLES; i++) assert_true(out->ended[i]);
     out->preempted = st.preempted;
     out->cached = st.cached_rows;
     out->bursts = st.bursts;
-    rollout_destroy(e);
+    engine_destroy(e);
 }
 
 static void generate(struct rig *r, const struct limits *l, struct samples *out) {
-    struct rollout_decoder *d;
-    const struct rollout_decoder_args a = {.model = r->m,
-                                           .n_kv_blocks = l->n_kv_blocks,
-                                           .max_rows = l->max_rows,
-                                           .max_seqs = l->max_seqs,
-                                           .max_len = MAX_LEN,
-                                           .max_burst = l->max_burst};
-    OK(rollout_decoder_open(&d, &a));
+    struct decoder *d;
+    const struct decoder_args a = {.model = r->m,
+                                   .n_kv_blocks = l->n_kv_blocks,
+                                   .max_rows = l->max_rows,
+                                   .max_seqs = l->max_seqs,
+                                   .max_len = MAX_LEN,
+                                   .max_burst = l->max_burst};
+    OK(decoder_open(&d, &a));
     generate_on(r, d, l, out);
-    rollout_decoder_close(d);
+    decoder_close(d);
 }
 
 /* ---- training forward ---- */
@@ -368,20 +368,20 @@ static const int64_t TURN_ENDS[TURNS] = {9, 23, MAX_TOKENS}; /* of the response 
 /* Each sample has TURNS segments of the policy, which an end token may cut short, and in between GIVEN tokens of an environment:
  * those have log-probs that nobody computes. env says which they are. */
 static void generate_turns(struct rig *r, const struct limits *l, struct samples *s, uint8_t env[N_SAMPLES][MAX_TOKENS]) {
-    struct rollout_decoder *d;
-    struct rollout_engine *e;
-    const struct rollout_decoder_args a = {.model = r->m,
-                                           .n_kv_blocks = l->n_kv_blocks,
-                                           .max_rows = l->max_rows,
-                                           .max_seqs = l->max_seqs,
-                                           .max_len = MAX_LEN,
-                                           .max_burst = l->max_burst};
-    const struct rollout_config cfg = {
+    struct decoder *d;
+    struct engine *e;
+    const struct decoder_args a = {.model = r->m,
+                                   .n_kv_blocks = l->n_kv_blocks,
+                                   .max_rows = l->max_rows,
+                                   .max_seqs = l->max_seqs,
+                                   .max_len = MAX_LEN,
+                                   .max_burst = l->max_burst};
+    const struct engine_config cfg = {
         .max_rows = l->max_rows, .max_seqs = l->max_seqs, .no_prefix_cache = l->no_prefix_cache, .done = take, .done_arg = s};
     memset(s, 0, sizeof *s);
     memset(env, 0, sizeof(uint8_t[N_SAMPLES][MAX_TOKENS]));
-    OK(rollout_decoder_open(&d, &a));
-    OK(rollout_decoder_engine(&e, d, &cfg));
+    OK(decoder_open(&d, &a));
+    OK(decoder_engine(&e, d, &cfg));
     for (int turn = 0; turn < TURNS; turn++) {
         for (int64_t k = 0; k < N_SAMPLES; k++) {
             for (int t = 0; turn > 0 && t < GIVEN; t++, s->n[k]++) {
@@ -389,23 +389,23 @@ static void generate_turns(struct rig *r, const struct limits *l, struct samples
                 s->ids[k][s->n[k]] = (int32_t)(20 + 7 * k + t);
                 s->logp[k][s->n[k]] = s->logp_kept[k][s->n[k]] = 0;
             }
-            struct rollout_request q = rest_of(r, k, s);
+            struct engine_request q = rest_of(r, k, s);
             q.max_tokens = TURN_ENDS[turn];
             q.segment = q.n_begun;
             s->ended[k] = false;
-            OK(rollout_submit(e, &q, NULL));
+            OK(engine_submit(e, &q, NULL));
         }
-        const int64_t cached = rollout_stats(e).cached_rows;
-        OK(rollout_run(e));
+        const int64_t cached = engine_stats(e).cached_rows;
+        OK(engine_run(e));
         if (turn > 0 && !l->no_prefix_cache && l->n_kv_blocks > 100) /* of every earlier turn the full blocks were kept */
             for (int64_t k = 0, kept = 0; k < N_SAMPLES; k++) {
                 kept += (PROMPT_LENS[k / N] + TURN_ENDS[turn - 1] - 1) / KV_BLOCK_LEN * KV_BLOCK_LEN;
-                if (k == N_SAMPLES - 1) assert_true(rollout_stats(e).cached_rows - cached >= kept - N_SAMPLES * KV_BLOCK_LEN);
+                if (k == N_SAMPLES - 1) assert_true(engine_stats(e).cached_rows - cached >= kept - N_SAMPLES * KV_BLOCK_LEN);
             }
     }
-    s->preempted = rollout_stats(e).preempted;
-    rollout_destroy(e);
-    rollout_decoder_close(d);
+    s->preempted = engine_stats(e).preempted;
+    engine_destroy(e);
+    decoder_close(d);
 }
 
 static void segments_check(struct rig *r, const char *what) {
@@ -517,7 +517,7 @@ static int push_up(void *arg, const struct micro_loss *m) {
 static void no_allocation_after_open(bool adapter) {
     char *dir = make_model(CONFIGS[0]);
     struct rig r = {.adapter = adapter};
-    struct rollout_decoder *d;
+    struct decoder *d;
     struct trained_model *a;
     void *block;
     OK(dev_open_cpu(&r.dev, 2, NULL));
@@ -528,15 +528,15 @@ static void no_allocation_after_open(bool adapter) {
     const struct dev_ops *own = r.dev.ops;
     r.dev.ops = &ops;
     rig_open(&r, dir, DT_BF16, MODEL_TRAIN);
-    struct rollout_decoder_args ra = {.model = r.m, .n_kv_blocks = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
+    struct decoder_args ra = {.model = r.m, .n_kv_blocks = 60, .max_rows = 128, .max_seqs = 8, .max_len = MAX_LEN};
     struct trained_model_args aa = {
         .dev = &r.dev, .model = r.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = 4 * MAX_LEN, .max_seqs = 4};
-    const size_t rollout_bytes = rollout_decoder_bytes(&r.m->cfg, DT_BF16, &ra),
+    const size_t rollout_bytes = decoder_bytes(&r.m->cfg, DT_BF16, &ra),
                  actor_bytes = trained_model_block_bytes(&r.m->cfg, DT_BF16, &aa);
     const size_t bytes = rollout_bytes > actor_bytes ? rollout_bytes : actor_bytes;
     OK(dev_alloc(&r.dev, bytes, &block));
     ra.block = aa.block = block;
-    OK(rollout_decoder_open(&d, &ra));
+    OK(decoder_open(&d, &ra));
     OK(trained_model_create(&a, &aa));
     const int64_t opened = counted.n;
     const size_t allocated = r.dev.allocated, peak = r.dev.peak;
@@ -560,7 +560,7 @@ static void no_allocation_after_open(bool adapter) {
     }
     assert_int_equal(r.dev.peak, peak);
     trained_model_destroy(a);
-    rollout_decoder_close(d);
+    decoder_close(d);
     dev_free(&r.dev, block, bytes);
     model_close(r.m);
     assert_int_equal(r.dev.allocated, 0);

@@ -52,7 +52,7 @@ static void rig_open(struct rig *r) {
     r->run.k.max_bad_steps = 1;
     r->run.step = 1;
     r->stage = (struct stage){.worker = &r->w.base, .run = &r->run};
-    OK(stages_create(&r->run.stages, 600));
+    OK(phases_create(&r->run.stages, 600));
     json_t *config = json_object();
     const struct track_args t = {.project = "test", .experiment = "segments", .run_dir = r->dir, .config = config};
     OK(track_open(&r->run.track, &t));
@@ -61,7 +61,7 @@ static void rig_open(struct rig *r) {
 
 static void rig_close(struct rig *r) {
     track_close(r->run.track, 0);
-    stages_destroy(r->run.stages);
+    phases_destroy(r->run.stages);
     metrics_free(&r->run.metrics);
     json_decref(r->want);
     case_drop_dir(r->dir);

@@ -136,16 +136,16 @@ static int told_fn(void *arg, const struct pack_micro *m, const void *record, si
     if ((uintptr_t)record % 8) FAIL(ERR_INTERNAL, "a record is not aligned");
     TRY(buf_add(&r->out->log, head, sizeof head));
     TRY(buf_add(&r->out->log, record, n));
-    return stage_check_stop();
+    return phase_check_stop();
 }
 
-/* What a rank has taken is what rank_memory says, as far as it has the largest share. before: bytes without the trained model. */
+/* What a rank has taken is what all_reduce_memory says, at most. before: bytes without the trained model. */
 static int check_memory(const struct rig *r, const struct model_open_args *open, const struct lora_config *lora,
                         const struct trained_model_args *a, size_t before) {
     const struct optim *o = trained_model_optim(r->t);
-    const int size = dev_group_size(a->group);
+    const int size = collective_size(a->group);
     const size_t share = (size_t)r->m->n_master * 4;
-    struct rank_memory x;
+    struct all_reduce_memory x;
     const struct rank_memory_args args = {.config = &r->m->cfg,
                                           .dev = a->dev,
                                           .open = open,
@@ -155,9 +155,9 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
                                           .chunks = a->grad_chunk > 1,
                                           .ranks = size,
                                           .local = size};
-    TRY(rank_memory(&x, &args));
+    TRY(all_reduce_memory(&x, &args));
     const size_t taken = a->dev->allocated - before, no_share = share ? 0 : 4,
-                 exchange = x.chunk + x.exchange - dev_group_bytes(a->dev, size, size),
+                 exchange = x.chunk + x.exchange - collective_bytes(a->dev, size, size),
                  state = o->block_bytes + (dev_has_own_memory(a->dev) ? 0 : o->host_bytes);
     if (taken != no_share + state + exchange || share > x.master || share > x.sums || o->block_bytes > x.moments ||
         o->host_bytes > x.host)
@@ -165,12 +165,12 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
     return 0;
 }
 
-static int open_model(struct rig *r, const char *dir, const char *device, enum dtype act, struct dev_group **g, struct comm *c) {
+static int open_model(struct rig *r, const char *dir, const char *device, enum dtype act, struct collective **g, struct comm *c) {
     const struct setup *s = r->s;
     if (strcmp(device, "ref") == 0) TRY(dev_open_ref(&r->dev));
     else if (strcmp(device, "cuda") == 0) TRY(dev_open_cuda(&r->dev, c ? comm_rank(c) % dev_cuda_count() : 0));
     else TRY(dev_open_cpu(&r->dev, 1, NULL));
-    if (c) TRY(dev_group_open(g, &r->dev, c));
+    if (c) TRY(collective_open(g, &r->dev, c));
     const struct model_open_args a = {.dir = dir,
                                       .act = act,
                                       .flags = (s->lora ? MODEL_INFER : MODEL_TRAIN) |
@@ -178,7 +178,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                                (r->sharded ? MODEL_SHARDED_WEIGHTS : 0),
                                       .max_len = MAX_LEN,
                                       .quant = s->quant,
-                                      .shard = rank_shard(*g, &s->optim)};
+                                      .shard = all_reduce_shard(*g, &s->optim)};
     TRY(s->value ? model_open_value(&r->m, &r->dev, &a, 5) : model_open(&r->m, &r->dev, &a));
     if (r->sharded && !s->optim.host_master && r->dev.allocated > model_open_bytes(&r->m->cfg, &r->dev, &a))
         FAIL(ERR_INTERNAL, "%zu bytes of weights", r->dev.allocated);
@@ -259,20 +259,20 @@ static int steps(struct rig *r) {
 }
 
 /* The compute copy, and what it says. */
-static int take_weights(struct rig *r, struct dev_group *group) {
+static int take_weights(struct rig *r, struct collective *group) {
     struct model *const m = r->m;
     float out[N * MAX_LEN] = {0};
     const struct forward_out f = r->s->value ? (struct forward_out){.value = out} : (struct forward_out){.logp = out};
     trained_model_begin(r->t);
     TRY(trained_model_forward(r->t, r->seqs, N, (struct micro_batch_limits){.max_seqs = 2}, 1, f));
-    for (int i = 0; r->sharded && i < dev_group_rank(group); i++) /* the others take part in what they have not asked for */
+    for (int i = 0; r->sharded && i < collective_rank(group); i++) /* the others take part in what they have not asked for */
         TRY(trained_model_forward(r->t, r->seqs, N, (struct micro_batch_limits){.max_seqs = 2}, 1, f));
     TRY(trained_model_end(r->t));
     TRY(buf_add(&r->out->log, out, sizeof out));
     if (r->sharded) {
         const size_t all = model_gathered_bytes(&m->cfg, &r->dev, m->act);
         TRY(dev_alloc(&r->dev, all, &r->whole));
-        TRY(dev_group_share(group, r->whole, all));
+        TRY(collective_share(group, r->whole, all));
         TRY(model_gather(m, r->whole));
     }
     for (int64_t i = 0; i < m->n_groups && !m->quant; i++) {
@@ -309,7 +309,7 @@ static int take_state(struct rig *r) {
 /* comm NULL: one process. */
 static int run_setup(const struct setup *s, const char *dir, size_t device, bool sharded, struct comm *c, struct result *out) {
     struct rig *r = xcalloc(1, sizeof *r);
-    struct dev_group *g = NULL;
+    struct collective *g = NULL;
     int rc = 0;
     r->s = s;
     r->sharded = sharded;
@@ -321,7 +321,7 @@ static int run_setup(const struct setup *s, const char *dir, size_t device, bool
     TRYG(take_state(r), out);
     if (c) TRYG(comm_barrier(c), out);
 out:
-    dev_group_close(g);
+    collective_close(g);
     if (r->whole) dev_free(&r->dev, r->whole, model_gathered_bytes(&r->m->cfg, &r->dev, r->m->act));
     trained_model_destroy(r->t);
     if (r->block) dev_free(&r->dev, r->block, r->block_bytes);
@@ -349,7 +349,7 @@ static int train(struct comm *c, const struct comm_call *call, struct ctl_result
     int rc = run_setup(s, json_string_value(json_object_get(call->args, "dir")),
                        (size_t)json_integer_value(json_object_get(call->args, "device")),
                        json_is_true(json_object_get(call->args, "sharded")), c, &r);
-    if (rc == ERR_SIGNAL) to->value = json_pack("{s:i}", "signal", stage_stop_signal());
+    if (rc == ERR_SIGNAL) to->value = json_pack("{s:i}", "signal", phase_stop_signal());
     if (rc == ERR_SIGNAL) rc = 0;
     if (rc == 0) {
         add(to, r.log.p, r.log.n);
@@ -360,7 +360,7 @@ static int train(struct comm *c, const struct comm_call *call, struct ctl_result
     return rc;
 }
 
-static const struct ctl_service services[] = {{"train", train}, {NULL, NULL}};
+static const struct worker_process_service services[] = {{"train", train}, {NULL, NULL}};
 
 /* ---- the test ---- */
 
@@ -386,7 +386,7 @@ static char *make_model(const char *name, const char *top) {
 }
 
 static void same(const struct setup *s, size_t device, bool sharded, int ranks, const struct result *want,
-                 const struct hub_reply *replies) {
+                 const struct coordinator_reply *replies) {
     const char *const layout = sharded ? ", sharded" : "";
     for (int r = 0; r < ranks; r++) {
         const struct comm_bytes *a = replies[r].arrays;
@@ -428,39 +428,40 @@ static void models_close(struct models *m) {
     free(m->dirs[1]);
 }
 
-static struct ctl *open_ranks(int ranks) {
-    struct ctl *c;
+static struct workers *open_ranks(int ranks) {
+    struct workers *c;
     struct launch l;
     OK(launch_read(&l, environ));
-    OK(ctl_open(&c, &(struct ctl_args){.ranks = ranks, .start_s = 60}, &l));
+    OK(workers_open(&c, &(struct workers_args){.ranks = ranks, .start_s = 60}, &l));
     return c;
 }
 
 /* The setup on all of a group's ranks; replies (MOST_RANKS). */
-static void call(struct ctl *c, const struct models *m, size_t setup, size_t device, bool sharded, struct hub_reply *replies) {
+static void call(struct workers *c, const struct models *m, size_t setup, size_t device, bool sharded,
+                 struct coordinator_reply *replies) {
     const char *dir = m->dirs[strcmp(SETUPS[setup].model, "tied") != 0];
     json_t *args =
         json_pack("{s:I, s:s, s:I, s:b}", "setup", (json_int_t)setup, "dir", dir, "device", (json_int_t)device, "sharded", sharded);
-    if (ctl_call_all(c, &(struct hub_call_args){.name = "train", .args = args, .answer_s = 60}, replies) < 0)
-        fail_msg("%s, %d ranks: %s", SETUPS[setup].name, ctl_size(c), err_msg());
+    if (workers_call_all(c, &(struct coordinator_call_args){.name = "train", .args = args, .answer_s = 60}, replies) < 0)
+        fail_msg("%s, %d ranks: %s", SETUPS[setup].name, workers_size(c), err_msg());
     json_decref(args);
 }
 
 /* One process and each group end the same. */
-static void compare(const struct models *m, size_t setup, size_t device, struct ctl **groups, int n_groups) {
+static void compare(const struct models *m, size_t setup, size_t device, struct workers **groups, int n_groups) {
     const struct setup *s = &SETUPS[setup];
     struct result want = {0};
     OK(run_setup(s, m->dirs[strcmp(s->model, "tied") != 0], device, false, NULL, &want));
     assert_true(want.changed == (s->fault == FINE));
     for (int i = 0; i < 2 * n_groups; i++) {
-        struct ctl *const c = groups[i / 2];
-        struct hub_reply replies[MOST_RANKS];
+        struct workers *const c = groups[i / 2];
+        struct coordinator_reply replies[MOST_RANKS];
         const bool sharded = i % 2;
-        if (sharded && (s->value || s->lora || ctl_size(c) < 2)) continue;
-        if (sharded && n_groups > 1 && setup > 0 && ctl_size(c) != 3) continue; /* of other numbers once */
+        if (sharded && (s->value || s->lora || workers_size(c) < 2)) continue;
+        if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */
         call(c, m, setup, device, sharded, replies);
-        same(s, device, sharded, ctl_size(c), &want, replies);
-        for (int r = 0; r < ctl_size(c); r++) hub_reply_free(&replies[r]);
+        same(s, device, sharded, workers_size(c), &want, replies);
+        for (int r = 0; r < workers_size(c); r++) coordinator_reply_free(&replies[r]);
     }
     result_free(&want);
 }
@@ -468,14 +469,14 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
 static void inv11_any_number_of_ranks(void **state) {
     (void)state;
     struct models m;
-    struct ctl *groups[MOST_RANKS];
+    struct workers *groups[MOST_RANKS];
     models_open(&m);
     for (int i = 0; i < MOST_RANKS; i++) groups[i] = open_ranks(i + 1);
     EACH(i, SETUPS) for (size_t d = 0; d < TESTED; d++) {
         const int from = i == 0 ? 0 : 1; /* of one rank once */
         if (strcmp(DEVICES[d].name, "ref") != 0 || SETUPS[i].ref) compare(&m, i, d, groups + from, MOST_RANKS - from);
     }
-    for (int i = 0; i < MOST_RANKS; i++) ctl_close(groups[i], true);
+    for (int i = 0; i < MOST_RANKS; i++) workers_close(groups[i], true);
     models_close(&m);
 }
 
@@ -506,10 +507,10 @@ static void chunks_decide_bits(void **state) {
 /* All stop after the same micro-batch, and are told no more. */
 static void stop(const struct models *m, size_t setup) {
     struct result want = {0};
-    struct hub_reply replies[MOST_RANKS];
+    struct coordinator_reply replies[MOST_RANKS];
     OK(run_setup(&SETUPS[setup], m->dirs[0], 0, false, NULL, &want));
-    struct ctl *c = open_ranks(3);
-    hub_ask_stop(ctl_hub(c), SIGTERM);
+    struct workers *c = open_ranks(3);
+    coordinator_ask_stop(workers_coordinator(c), SIGTERM);
     call(c, m, setup, 0, true, replies);
     for (int r = 0; r < 3; r++) {
         const struct comm_bytes *a = replies[r].arrays;
@@ -517,8 +518,8 @@ static void stop(const struct models *m, size_t setup) {
         assert_true(a[0].n > 0 && a[0].n < want.log.n && a[0].n == replies[0].arrays[0].n);
         assert_memory_equal(a[0].p, want.log.p, a[0].n);
     }
-    for (int r = 0; r < 3; r++) hub_reply_free(&replies[r]);
-    ctl_close(c, true);
+    for (int r = 0; r < 3; r++) coordinator_reply_free(&replies[r]);
+    workers_close(c, true);
     result_free(&want);
 }
 
@@ -539,19 +540,19 @@ static void run_device(void **state) {
     size_t d = 0;
     while (d + 1 < sizeof DEVICES / sizeof *DEVICES && strcmp(DEVICES[d].name, args[0]) != 0) d++;
     models_open(&m);
-    struct ctl *c = open_ranks(atoi(args[1]));
+    struct workers *c = open_ranks(atoi(args[1]));
     EACH(i, SETUPS) {
         compare(&m, i, d, &c, 1);
         print_message("%s: %s\n", SETUPS[i].name, "the same bits");
     }
-    ctl_close(c, true);
+    workers_close(c, true);
     models_close(&m);
 }
 
 static int worker(void) {
     struct launch l;
     int rc = launch_read(&l, environ);
-    if (rc >= 0) rc = ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
+    if (rc >= 0) rc = worker_process_serve(&(struct workers_args){.start_s = 60}, &l, services);
     if (rc < 0) fprintf(stderr, "%s\n", err_msg());
     return rc < 0;
 }

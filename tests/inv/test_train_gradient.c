@@ -234,7 +234,7 @@ static void gradients_in_a_shared_block(void **state) {
     free(r);
 }
 
-/* The micro-batches that pack_balance names are those that pack_next takes, in whatever order the rows came. */
+/* The micro-batches that micro_batch_order names are those that micro_batch_next takes, in whatever order the rows came. */
 static void balanced_micro_batches(void **state) {
     (void)state;
     const struct pack p = {.max_rows = N * MAX_LEN, .max_seqs = N};
@@ -247,7 +247,7 @@ static void balanced_micro_batches(void **state) {
         len[i] = PROMPT[order[i]] + RESPONSE[order[i]];
         total += len[i];
     }
-    OK(pack_balance(&cut, len, order, N));
+    OK(micro_batch_order(&cut, len, order, N));
     for (int64_t i = 0; i < N; i++) {
         seqs[i] = (struct packed_seq){.n = PROMPT[order[i]] + RESPONSE[order[i]]};
         seen |= UINT64_C(1) << order[i];
@@ -256,7 +256,7 @@ static void balanced_micro_batches(void **state) {
     int64_t n_micro = 0;
     struct pack_micro m;
     for (int64_t lo = 0; lo < N; lo = m.hi, n_micro++) {
-        OK(pack_next(&p, seqs, N, lo, cut, &m));
+        OK(micro_batch_next(&p, seqs, N, lo, cut, &m));
         assert_int_equal(m.hi, cut.ends[n_micro]);
         assert_true(m.n_rows <= 70);
     }

@@ -51,9 +51,9 @@ struct round {
 struct rank {
     struct dev d;
     struct comm *comm;
-    struct dev_group *g;
+    struct collective *g;
     struct comm *part; /* all ranks but the last, where they are more than two, have a second group */
-    struct dev_group *few;
+    struct collective *few;
     uint32_t *few_whole;  /* (FEW), shared there */
     struct comm *opening; /* the group that is opened */
     int rank, size;
@@ -219,9 +219,9 @@ static int fill_base(struct rank *k) {
     return rc;
 }
 
-static int open_group(struct rank *k, struct comm *c, struct dev_group **g) {
+static int open_group(struct rank *k, struct comm *c, struct collective **g) {
     k->opening = c;
-    const int rc = dev_group_open(g, &k->d, c);
+    const int rc = collective_open(g, &k->d, c);
     CHECK(fake_opened == 0);
     return rc;
 }
@@ -232,10 +232,10 @@ static int open_few(struct rank *k) {
     if (k->rank >= n) return 0;
     TRY(comm_part(&k->part, k->comm, 0, n));
     TRY(open_group(k, k->part, &k->few));
-    if (strcmp(dev_group_way(k->few), dev_group_way(k->g)) != 0)
-        FAIL(ERR_INTERNAL, "one group goes through %s, another through %s", dev_group_way(k->g), dev_group_way(k->few));
+    if (strcmp(collective_way(k->few), collective_way(k->g)) != 0)
+        FAIL(ERR_INTERNAL, "one group goes through %s, another through %s", collective_way(k->g), collective_way(k->few));
     TRY(alloc(k, FEW, &k->few_whole));
-    return dev_group_share(k->few, k->few_whole, FEW * sizeof *k->few_whole);
+    return collective_share(k->few, k->few_whole, FEW * sizeof *k->few_whole);
 }
 
 static int open_rank(struct rank *k, const char *device, int64_t most, int64_t rows) {
@@ -250,10 +250,10 @@ static int open_rank(struct rank *k, const char *device, int64_t most, int64_t r
     TRY(alloc(k, most, &k->copy));
     TRY(open_group(k, k->comm, &k->g));
     TRY(open_few(k));
-    TRY(dev_group_share(k->g, k->whole, (size_t)most * 4));
+    TRY(collective_share(k->g, k->whole, (size_t)most * 4));
     for (int s = 0; s < SLOTS; s++) {
         TRY(alloc(k, (int64_t)(slot_bytes(k) / 4), &k->slot[s]));
-        TRY(dev_group_share(k->g, k->slot[s], slot_bytes(k)));
+        TRY(collective_share(k->g, k->slot[s], slot_bytes(k)));
     }
     for (int f = 0; f < FLIGHT; f++) TRY(alloc(k, most + SHIFT, &k->own[f]));
     k->got = xmalloc((size_t)most * 4);
@@ -271,8 +271,8 @@ static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
 }
 
 static void close_rank(struct rank *k) {
-    dev_group_close(k->few);
-    dev_group_close(k->g);
+    collective_close(k->few);
+    collective_close(k->g);
     comm_close(k->part);
     free(k->got);
     free(k->expect);
@@ -364,7 +364,7 @@ static int start_fold(struct rank *k, const struct round *w, int slot, float *ow
     }
     TRY(make(k, w, 0, 2, w->count, k->term)); /* of the whole bucket; this rank's part is taken */
     if (n) TRY(dev_copy(&k->d, own, k->term + w->cut[k->rank], (size_t)n * 4));
-    return dev_group_fold(k->g, &b, ticket);
+    return collective_fold(k->g, &b, ticket);
 }
 
 /* The same on one process, and whether the owned elements have its bits. */
@@ -414,14 +414,14 @@ static int gather_once(struct rank *k, struct rng *rng) {
     const bool beside = rng_below(rng, 2);
     int64_t ticket = 0;
     if (beside) {
-        TRY(dev_group_gather_begin(k->g, k->whole, at, parts, &ticket));
+        TRY(collective_gather_begin(k->g, k->whole, at, parts, &ticket));
         TRY(dev_zero(&k->d, k->copy, (size_t)bytes));
-        TRY(dev_group_gather_end(k->g));
+        TRY(collective_gather_end(k->g));
     } else {
-        TRY(dev_group_all_gather(k->g, k->whole, at, parts));
+        TRY(collective_all_gather(k->g, k->whole, at, parts));
     }
     TRY(dev_copy(&k->d, k->copy, k->whole, (size_t)bytes));
-    TRY(dev_group_reuse(k->g, ticket));
+    TRY(collective_reuse(k->g, ticket));
     for (int64_t i = 0; i < parts; i++) {
         const size_t *const own = at + i * (k->size + 1) + k->rank;
         TRY(dev_zero(&k->d, k->whole + own[0], own[1] - own[0]));
@@ -443,11 +443,11 @@ static int gather_few(struct rank *k, uint32_t seed) {
     int rc = 0;
     if (!k->few) goto out;
     for (uint32_t i = 0; i < FEW; i++) v[i] = (seed + i) * 2654435761u;
-    for (int r = 0, n = dev_group_size(k->few); r <= n; r++) at[r] = (size_t)(FEW * r / n) * sizeof *v;
-    const size_t lo = at[dev_group_rank(k->few)], n = at[dev_group_rank(k->few) + 1] - lo;
+    for (int r = 0, n = collective_size(k->few); r <= n; r++) at[r] = (size_t)(FEW * r / n) * sizeof *v;
+    const size_t lo = at[collective_rank(k->few)], n = at[collective_rank(k->few) + 1] - lo;
     TRYG(dev_zero(&k->d, k->few_whole, FEW * sizeof *v), out);
     TRYG(dev_copy_in(&k->d, (char *)k->few_whole + lo, (char *)v + lo, n), out);
-    TRYG(dev_group_all_gather(k->few, k->few_whole, at, 1), out);
+    TRYG(collective_all_gather(k->few, k->few_whole, at, 1), out);
     TRYG(dev_copy_out(&k->d, got, k->few_whole, FEW * sizeof *got), out);
     if (memcmp(got, v, FEW * sizeof *v) != 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "other bytes in the second group");
 out:
@@ -466,18 +466,18 @@ static int run_rounds(struct rank *k, int64_t rounds) {
         for (int f = 0; f < flight; f++, slot = (slot + 1) % SLOTS) {
             w[f] = draw(k, &rng);
             if (rng_below(&alone, 4) == 0) usleep((useconds_t)rng_below(&alone, 3000)); /* ranks are late in turn */
-            TRY(dev_group_reuse(k->g, ticket[slot]));
+            TRY(collective_reuse(k->g, ticket[slot]));
             TRY(start_fold(k, &w[f], slot, k->own[f] + w[f].shift[1], &ticket[slot]));
             if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
             const uint32_t seed = rng_u32(&rng);
             if (seed % 4 == 0) TRY(gather_few(k, seed));
         }
-        TRY(dev_group_join(k->g));
+        TRY(collective_join(k->g));
         for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f] + w[f].shift[1], done++));
     }
     if (k->rank == 0)
         printf("%s, %d ranks through %s: %lld folds and their all-gathers: equal bits\n", k->d.describe, k->size,
-               dev_group_way(k->g), (long long)rounds);
+               collective_way(k->g), (long long)rounds);
     return 0;
 }
 
@@ -492,7 +492,7 @@ static int check_refused(struct rank *k) {
     bad[2].x = NULL;
     bad[3].own = NULL;
     for (int i = 0; i < 4; i++)
-        if (dev_group_fold(k->g, &bad[i], &ticket) != ERR_INVAL) FAIL(ERR_INTERNAL, "bad bucket %d is taken", i);
+        if (collective_fold(k->g, &bad[i], &ticket) != ERR_INVAL) FAIL(ERR_INTERNAL, "bad bucket %d is taken", i);
     return 0;
 }
 
@@ -506,14 +506,14 @@ static int check_abandoned(struct rank *k) {
         size_t at[MOST + 1];
         for (int r = 0; r <= k->size; r++) at[r] = (size_t)r * 4;
         for (int i = 0; i < 2; i++) {
-            TRY(dev_group_fold(k->g, &b, &ticket));
-            TRY(dev_group_reuse(k->g, ticket));
+            TRY(collective_fold(k->g, &b, &ticket));
+            TRY(collective_reuse(k->g, ticket));
         }
-        TRY(dev_group_gather_begin(k->few, k->few_whole, at, 1, &ticket));
-        TRY(dev_group_gather_end(k->few));
+        TRY(collective_gather_begin(k->few, k->few_whole, at, 1, &ticket));
+        TRY(collective_gather_end(k->few));
         const double start = clock_now();
-        dev_group_close(k->g);
-        dev_group_close(k->few);
+        collective_close(k->g);
+        collective_close(k->few);
         k->g = k->few = NULL;
         TRY(dev_sync(&k->d));
         if (clock_now() - start > 5) FAIL(ERR_INTERNAL, "close took %.1f s", clock_now() - start);
@@ -549,11 +549,11 @@ static int bench_once(struct rank *k, int64_t bytes, bool folds, int n_gemms, do
             struct dev_bucket b = whole;
             b.x = k->slot[i % SLOTS];
             TRY(gemms(k, n_gemms));
-            if (folds) TRY(dev_group_reuse(k->g, ticket[i % SLOTS]));
-            if (folds) TRY(dev_group_fold(k->g, &b, &ticket[i % SLOTS]));
-            else if (bytes) TRY(dev_group_all_gather(k->g, k->whole, at, 1));
+            if (folds) TRY(collective_reuse(k->g, ticket[i % SLOTS]));
+            if (folds) TRY(collective_fold(k->g, &b, &ticket[i % SLOTS]));
+            else if (bytes) TRY(collective_all_gather(k->g, k->whole, at, 1));
         }
-        TRY(dev_group_join(k->g));
+        TRY(collective_join(k->g));
         TRY(dev_sync(&k->d));
         *seconds = (clock_now() - start) / FOLDS;
     }
@@ -594,8 +594,8 @@ static int check_way(struct rank *k, int rc, bool *done) {
     *done = refused && rc < 0 && strstr(err_msg(), refused);
     if (*done) return 0;
     TRY(rc);
-    if (refused) FAIL(ERR_INTERNAL, "the group goes through %s, and is not refused", dev_group_way(k->g));
-    if (way && strcmp(dev_group_way(k->g), way) != 0) FAIL(ERR_INTERNAL, "the way is %s, not %s", dev_group_way(k->g), way);
+    if (refused) FAIL(ERR_INTERNAL, "the group goes through %s, and is not refused", collective_way(k->g));
+    if (way && strcmp(collective_way(k->g), way) != 0) FAIL(ERR_INTERNAL, "the way is %s, not %s", collective_way(k->g), way);
     return 0;
 }
 
@@ -629,13 +629,13 @@ static int be_rank(char **argv) {
 
 /* Whether all ranks ended well. */
 static bool run_group(const char *device, int size, int64_t rounds, const char *mb) {
-    const struct hub_args a = {.size = size, .start_s = 60, .deadline_s = 20};
-    struct hub *hub;
+    const struct coordinator_args a = {.size = size, .start_s = 60, .deadline_s = 20};
+    struct coordinator *hub;
     pid_t pid[MOST];
     bool good = true;
-    if (hub_open(&hub, &a) < 0) fail_msg("%s", err_msg());
+    if (coordinator_open(&hub, &a) < 0) fail_msg("%s", err_msg());
     for (int r = 0; r < size; r++) {
-        const struct comm_where *w = hub_where(hub);
+        const struct comm_where *w = coordinator_where(hub);
         char rank[16], ranks[16], n[32];
         char *const argv[] = {own_path,
                               "rank",
@@ -652,7 +652,7 @@ static bool run_group(const char *device, int size, int64_t rounds, const char *
         snprintf(n, sizeof n, "%lld", (long long)rounds);
         if (posix_spawn(&pid[r], own_path, NULL, NULL, argv, environ) != 0) fail_msg("cannot start a rank");
     }
-    good = hub_join(hub, NULL, NULL) >= 0;
+    good = coordinator_join(hub, NULL, NULL) >= 0;
     if (!good) fprintf(stderr, "%s\n", err_msg());
     for (int i = 0; i < size; i++) { /* one that fails ends the others */
         int status;
@@ -664,7 +664,7 @@ static bool run_group(const char *device, int size, int64_t rounds, const char *
             if (pid[r]) kill(pid[r], SIGKILL);
         good = good && fine;
     }
-    hub_close(hub, false);
+    coordinator_close(hub, false);
     return good;
 }
 
@@ -733,11 +733,11 @@ static void bytes_of_the_way(void **state) {
     ops.peers = &fake_peers;
     ops.nccl = &fake_nccl;
     d.ops = &ops;
-    assert_int_equal(dev_group_bytes(&d, 4, 4), 1);
-    assert_int_equal(dev_group_bytes(&d, 4, 2), 4);
-    assert_int_equal(dev_group_bytes(&d, 1, 1), 0);
+    assert_int_equal(collective_bytes(&d, 4, 4), 1);
+    assert_int_equal(collective_bytes(&d, 4, 2), 4);
+    assert_int_equal(collective_bytes(&d, 1, 1), 0);
     setenv("VERLC_GROUP", "nccl", 1);
-    assert_int_equal(dev_group_bytes(&d, 4, 4), 4);
+    assert_int_equal(collective_bytes(&d, 4, 4), 4);
     unsetenv("VERLC_GROUP");
     dev_close(&d);
 }

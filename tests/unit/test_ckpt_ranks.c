@@ -272,17 +272,17 @@ static int rank_main(char **argv) {
 /* ---- groups ---- */
 
 struct group {
-    struct hub *hub;
+    struct coordinator *hub;
     pid_t pid[MOST];
     int size;
 };
 
 static void start_group(struct group *g, int size, int setup, const char *model, const char *root, const char *from,
                         const char *way) {
-    const struct hub_args a = {.size = size, .start_s = 60, .deadline_s = 30};
+    const struct coordinator_args a = {.size = size, .start_s = 60, .deadline_s = 30};
     g->size = size;
-    if (hub_open(&g->hub, &a) < 0) fail_msg("%s", err_msg());
-    const struct comm_where *w = hub_where(g->hub);
+    if (coordinator_open(&g->hub, &a) < 0) fail_msg("%s", err_msg());
+    const struct comm_where *w = coordinator_where(g->hub);
     for (int r = 0; r < size; r++) {
         char rank[16], ranks[16], which[16];
         char *const argv[] = {own_path,
@@ -317,15 +317,15 @@ static int end_group(struct group *g) {
         const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
         worst = code > worst ? code : worst;
     }
-    hub_close(g->hub, false);
+    coordinator_close(g->hub, false);
     return worst;
 }
 
 static int run_group(int size, int setup, const char *model, const char *root, const char *from, const char *way) {
     struct group g;
     start_group(&g, size, setup, model, root, from, way);
-    if (strcmp(way, "apart") != 0) OK(hub_join(g.hub, no_check, NULL));
-    else hub_join(g.hub, no_check, NULL); /* a rank may have left with 77 */
+    if (strcmp(way, "apart") != 0) OK(coordinator_join(g.hub, no_check, NULL));
+    else coordinator_join(g.hub, no_check, NULL); /* a rank may have left with 77 */
     return end_group(&g);
 }
 
@@ -466,7 +466,7 @@ static void test_killed(void **state) {
         char *root = xasprintf("%s/killed", f->dir), *dir = NULL;
         int64_t step;
         start_group(&g, 2 + i % 2, 0, f->model, root, "-", "killed");
-        OK(hub_join(g.hub, no_check, NULL));
+        OK(coordinator_join(g.hub, no_check, NULL));
         char *newest = file_join(root, "latest_checkpointed_iteration.txt");
         for (int wait = 0; wait < 30000 && i % 4 && !file_exists(newest); wait++) usleep(1000);
         usleep((useconds_t)rng_below(&rng, 60000)); /* some checkpoints later; of each fourth group in the first */
@@ -503,13 +503,13 @@ static void test_killed_copying(void **state) {
     int64_t step;
     int status;
     start_group(&g, 3, 0, f->model, root, "-", "dies");
-    OK(hub_join(g.hub, no_check, NULL));
+    OK(coordinator_join(g.hub, no_check, NULL));
     for (int r = 0; r < g.size; r++) {
         assert_int_equal(waitpid(g.pid[r], &status, 0), g.pid[r]);
         if (r == g.size - 1) assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
         else assert_true(WIFEXITED(status) && WEXITSTATUS(status) == NAMED);
     }
-    hub_close(g.hub, false);
+    coordinator_close(g.hub, false);
     assert_true(clock_now() - start < 10);
     OK(ckpt_find(root, &step, &dir));
     assert_int_equal(step, 1);

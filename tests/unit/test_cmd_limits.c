@@ -181,11 +181,11 @@ static void check_plan(const char *arg, const struct memory_plan *p, const struc
 }
 
 static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
-    struct model_shapes shapes = {0};
+    struct memory_plan_shapes shapes = {0};
     struct memory_plan p;
     struct buf text = {0};
     memory_plan_offload(k, dev);
-    int rc = model_shapes_load(&shapes, k);
+    int rc = memory_plan_shapes_load(&shapes, k);
     if (rc == 0) rc = memory_plan_make(&p, k, &shapes, dev);
     if (rc == 0) {
         check_plan(arg, &p, k, &shapes.policy);
@@ -194,7 +194,7 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
         if (rc == 0 && (p.total > p.limit || p.limit > (size_t)1 << 56)) fail_msg("%s: a plan beyond its limit passes", arg);
     }
     buf_free(&text);
-    model_shapes_free(&shapes);
+    memory_plan_shapes_free(&shapes);
     return rc;
 }
 
@@ -231,13 +231,13 @@ static int run_sft(const char *arg, const struct conf *c) {
 
 static int run_generate(const char *arg, const struct conf *c) {
     (void)arg;
-    return train_generate(c); /* its prompts are not there */
+    return generate_run(c); /* its prompts are not there */
 }
 
 static int run_eval(const char *arg, const struct conf *c) {
     struct buf out = {0};
     (void)arg;
-    const int rc = train_eval(c, &out); /* nor are its responses */
+    const int rc = eval_run(c, &out); /* nor are its responses */
     buf_free(&out);
     return rc;
 }

@@ -219,7 +219,7 @@ static int be_rank(char **argv) {
 
 struct group {
     int size;
-    struct hub *hub;
+    struct coordinator *coordinator;
     pid_t pid[MOST];
     int err[MOST]; /* what the ranks print */
 };
@@ -235,7 +235,7 @@ static pid_t spawn(const char *program, char *const *argv, int err) {
 }
 
 static void start_rank(struct group *g, int slot, const char *program, int rank, int size, const char *key) {
-    const struct comm_where *w = hub_where(g->hub);
+    const struct comm_where *w = coordinator_where(g->coordinator);
     char rank_text[16], size_text[16],
         *argv[] = {own_path, "rank", rank_text, size_text, (char *)(uintptr_t)w->address, (char *)(uintptr_t)key, "30", NULL};
     int ends[2];
@@ -249,13 +249,13 @@ static void start_rank(struct group *g, int slot, const char *program, int rank,
 
 static void open_hub(struct group *g, int size, double start_s) {
     *g = (struct group){.size = size};
-    const struct hub_args a = {.size = size, .start_s = start_s, .deadline_s = 20};
-    if (hub_open(&g->hub, &a) < 0) fail_msg("%s", err_msg());
+    const struct coordinator_args a = {.size = size, .start_s = start_s, .deadline_s = 20};
+    if (coordinator_open(&g->coordinator, &a) < 0) fail_msg("%s", err_msg());
 }
 
 static void join_group(struct group *g) {
-    for (int r = 0; r < g->size; r++) start_rank(g, r, own_path, r, g->size, hub_where(g->hub)->key);
-    if (hub_join(g->hub, NULL, NULL) < 0) fail_msg("%s", err_msg());
+    for (int r = 0; r < g->size; r++) start_rank(g, r, own_path, r, g->size, coordinator_where(g->coordinator)->key);
+    if (coordinator_join(g->coordinator, NULL, NULL) < 0) fail_msg("%s", err_msg());
 }
 
 static void open_group(struct group *g, int size) {
@@ -284,18 +284,19 @@ static void close_group(struct group *g) {
         }
         if (g->err[i]) close(g->err[i]);
     }
-    hub_close(g->hub, false);
+    coordinator_close(g->coordinator, false);
 }
 
 static void end_group(struct group *g) {
-    hub_close(g->hub, true);
-    g->hub = NULL;
+    coordinator_close(g->coordinator, true);
+    g->coordinator = NULL;
     for (int r = 0; r < g->size; r++) assert_int_equal(end_of(g, r), 0);
     close_group(g);
 }
 
 static void call_all_for(struct group *g, const char *name, json_t *args, double answer_s) {
-    if (hub_call_ranks(g->hub, 0, g->size, &(struct hub_call_args){.name = name, .args = args, .answer_s = answer_s}) < 0)
+    if (coordinator_call_ranks(g->coordinator, 0, g->size,
+                               &(struct coordinator_call_args){.name = name, .args = args, .answer_s = answer_s}) < 0)
         fail_msg("%s", err_msg());
     json_decref(args);
 }
@@ -303,9 +304,9 @@ static void call_all_for(struct group *g, const char *name, json_t *args, double
 static void call_all(struct group *g, const char *name, json_t *args) { call_all_for(g, name, args, 60); }
 
 static int collect(struct group *g) {
-    struct hub_reply replies[MOST];
-    const int rc = hub_collect(g->hub, replies);
-    for (int r = 0; rc >= 0 && r < g->size; r++) hub_reply_free(&replies[r]);
+    struct coordinator_reply replies[MOST];
+    const int rc = coordinator_collect(g->coordinator, replies);
+    for (int r = 0; rc >= 0 && r < g->size; r++) coordinator_reply_free(&replies[r]);
     return rc;
 }
 
@@ -376,7 +377,7 @@ static void hide_memory(void) {
 
 static void calls_carry_arrays(void **state) {
     (void)state;
-    struct hub_reply replies[3];
+    struct coordinator_reply replies[3];
     uint8_t *big = xmalloc(BIG / 16);
     struct comm_bytes arrays[] = {{(uint8_t[]){1, 2, 3}, 3}, {NULL, 0}, {big, BIG / 16}};
     fill(big, BIG / 16, 1, 2, 3);
@@ -387,11 +388,12 @@ static void calls_carry_arrays(void **state) {
         join_group(&g);
         for (int round = 0; round < 3; round++) {
             json_t *args = json_pack("{s:i}", "round", round);
-            const struct hub_call_args echo = {.name = "echo", .args = args, .arrays = arrays, .n_arrays = 3, .answer_s = 60};
+            const struct coordinator_call_args echo = {
+                .name = "echo", .args = args, .arrays = arrays, .n_arrays = 3, .answer_s = 60};
             const int step = round == 2 ? 1 : 2; /* rank 1 is not called */
-            for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(hub_call(g.hub, r, &echo), 0);
-            if (step == 1) assert_int_equal(hub_call_ranks(g.hub, 0, g.size, &echo), 0);
-            if (hub_collect(g.hub, replies) < 0) fail_msg("%s", err_msg());
+            for (int r = 0; step == 2 && r < 3; r += step) assert_int_equal(coordinator_call(g.coordinator, r, &echo), 0);
+            if (step == 1) assert_int_equal(coordinator_call_ranks(g.coordinator, 0, g.size, &echo), 0);
+            if (coordinator_collect(g.coordinator, replies) < 0) fail_msg("%s", err_msg());
             for (int r = 0; r < 3; r += step) {
                 assert_int_equal(json_integer_value(json_object_get(replies[r].result, "rank")), r);
                 assert_true(json_equal(json_object_get(replies[r].result, "args"), args));
@@ -403,7 +405,7 @@ static void calls_carry_arrays(void **state) {
                 }
             }
             if (step == 2) assert_null(replies[1].result);
-            for (int r = 0; r < 3; r++) hub_reply_free(&replies[r]);
+            for (int r = 0; r < 3; r++) coordinator_reply_free(&replies[r]);
             json_decref(args);
         }
         end_group(&g);
@@ -483,7 +485,7 @@ static void the_deadline_names_who_is_behind(void **state) {
 static void a_call_that_has_not_arrived(void **state) {
     (void)state;
     struct group g;
-    struct hub_progress p;
+    struct coordinator_progress p;
     open_group(&g, 1);
     call_all(&g, "nap", json_pack("{s:i}", "seconds", 3));
     expect_ok(&g);
@@ -491,7 +493,7 @@ static void a_call_that_has_not_arrived(void **state) {
     const double until = clock_now() + 2;
     while (clock_now() < until) {
         usleep(10000);
-        hub_progress(g.hub, 0, &p);
+        coordinator_progress(g.coordinator, 0, &p);
         assert_string_equal(p.stage, "echo");
     }
     expect_ok(&g);
@@ -502,16 +504,17 @@ static void a_call_that_has_not_arrived(void **state) {
 static void a_call_that_fails_ends_those_under_way(void **state) {
     (void)state;
     struct group g;
-    struct hub_reply reply;
+    struct coordinator_reply reply;
     int rank;
     open_group(&g, 2);
-    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
-    hub_fail(g.hub, 1, "rank 1 was lost");
+    assert_int_equal(coordinator_call(g.coordinator, 0, &(struct coordinator_call_args){.name = "until_stop", .answer_s = 60}), 0);
+    coordinator_fail(g.coordinator, 1, "rank 1 was lost");
     for (int r = 1; r >= 0; r--) {
-        assert_int_equal(hub_call(g.hub, r, &(struct hub_call_args){.name = "echo", .answer_s = 60}), ERR_RANK);
+        assert_int_equal(coordinator_call(g.coordinator, r, &(struct coordinator_call_args){.name = "echo", .answer_s = 60}),
+                         ERR_RANK);
         assert_string_equal(err_msg(), "rank 1 was lost");
     }
-    assert_int_equal(hub_take(g.hub, 1, &rank, &reply), 0);
+    assert_int_equal(coordinator_take(g.coordinator, 1, &rank, &reply), 0);
     close_group(&g);
 }
 
@@ -520,35 +523,38 @@ static void ranks_answer_at_their_own_time(void **state) {
     int answers[3] = {0}, slices = 0, rank, rc;
     struct group g;
     open_group(&g, 3);
-    struct hub_reply reply;
-    assert_int_equal(hub_take(g.hub, 60, &rank, &reply), 0); /* at once: none is called */
-    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
-    for (int r = 1; r < 3; r++) assert_int_equal(hub_call(g.hub, r, &(struct hub_call_args){.name = "echo", .answer_s = 60}), 0);
+    struct coordinator_reply reply;
+    assert_int_equal(coordinator_take(g.coordinator, 60, &rank, &reply), 0); /* at once: none is called */
+    assert_int_equal(coordinator_call(g.coordinator, 0, &(struct coordinator_call_args){.name = "until_stop", .answer_s = 60}), 0);
+    for (int r = 1; r < 3; r++)
+        assert_int_equal(coordinator_call(g.coordinator, r, &(struct coordinator_call_args){.name = "echo", .answer_s = 60}), 0);
     for (; answers[1] + answers[2] < 40 || slices == 0; slices += rc == 0) {
-        rc = hub_take(g.hub, 0.01, &rank, &reply);
+        rc = coordinator_take(g.coordinator, 0.01, &rank, &reply);
         if (rc < 0) fail_msg("%s", err_msg());
         if (rc == 0) continue;
         assert_int_equal(json_integer_value(json_object_get(reply.result, "rank")), rank);
         assert_int_not_equal(rank, 0);
-        hub_reply_free(&reply);
+        coordinator_reply_free(&reply);
         answers[rank]++;
-        if (answers[rank] < 20) assert_int_equal(hub_call(g.hub, rank, &(struct hub_call_args){.name = "echo", .answer_s = 60}), 0);
+        if (answers[rank] < 20)
+            assert_int_equal(coordinator_call(g.coordinator, rank, &(struct coordinator_call_args){.name = "echo", .answer_s = 60}),
+                             0);
     }
     assert_int_equal(answers[1], 20);
     assert_int_equal(answers[2], 20);
-    struct hub_progress p = {0};
+    struct coordinator_progress p = {0};
     for (int i = 0; i < 300 && p.done == 0; i++) {
         usleep(10000);
-        hub_progress(g.hub, 0, &p);
+        coordinator_progress(g.coordinator, 0, &p);
     }
     assert_string_equal(p.stage, "until_stop");
     assert_true(p.done > 0 && p.total == 1000);
-    hub_ask_stop(g.hub, SIGTERM);
-    hub_ask_stop(g.hub, SIGINT); /* the first one stays */
-    if (hub_take(g.hub, 10, &rank, &reply) != 1) fail_msg("%s", err_msg());
+    coordinator_ask_stop(g.coordinator, SIGTERM);
+    coordinator_ask_stop(g.coordinator, SIGINT); /* the first one stays */
+    if (coordinator_take(g.coordinator, 10, &rank, &reply) != 1) fail_msg("%s", err_msg());
     assert_int_equal(rank, 0);
     assert_int_equal(json_integer_value(json_object_get(reply.result, "signal")), SIGTERM);
-    hub_reply_free(&reply);
+    coordinator_reply_free(&reply);
     end_group(&g);
 }
 
@@ -556,13 +562,13 @@ static void ranks_answer_at_their_own_time(void **state) {
 static void each_call_has_its_deadline(void **state) {
     (void)state;
     int rank;
-    struct hub_reply reply;
+    struct coordinator_reply reply;
     struct group g;
     open_group(&g, 2);
-    assert_int_equal(hub_call(g.hub, 0, &(struct hub_call_args){.name = "until_stop", .answer_s = 60}), 0);
-    assert_int_equal(hub_call(g.hub, 1, &(struct hub_call_args){.name = "until_stop", .answer_s = 1}), 0);
-    assert_int_equal(hub_take(g.hub, 0.2, &rank, &reply), 0);
-    assert_int_equal(hub_take(g.hub, 60, &rank, &reply), ERR_TIMEOUT);
+    assert_int_equal(coordinator_call(g.coordinator, 0, &(struct coordinator_call_args){.name = "until_stop", .answer_s = 60}), 0);
+    assert_int_equal(coordinator_call(g.coordinator, 1, &(struct coordinator_call_args){.name = "until_stop", .answer_s = 1}), 0);
+    assert_int_equal(coordinator_take(g.coordinator, 0.2, &rank, &reply), 0);
+    assert_int_equal(coordinator_take(g.coordinator, 60, &rank, &reply), ERR_TIMEOUT);
     assert_non_null(strstr(err_msg(), "no answer within 1 s from rank 1 (host "));
     assert_null(strstr(err_msg(), "rank 0"));
     close_group(&g);
@@ -574,8 +580,8 @@ static void the_controller_goes(void **state) {
     open_group(&g, 3);
     call_all(&g, "late", json_pack("{s:i,s:i}", "victim", 1, "seconds", 20));
     const double start = clock_now();
-    hub_close(g.hub, false);
-    g.hub = NULL;
+    coordinator_close(g.coordinator, false);
+    g.coordinator = NULL;
     for (int r = 0; r < 3; r++) assert_int_equal(end_of(&g, r), 7);
     assert_true(clock_now() - start < 3);
     close_group(&g);
@@ -596,9 +602,9 @@ static void strangers_are_refused(void **state) {
     struct group g;
     assert_int_equal(comm_key_new(key), 0);
     open_hub(&g, 2, 2);
-    start_rank(&g, 0, own_path, 0, 2, hub_where(g.hub)->key);
+    start_rank(&g, 0, own_path, 0, 2, coordinator_where(g.coordinator)->key);
     start_rank(&g, 1, own_path, 1, 2, key);
-    assert_int_equal(hub_join(g.hub, NULL, NULL), ERR_TIMEOUT);
+    assert_int_equal(coordinator_join(g.coordinator, NULL, NULL), ERR_TIMEOUT);
     assert_non_null(strstr(err_msg(), "1 of 2 ranks have not joined"));
     assert_non_null(strstr(err_msg(), "rank 1"));
     expect_refused(&g, 1, "rank 1: the controller at 127.0.0.1:");
@@ -611,9 +617,9 @@ static void strangers_are_refused(void **state) {
     } bad[] = {{1, 3, "rank 1 (host "}, {0, 2, "two processes say that they are rank 0"}};
     for (int i = 0; i < 2; i++) {
         open_hub(&g, 2, 20);
-        start_rank(&g, 0, own_path, 0, 2, hub_where(g.hub)->key);
-        start_rank(&g, 1, own_path, bad[i].rank, bad[i].size, hub_where(g.hub)->key);
-        assert_int_equal(hub_join(g.hub, NULL, NULL), ERR_RANK);
+        start_rank(&g, 0, own_path, 0, 2, coordinator_where(g.coordinator)->key);
+        start_rank(&g, 1, own_path, bad[i].rank, bad[i].size, coordinator_where(g.coordinator)->key);
+        assert_int_equal(coordinator_join(g.coordinator, NULL, NULL), ERR_RANK);
         assert_non_null(strstr(err_msg(), bad[i].what));
         if (i == 0) expect_refused(&g, 1, bad[i].what); /* of the two that say the same, either */
         close_group(&g);
@@ -699,9 +705,11 @@ static void addresses_are_ipv4(void **state) {
     (void)state;
     static const char *const bad[] = {"[::1]:29500", "::1:29500", "fe80::1%eth0:5", "host", "host:", ":29500"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        struct hub *h;
+        struct coordinator *h;
         char endpoint[COMM__ENDPOINT], own[COMM__NAME];
-        assert_int_equal(hub_open(&h, &(struct hub_args){.size = 1, .listen = bad[i], .start_s = 1, .deadline_s = 1}), ERR_INVAL);
+        assert_int_equal(
+            coordinator_open(&h, &(struct coordinator_args){.size = 1, .listen = bad[i], .start_s = 1, .deadline_s = 1}),
+            ERR_INVAL);
         assert_non_null(strstr(err_msg(), bad[i]));
         assert_non_null(strstr(err_msg(), i < 3 ? "IPv4" : "HOST:PORT"));
         assert_int_equal(comm__reach(bad[i], endpoint, own), ERR_INVAL);
@@ -722,9 +730,9 @@ static void another_build_is_refused(void **state) {
     close(fd);
     buf_free(&b);
     open_hub(&g, 2, 20);
-    start_rank(&g, 0, own_path, 0, 2, hub_where(g.hub)->key);
-    start_rank(&g, 1, other, 1, 2, hub_where(g.hub)->key);
-    assert_int_equal(hub_join(g.hub, NULL, NULL), ERR_RANK);
+    start_rank(&g, 0, own_path, 0, 2, coordinator_where(g.coordinator)->key);
+    start_rank(&g, 1, other, 1, 2, coordinator_where(g.coordinator)->key);
+    assert_int_equal(coordinator_join(g.coordinator, NULL, NULL), ERR_RANK);
     assert_non_null(strstr(err_msg(), "rank 1 (host "));
     assert_non_null(strstr(err_msg(), "another build"));
     expect_refused(&g, 1, "another build");
@@ -732,10 +740,10 @@ static void another_build_is_refused(void **state) {
     unlink(other);
 }
 
-/* check of hub_join: rank 1 is killed as soon as both ranks have joined. */
+/* check of coordinator_join: rank 1 is killed as soon as both ranks have joined. */
 static int kill_when_joined(void *arg) {
     struct group *g = arg;
-    if (!hub_pid(g->hub, 0) || !hub_pid(g->hub, 1)) return 0;
+    if (!coordinator_pid(g->coordinator, 0) || !coordinator_pid(g->coordinator, 1)) return 0;
     assert_int_equal(kill(g->pid[1], SIGKILL), 0);
     assert_int_equal(end_of(g, 1), 128 + SIGKILL);
     return 0;
@@ -745,10 +753,10 @@ static void a_rank_dies_as_it_joins(void **state) {
     (void)state;
     struct group g;
     open_hub(&g, 2, 20);
-    for (int r = 0; r < 2; r++) start_rank(&g, r, own_path, r, 2, hub_where(g.hub)->key);
-    assert_int_equal(hub_join(g.hub, kill_when_joined, &g), ERR_RANK);
+    for (int r = 0; r < 2; r++) start_rank(&g, r, own_path, r, 2, coordinator_where(g.coordinator)->key);
+    assert_int_equal(coordinator_join(g.coordinator, kill_when_joined, &g), ERR_RANK);
     assert_non_null(strstr(err_msg(), "rank 1 (host "));
-    assert_int_equal(hub_failed_rank(g.hub), 1);
+    assert_int_equal(coordinator_failed_rank(g.coordinator), 1);
     close_group(&g);
 }
 

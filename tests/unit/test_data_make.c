@@ -208,10 +208,10 @@ static void gsm8k_bad_sources(void **state) {
 
 /* --- the hub's interface on a local port --- */
 
-struct hub {
+struct coordinator {
     pid_t pid;
 };
-static void hub_start(struct hub *h) {
+static void hub_start(struct coordinator *h) {
     const char *python = getenv("VERLC_PYTHON") ? getenv("VERLC_PYTHON") : "python3";
     char *files = at("served"), text[64] = "", url[64];
     int fd[2];
@@ -230,7 +230,7 @@ static void hub_start(struct hub *h) {
     setenv("HF_ENDPOINT", url, 1);
     free(files);
 }
-static void hub_stop(struct hub *h) {
+static void hub_stop(struct coordinator *h) {
     kill(h->pid, SIGKILL);
     waitpid(h->pid, NULL, 0);
 }
@@ -238,7 +238,7 @@ static void hub_stop(struct hub *h) {
 /* e2e/hub_test has what can go wrong. */
 static void gsm8k_from_the_hub(void **state) {
     (void)state;
-    struct hub h;
+    struct coordinator h;
     put("served/fake/gsm8k/main/train.jsonl", train_text);
     put("served/fake/gsm8k/main/test.jsonl", test_text);
     hub_start(&h);

@@ -7,8 +7,8 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/rng.h"
-#include "engine/rollout.h"
-#include "engine/rollout_int.h"
+#include "engine/engine.h"
+#include "engine/engine_int.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -37,7 +37,7 @@ static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
     return (int32_t)(mixed >> 20) % VOCAB >= 0 ? (int32_t)((mixed >> 20) % VOCAB) : 0;
 }
 
-static int fake_step(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept) {
+static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept) {
     struct fake *f = ctx;
     if (++f->steps == f->fail_at) FAIL(ERR_DEVICE, "injected");
     if (p->n_rows > f->max_rows_seen) f->max_rows_seen = p->n_rows;
@@ -65,7 +65,7 @@ static int fake_step(void *ctx, const struct rollout_plan *p, int32_t *id, float
 }
 
 /* The same, many steps at once: each row reads its history back and feeds itself. */
-static int fake_burst(void *ctx, const struct rollout_burst *b) {
+static int fake_burst(void *ctx, const struct engine_burst *b) {
     struct fake *f = ctx;
     assert_int_equal(f->have, f->burst_steps); /* all of the one before was taken */
     f->burst_steps = b->steps;
@@ -100,18 +100,18 @@ static int fake_burst(void *ctx, const struct rollout_burst *b) {
     return 0;
 }
 
-static int fake_results(void *ctx, int64_t have, struct rollout_results *out) {
+static int fake_results(void *ctx, int64_t have, struct engine_results *out) {
     struct fake *f = ctx;
     assert_int_equal(have, f->have);
     const int64_t left = f->burst_steps - have, at = have * f->stride;
-    *out = (struct rollout_results){left < f->part ? left : f->part, f->stride, f->id + at, f->logp + at, f->logp_kept + at};
+    *out = (struct engine_results){left < f->part ? left : f->part, f->stride, f->id + at, f->logp + at, f->logp_kept + at};
     assert_true(out->steps > 0);
     f->have += out->steps;
     return 0;
 }
 
-static struct rollout_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct rollout_model){f, f->n_blocks, VOCAB, fake_step, max_burst, fake_burst, fake_results};
+static struct engine_model fake_model(struct fake *f, int64_t max_burst) {
+    return (struct engine_model){f, f->n_blocks, VOCAB, fake_step, max_burst, fake_burst, fake_results};
 }
 
 static struct fake *fake_new(int64_t n_blocks) {
@@ -130,7 +130,7 @@ static void fake_free(struct fake *f) {
 }
 
 /* What sample `index` of r must be. */
-static int64_t expected(const struct rollout_request *r, uint32_t index, int32_t *ids, float *logp) {
+static int64_t expected(const struct engine_request *r, uint32_t index, int32_t *ids, float *logp) {
     int32_t h[512];
     memcpy(h, r->prompt, (size_t)r->n_prompt * 4);
     for (int64_t k = 0; k < r->max_tokens; k++) {
@@ -142,18 +142,18 @@ static int64_t expected(const struct rollout_request *r, uint32_t index, int32_t
 }
 
 struct seen {
-    const struct rollout_request *requests;
+    const struct engine_request *requests;
     int64_t n_done, n_preempted;
 };
-static int check_sample(void *arg, const struct rollout_sample *s) {
+static int check_sample(void *arg, const struct engine_sample *s) {
     struct seen *c = arg;
-    const struct rollout_request *r = &c->requests[s->request];
+    const struct engine_request *r = &c->requests[s->request];
     int32_t ids[256];
     float logp[256];
     assert_int_equal(s->n, expected(r, (uint32_t)s->index, ids, logp));
     assert_memory_equal(s->ids, ids, (size_t)s->n * 4);
     assert_memory_equal(s->logp, logp, (size_t)s->n * 4);
-    assert_int_equal(s->finish, !r->ignore_eos && ids[s->n - 1] == EOS ? ROLLOUT_STOP : ROLLOUT_LENGTH);
+    assert_int_equal(s->finish, !r->ignore_eos && ids[s->n - 1] == EOS ? ENGINE_STOP : ENGINE_LENGTH);
     assert_ptr_equal(s->user, r->user);
     c->n_done++;
     c->n_preempted += s->n_preempted;
@@ -170,56 +170,56 @@ static void test_any_limits(void **state) {
     for (int round = 0; round < 60; round++) {
         enum { N = 12 };
         static int32_t prompts[N][128];
-        struct rollout_request rq[N];
+        struct engine_request rq[N];
         int64_t total = 0, longest = 0;
         for (int i = 0; i < N; i++) {
             const int64_t n = 1 + (int64_t)rng_below(&rng, 100);
             for (int64_t t = 0; t < n; t++) /* a common beginning of 40 tokens */
                 prompts[i][t] = t < 40 ? (int32_t)t : (int32_t)rng_below(&rng, VOCAB);
-            rq[i] = (struct rollout_request){.prompt = prompts[i],
-                                             .n_prompt = n,
-                                             .n = 1 + (int64_t)rng_below(&rng, 6),
-                                             .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
-                                             .temperature = 1,
-                                             .top_p = 1,
-                                             .repetition_penalty = 1,
-                                             .seed = 11,
-                                             .uid = (uint64_t)i,
-                                             .ignore_eos = i % 3 == 0,
-                                             .stop_ids = eos,
-                                             .n_stop_ids = 1,
-                                             .user = &prompts[i]};
+            rq[i] = (struct engine_request){.prompt = prompts[i],
+                                            .n_prompt = n,
+                                            .n = 1 + (int64_t)rng_below(&rng, 6),
+                                            .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
+                                            .temperature = 1,
+                                            .top_p = 1,
+                                            .repetition_penalty = 1,
+                                            .seed = 11,
+                                            .uid = (uint64_t)i,
+                                            .ignore_eos = i % 3 == 0,
+                                            .stop_ids = eos,
+                                            .n_stop_ids = 1,
+                                            .user = &prompts[i]};
             total += rq[i].n;
             const int64_t blocks = (n + rq[i].max_tokens - 1 + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
             if (blocks > longest) longest = blocks;
         }
         struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
-        const struct rollout_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
+        const struct engine_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
         struct seen seen = {.requests = rq};
-        const struct rollout_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
-                                           .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
-                                           .no_prefix_cache = round % 4 == 3,
-                                           .done = check_sample,
-                                           .done_arg = &seen};
-        struct rollout_engine *e;
-        assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+        const struct engine_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                          .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                          .no_prefix_cache = round % 4 == 3,
+                                          .done = check_sample,
+                                          .done_arg = &seen};
+        struct engine *e;
+        assert_int_equal(engine_create(&e, &model, &cfg), 0);
         for (int i = 0; i < N; i++) {
             int64_t id;
-            assert_int_equal(rollout_submit(e, &rq[i], &id), 0);
+            assert_int_equal(engine_submit(e, &rq[i], &id), 0);
             assert_int_equal(id, i);
-            if (i == N / 2) assert_true(rollout_step(e) >= 0); /* later ones arrive in mid-run */
+            if (i == N / 2) assert_true(engine_step(e) >= 0); /* later ones arrive in mid-run */
         }
-        assert_int_equal(rollout_run(e), 0);
+        assert_int_equal(engine_run(e), 0);
         assert_int_equal(seen.n_done, total);
         assert_true(f->max_rows_seen <= cfg.max_rows);
-        const struct rollout_stats st = rollout_stats(e);
+        const struct engine_stats st = engine_stats(e);
         assert_int_equal(st.kv_blocks_used, 0); /* every block came back */
         assert_int_equal(st.finished, total);
         preempted += st.preempted;
         cached += st.cached_rows;
         bursts += f->bursts;
         if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
-        rollout_destroy(e);
+        engine_destroy(e);
         fake_free(f);
     }
     assert_true(preempted > 50); /* the small pools did preempt */
@@ -233,26 +233,26 @@ static void test_prompt_computed_once(void **state) {
     int32_t prompt[100];
     for (int i = 0; i < 100; i++) prompt[i] = i % VOCAB;
     struct fake *f = fake_new(200);
-    const struct rollout_model model = fake_model(f, 1);
-    const struct rollout_request r = {.prompt = prompt,
-                                      .n_prompt = 100,
-                                      .n = 8,
-                                      .max_tokens = 5,
-                                      .temperature = 1,
-                                      .top_p = 1,
-                                      .repetition_penalty = 1,
-                                      .ignore_eos = true};
+    const struct engine_model model = fake_model(f, 1);
+    const struct engine_request r = {.prompt = prompt,
+                                     .n_prompt = 100,
+                                     .n = 8,
+                                     .max_tokens = 5,
+                                     .temperature = 1,
+                                     .top_p = 1,
+                                     .repetition_penalty = 1,
+                                     .ignore_eos = true};
     for (int64_t budget = 30; budget <= 300; budget += 90) { /* chunked and whole */
         struct seen seen = {.requests = &r};
-        const struct rollout_config cfg = {.max_rows = budget, .max_seqs = 16, .done = check_sample, .done_arg = &seen};
-        struct rollout_engine *e;
-        assert_int_equal(rollout_create(&e, &model, &cfg), 0);
-        assert_int_equal(rollout_submit(e, &r, NULL), 0);
-        assert_int_equal(rollout_run(e), 0);
+        const struct engine_config cfg = {.max_rows = budget, .max_seqs = 16, .done = check_sample, .done_arg = &seen};
+        struct engine *e;
+        assert_int_equal(engine_create(&e, &model, &cfg), 0);
+        assert_int_equal(engine_submit(e, &r, NULL), 0);
+        assert_int_equal(engine_run(e), 0);
         assert_int_equal(seen.n_done, 8);
         /* 100 rows once, then 4 rows (97..100) for each sibling, then 4 decoding rows each */
-        assert_int_equal(rollout_stats(e).rows, 100 + 7 * 4 + 8 * 4);
-        rollout_destroy(e);
+        assert_int_equal(engine_stats(e).rows, 100 + 7 * 4 + 8 * 4);
+        engine_destroy(e);
     }
     fake_free(f);
 }
@@ -261,24 +261,24 @@ static void test_prompt_again(void **state) {
     (void)state;
     int32_t prompt[40] = {1, 2, 3};
     struct fake *f = fake_new(20);
-    const struct rollout_model model = fake_model(f, 1);
-    const struct rollout_request r = {.prompt = prompt,
-                                      .n_prompt = 40,
-                                      .n = 1,
-                                      .max_tokens = 2,
-                                      .temperature = 1,
-                                      .top_p = 1,
-                                      .repetition_penalty = 1,
-                                      .ignore_eos = true};
-    const struct rollout_config cfg = {.max_rows = 64, .max_seqs = 4};
-    struct rollout_engine *e;
-    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+    const struct engine_model model = fake_model(f, 1);
+    const struct engine_request r = {.prompt = prompt,
+                                     .n_prompt = 40,
+                                     .n = 1,
+                                     .max_tokens = 2,
+                                     .temperature = 1,
+                                     .top_p = 1,
+                                     .repetition_penalty = 1,
+                                     .ignore_eos = true};
+    const struct engine_config cfg = {.max_rows = 64, .max_seqs = 4};
+    struct engine *e;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(rollout_submit(e, &r, NULL), 0);
-        assert_int_equal(rollout_run(e), 0);
-        assert_int_equal(rollout_stats(e).cached_rows, 32 * i); /* its two whole blocks */
+        assert_int_equal(engine_submit(e, &r, NULL), 0);
+        assert_int_equal(engine_run(e), 0);
+        assert_int_equal(engine_stats(e).cached_rows, 32 * i); /* its two whole blocks */
     }
-    rollout_destroy(e);
+    engine_destroy(e);
     fake_free(f);
 }
 
@@ -286,34 +286,34 @@ static void test_refusals(void **state) {
     (void)state;
     int32_t prompt[4] = {1, 2, 3, 4};
     struct fake *f = fake_new(2);
-    const struct rollout_model model = fake_model(f, 1);
-    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4};
-    struct rollout_engine *e;
-    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
-    const struct rollout_request ok = {
+    const struct engine_model model = fake_model(f, 1);
+    const struct engine_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct engine *e;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    const struct engine_request ok = {
         .prompt = prompt, .n_prompt = 4, .n = 1, .max_tokens = 4, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
-    struct rollout_request r = ok;
+    struct engine_request r = ok;
     r.max_tokens = 30; /* 33 positions: three blocks */
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_NOMEM);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_NOMEM);
     assert_non_null(strstr(err_msg(), "3 KV blocks"));
     r = ok;
     r.n_prompt = 0;
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     r = ok;
     r.top_p = 0;
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     r = ok;
     r.temperature = NAN;
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     prompt[2] = VOCAB;
-    assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &ok, NULL), ERR_INVAL);
     assert_non_null(strstr(err_msg(), "97"));
     prompt[2] = 3;
-    assert_int_equal(rollout_step(e), 0); /* nothing was taken in */
-    assert_int_equal(rollout_submit(e, &ok, NULL), 0);
+    assert_int_equal(engine_step(e), 0); /* nothing was taken in */
+    assert_int_equal(engine_submit(e, &ok, NULL), 0);
     f->fail_at = f->steps + 2;
-    assert_int_equal(rollout_run(e), ERR_DEVICE); /* an error of the model comes out */
-    rollout_destroy(e);
+    assert_int_equal(engine_run(e), ERR_DEVICE); /* an error of the model comes out */
+    engine_destroy(e);
     fake_free(f);
 }
 
@@ -325,7 +325,7 @@ struct part { /* a sample of a prompt, so far */
     int64_t n, times; /* times: how often it was interrupted */
     bool done;
 };
-static int take_part(void *arg, const struct rollout_sample *s) {
+static int take_part(void *arg, const struct engine_sample *s) {
     struct part *p = (struct part *)arg + (intptr_t)s->user + s->index;
     assert_false(p->done);
     assert_true(s->n >= p->n);
@@ -335,7 +335,7 @@ static int take_part(void *arg, const struct rollout_sample *s) {
     if (s->n > 0) memcpy(p->logp, s->logp, (size_t)s->n * 4);
     if (s->n > 0) memcpy(p->logp_kept, s->logp_kept, (size_t)s->n * 4);
     p->n = s->n;
-    p->done = s->finish != ROLLOUT_INTERRUPTED;
+    p->done = s->finish != ENGINE_INTERRUPTED;
     p->times += !p->done;
     return 0;
 }
@@ -350,39 +350,39 @@ static void test_interrupted(void **state) {
     for (int round = 0; round < 40; round++) {
         static struct part parts[N * SAMPLES];
         int32_t prompts[N][40];
-        struct rollout_request rq[N];
+        struct engine_request rq[N];
         memset(parts, 0, sizeof parts);
         for (int i = 0; i < N; i++) {
             for (int t = 0; t < 40; t++) prompts[i][t] = t < 20 ? t : (int32_t)rng_below(&rng, VOCAB);
-            rq[i] = (struct rollout_request){.prompt = prompts[i],
-                                             .n_prompt = 1 + (int64_t)rng_below(&rng, 40),
-                                             .n = SAMPLES,
-                                             .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
-                                             .temperature = 1,
-                                             .top_p = 1,
-                                             .repetition_penalty = 1,
-                                             .seed = 3,
-                                             .uid = (uint64_t)i,
-                                             .ignore_eos = i % 2 == 0,
-                                             .stop_ids = eos,
-                                             .n_stop_ids = 1,
-                                             .user = (void *)(intptr_t)(i * SAMPLES)};
+            rq[i] = (struct engine_request){.prompt = prompts[i],
+                                            .n_prompt = 1 + (int64_t)rng_below(&rng, 40),
+                                            .n = SAMPLES,
+                                            .max_tokens = 1 + (int64_t)rng_below(&rng, 60),
+                                            .temperature = 1,
+                                            .top_p = 1,
+                                            .repetition_penalty = 1,
+                                            .seed = 3,
+                                            .uid = (uint64_t)i,
+                                            .ignore_eos = i % 2 == 0,
+                                            .stop_ids = eos,
+                                            .n_stop_ids = 1,
+                                            .user = (void *)(intptr_t)(i * SAMPLES)};
         }
         struct fake *f = fake_new(12);
         int64_t open = N * SAMPLES;
         for (int turn = 0; open > 0; turn++) {
-            const struct rollout_model model = fake_model(f, 1 + (int64_t)rng_below(&rng, 8));
-            const struct rollout_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
-                                               .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
-                                               .no_prefix_cache = round % 4 == 3,
-                                               .done = take_part,
-                                               .done_arg = parts};
-            struct rollout_engine *e;
+            const struct engine_model model = fake_model(f, 1 + (int64_t)rng_below(&rng, 8));
+            const struct engine_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
+                                              .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
+                                              .no_prefix_cache = round % 4 == 3,
+                                              .done = take_part,
+                                              .done_arg = parts};
+            struct engine *e;
             assert_true(turn < 1000);
-            assert_int_equal(rollout_create(&e, &model, &cfg), 0);
+            assert_int_equal(engine_create(&e, &model, &cfg), 0);
             for (int i = 0; i < N * SAMPLES; i++) {
-                struct rollout_request r = rq[i / SAMPLES];
-                if (turn == 0 && i % SAMPLES == 0) assert_int_equal(rollout_submit(e, &r, NULL), 0);
+                struct engine_request r = rq[i / SAMPLES];
+                if (turn == 0 && i % SAMPLES == 0) assert_int_equal(engine_submit(e, &r, NULL), 0);
                 if (turn == 0 || parts[i].done) continue;
                 r.n = 1;
                 r.first_index = i % SAMPLES;
@@ -392,15 +392,15 @@ static void test_interrupted(void **state) {
                 r.n_begun = parts[i].n;
                 if (round % 2 && i % 2) r.pause_at = parts[i].n + 3;
                 paused += r.pause_at > 0 && r.pause_at < r.max_tokens;
-                assert_int_equal(rollout_submit(e, &r, NULL), 0);
+                assert_int_equal(engine_submit(e, &r, NULL), 0);
             }
             int more = 1;
-            for (int64_t steps = (int64_t)rng_below(&rng, 12); steps > 0 && more > 0; steps--) more = rollout_step(e);
+            for (int64_t steps = (int64_t)rng_below(&rng, 12); steps > 0 && more > 0; steps--) more = engine_step(e);
             assert_true(more >= 0);
-            assert_int_equal(rollout_interrupt(e), 0);
-            assert_int_equal(rollout_stats(e).kv_blocks_used, 0);
-            assert_int_equal(rollout_step(e), 0); /* nothing is left in it */
-            rollout_destroy(e);
+            assert_int_equal(engine_interrupt(e), 0);
+            assert_int_equal(engine_stats(e).kv_blocks_used, 0);
+            assert_int_equal(engine_step(e), 0); /* nothing is left in it */
+            engine_destroy(e);
             memset(f->token, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4); /* of other weights: nothing of it may be read */
             memset(f->pos, -1, (size_t)(f->n_blocks * KV_BLOCK_LEN) * 4);
             open = 0;
@@ -428,40 +428,40 @@ static void test_interrupted_refusals(void **state) {
     int32_t prompt[4] = {1, 2, 3, 4}, begun[4] = {5, 6, 8, 9};
     const float logp[4] = {0};
     struct fake *f = fake_new(4);
-    const struct rollout_model model = fake_model(f, 1);
-    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4};
-    struct rollout_engine *e;
-    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
-    const struct rollout_request ok = {.prompt = prompt,
-                                       .n_prompt = 4,
-                                       .n = 1,
-                                       .max_tokens = 4,
-                                       .temperature = 1,
-                                       .top_p = 1,
-                                       .repetition_penalty = 1,
-                                       .begun = begun,
-                                       .begun_logp = logp,
-                                       .begun_logp_kept = logp,
-                                       .n_begun = 3};
-    struct rollout_request r = ok;
+    const struct engine_model model = fake_model(f, 1);
+    const struct engine_config cfg = {.max_rows = 8, .max_seqs = 4};
+    struct engine *e;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    const struct engine_request ok = {.prompt = prompt,
+                                      .n_prompt = 4,
+                                      .n = 1,
+                                      .max_tokens = 4,
+                                      .temperature = 1,
+                                      .top_p = 1,
+                                      .repetition_penalty = 1,
+                                      .begun = begun,
+                                      .begun_logp = logp,
+                                      .begun_logp_kept = logp,
+                                      .n_begun = 3};
+    struct engine_request r = ok;
     r.n_begun = 4; /* nothing is left to draw */
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     r = ok;
     r.n = 2; /* two samples with one beginning */
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     r = ok;
     r.pause_at = 3; /* where it is already */
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     r = ok;
     r.segment = 4; /* after the tokens that there are */
-    assert_int_equal(rollout_submit(e, &r, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &r, NULL), ERR_INVAL);
     begun[1] = VOCAB;
-    assert_int_equal(rollout_submit(e, &ok, NULL), ERR_INVAL);
+    assert_int_equal(engine_submit(e, &ok, NULL), ERR_INVAL);
     begun[1] = 6;
-    assert_int_equal(rollout_submit(e, &ok, NULL), 0);
-    assert_int_equal(rollout_run(e), 0);
-    assert_int_equal(rollout_stats(e).sampled, 1);
-    rollout_destroy(e);
+    assert_int_equal(engine_submit(e, &ok, NULL), 0);
+    assert_int_equal(engine_run(e), 0);
+    assert_int_equal(engine_stats(e).sampled, 1);
+    engine_destroy(e);
     fake_free(f);
 }
 
@@ -478,8 +478,8 @@ static struct tokenizer *two_characters(void) {
     return tok;
 }
 
-static int take_last(void *arg, const struct rollout_sample *s) {
-    struct rollout_sample *last = arg;
+static int take_last(void *arg, const struct engine_sample *s) {
+    struct engine_sample *last = arg;
     *last = *s;
     last->prompt = last->ids = NULL;
     last->logp = last->logp_kept = NULL;
@@ -497,37 +497,37 @@ static void test_stop_string_in_segment(void **state) {
     const char *const stops[] = {stop};
     struct tokenizer *tok = two_characters();
     struct fake *f = fake_new(4);
-    const struct rollout_model model = fake_model(f, 1);
-    struct rollout_sample got;
-    const struct rollout_config cfg = {.max_rows = 8, .max_seqs = 4, .tok = tok, .done = take_last, .done_arg = &got};
-    struct rollout_engine *e;
-    assert_int_equal(rollout_create(&e, &model, &cfg), 0);
-    struct rollout_request r = {.prompt = prompt,
-                                .n_prompt = 4,
-                                .n = 1,
-                                .max_tokens = 5,
-                                .temperature = 1,
-                                .top_p = 1,
-                                .repetition_penalty = 1,
-                                .begun = begun,
-                                .begun_logp = logp,
-                                .begun_logp_kept = logp,
-                                .n_begun = 4};
-    assert_int_equal(rollout_submit(e, &r, NULL), 0);
-    assert_int_equal(rollout_run(e), 0);
+    const struct engine_model model = fake_model(f, 1);
+    struct engine_sample got;
+    const struct engine_config cfg = {.max_rows = 8, .max_seqs = 4, .tok = tok, .done = take_last, .done_arg = &got};
+    struct engine *e;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    struct engine_request r = {.prompt = prompt,
+                               .n_prompt = 4,
+                               .n = 1,
+                               .max_tokens = 5,
+                               .temperature = 1,
+                               .top_p = 1,
+                               .repetition_penalty = 1,
+                               .begun = begun,
+                               .begun_logp = logp,
+                               .begun_logp_kept = logp,
+                               .n_begun = 4};
+    assert_int_equal(engine_submit(e, &r, NULL), 0);
+    assert_int_equal(engine_run(e), 0);
     stop[0] = (char)('0' + begun[3] % 10);
     stop[1] = (char)('A' + (int)(intptr_t)got.user / 10);
     r.max_tokens = 6;
     r.stop = stops;
     r.n_stop = 1;
     for (r.segment = 0; r.segment <= 4; r.segment += 4) {
-        assert_int_equal(rollout_submit(e, &r, NULL), 0);
-        assert_int_equal(rollout_run(e), 0);
-        assert_int_equal(got.finish, r.segment ? ROLLOUT_LENGTH : ROLLOUT_STOP);
+        assert_int_equal(engine_submit(e, &r, NULL), 0);
+        assert_int_equal(engine_run(e), 0);
+        assert_int_equal(got.finish, r.segment ? ENGINE_LENGTH : ENGINE_STOP);
         assert_int_equal(got.n, r.segment ? 6 : 5);
         assert_int_equal(got.text_bytes, r.segment ? -1 : 7);
     }
-    rollout_destroy(e);
+    engine_destroy(e);
     fake_free(f);
     tokenizer_close(tok);
 }

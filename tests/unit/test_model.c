@@ -205,7 +205,7 @@ static void safetensors_round_trip(void **state) {
     for (size_t i = 0; i < sizeof big / sizeof big[0]; i++) big[i] = (float)i;
     int64_t scalar = 7;
     uint8_t odd[3] = {1, 2, 3};
-    const struct st_write_tensor t[] = {
+    const struct safetensors_write_tensor t[] = {
         {.name = "big", .dt = DT_F32, .nd = 2, .dim = {3, 1 << 20}, .read = read_bytes, .arg = big},
         {.name = "scalar", .dt = DT_I64, .nd = 0, .read = read_bytes, .arg = &scalar},
         {.name = "empty", .dt = DT_BF16, .nd = 2, .dim = {0, 5}, .read = read_bytes, .arg = NULL},
@@ -213,19 +213,20 @@ static void safetensors_round_trip(void **state) {
     };
     char *dir = case_temp_dir(), *path = file_join(dir, "t.safetensors");
     json_t *meta = json_pack("{s:s}", "format", "pt");
-    struct st_file *f;
-    OK(st_write(NULL, path, t, 4, meta));
-    OK(st_open(&f, path));
-    assert_int_equal(st_count(f), 4);
-    const struct st_tensor *b = st_find(f, "big"), *s = st_find(f, "scalar"), *e = st_find(f, "empty");
-    const struct st_tensor *o = st_find(f, "odd \"name\"");
-    assert_true(b && s && e && o && !st_find(f, "none"));
+    struct safetensors_file *f;
+    OK(safetensors_write(NULL, path, t, 4, meta));
+    OK(safetensors_open(&f, path));
+    assert_int_equal(safetensors_count(f), 4);
+    const struct safetensors_tensor *b = safetensors_find(f, "big"), *s = safetensors_find(f, "scalar"),
+                                    *e = safetensors_find(f, "empty");
+    const struct safetensors_tensor *o = safetensors_find(f, "odd \"name\"");
+    assert_true(b && s && e && o && !safetensors_find(f, "none"));
     assert_true(b->nd == 2 && b->dim[1] == 1 << 20 && b->bytes == sizeof big && s->nd == 0 && e->bytes == 0 && o->dt == DT_U8);
     assert_memory_equal(b->data, big, sizeof big);
     assert_memory_equal(s->data, &scalar, 8);
     assert_memory_equal(o->data, odd, 3);
     assert_true((uintptr_t)b->data % 8 == 0);
-    st_close(f);
+    safetensors_close(f);
     json_decref(meta);
     free(path);
     case_drop_dir(dir);
@@ -245,25 +246,27 @@ static void init_is_a_function_of_the_seed(void **state) {
     (void)state;
     char *dir = case_temp_dir();
     json_t *config = small_config();
-    struct st_file *f[3];
+    struct safetensors_file *f[3];
     static const uint64_t seeds[] = {1, 1, 2};
     for (int i = 0; i < 3; i++) {
         char *sub = xasprintf("%s/%d", dir, i), *st = file_join(sub, "model.safetensors");
         setenv("VERLC_THREADS", i == 1 ? "3" : "1", 1);
         OK(model_init_dir(config, sub, seeds[i], DT_F32));
-        OK(st_open(&f[i], st));
+        OK(safetensors_open(&f[i], st));
         free(sub);
         free(st);
     }
     unsetenv("VERLC_THREADS");
     bool differs = false;
-    for (int64_t k = 0; k < st_count(f[0]); k++) {
-        const struct st_tensor *a = st_at(f[0], k), *b = st_find(f[1], a->name), *c = st_find(f[2], a->name);
+    for (int64_t k = 0; k < safetensors_count(f[0]); k++) {
+        const struct safetensors_tensor *a = safetensors_at(f[0], k), *b = safetensors_find(f[1], a->name),
+                                        *c = safetensors_find(f[2], a->name);
         assert_memory_equal(a->data, b->data, a->bytes);
         differs = differs || memcmp(a->data, c->data, a->bytes) != 0;
     }
     assert_true(differs);
-    const struct st_tensor *e = st_find(f[0], "model.embed_tokens.weight"), *n = st_find(f[0], "model.norm.weight");
+    const struct safetensors_tensor *e = safetensors_find(f[0], "model.embed_tokens.weight"),
+                                    *n = safetensors_find(f[0], "model.norm.weight");
     const float *w = (const float *)(const void *)e->data;
     double sum = 0, sq = 0;
     const int64_t h = e->dim[1], count = e->dim[0] * h;
@@ -278,7 +281,7 @@ static void init_is_a_function_of_the_seed(void **state) {
     float one;
     memcpy(&one, n->data, 4);
     assert_true(one == 1);
-    for (int i = 0; i < 3; i++) st_close(f[i]);
+    for (int i = 0; i < 3; i++) safetensors_close(f[i]);
     json_decref(config);
     case_drop_dir(dir);
 }
@@ -354,18 +357,19 @@ static void every_f16_value(void **state) {
     OK(file_write_atomic(st, b.p, b.n));
     struct dev d;
     struct model *m;
-    struct st_file *x, *y;
+    struct safetensors_file *x, *y;
     OK(dev_open_ref(&d));
     OK(model_open(&m, &d, &(struct model_open_args){.dir = src, .act = DT_F32, .max_len = 1}));
     OK(model_export(m, out, &(struct model_export_args){.dt = -1}));
     char *st2 = file_join(out, "model.safetensors");
-    OK(st_open(&x, st));
-    OK(st_open(&y, st2));
-    const struct st_tensor *a = st_find(x, "model.embed_tokens.weight"), *c = st_find(y, "model.embed_tokens.weight");
+    OK(safetensors_open(&x, st));
+    OK(safetensors_open(&y, st2));
+    const struct safetensors_tensor *a = safetensors_find(x, "model.embed_tokens.weight"),
+                                    *c = safetensors_find(y, "model.embed_tokens.weight");
     assert_true(a->dt == DT_F16 && c->dt == DT_F16 && a->bytes == 2 * 63488);
     assert_memory_equal(a->data, c->data, a->bytes);
-    st_close(x);
-    st_close(y);
+    safetensors_close(x);
+    safetensors_close(y);
     model_close(m);
     dev_close(&d);
     buf_free(&b);

@@ -52,7 +52,7 @@ static void test_val_metrics(void **state) {
         json_array_foreach((json_t *)(uintptr_t)rows, r, row) v[r] = (struct val_row){
             json_string_value(json_object_get(row, "data_source")), json_integer_value(json_object_get(row, "uid")),
             json_number_value(json_object_get(row, "reward")), json_object_get(row, "extra")};
-        assert_int_equal(val_metrics(v, (int64_t)json_array_size(rows), &m), 0);
+        assert_int_equal(validation_metrics(v, (int64_t)json_array_size(rows), &m), 0);
         check_values(want, &m, name, &worst);
         for (int64_t k = 0; k < m.n; k++)
             if (!json_object_get(want, m.items[k].name) && !strstr(m.items[k].name, "/pass@"))
@@ -84,7 +84,7 @@ static void test_long_names(void **state) {
                                    {"a", 2, 8, NULL}};
     struct metrics m = {0};
     double v;
-    assert_int_equal(val_metrics(rows, 4, &m), 0);
+    assert_int_equal(validation_metrics(rows, 4, &m), 0);
     for (int k = 0; k < 2; k++) {
         char *name[] = {xasprintf("val-core/%s/reward/mean@1", source[k]), xasprintf("val-aux/%s/%s/mean@1", source[k], key)};
         assert_true(metrics_get(&m, name[0], &v) && v == rows[k].reward);
@@ -118,16 +118,16 @@ static void test_pass_at_k(void **state) {
     for (int n = 1; n <= 40; n++)
         for (int c = 0; c <= n; c++)
             for (int k = 1; k <= n; k++) {
-                const double all = choose(n, k), want = (all - choose(n - c, k)) / all, got = val_pass_at_k(n, c, k);
+                const double all = choose(n, k), want = (all - choose(n - c, k)) / all, got = validation_pass_at_k(n, c, k);
                 worst = worse_of(worst, fabs(got - want));
                 assert_true(got >= 0 && got <= 1);
             }
     assert_true(worst <= 50 * 0x1p-53);
-    assert_true(val_pass_at_k(8, 0, 8) == 0 && val_pass_at_k(8, 8, 1) == 1 && val_pass_at_k(8, 1, 8) == 1);
-    assert_true(val_pass_at_k(4, 1, 2) == 0.5);                     /* 1 - 3/6 */
-    assert_true(fabs(val_pass_at_k(10, 3, 5) - 11.0 / 12) < 1e-15); /* 1 - 21/252 */
-    assert_true(val_pass_at_k(1000000, 1, 500000) == 0.5);          /* factorials of these have millions of digits */
-    assert_true(fabs(val_pass_at_k(1000000, 500000, 2) - (1 - 499999.0 / 1999998)) < 1e-15);
+    assert_true(validation_pass_at_k(8, 0, 8) == 0 && validation_pass_at_k(8, 8, 1) == 1 && validation_pass_at_k(8, 1, 8) == 1);
+    assert_true(validation_pass_at_k(4, 1, 2) == 0.5);                     /* 1 - 3/6 */
+    assert_true(fabs(validation_pass_at_k(10, 3, 5) - 11.0 / 12) < 1e-15); /* 1 - 21/252 */
+    assert_true(validation_pass_at_k(1000000, 1, 500000) == 0.5);          /* factorials of these have millions of digits */
+    assert_true(fabs(validation_pass_at_k(1000000, 500000, 2) - (1 - 499999.0 / 1999998)) < 1e-15);
     print_message("pass@k: largest difference from exact quotients %.1e\n", worst);
 }
 
@@ -145,7 +145,7 @@ static void test_pass_metrics(void **state) {
         extra[i] = json_pack("{s:b, s:f}", "acc", (int)acc, "format", i == 7 ? 0.5 : 1.0);
         rows[i] = (struct val_row){"s", i / N, acc ? 1 : -1, extra[i]};
     }
-    assert_int_equal(val_metrics(rows, PROMPTS * N, &m), 0);
+    assert_int_equal(validation_metrics(rows, PROMPTS * N, &m), 0);
     assert_true(metrics_get(&m, "val-aux/s/acc/pass@2", &v) && fabs(v - (0 + 1.0 / 3 + 1) / 3) < 1e-15);
     assert_true(metrics_get(&m, "val-aux/s/acc/pass@4", &v) && fabs(v - (0 + 2.0 / 3 + 1) / 3) < 1e-15);
     assert_true(metrics_get(&m, "val-core/s/acc/pass@6", &v) && fabs(v - 2.0 / 3) < 1e-15);
@@ -160,7 +160,7 @@ static void test_pass_metrics(void **state) {
 static void test_no_rows(void **state) {
     (void)state;
     struct metrics m = {0};
-    assert_int_equal(val_metrics(NULL, 0, &m), 0);
+    assert_int_equal(validation_metrics(NULL, 0, &m), 0);
     assert_int_equal(m.n, 0);
     metrics_free(&m);
 }

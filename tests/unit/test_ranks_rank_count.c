@@ -47,7 +47,7 @@ static int64_t ranks(const char *const *args, const char *device, const char *by
     fflush(stderr);
     const int saved = dup(2);
     assert_true(dup2(fileno(f), 2) == 2);
-    const int64_t got = train_ranks_asked(&a, &ray_nodes);
+    const int64_t got = rank_count_asked(&a, &ray_nodes);
     fflush(stderr);
     dup2(saved, 2);
     close(saved);

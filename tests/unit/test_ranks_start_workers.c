@@ -76,31 +76,31 @@ static int arguments(struct comm *c, const struct comm_call *call, struct ctl_re
     return 0;
 }
 
-static const struct ctl_service services[] = {{"arguments", arguments},     {"sum", sum}, {"refuse", refuse}, {"leave", leave},
-                                              {"get_signals", get_signals}, {NULL, NULL}};
+static const struct worker_process_service services[] = {
+    {"arguments", arguments}, {"sum", sum}, {"refuse", refuse}, {"leave", leave}, {"get_signals", get_signals}, {NULL, NULL}};
 
 /* ---- the controller ---- */
 
-static struct ctl *open_program(int ranks, bool own_arguments) {
+static struct workers *open_program(int ranks, bool own_arguments) {
     struct launch l;
-    struct ctl *c;
+    struct workers *c;
     assert_int_equal(launch_read(&l, environ), 0);
-    const struct ctl_args a = {.ranks = ranks, .start_s = 60, .own_arguments = own_arguments};
-    if (ctl_open(&c, &a, &l) < 0) fail_msg("%s", err_msg());
-    assert_int_equal(ctl_size(c), ranks);
+    const struct workers_args a = {.ranks = ranks, .start_s = 60, .own_arguments = own_arguments};
+    if (workers_open(&c, &a, &l) < 0) fail_msg("%s", err_msg());
+    assert_int_equal(workers_size(c), ranks);
     return c;
 }
 
-static struct ctl *open_workers(int ranks) { return open_program(ranks, false); }
+static struct workers *open_workers(int ranks) { return open_program(ranks, false); }
 
 static void calls_are_collected_in_order(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks += 2) {
-        struct hub_reply replies[3];
-        struct ctl *c = open_workers(ranks);
+        struct coordinator_reply replies[3];
+        struct workers *c = open_workers(ranks);
         for (int64_t x = 0; x < 50; x++) {
             json_t *args = json_pack("{s:I}", "x", (json_int_t)x);
-            if (ctl_call_all(c, &(struct hub_call_args){.name = "sum", .args = args, .answer_s = 60}, replies) < 0)
+            if (workers_call_all(c, &(struct coordinator_call_args){.name = "sum", .args = args, .answer_s = 60}, replies) < 0)
                 fail_msg("%s", err_msg());
             json_decref(args);
             for (int r = 0; r < ranks; r++) {
@@ -109,41 +109,43 @@ static void calls_are_collected_in_order(void **state) {
                 assert_false(json_is_true(json_object_get(replies[r].result, "is_rank"))); /* what a worker starts is none */
                 assert_int_equal(replies[r].n_arrays, 1);
                 assert_string_equal((char *)replies[r].arrays[0].p, "bytes");
-                hub_reply_free(&replies[r]);
+                coordinator_reply_free(&replies[r]);
             }
         }
-        ctl_close(c, true);
+        workers_close(c, true);
     }
 }
 
 static void signals_are_for_the_controller(void **state) {
     (void)state;
-    struct hub_reply replies[2];
-    struct ctl *c = open_workers(2);
-    if (ctl_call_all(c, &(struct hub_call_args){.name = "get_signals", .answer_s = 60}, replies) < 0) fail_msg("%s", err_msg());
-    for (int r = 0; r < 2; r++) hub_reply_free(&replies[r]);
-    ctl_close(c, true);
+    struct coordinator_reply replies[2];
+    struct workers *c = open_workers(2);
+    if (workers_call_all(c, &(struct coordinator_call_args){.name = "get_signals", .answer_s = 60}, replies) < 0)
+        fail_msg("%s", err_msg());
+    for (int r = 0; r < 2; r++) coordinator_reply_free(&replies[r]);
+    workers_close(c, true);
 }
 
 /* A program that embeds libverlc, as this one, is its own worker. */
 static void workers_get_this_programs_arguments(void **state) {
     (void)state;
     for (int own = 0; own < 2; own++) {
-        struct hub_reply reply;
-        struct ctl *c = open_program(1, own);
-        if (ctl_call_all(c, &(struct hub_call_args){.name = "arguments", .answer_s = 60}, &reply) < 0) fail_msg("%s", err_msg());
+        struct coordinator_reply reply;
+        struct workers *c = open_program(1, own);
+        if (workers_call_all(c, &(struct coordinator_call_args){.name = "arguments", .answer_s = 60}, &reply) < 0)
+            fail_msg("%s", err_msg());
         assert_int_equal(json_integer_value(json_object_get(reply.result, "n")), own ? 1 : 2);
-        hub_reply_free(&reply);
-        ctl_close(c, true);
+        coordinator_reply_free(&reply);
+        workers_close(c, true);
     }
 }
 
 static void expect_error(const char *service, int code, const char *what, const char *detail) {
-    struct hub_reply replies[3];
-    struct ctl *c = open_workers(3);
-    assert_int_equal(ctl_call_all(c, &(struct hub_call_args){.name = service, .answer_s = 60}, replies), code);
+    struct coordinator_reply replies[3];
+    struct workers *c = open_workers(3);
+    assert_int_equal(workers_call_all(c, &(struct coordinator_call_args){.name = service, .answer_s = 60}, replies), code);
     if (!strstr(err_msg(), what) || !strstr(err_msg(), detail)) fail_msg("not '%s', '%s': %s", what, detail, err_msg());
-    ctl_close(c, false);
+    workers_close(c, false);
 }
 
 static void errors_name_the_rank(void **state) {
@@ -156,18 +158,18 @@ static void errors_name_the_rank(void **state) {
 static void a_worker_starts_no_workers(void **state) {
     (void)state;
     struct launch l;
-    struct ctl *c;
+    struct workers *c;
     char *const env[] = {"VERLC_RANK=0", "VERLC_RANKS=1", NULL};
     assert_int_equal(launch_read(&l, env), 0);
-    assert_true(ctl_is_worker(&l));
-    assert_int_equal(ctl_open(&c, &(struct ctl_args){.ranks = 1, .start_s = 1}, &l), ERR_INTERNAL);
+    assert_true(workers_started_this(&l));
+    assert_int_equal(workers_open(&c, &(struct workers_args){.ranks = 1, .start_s = 1}, &l), ERR_INTERNAL);
 }
 
 int main(int argc, char **argv) {
     struct launch l;
     int rc = launch_read(&l, environ);
-    if (rc >= 0 && ctl_is_worker(&l) && (argc == 1 || strcmp(argv[1], "worker") == 0)) {
-        rc = ctl_serve(&(struct ctl_args){.start_s = 60}, &l, services);
+    if (rc >= 0 && workers_started_this(&l) && (argc == 1 || strcmp(argv[1], "worker") == 0)) {
+        rc = worker_process_serve(&(struct workers_args){.start_s = 60}, &l, services);
         if (rc < 0) fprintf(stderr, "%s\n", err_msg());
         return rc < 0;
     }

@@ -23,25 +23,25 @@ static void nap(double s) {
 
 static void test_times(void **state) {
     (void)state;
-    struct stages *s;
+    struct phases *s;
     struct metrics m = {0};
     double a, b;
-    assert_int_equal(stages_create(&s, 0), 0);
+    assert_int_equal(phases_create(&s, 0), 0);
     for (int i = 0; i < 2; i++) {
-        stage_begin(s, "gen");
+        phase_begin(s, "gen");
         nap(0.02);
-        stage_begin(s, "ref"); /* ends gen */
+        phase_begin(s, "ref"); /* ends gen */
     }
-    stage_end(s);
-    stages_metrics(s, &m);
+    phase_end(s);
+    phases_metrics(s, &m);
     assert_true(metrics_get(&m, "timing_s/gen", &a) && a >= 0.04);
     assert_true(metrics_get(&m, "timing_s/ref", &b) && b < a);
     metrics_reset(&m);
-    stages_metrics(s, &m); /* reset by the call before */
+    phases_metrics(s, &m); /* reset by the call before */
     assert_int_equal(m.n, 0);
     metrics_free(&m);
-    stages_destroy(s);
-    stages_destroy(NULL);
+    phases_destroy(s);
+    phases_destroy(NULL);
 }
 
 /* Runs fn in a child; its standard error in text. Returns the wait status. */
@@ -68,37 +68,37 @@ static int child(void (*fn)(void), char *text, size_t cap, double *seconds) {
 }
 
 static void stall(void) {
-    struct stages *s;
-    if (stages_create(&s, 0.3) < 0) _exit(98);
-    stage_begin(s, "update_actor");
+    struct phases *s;
+    if (phases_create(&s, 0.3) < 0) _exit(98);
+    phase_begin(s, "update_actor");
     nap(60);
 }
 static void beat_then_end(void) {
-    struct stages *s;
-    if (stages_create(&s, 0.5) < 0) _exit(98);
-    stage_begin(s, "gen");
+    struct phases *s;
+    if (phases_create(&s, 0.5) < 0) _exit(98);
+    phase_begin(s, "gen");
     for (int i = 0; i < 12; i++) { /* longer than the deadline in all, never silent for it */
         nap(0.1);
-        stage_beat(s);
+        phase_beat(s);
     }
-    stage_end(s);
+    phase_end(s);
     nap(0.8); /* outside a stage nothing is expected */
-    stages_destroy(s);
+    phases_destroy(s);
     _exit(7);
 }
 static void two_signals(void) {
-    struct stages *s;
-    if (stages_create(&s, 0) < 0) _exit(98);
-    if (stage_stop_signal() != 0) _exit(97);
+    struct phases *s;
+    if (phases_create(&s, 0) < 0) _exit(98);
+    if (phase_stop_signal() != 0) _exit(97);
     raise(SIGTERM);
-    if (stage_stop_signal() != SIGTERM) _exit(96);
+    if (phase_stop_signal() != SIGTERM) _exit(96);
     raise(SIGTERM); /* ends here */
     nap(60);
 }
 static void handlers_back(void) {
-    struct stages *s;
-    if (stages_create(&s, 0) < 0) _exit(98);
-    stages_destroy(s);
+    struct phases *s;
+    if (phases_create(&s, 0) < 0) _exit(98);
+    phases_destroy(s);
     raise(SIGINT); /* the default action again */
     nap(60);
 }
@@ -125,7 +125,7 @@ static void test_signals(void **state) {
     assert_non_null(strstr(text, "once more ends at once"));
     status = child(handlers_back, text, sizeof text, &t);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
-    assert_string_equal(stage_signal_name(SIGINT), "SIGINT");
+    assert_string_equal(phase_signal_name(SIGINT), "SIGINT");
 }
 
 static void test_dirs(void **state) {
@@ -134,14 +134,14 @@ static void test_dirs(void **state) {
     char *found = NULL;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/a/b", dir);
-    assert_int_equal(train_run_dir("trainer.default_local_dir", path), 0);
+    assert_int_equal(run_directory("trainer.default_local_dir", path), 0);
     snprintf(path, sizeof path, "%s/a/b/.write_test", dir);
     assert_int_equal(access(path, F_OK), -1);
-    assert_int_equal(train_run_dir("trainer.default_local_dir", "/proc/verlc-no"), ERR_IO);
+    assert_int_equal(run_directory("trainer.default_local_dir", "/proc/verlc-no"), ERR_IO);
     assert_non_null(strstr(err_msg(), "trainer.default_local_dir=/proc/verlc-no"));
 
-    assert_int_equal(train_model_dir("/no/such/model", true, &found), ERR_INPUT);
-    assert_int_equal(train_model_dir(dir, true, &found), 0);
+    assert_int_equal(run_model_dir("/no/such/model", true, &found), ERR_INPUT);
+    assert_int_equal(run_model_dir(dir, true, &found), 0);
     free(found);
     snprintf(path, sizeof path, "rm -rf %s", dir);
     assert_int_equal(system(path), 0);

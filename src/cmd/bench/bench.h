@@ -3,7 +3,7 @@
 #define VERLC_CMD_BENCH_H
 
 #include "device/device.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/optim/optimizer.h"
@@ -39,7 +39,7 @@ double bench_median(double *v, int64_t n);
 /* Of --recompute. ERR_INVAL. */
 int bench_keep(const char *recompute, struct model_keep *out);
 /* Random prompts of so many tokens, n samples of max_tokens tokens each; user counts the prompts. */
-int bench_submit(struct rollout_engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens);
+int bench_submit(struct engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens);
 #define BENCH_RECOMPUTE "none|mlp|layer", "what the backward recomputes: nothing, every layer's MLP, every layer"
 
 #endif

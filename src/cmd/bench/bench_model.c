@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "cmd/cmd.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "train/trained_model.h"
 
 #include <stdio.h>
@@ -149,16 +149,16 @@ struct gen_times {
 };
 
 /* Runs e to its end; its samples all have their first token. */
-static int decode_times(struct rollout_engine *e, int64_t batch, int64_t len, struct gen_times *out) {
+static int decode_times(struct engine *e, int64_t batch, int64_t len, struct gen_times *out) {
     double *steps = xmalloc((size_t)(batch * len) * sizeof *steps);
     const double start = clock_now();
-    int64_t n = 0, before = rollout_stats(e).sampled;
+    int64_t n = 0, before = engine_stats(e).sampled;
     const int64_t first = before;
     int more;
     do {
         const double t = clock_now();
-        more = rollout_step(e);
-        const int64_t now = rollout_stats(e).sampled;
+        more = engine_step(e);
+        const int64_t now = engine_stats(e).sampled;
         if (more >= 0 && now > before) steps[n++] = (clock_now() - t) * (double)batch / (double)(now - before);
         before = now;
     } while (more > 0);
@@ -168,46 +168,46 @@ static int decode_times(struct rollout_engine *e, int64_t batch, int64_t len, st
     return more < 0 ? more : 0;
 }
 
-int bench_submit(struct rollout_engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens) {
+int bench_submit(struct engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens) {
     struct rng r = {.seed = 2, .stream = RNG_TEST};
     int32_t *ids = xmalloc((size_t)prompt * 4);
     int rc = 0;
     for (int64_t i = 0; i < prompts && rc == 0; i++) {
         random_ids(&r, vocab, ids, prompt);
-        const struct rollout_request q = {.prompt = ids,
-                                          .n_prompt = prompt,
-                                          .n = n,
-                                          .max_tokens = max_tokens,
-                                          .temperature = 1,
-                                          .top_p = 1,
-                                          .repetition_penalty = 1,
-                                          .top_k = -1,
-                                          .seed = 3,
-                                          .uid = (uint64_t)i,
-                                          .ignore_eos = true,
-                                          .user = (void *)(intptr_t)i};
-        rc = rollout_submit(e, &q, NULL);
+        const struct engine_request q = {.prompt = ids,
+                                         .n_prompt = prompt,
+                                         .n = n,
+                                         .max_tokens = max_tokens,
+                                         .temperature = 1,
+                                         .top_p = 1,
+                                         .repetition_penalty = 1,
+                                         .top_k = -1,
+                                         .seed = 3,
+                                         .uid = (uint64_t)i,
+                                         .ignore_eos = true,
+                                         .user = (void *)(intptr_t)i};
+        rc = engine_submit(e, &q, NULL);
     }
     free(ids);
     return rc;
 }
 
-static int generate_once(struct model_bench *b, struct rollout_decoder *d, struct gen_times *times) {
-    const struct rollout_config cfg = {0};
-    struct rollout_engine *e = NULL;
-    int rc = rollout_decoder_engine(&e, d, &cfg);
+static int generate_once(struct model_bench *b, struct decoder *d, struct gen_times *times) {
+    const struct engine_config cfg = {0};
+    struct engine *e = NULL;
+    int rc = decoder_engine(&e, d, &cfg);
     if (rc == 0) rc = bench_submit(e, b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
     const double t = clock_now();
-    while (rc >= 0 && rollout_stats(e).sampled < b->batch) rc = rollout_step(e); /* every sample has its first token */
+    while (rc >= 0 && engine_stats(e).sampled < b->batch) rc = engine_step(e); /* every sample has its first token */
     times->prefill = clock_now() - t;
     if (rc >= 0) rc = decode_times(e, b->batch, b->len, times);
-    rollout_destroy(e);
+    engine_destroy(e);
     return rc;
 }
 
 int bench_generate(int argc, char **argv) {
     struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 1, .prompt = 64, .len = 64, .steps = 2};
-    struct rollout_decoder *d = NULL;
+    struct decoder *d = NULL;
     struct gen_times best = {1e30, 1e30, 1e30};
     int rc = parse(&b, argc, argv, "verlc bench generate --model DIR [options]",
                    "Samples --len tokens after random prompts of --prompt tokens, --batch at a time, --n for each prompt.");
@@ -215,10 +215,10 @@ int bench_generate(int argc, char **argv) {
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
-    const struct rollout_decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total};
-    struct rollout_decoder_args a = rollout_decoder_size(&b.dev, &b.m->cfg, b.m->act, &limits, SIZE_MAX);
+    const struct decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total};
+    struct decoder_args a = decoder_size(&b.dev, &b.m->cfg, b.m->act, &limits, SIZE_MAX);
     a.model = b.m;
-    TRYG(rollout_decoder_open(&d, &a), out);
+    TRYG(decoder_open(&d, &a), out);
     const double load = clock_now() - start;
     for (int64_t i = 0; i <= b.steps; i++) {
         struct gen_times t = {0};
@@ -235,7 +235,7 @@ int bench_generate(int argc, char **argv) {
            (long long)b.batch, load, best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole,
            b.m->weights_bytes, b.dev.describe);
 out:
-    rollout_decoder_close(d);
+    decoder_close(d);
     model_close(b.m);
     dev_close(&b.dev);
     return rc;

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "cmd/cmd.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "train/trained_model.h"
 
 #include <stdio.h>
@@ -30,7 +30,7 @@ struct step_bench {
     struct dev dev;
     struct model *policy, *reference;
     struct trained_model *actor, *ref_actor;
-    struct rollout_decoder *decoder;
+    struct decoder *decoder;
     void *block;
     size_t block_bytes;
     int32_t *ids;            /* (batch, prompt + len) */
@@ -39,7 +39,7 @@ struct step_bench {
     int64_t max_rows;        /* of a generation step */
 };
 
-static int take_sample(void *arg, const struct rollout_sample *s) {
+static int take_sample(void *arg, const struct engine_sample *s) {
     struct step_bench *b = arg;
     const int64_t i = (int64_t)(intptr_t)s->user * b->n + s->index, total = b->prompt + b->len;
     memcpy(b->ids + i * total, s->prompt, (size_t)s->n_prompt * 4);
@@ -49,12 +49,12 @@ static int take_sample(void *arg, const struct rollout_sample *s) {
 }
 
 static int generate(struct step_bench *b) {
-    const struct rollout_config cfg = {.done = take_sample, .done_arg = b};
-    struct rollout_engine *e = NULL;
-    int rc = rollout_decoder_engine(&e, b->decoder, &cfg);
+    const struct engine_config cfg = {.done = take_sample, .done_arg = b};
+    struct engine *e = NULL;
+    int rc = decoder_engine(&e, b->decoder, &cfg);
     if (rc == 0) rc = bench_submit(e, b->policy->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
-    if (rc == 0) rc = rollout_run(e);
-    rollout_destroy(e);
+    if (rc == 0) rc = engine_run(e);
+    engine_destroy(e);
     return rc;
 }
 
@@ -79,8 +79,8 @@ static int open_all(struct step_bench *b) {
     TRY(model_open(&b->reference, &b->dev, &o));
     b->max_rows = b->batch * b->prompt < 8192 ? b->batch * b->prompt : 8192;
     if (b->max_rows < b->batch) b->max_rows = b->batch;
-    const struct rollout_decoder_args limits = {.max_seqs = b->batch, .max_rows = b->max_rows, .max_len = total};
-    struct rollout_decoder_args r = rollout_decoder_size(&b->dev, &b->policy->cfg, o.act, &limits, SIZE_MAX);
+    const struct decoder_args limits = {.max_seqs = b->batch, .max_rows = b->max_rows, .max_len = total};
+    struct decoder_args r = decoder_size(&b->dev, &b->policy->cfg, o.act, &limits, SIZE_MAX);
     r.model = b->policy;
     struct trained_model_args t = {.dev = &b->dev,
                                    .model = b->policy,
@@ -95,13 +95,13 @@ static int open_all(struct step_bench *b) {
                                    .max_rows = 2 * b->micro * total,
                                    .max_seqs = 2 * b->micro};
     const struct model_config *c = &b->policy->cfg;
-    const size_t sizes[] = {rollout_decoder_bytes(c, o.act, &r), trained_model_block_bytes(c, o.act, &t),
+    const size_t sizes[] = {decoder_bytes(c, o.act, &r), trained_model_block_bytes(c, o.act, &t),
                             trained_model_block_bytes(c, o.act, &f)};
     for (int i = 0; i < 3; i++)
         if (sizes[i] > b->block_bytes) b->block_bytes = sizes[i];
     TRY(dev_alloc(&b->dev, b->block_bytes, &b->block));
     r.block = t.block = f.block = b->block;
-    TRY(rollout_decoder_open(&b->decoder, &r));
+    TRY(decoder_open(&b->decoder, &r));
     TRY(trained_model_create(&b->actor, &t));
     TRY(trained_model_create(&b->ref_actor, &f));
     b->ids = xmalloc((size_t)(b->batch * total) * 4);
@@ -113,7 +113,7 @@ static int open_all(struct step_bench *b) {
 static void close_all(struct step_bench *b) {
     trained_model_destroy(b->ref_actor);
     trained_model_destroy(b->actor);
-    rollout_decoder_close(b->decoder);
+    decoder_close(b->decoder);
     model_close(b->reference);
     model_close(b->policy);
     if (b->block) dev_free(&b->dev, b->block, b->block_bytes);

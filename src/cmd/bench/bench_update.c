@@ -21,7 +21,7 @@ struct update_bench {
     int64_t batch, len, micro, chunk, steps, rounds, threads;
     double deadline_s;
     bool json;
-    struct ctl *ctl;
+    struct workers *workers;
     int ranks;
     int64_t n_micro, chunks[N_CHUNKS];
     /* results */
@@ -62,17 +62,18 @@ static int take_rank(struct update_bench *b, const char *who, const json_t *resu
 }
 
 static int measure(struct update_bench *b) {
-    struct hub_reply *replies = xcalloc((size_t)b->ranks, sizeof *replies);
+    struct coordinator_reply *replies = xcalloc((size_t)b->ranks, sizeof *replies);
     char isa[32] = "";
     json_t *args =
         json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:[I, I]}", "model", b->model, "dtype", b->dtype,
                   "device", b->device, "recompute", b->recompute, "batch", (json_int_t)b->batch, "len", (json_int_t)b->len, "micro",
                   (json_int_t)b->micro, "steps", (json_int_t)b->steps, "rounds", (json_int_t)b->rounds, "threads",
                   (json_int_t)b->threads, "trace", b->trace, "chunks", (json_int_t)b->chunks[0], (json_int_t)b->chunks[1]);
-    int rc =
-        ctl_call_all(b->ctl, &(struct hub_call_args){.name = "bench_update", .args = args, .answer_s = b->deadline_s}, replies);
-    for (int r = 0; rc >= 0 && r < b->ranks; r++) rc = take_rank(b, hub_who(ctl_hub(b->ctl), r), replies[r].result, isa);
-    for (int r = 0; r < b->ranks; r++) hub_reply_free(&replies[r]);
+    int rc = workers_call_all(
+        b->workers, &(struct coordinator_call_args){.name = "bench_update", .args = args, .answer_s = b->deadline_s}, replies);
+    for (int r = 0; rc >= 0 && r < b->ranks; r++)
+        rc = take_rank(b, coordinator_who(workers_coordinator(b->workers), r), replies[r].result, isa);
+    for (int r = 0; r < b->ranks; r++) coordinator_reply_free(&replies[r]);
     json_decref(args);
     free(replies);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -132,21 +133,21 @@ static int print_all(struct update_bench *b) {
 
 /* ---- the command ---- */
 
-static int control(struct update_bench *b, const struct ctl_args *a, const struct launch *l) {
-    TRY(ctl_open(&b->ctl, a, l));
-    b->ranks = ctl_size(b->ctl);
+static int control(struct update_bench *b, const struct workers_args *a, const struct launch *l) {
+    TRY(workers_open(&b->workers, a, l));
+    b->ranks = workers_size(b->workers);
     b->n_micro = (b->batch + b->micro - 1) / b->micro;
     b->n = b->steps * b->rounds;
     b->chunks[0] = 1;
     b->chunks[1] = b->chunk ? b->chunk : (b->n_micro + b->ranks - 1) / b->ranks;
     for (int k = 0; k < N_CHUNKS; k++) b->seconds[k] = xcalloc((size_t)b->n, sizeof *b->seconds[k]);
     const int rc = measure(b);
-    ctl_close(b->ctl, rc >= 0);
+    workers_close(b->workers, rc >= 0);
     TRY(rc);
     return print_all(b);
 }
 
-static const struct ctl_service services[] = {BENCH_SERVICES, {NULL, NULL}};
+static const struct worker_process_service services[] = {BENCH_SERVICES, {NULL, NULL}};
 
 int bench_update(int argc, char **argv) {
     struct update_bench b = {.dtype = "bf16",
@@ -158,7 +159,7 @@ int bench_update(int argc, char **argv) {
                              .steps = 3,
                              .rounds = 4,
                              .deadline_s = 3600};
-    struct ctl_args a = {.dir = "."};
+    struct workers_args a = {.dir = "."};
     int64_t ranks = 2;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &b.model, "DIR", "model directory (verlc model init makes one)"},
@@ -198,7 +199,7 @@ int bench_update(int argc, char **argv) {
     TRY(launch_read(&l, environ));
     a.ranks = (int)ranks;
     a.start_s = 300;
-    if (ctl_is_worker(&l)) return ctl_serve(&a, &l, services);
+    if (workers_started_this(&l)) return worker_process_serve(&a, &l, services);
     rc = control(&b, &a, &l);
     for (int k = 0; k < N_CHUNKS; k++) free(b.seconds[k]);
     return rc;

@@ -138,16 +138,16 @@ static int turn(struct update_bench *b, int64_t chunk, json_t *seconds, bool tra
                                    .grad_chunk = chunk,
                                    .optim = &adamw};
     struct trained_model *t = NULL;
-    struct dev_group *g = NULL;
+    struct collective *g = NULL;
     int rc = 0;
     comm_stage(b->comm, "update, grad_chunk=%lld", (long long)chunk);
     TRY(bench_keep(b->recompute, &a.keep));
-    TRY(dev_group_open(&g, &b->dev, b->comm));
+    TRY(collective_open(&g, &b->dev, b->comm));
     a.group = g;
     TRYG(trained_model_create(&t, &a), out);
     TRYG(steps(b, t, seconds, trace), out);
 out:
-    dev_group_close(g);
+    collective_close(g);
     if (rc == 0) rc = comm_barrier(b->comm); /* none has this rank's memory mapped any more */
     trained_model_destroy(t);
     return rc;

@@ -26,7 +26,7 @@ int netcheck_has_gpu(struct comm *c, const struct comm_call *call, struct ctl_re
 
 struct moves {
     struct dev dev;
-    struct dev_group *group;
+    struct collective *group;
     float *x, *own; /* device, (n) each; x is shared */
     int64_t n;      /* elements */
     int64_t *cut;   /* (ranks + 1): whose elements they are */
@@ -35,12 +35,12 @@ struct moves {
 
 static int fold_once(struct moves *m) {
     int64_t ticket;
-    const struct dev_bucket b = {.x = m->x, .cut = m->cut, .n = dev_group_size(m->group), .own = m->own};
-    TRY(dev_group_fold(m->group, &b, &ticket));
-    return dev_group_reuse(m->group, ticket);
+    const struct dev_bucket b = {.x = m->x, .cut = m->cut, .n = collective_size(m->group), .own = m->own};
+    TRY(collective_fold(m->group, &b, &ticket));
+    return collective_reuse(m->group, ticket);
 }
 
-static int gather_once(struct moves *m) { return dev_group_all_gather(m->group, m->x, m->at, 1); }
+static int gather_once(struct moves *m) { return collective_all_gather(m->group, m->x, m->at, 1); }
 
 /* Seconds of one, of as many as fit in `seconds` by the time of the first. */
 static int time_move(struct comm *c, struct moves *m, int (*once)(struct moves *m), double seconds, double *out) {
@@ -49,7 +49,7 @@ static int time_move(struct comm *c, struct moves *m, int (*once)(struct moves *
         TRY(comm_barrier(c));
         const double start = clock_now();
         for (int64_t k = 0; k < rounds; k++) TRY(once(m));
-        TRY(dev_group_join(m->group));
+        TRY(collective_join(m->group));
         TRY(dev_sync(&m->dev));
         TRY(comm_barrier(c));
         *out = (clock_now() - start) / (double)rounds;
@@ -78,18 +78,18 @@ static int open_moves(struct comm *c, struct moves *m, const char *device, int64
         if (r == size) m->cut[r] = m->n;
         m->at[r] = (size_t)m->cut[r] * sizeof *m->x;
     }
-    TRY(dev_group_open(&m->group, &m->dev, c));
+    TRY(collective_open(&m->group, &m->dev, c));
     TRY(dev_alloc(&m->dev, (size_t)bytes, &p));
     m->x = p;
     TRY(dev_zero(&m->dev, m->x, (size_t)bytes));
     TRY(dev_alloc(&m->dev, (size_t)bytes, &p));
     m->own = p;
-    return dev_group_share(m->group, m->x, (size_t)bytes);
+    return collective_share(m->group, m->x, (size_t)bytes);
 }
 
 /* After a failure another rank may be anywhere: the process ends with the group. */
 static void close_moves(struct moves *m) {
-    dev_group_close(m->group);
+    collective_close(m->group);
     dev_free(&m->dev, m->x, (size_t)m->n * sizeof *m->x);
     dev_free(&m->dev, m->own, (size_t)m->n * sizeof *m->own);
     dev_close(&m->dev);
@@ -112,7 +112,7 @@ int netcheck_devices(struct comm *c, const struct comm_call *call, struct ctl_re
     if (rc == 0) rc = time_move(c, &m, gather_once, seconds, &gather);
     if (rc == 0) rc = comm_barrier(c); /* peers may read this rank's memory until here */
     if (rc == 0)
-        out->value = json_pack("{s:s, s:s, s:f, s:f}", "device", m.dev.describe, "way", dev_group_way(m.group), "fold", fold,
+        out->value = json_pack("{s:s, s:s, s:f, s:f}", "device", m.dev.describe, "way", collective_way(m.group), "fold", fold,
                                "all_gather", gather);
     close_moves(&m);
     return rc;

@@ -26,7 +26,7 @@ static const char *const device_names[N_DEVICE_SIZES] = {"4 MiB", "64 MiB", "256
 #define SLOW_S 1.0     /* a size that takes longer is the last one that is measured on a link */
 #define SLOW_SHARE 0.5 /* of the median link of its kind */
 
-static const struct ctl_service services[] = {NETCHECK_SERVICES, {NULL, NULL}};
+static const struct worker_process_service services[] = {NETCHECK_SERVICES, {NULL, NULL}};
 extern char **environ;
 
 struct link {
@@ -37,7 +37,7 @@ struct link {
     bool slow;
 };
 struct check {
-    struct ctl *ctl;
+    struct workers *workers;
     int size;
     double seconds; /* for one measurement */
     struct link *links;
@@ -50,13 +50,14 @@ struct check {
 
 /* One call on all ranks; *seconds: of the slowest. */
 static int call(struct check *c, const char *name, json_t *args, double *seconds) {
-    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
-    const int rc = ctl_call_all(c->ctl, &(struct hub_call_args){.name = name, .args = args, .answer_s = CALL_S}, replies);
+    struct coordinator_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    const int rc =
+        workers_call_all(c->workers, &(struct coordinator_call_args){.name = name, .args = args, .answer_s = CALL_S}, replies);
     *seconds = 0;
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         const double s = json_number_value(json_object_get(replies[r].result, "seconds"));
         if (s > *seconds) *seconds = s;
-        hub_reply_free(&replies[r]);
+        coordinator_reply_free(&replies[r]);
     }
     free(replies);
     json_decref(args);
@@ -117,14 +118,14 @@ static int measure_operations(struct check *c) {
 
 /* Arrays to every rank, or from every rank. */
 static int call_round(struct check *c, const struct comm_bytes *array, int64_t back) {
-    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    struct coordinator_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
     json_t *args = json_pack("{s:I}", "bytes", (json_int_t)back);
     const int rc =
-        ctl_call_all(c->ctl,
-                     &(struct hub_call_args){
-                         .name = "netcheck_call", .args = args, .arrays = array, .n_arrays = array ? 1 : 0, .answer_s = CALL_S},
-                     replies);
-    for (int r = 0; rc >= 0 && r < c->size; r++) hub_reply_free(&replies[r]);
+        workers_call_all(c->workers,
+                         &(struct coordinator_call_args){
+                             .name = "netcheck_call", .args = args, .arrays = array, .n_arrays = array ? 1 : 0, .answer_s = CALL_S},
+                         replies);
+    for (int r = 0; rc >= 0 && r < c->size; r++) coordinator_reply_free(&replies[r]);
     free(replies);
     json_decref(args);
     TRY(rc);
@@ -157,12 +158,13 @@ out:
 
 /* Whether every rank has a GPU. */
 static int all_have_gpus(struct check *c, bool *all) {
-    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
-    const int rc = ctl_call_all(c->ctl, &(struct hub_call_args){.name = "netcheck_has_gpu", .answer_s = CALL_S}, replies);
+    struct coordinator_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    const int rc =
+        workers_call_all(c->workers, &(struct coordinator_call_args){.name = "netcheck_has_gpu", .answer_s = CALL_S}, replies);
     *all = rc >= 0;
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         *all &= json_is_true(json_object_get(replies[r].result, "has"));
-        hub_reply_free(&replies[r]);
+        coordinator_reply_free(&replies[r]);
     }
     free(replies);
     TRY(rc);
@@ -170,10 +172,10 @@ static int all_have_gpus(struct check *c, bool *all) {
 }
 
 static int measure_devices_of(struct check *c, int i) {
-    struct hub_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
+    struct coordinator_reply *replies = xcalloc((size_t)c->size, sizeof *replies);
     json_t *args = json_pack("{s:s, s:I, s:f}", "device", c->device, "bytes", (json_int_t)device_sizes[i], "seconds", c->seconds);
-    const int rc =
-        ctl_call_all(c->ctl, &(struct hub_call_args){.name = "netcheck_devices", .args = args, .answer_s = 2 * CALL_S}, replies);
+    const int rc = workers_call_all(
+        c->workers, &(struct coordinator_call_args){.name = "netcheck_devices", .args = args, .answer_s = 2 * CALL_S}, replies);
     for (int r = 0; rc >= 0 && r < c->size; r++) {
         const json_t *x = replies[r].result;
         const double fold = json_number_value(json_object_get(x, "fold")),
@@ -184,7 +186,7 @@ static int measure_devices_of(struct check *c, int i) {
         if (r == 0) snprintf(c->way, sizeof c->way, "%s", way ? way : "");
         c->fold[i] = fmax(c->fold[i], fold); /* of the slowest */
         c->gather[i] = fmax(c->gather[i], gather);
-        hub_reply_free(&replies[r]);
+        coordinator_reply_free(&replies[r]);
     }
     free(replies);
     json_decref(args);
@@ -246,7 +248,7 @@ static void print_rate(double bytes_s) {
 
 static void print_table(const struct check *c) {
     printf("%d ranks, host memory, ZeroMQ with CURVE over TCP\n", c->size);
-    for (int r = 0; r < c->size; r++) printf("  %s\n", hub_who(ctl_hub(c->ctl), r));
+    for (int r = 0; r < c->size; r++) printf("  %s\n", coordinator_who(workers_coordinator(c->workers), r));
     if (c->n_links)
         printf("\n%-14s %-8s %10s  GB/s of %s, %s, %s: there, and back\n", "link", "", "latency us", size_names[0], size_names[1],
                size_names[2]);
@@ -288,8 +290,9 @@ static void print_table(const struct check *c) {
         const struct link *l = &c->links[k];
         if (!l->slow) continue;
         slow++;
-        printf("slow: %s - %s: %.3f GB/s, and %.3f in the middle of the links of its kind\n", hub_who(ctl_hub(c->ctl), l->a),
-               hub_who(ctl_hub(c->ctl), l->b), rate(l) * 1e-9, median(c, l->same_host) * 1e-9);
+        printf("slow: %s - %s: %.3f GB/s, and %.3f in the middle of the links of its kind\n",
+               coordinator_who(workers_coordinator(c->workers), l->a), coordinator_who(workers_coordinator(c->workers), l->b),
+               rate(l) * 1e-9, median(c, l->same_host) * 1e-9);
     }
     if (!slow) printf("no link is far below the others\n");
 }
@@ -300,8 +303,9 @@ static int print_json(const struct check *c) {
     json_t *ranks = json_array(), *links = json_array(), *operations = json_array();
     struct buf b = {0};
     for (int r = 0; r < c->size; r++) {
-        json_array_append_new(
-            ranks, json_pack("{s:i,s:s,s:i}", "rank", r, "who", hub_who(ctl_hub(c->ctl), r), "pid", hub_pid(ctl_hub(c->ctl), r)));
+        json_array_append_new(ranks,
+                              json_pack("{s:i,s:s,s:i}", "rank", r, "who", coordinator_who(workers_coordinator(c->workers), r),
+                                        "pid", coordinator_pid(workers_coordinator(c->workers), r)));
     }
     for (int k = 0; k < c->n_links; k++) {
         const struct link *l = &c->links[k];
@@ -336,7 +340,8 @@ static int print_json(const struct check *c) {
 static int check_links(struct check *c, const char *device) {
     for (int a = 0; a < c->size; a++)
         for (int b = a + 1; b < c->size; b++)
-            c->links[c->n_links++] = (struct link){.a = a, .b = b, .same_host = hub_same_host(ctl_hub(c->ctl), a, b)};
+            c->links[c->n_links++] =
+                (struct link){.a = a, .b = b, .same_host = coordinator_same_host(workers_coordinator(c->workers), a, b)};
     for (int k = 0; k < c->n_links; k++) TRY(measure_link(c, &c->links[k]));
     TRY(measure_operations(c));
     TRY(measure_calls(c));
@@ -345,16 +350,16 @@ static int check_links(struct check *c, const char *device) {
     return 0;
 }
 
-static int control(const struct ctl_args *a, const struct launch *l, double seconds, const char *device, bool json) {
+static int control(const struct workers_args *a, const struct launch *l, double seconds, const char *device, bool json) {
     struct check c = {.seconds = seconds};
-    TRY(ctl_open(&c.ctl, a, l));
-    c.size = ctl_size(c.ctl);
+    TRY(workers_open(&c.workers, a, l));
+    c.size = workers_size(c.workers);
     c.links = xcalloc((size_t)c.size * (size_t)c.size, sizeof *c.links);
     int rc = check_links(&c, device);
     if (rc >= 0 && json) rc = print_json(&c);
     else if (rc >= 0) print_table(&c);
     free(c.links);
-    ctl_close(c.ctl, rc >= 0);
+    workers_close(c.workers, rc >= 0);
     TRY(rc);
     return 0;
 }
@@ -364,7 +369,7 @@ int cmd_netcheck(int argc, char **argv) {
     double seconds = 0.1, start_s = 60;
     const char *device = "auto";
     bool json = false;
-    struct ctl_args a = {.dir = "."};
+    struct workers_args a = {.dir = "."};
     const struct cmd_opt opts[] = {
         {"--ranks", CMD_I64("int[1,64]"), &ranks, "N", "worker processes on this host (2); under a launcher its own number holds"},
         {"--dir", CMD_STR, &a.dir, "DIR", "under a launcher: a directory that all hosts share, for .rendezvous (.)"},
@@ -388,5 +393,5 @@ int cmd_netcheck(int argc, char **argv) {
     TRY(launch_read(&l, environ));
     a.ranks = (int)ranks;
     a.start_s = start_s;
-    return ctl_is_worker(&l) ? ctl_serve(&a, &l, services) : control(&a, &l, seconds, device, json);
+    return workers_started_this(&l) ? worker_process_serve(&a, &l, services) : control(&a, &l, seconds, device, json);
 }

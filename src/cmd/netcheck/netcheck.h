@@ -10,7 +10,7 @@
  * And netcheck_call: reads the call's arrays, and answers with an array of "bytes".
  *
  * netcheck_has_gpu: {"has", "why"} of this rank. netcheck_devices: "device" ("cuda": the GPU of each rank on its host), "bytes"
- * that a rank holds, "seconds" for each measurement: {"device": its description, "way": dev_group_way's, "fold", "all_gather":
+ * that a rank holds, "seconds" for each measurement: {"device": its description, "way": collective_way's, "fold", "all_gather":
  * seconds of one (device/collective/collective.h)}. */
 #define NETCHECK_SERVICES                                                                                           \
     {"netcheck_pair", netcheck_pair}, {"netcheck_operation", netcheck_operation}, {"netcheck_call", netcheck_call}, \

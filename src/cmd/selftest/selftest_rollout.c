@@ -13,7 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
 #include "train/trained_model.h"
@@ -64,7 +64,7 @@ static void rollout_free(struct rollout *o) {
     free(o);
 }
 
-static int take_sample(void *arg, const struct rollout_sample *s) {
+static int take_sample(void *arg, const struct engine_sample *s) {
     struct rollout *o = arg;
     const int64_t i = (int64_t)(intptr_t)s->user * o->size.n + s->index;
     int32_t *ids = o->ids + i * o->max_len;
@@ -85,62 +85,62 @@ static int64_t prompt_len(const struct rollout_size *size, int64_t i, struct rng
     return i < (int64_t)(sizeof first / sizeof *first) && first[i] <= size->prompt ? first[i] : any;
 }
 
-static int submit(struct rollout_engine *e, const struct model *m, const struct rollout_size *size) {
+static int submit(struct engine *e, const struct model *m, const struct rollout_size *size) {
     struct rng r = {.seed = 9, .stream = RNG_TEST};
     int32_t *prompt = xmalloc((size_t)size->prompt * sizeof *prompt);
     int rc = 0;
     for (int64_t i = 0; i < size->seqs / size->n && rc == 0; i++) {
         const int64_t n = prompt_len(size, i, &r), fewer = 3 * (i % 6);
         for (int64_t t = 0; t < n; t++) prompt[t] = (int32_t)rng_below(&r, (uint64_t)m->cfg.vocab);
-        const struct rollout_request q = {.prompt = prompt,
-                                          .n_prompt = n,
-                                          .n = size->n,
-                                          .max_tokens = size->new > fewer ? size->new - fewer : size->new,
-                                          .temperature = TEMPERATURE,
-                                          .top_p = i == 2 ? 0.9f : 1,
-                                          .repetition_penalty = 1,
-                                          .top_k = -1,
-                                          .seed = 5,
-                                          .uid = (uint64_t)i,
-                                          .ignore_eos = true,
-                                          .user = (void *)(intptr_t)i};
-        rc = rollout_submit(e, &q, NULL);
+        const struct engine_request q = {.prompt = prompt,
+                                         .n_prompt = n,
+                                         .n = size->n,
+                                         .max_tokens = size->new > fewer ? size->new - fewer : size->new,
+                                         .temperature = TEMPERATURE,
+                                         .top_p = i == 2 ? 0.9f : 1,
+                                         .repetition_penalty = 1,
+                                         .top_k = -1,
+                                         .seed = 5,
+                                         .uid = (uint64_t)i,
+                                         .ignore_eos = true,
+                                         .user = (void *)(intptr_t)i};
+        rc = engine_submit(e, &q, NULL);
     }
     free(prompt);
     return rc;
 }
 
 /* To the end, with a progress line now and then where that takes long. */
-static int run(struct rollout_engine *e, const char *what) {
+static int run(struct engine *e, const char *what) {
     double reported = clock_now();
     int more;
     do {
-        more = rollout_step(e);
+        more = engine_step(e);
         TRY(more);
         if (clock_now() - reported < SAY_SECONDS) continue;
-        log_info("selftest: %s: %lld tokens sampled", what, (long long)rollout_stats(e).sampled);
+        log_info("selftest: %s: %lld tokens sampled", what, (long long)engine_stats(e).sampled);
         reported = clock_now();
     } while (more > 0);
     return 0;
 }
 
 static int sample(struct model *m, const struct way *w, struct rollout *o) {
-    struct rollout_decoder *d = NULL;
-    struct rollout_engine *e = NULL;
+    struct decoder *d = NULL;
+    struct engine *e = NULL;
     const int64_t each = (o->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN, part = o->size.seqs * each / w->cache_part;
     const int64_t max_seqs = w->max_seqs < o->size.seqs ? w->max_seqs : o->size.seqs;
-    const struct rollout_decoder_args limits = {.max_seqs = max_seqs, .max_rows = w->max_rows, .max_len = o->max_len};
-    struct rollout_decoder_args a = rollout_decoder_size(m->dev, &m->cfg, m->act, &limits, SIZE_MAX);
-    const struct rollout_config cfg = {.done = take_sample, .done_arg = o};
+    const struct decoder_args limits = {.max_seqs = max_seqs, .max_rows = w->max_rows, .max_len = o->max_len};
+    struct decoder_args a = decoder_size(m->dev, &m->cfg, m->act, &limits, SIZE_MAX);
+    const struct engine_config cfg = {.done = take_sample, .done_arg = o};
     a.model = m;
     a.n_kv_blocks = part > each ? part : each;
     o->tokens = o->preempted = 0;
-    TRY(rollout_decoder_open(&d, &a));
-    int rc = rollout_decoder_engine(&e, d, &cfg);
+    TRY(decoder_open(&d, &a));
+    int rc = decoder_engine(&e, d, &cfg);
     if (rc == 0) rc = submit(e, m, &o->size);
     if (rc == 0) rc = run(e, w->what);
-    rollout_destroy(e);
-    rollout_decoder_close(d);
+    engine_destroy(e);
+    decoder_close(d);
     return rc;
 }
 

@@ -15,15 +15,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-int dev_group_rank(const struct dev_group *g) { return g->rank; }
-int dev_group_size(const struct dev_group *g) { return g->size; }
-struct comm *dev_group_comm(struct dev_group *g) {
+int collective_rank(const struct collective *g) { return g->rank; }
+int collective_size(const struct collective *g) { return g->size; }
+struct comm *collective_comm(struct collective *g) {
     return g->comm;
 }
 
-const char *dev_group_way(const struct dev_group *g) { return g->way; }
+const char *collective_way(const struct collective *g) { return g->way; }
 
-size_t dev_group_bytes(const struct dev *d, int size, int local) {
+size_t collective_bytes(const struct dev *d, int size, int local) {
     if (size < 2) return 0;
     const size_t host = collective_host_bytes(d, size);
     size_t most = 0;
@@ -35,7 +35,7 @@ size_t dev_group_bytes(const struct dev *d, int size, int local) {
 }
 
 /* all: `each` bytes of every rank; this one's are there. */
-static int gather(struct dev_group *g, void *all, size_t each) {
+static int gather(struct collective *g, void *all, size_t each) {
     size_t at[COMM_MOST_RANKS + 1];
     for (int r = 0; r <= g->size; r++) at[r] = (size_t)r * each;
     return comm_all_gather(g->comm, all, at);
@@ -52,7 +52,7 @@ struct step {
 };
 
 /* *whole: no rank has failed at this step. why: the first that has, beside what is there. */
-static int agree(struct dev_group *g, struct step *all, int rc, bool *whole, struct buf *why) {
+static int agree(struct collective *g, struct step *all, int rc, bool *whole, struct buf *why) {
     struct step *const mine = &all[g->rank];
     mine->failed = rc < 0;
     if (rc < 0) snprintf(mine->why, sizeof mine->why, "%.*s", (int)utf8_cut(err_msg(), sizeof mine->why - 1), err_msg());
@@ -67,31 +67,31 @@ static int agree(struct dev_group *g, struct step *all, int rc, bool *whole, str
     return 0;
 }
 
-static int open_peers(struct dev_group *g, struct dev_peer_memory *flags) {
+static int open_peers(struct collective *g, struct dev_peer_memory *flags) {
     if (!g->d->ops->peers) FAIL(ERR_UNSUPPORTED, "memory of the %s backend is read by no other process", g->d->ops->name);
     for (int r = 0; r < g->size; r++)
         if (r != g->rank && !comm_same_host(g->comm, r)) FAIL(ERR_UNSUPPORTED, "%s is on another host", comm_who(g->comm, r));
     return g->d->ops->peers->open(g->d, g->rank, g->size, &g->peers, flags);
 }
 
-static int map_flags(struct dev_group *g, const struct step *all) {
+static int map_flags(struct collective *g, const struct step *all) {
     for (int r = 0; r < g->size; r++)
         if (r != g->rank) TRY(g->d->ops->peers->flags(g->peers, r, &all[r].flags));
     return 0;
 }
 
-static void close_peers(struct dev_group *g) {
+static void close_peers(struct collective *g) {
     if (g->peers) g->d->ops->peers->close(g->peers);
     g->peers = NULL;
 }
 
-static void close_transport(struct dev_group *g) {
+static void close_transport(struct collective *g) {
     if (g->t) g->move->close(g->t);
     g->t = NULL;
 }
 
 /* Leaves g->peers NULL on all ranks where one of them cannot. */
-static int try_peers(struct dev_group *g, struct step *all, struct buf *why) {
+static int try_peers(struct collective *g, struct step *all, struct buf *why) {
     bool whole = false;
     int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
@@ -101,7 +101,7 @@ static int try_peers(struct dev_group *g, struct step *all, struct buf *why) {
     return rc;
 }
 
-static int find_nccl(struct dev_group *g, int32_t *version) {
+static int find_nccl(struct collective *g, int32_t *version) {
     int found = 0;
     if (!g->d->ops->nccl) FAIL(ERR_UNSUPPORTED, "the %s backend has no NCCL", g->d->ops->name);
     TRY(g->d->ops->nccl->version(g->d, &found));
@@ -110,7 +110,7 @@ static int find_nccl(struct dev_group *g, int32_t *version) {
 }
 
 /* One version on all ranks: what two of them do with each other nobody has tried. */
-static int open_nccl(struct dev_group *g, const struct step *all) {
+static int open_nccl(struct collective *g, const struct step *all) {
     const struct dev_nccl_args a = {.rank = g->rank, .size = g->size, .id = all[0].id, .deadline_s = comm_deadline_s(g->comm)};
     for (int r = 0; r < g->size; r++)
         if (all[r].nccl != all[g->rank].nccl)
@@ -121,7 +121,7 @@ static int open_nccl(struct dev_group *g, const struct step *all) {
 }
 
 /* Leaves g->t NULL on all ranks where one of them cannot. */
-static int try_nccl(struct dev_group *g, struct step *all, struct buf *why) {
+static int try_nccl(struct collective *g, struct step *all, struct buf *why) {
     struct step *const mine = &all[g->rank];
     bool whole = false;
     int rc = agree(g, all, find_nccl(g, &mine->nccl), &whole, why);
@@ -135,7 +135,7 @@ static int try_nccl(struct dev_group *g, struct step *all, struct buf *why) {
 enum way { ANY, PEERS, NCCL, HOST };
 
 /* Rank 0's VERLC_GROUP, on all ranks. */
-static int way_asked(struct dev_group *g, enum way *way) {
+static int way_asked(struct collective *g, enum way *way) {
     static const char *const names[] = {"", "peers", "nccl", "host"};
     const char *env = g->rank == 0 ? getenv("VERLC_GROUP") : NULL;
     char name[16] = "";
@@ -149,7 +149,7 @@ static int way_asked(struct dev_group *g, enum way *way) {
     FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl or host", name);
 }
 
-static int open_way(struct dev_group *g, enum way asked, struct step *all, struct buf *why) {
+static int open_way(struct collective *g, enum way asked, struct step *all, struct buf *why) {
     const bool peers = asked == PEERS || (asked == ANY && g->d->ops->peers);
     const bool nccl = asked == NCCL || (asked == ANY && g->d->ops->nccl);
     if (peers) TRY(try_peers(g, all, why));
@@ -162,7 +162,7 @@ static int open_way(struct dev_group *g, enum way asked, struct step *all, struc
     return collective_host_open(g->d, g->comm, &g->t);
 }
 
-static int choose_way(struct dev_group *g) {
+static int choose_way(struct collective *g) {
     struct step *all = xcalloc((size_t)g->size, sizeof *all);
     struct buf why = {0};
     enum way asked = HOST;
@@ -181,20 +181,20 @@ out:
     return rc;
 }
 
-int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c) {
-    struct dev_group *g = xcalloc(1, sizeof *g);
-    *g = (struct dev_group){.d = d, .comm = c, .rank = comm_rank(c), .size = comm_size(c)};
+int collective_open(struct collective **out, struct dev *d, struct comm *c) {
+    struct collective *g = xcalloc(1, sizeof *g);
+    *g = (struct collective){.d = d, .comm = c, .rank = comm_rank(c), .size = comm_size(c)};
     *out = NULL;
     const int rc = choose_way(g);
     if (rc < 0) {
-        dev_group_close(g);
+        collective_close(g);
         return rc;
     }
     *out = g;
     return 0;
 }
 
-void dev_group_close(struct dev_group *g) {
+void collective_close(struct collective *g) {
     if (!g) return;
     close_peers(g);
     close_transport(g);
@@ -210,7 +210,7 @@ struct offer {
     struct dev_peer_memory memory;
 };
 
-static int map_offers(struct dev_group *g, const struct offer *all, void *p, size_t bytes, void **at) {
+static int map_offers(struct collective *g, const struct offer *all, void *p, size_t bytes, void **at) {
     for (int r = 0; r < g->size; r++)
         if (all[r].bytes != bytes)
             FAIL(ERR_RANK, "%s shares %llu bytes where rank %d shares %zu", comm_who(g->comm, r), (unsigned long long)all[r].bytes,
@@ -222,7 +222,7 @@ static int map_offers(struct dev_group *g, const struct offer *all, void *p, siz
     return 0;
 }
 
-int dev_group_share(struct dev_group *g, void *p, size_t bytes) {
+int collective_share(struct collective *g, void *p, size_t bytes) {
     struct offer *all = xcalloc((size_t)g->size, sizeof *all);
     void **at = xcalloc((size_t)g->size, sizeof *at);
     int rc = 0;
@@ -242,7 +242,7 @@ out:
 }
 
 /* p (bytes) lies in shared memory; at (size): where it is of each rank, with peers. */
-static int find_shared(const struct dev_group *g, const char *what, const void *p, size_t bytes, const void **at) {
+static int find_shared(const struct collective *g, const char *what, const void *p, size_t bytes, const void **at) {
     const char *const from = p;
     for (int i = 0; i < g->n_shared; i++) {
         const char *const lo = g->shared[i].p;
@@ -255,7 +255,7 @@ static int find_shared(const struct dev_group *g, const char *what, const void *
 
 /* ---- operations ---- */
 
-static int check_bucket(const struct dev_group *g, const struct dev_bucket *b) {
+static int check_bucket(const struct collective *g, const struct dev_bucket *b) {
     const int64_t n = b->cut[g->size];
     for (int r = 0; r < g->size; r++)
         if (b->cut[r] < 0 || b->cut[r] > b->cut[r + 1]) FAIL(ERR_INVAL, "dev group: a bucket whose cuts do not ascend");
@@ -268,19 +268,19 @@ static int check_bucket(const struct dev_group *g, const struct dev_bucket *b) {
 }
 
 /* Its event in a trace begins. */
-static void trace(struct dev_group *g, const char *op, size_t bytes, int ranks) {
+static void trace(struct collective *g, const char *op, size_t bytes, int ranks) {
     const int64_t stamp = dev_trace__exchange_open(g->d, op, (int64_t)bytes, ranks, g->peers != NULL);
     if (g->peers && stamp >= 0) g->d->ops->peers->stamp(g->peers, stamp);
 }
 
 /* Of the bucket, and of all ranks' rows. */
-static size_t bucket_bytes(const struct dev_group *g, const struct dev_bucket *b) {
+static size_t bucket_bytes(const struct collective *g, const struct dev_bucket *b) {
     size_t sum = b->x ? (size_t)b->cut[g->size] * sizeof(float) : 0;
     for (int r = 0; b->ids && r < b->n; r++) sum += (size_t)b->n_rows[r] * (sizeof *b->ids + (size_t)b->width * sizeof(float));
     return sum;
 }
 
-int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket) {
+int collective_fold(struct collective *g, const struct dev_bucket *b, int64_t *ticket) {
     const void *x[COMM_MOST_RANKS], *ids[COMM_MOST_RANKS], *dx[COMM_MOST_RANKS];
     TRY(check_bucket(g, b));
     const size_t rows = b->ids && g->rank < b->n ? (size_t)b->n_rows[g->rank] : 0;
@@ -294,15 +294,15 @@ int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *tic
     return dev_trace__exchange_close(g->d, rc);
 }
 
-int dev_group_reuse(struct dev_group *g, int64_t ticket) {
+int collective_reuse(struct collective *g, int64_t ticket) {
     if (ticket < 0 || ticket > g->ticket) FAIL(ERR_INVAL, "dev group: there is no fold or gather %lld", (long long)ticket);
     if (ticket == 0) return 0;
     return g->peers ? g->d->ops->peers->reuse(g->peers, ticket) : g->move->reuse(g->t, ticket);
 }
 
-int dev_group_join(struct dev_group *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
+int collective_join(struct collective *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
 
-int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
+int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
     const void *of[COMM_MOST_RANKS];
     size_t end = 0, bytes = 0;
     for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
@@ -319,11 +319,13 @@ int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, i
     return dev_trace__exchange_close(g->d, rc);
 }
 
-int dev_group_gather_end(struct dev_group *g) { return g->peers ? g->d->ops->peers->gathered(g->peers) : g->move->gathered(g->t); }
+int collective_gather_end(struct collective *g) {
+    return g->peers ? g->d->ops->peers->gathered(g->peers) : g->move->gathered(g->t);
+}
 
-int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts) {
+int collective_all_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts) {
     int64_t ticket;
-    TRY(dev_group_gather_begin(g, whole, at, n_parts, &ticket));
-    TRY(dev_group_gather_end(g));
-    return dev_group_reuse(g, ticket);
+    TRY(collective_gather_begin(g, whole, at, n_parts, &ticket));
+    TRY(collective_gather_end(g));
+    return collective_reuse(g, ticket);
 }

@@ -18,25 +18,25 @@ extern "C" {
 #endif
 
 struct comm;
-struct dev_group;
+struct collective;
 
 /* Collective. d and c are borrowed. Of GPUs one log line says which way their bytes go, and why no faster one; VERLC_GROUP of
  * rank 0 (peers, nccl or host) asks for one: ERR_UNSUPPORTED where it is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
-int dev_group_open(struct dev_group **out, struct dev *d, struct comm *c);
+int collective_open(struct collective **out, struct dev *d, struct comm *c);
 /* NULL ok. Not collective: what is queued comes to its end, whatever the others do, in other groups of this device as well. Where
  * they shall get what it sends, all ranks reach this point (a barrier) with nothing queued; until then leave shared memory as it
  * is. */
-void dev_group_close(struct dev_group *g);
-int dev_group_rank(const struct dev_group *g);
-int dev_group_size(const struct dev_group *g);
-struct comm *dev_group_comm(struct dev_group *g);
-const char *dev_group_way(const struct dev_group *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
+void collective_close(struct collective *g);
+int collective_rank(const struct collective *g);
+int collective_size(const struct collective *g);
+struct comm *collective_comm(struct collective *g);
+const char *collective_way(const struct collective *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
 /* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by NCCL where
  * VERLC_GROUP says so, else by the fastest way there, or through the host. */
-size_t dev_group_bytes(const struct dev *d, int size, int local);
+size_t collective_bytes(const struct dev *d, int size, int local);
 
 /* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
-int dev_group_share(struct dev_group *g, void *p, size_t bytes);
+int collective_share(struct collective *g, void *p, size_t bytes);
 
 /* A part of a gradient (a bucket) of which ranks 0..n-1 each have a summand, in shared memory at the same offset. Each rank
  * owns some of its elements. A fold is fastest where own and x + cut[rank] are congruent modulo 16 bytes. */
@@ -55,18 +55,18 @@ struct dev_bucket {
 };
 
 /* Collective. Queued behind what the compute stream has now; runs beside what comes later on it. *b may go. */
-int dev_group_fold(struct dev_group *g, const struct dev_bucket *b, int64_t *ticket);
+int collective_fold(struct collective *g, const struct dev_bucket *b, int64_t *ticket);
 /* The compute stream waits until all ranks have read what this fold or gather reads. 0: none. */
-int dev_group_reuse(struct dev_group *g, int64_t ticket);
+int collective_reuse(struct collective *g, int64_t ticket);
 /* The compute stream waits for all folds of this rank. */
-int dev_group_join(struct dev_group *g);
+int collective_join(struct collective *g);
 /* Collective. whole: shared memory; part i has rank r's bytes at [at[i * (size + 1) + r], at[i * (size + 1) + r + 1]), host;
  * afterwards every rank has all. Queued behind what the compute stream has now; runs beside what comes later on it. */
-int dev_group_gather_begin(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket);
+int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket);
 /* The compute stream waits until this rank has all of the last one that was begun, and of those before it. */
-int dev_group_gather_end(struct dev_group *g);
+int collective_gather_end(struct collective *g);
 /* Collective. Both, and the compute stream may change this rank's bytes. */
-int dev_group_all_gather(struct dev_group *g, void *whole, const size_t *at, int64_t n_parts);
+int collective_all_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@
 #include "device/collective/collective.h"
 #include "device/collective/transport.h"
 
-struct dev_group {
+struct collective {
     struct dev *d;
     struct comm *comm;
     int rank, size;
@@ -26,7 +26,7 @@ struct dev_group {
     char way[64]; /* for people */
 };
 
-int collective_staged_fold(struct dev_group *g, const struct dev_bucket *b);
+int collective_staged_fold(struct collective *g, const struct dev_bucket *b);
 
 extern const struct dev_transport_ops collective_host; /* of a group of any device */
 size_t collective_host_bytes(const struct dev *d, int size);

@@ -29,7 +29,7 @@ static void rows_free(struct rows *w) {
 }
 
 /* The ids of all ranks as they are, rank r's at first[r]..first[r + 1]. */
-static int gather_ids(struct dev_group *g, const struct dev_bucket *b, int32_t **all, size_t *first) {
+static int gather_ids(struct collective *g, const struct dev_bucket *b, int32_t **all, size_t *first) {
     const size_t unit = sizeof **all;
     size_t at[COMM_MOST_RANKS + 1] = {0};
     for (int r = 0; r < g->size; r++) {
@@ -70,7 +70,7 @@ static int32_t place_in(const struct id_set *s, int32_t id) {
     return s->before[id / 64] + __builtin_popcountll(s->bits[id / 64] & below);
 }
 
-static void distinct_ids(struct dev_group *g, int64_t vocab, const int32_t *all, const size_t *first, struct rows *w) {
+static void distinct_ids(struct collective *g, int64_t vocab, const int32_t *all, const size_t *first, struct rows *w) {
     const size_t own = first[g->rank + 1] - first[g->rank];
     struct id_set s = {.words = (vocab + 63) / 64};
     s.bits = xmalloc((size_t)s.words * sizeof *s.bits + 1);
@@ -87,7 +87,7 @@ static void distinct_ids(struct dev_group *g, int64_t vocab, const int32_t *all,
     free(s.bits);
 }
 
-static int plan_rows(struct dev_group *g, const struct dev_bucket *b, struct rows *w) {
+static int plan_rows(struct collective *g, const struct dev_bucket *b, struct rows *w) {
     size_t first[COMM_MOST_RANKS + 1] = {0};
     int32_t *all = NULL;
     const int rc = gather_ids(g, b, &all, first);
@@ -112,7 +112,7 @@ static int64_t ids_below(const struct rows *w, int r, int64_t id) {
 
 /* A fold: what of it does not change from piece to piece. */
 struct folding {
-    struct dev_group *g;
+    struct collective *g;
     const struct dev_bucket *b;
     struct rows rows;
     struct dev_slots slots; /* of the piece at hand */
@@ -185,7 +185,7 @@ static int exchange_piece(struct folding *f, int64_t k, struct tensor *x) {
 
 /* The sums of this rank's rows that belong to piece p of rank r, where they are sent from. */
 static int make_sums(struct folding *f, int r, struct range p, struct dev_part *out) {
-    const struct dev_group *const g = f->g;
+    const struct collective *const g = f->g;
     const int64_t ids = f->rows.at[g->rank + 1] - f->rows.at[g->rank], n_rows = f->b->n_rows[g->rank], width = f->b->width;
     int64_t first;
     const int64_t n = rows_in(f, g->rank, p, &first);
@@ -255,7 +255,7 @@ static int64_t count_pieces(const struct folding *f) {
 }
 
 static int start(struct folding *f) {
-    const struct dev_group *const g = f->g;
+    const struct collective *const g = f->g;
     TRY(g->move->begin(g->t));
     if (f->b->ids) {
         const int64_t places = g->rank < f->b->n ? f->b->n_rows[g->rank] : 0;
@@ -265,7 +265,7 @@ static int start(struct folding *f) {
     return size_pieces(f);
 }
 
-int collective_staged_fold(struct dev_group *g, const struct dev_bucket *b) {
+int collective_staged_fold(struct collective *g, const struct dev_bucket *b) {
     struct folding f = {.g = g, .b = b};
     int rc = 0;
     if (b->ids) TRYG(plan_rows(g, b, &f.rows), out);

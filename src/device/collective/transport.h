@@ -40,7 +40,7 @@ struct dev_transport_ops {
     int (*fold)(void *t, struct tensor y, const struct tensor *x, int n, bool add);
     int (*add_rows)(void *t, struct tensor y, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx);
     int (*end)(void *t); /* of what began last */
-    /* Begins, moves as dev_group_all_gather says, and ends; the compute stream waits for it in `gathered`. */
+    /* Begins, moves as collective_all_gather says, and ends; the compute stream waits for it in `gathered`. */
     int (*gather)(void *t, void *whole, const size_t *at, int64_t n_parts);
     int (*gathered)(void *t);
     int (*reuse)(void *t, int64_t ticket); /* the compute stream waits until this operation has read what it sends and adds */

@@ -16,17 +16,17 @@
 enum { MAP = 256, STATE_MAX = 4096 };
 #define STATE "quant_state.bitsandbytes__nf4"
 
-static float f32_at(const struct st_tensor *t, int64_t i) { /* files promise no alignment */
+static float f32_at(const struct safetensors_tensor *t, int64_t i) { /* files promise no alignment */
     float f;
     memcpy(&f, t->data + 4 * i, sizeof f);
     return f;
 }
 
 /* The tensor NAME.PART with n elements of this type. */
-static int find_part(const struct st_tensor **out, const struct bnb_args *a, const char *part, enum dtype dt, int64_t n) {
+static int find_part(const struct safetensors_tensor **out, const struct bnb_args *a, const char *part, enum dtype dt, int64_t n) {
     char name[160];
     snprintf(name, sizeof name, "%s.%s", a->param->name, part);
-    const struct st_tensor *t = *out = a->find(a->arg, name);
+    const struct safetensors_tensor *t = *out = a->find(a->arg, name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s of a 4-bit matrix is missing", a->path, name);
     if (t->dt == dt && t->bytes == (size_t)n * dtype_size(dt)) return 0;
     FAIL(ERR_FORMAT, "%s: tensor %s: expected %lld elements of %s", a->path, name, (long long)n, dtype_name(dt));
@@ -52,7 +52,7 @@ static int read_state(struct bnb_weight *b, const struct bnb_args *a, const json
     return 0;
 }
 
-static int check_book(const struct bnb_args *a, const struct st_tensor *map) {
+static int check_book(const struct bnb_args *a, const struct safetensors_tensor *map) {
     for (int i = 0; i < 16; i++)
         if (f32_at(map, i) != dev_nf4_book[i])
             FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported code book, entry %d is %g", a->path, a->param->name, i,
@@ -63,11 +63,11 @@ static int check_book(const struct bnb_args *a, const struct st_tensor *map) {
 int model__bnb_find(struct bnb_weight *b, const struct bnb_args *a) {
     char name[160];
     json_t *o;
-    const struct st_tensor *map;
+    const struct safetensors_tensor *map;
     const int64_t n = a->param->rows * a->param->cols, blocks = model__quant_scales(QUANT_NF4, a->param->rows, a->param->cols);
     *b = (struct bnb_weight){.code = a->find(a->arg, a->param->name)};
     snprintf(name, sizeof name, "%s." STATE, a->param->name);
-    const struct st_tensor *state = a->find(a->arg, name);
+    const struct safetensors_tensor *state = a->find(a->arg, name);
     if (!b->code || !state || state->dt != DT_U8 || state->bytes > STATE_MAX)
         FAIL(ERR_UNSUPPORTED,
              "%s: tensor %s is not in NF4 as bitsandbytes saves it, with " STATE ": unsupported in a model whose "

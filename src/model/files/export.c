@@ -34,7 +34,7 @@ struct reader {
     const float *master; /* fp32 weights, NULL: the compute copy is read */
     struct lora_host adapter;
 };
-struct param_source { /* one st_write_tensor's arg */
+struct param_source { /* one safetensors_write_tensor's arg */
     struct reader *r;
     const struct model_param *p;
     enum dtype dt;
@@ -119,21 +119,21 @@ static void reader_close(struct reader *r) {
 
 /* ---- shards ---- */
 
-static size_t tensor_bytes(const struct st_write_tensor *t) {
+static size_t tensor_bytes(const struct safetensors_write_tensor *t) {
     size_t n = dtype_size(t->dt);
     for (int i = 0; i < t->nd; i++) n *= (size_t)t->dim[i];
     return n;
 }
 
-static int write_shard(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n) {
+static int write_shard(struct file_writer *w, const char *path, const struct safetensors_write_tensor *t, int64_t n) {
     json_t *meta = json_pack("{s:s}", "format", "pt");
-    const int rc = st_write(w, path, t, n, meta);
+    const int rc = safetensors_write(w, path, t, n, meta);
     json_decref(meta);
     return rc;
 }
 
 /* The end of the shard that begins at lo. */
-static int64_t shard_end(const struct st_write_tensor *t, int64_t n, int64_t lo, size_t max_shard) {
+static int64_t shard_end(const struct safetensors_write_tensor *t, int64_t n, int64_t lo, size_t max_shard) {
     size_t bytes = 0;
     int64_t hi = lo;
     for (; hi < n; hi++) {
@@ -143,7 +143,8 @@ static int64_t shard_end(const struct st_write_tensor *t, int64_t n, int64_t lo,
     return hi;
 }
 
-int model__write_weights(struct file_writer *w, const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard) {
+int model__write_weights(struct file_writer *w, const char *dir, const struct safetensors_write_tensor *t, int64_t n,
+                         size_t max_shard) {
     int rc = 0;
     int64_t n_shards = 0, total = 0;
     char *path = NULL;
@@ -232,7 +233,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
-    struct st_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
+    struct safetensors_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
     int64_t n = 0;
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
@@ -243,7 +244,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             if ((as == DT_F32) != (pass == 0)) continue;
             const struct model_param *p = &m->params[i];
             src[n] = (struct param_source){&r, p, as};
-            t[n] = (struct st_write_tensor){
+            t[n] = (struct safetensors_write_tensor){
                 .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n]};
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;

@@ -12,7 +12,7 @@ struct model_export_args {
     int dt;                                  /* DT_F32, DT_BF16, DT_F16, or -1: each tensor's source dtype */
     const struct tokenizer_files *tokenizer; /* its files go along; NULL: none */
     size_t max_shard;                        /* bytes of a shard at most; 0: 5 GB */
-    struct file_writer *writer;              /* of the weights, as st_write has it; NULL: all is on disk on return */
+    struct file_writer *writer;              /* of the weights, as safetensors_write has it; NULL: all is on disk on return */
 };
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json, model*.safetensors. An adapter
  * is merged into the weights: W + scale B A in f32, rounded once. */

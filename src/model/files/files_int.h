@@ -8,12 +8,12 @@
 
 /* ---- matrices that bitsandbytes saved in NF4 (model/files/bitsandbytes.c) ---- */
 struct bnb_weight { /* tensors of a file; borrowed */
-    const struct st_tensor *code, *absmax, *nested_absmax, *nested_map;
+    const struct safetensors_tensor *code, *absmax, *nested_absmax, *nested_map;
     int64_t nested_block; /* 0: absmax is f32; else absmax is codes of nested_map, in blocks of so many */
     double offset;        /* nested: added to each */
 };
 struct bnb_args {
-    const struct st_tensor *(*find)(void *arg, const char *name); /* NULL: not in the files */
+    const struct safetensors_tensor *(*find)(void *arg, const char *name); /* NULL: not in the files */
     void *arg;
     const struct model_param *param;
     const char *path; /* for messages */
@@ -27,7 +27,8 @@ const char *model__torch_dtype(enum dtype dt);
 void model__set_config_dtype(json_t *config, enum dtype dt); /* under the name that this config.json has for it */
 
 /* model.safetensors, or shards of at most max_shard bytes (0: 5 GB) and their index, with the tensors in this order. */
-int model__write_weights(struct file_writer *w, const char *dir, const struct st_write_tensor *t, int64_t n, size_t max_shard);
+int model__write_weights(struct file_writer *w, const char *dir, const struct safetensors_write_tensor *t, int64_t n,
+                         size_t max_shard);
 
 int model__copy_file(const char *from, const char *to, const char *name); /* from/name to to/name */
 

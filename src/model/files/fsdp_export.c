@@ -33,7 +33,7 @@ struct export {
     size_t done, total; /* bytes */
     char *raw;          /* a chunk as the shards have it */
 };
-struct source { /* one st_write_tensor's arg */
+struct source { /* one safetensors_write_tensor's arg */
     struct export *e;
     const struct fsdp_tensor *t;
     enum dtype dt;
@@ -84,7 +84,7 @@ static const char *tied_copy(const struct fsdp *f, const json_t *config) {
 }
 
 struct list {
-    struct st_write_tensor *t;
+    struct safetensors_write_tensor *t;
     struct source *src;
     int64_t n;
 };
@@ -100,7 +100,8 @@ static void list_tensors(struct list *l, struct export *e, bool adapter, const c
             const enum dtype dt = e->a->dt >= 0 && is_float(t->dt) ? (enum dtype)e->a->dt : t->dt;
             if (t->adapter != adapter || dtype_size(dt) != size || (skip && strcmp(t->name, skip) == 0)) continue;
             l->src[l->n] = (struct source){e, t, dt};
-            l->t[l->n] = (struct st_write_tensor){.name = t->name, .dt = dt, .nd = t->nd, .read = read_chunk, .arg = &l->src[l->n]};
+            l->t[l->n] =
+                (struct safetensors_write_tensor){.name = t->name, .dt = dt, .nd = t->nd, .read = read_chunk, .arg = &l->src[l->n]};
             memcpy(l->t[l->n++].dim, t->dim, sizeof t->dim);
             e->total += (size_t)t->count * size;
         }
@@ -216,7 +217,7 @@ static int write_adapter(const struct fsdp_export_args *a, const struct list *l)
     else TRYG(make_adapter_config(a, &config), out);
     TRYG(file_mkdirs(to), out);
     TRYG(json_save_atomic(path, config), out);
-    TRYG(st_write(NULL, weights, l->t, l->n, metadata), out);
+    TRYG(safetensors_write(NULL, weights, l->t, l->n, metadata), out);
     TRYG(file_fsync_dir(to), out);
 out:
     json_decref(config);
@@ -263,7 +264,7 @@ out:
 /* ---- comparing ---- */
 
 /* As bf16, which verl's test loads both in. */
-static int compare_tensor(const struct fsdp_tensor *t, const struct st_tensor *s, const char *path) {
+static int compare_tensor(const struct fsdp_tensor *t, const struct safetensors_tensor *s, const char *path) {
     bool same = t->nd == s->nd;
     for (int i = 0; i < t->nd && same; i++) same = t->dim[i] == s->dim[i];
     if (!same) FAIL(ERR_INPUT, "%s: tensor %s has another shape than the merged checkpoint", path, t->name);
@@ -299,18 +300,18 @@ static int compare_tensor(const struct fsdp_tensor *t, const struct st_tensor *s
 static bool is_head(const char *name) { return strcmp(name, "lm_head.weight") == 0; } /* tied embeddings may leave it out */
 
 static int compare_file(const struct fsdp *f, const char *path, struct map *seen) {
-    struct st_file *st;
+    struct safetensors_file *st;
     int rc = 0;
-    TRY(st_open(&st, path));
-    for (int64_t i = 0; i < st_count(st) && rc == 0; i++) {
-        const struct st_tensor *s = st_at(st, i);
+    TRY(safetensors_open(&st, path));
+    for (int64_t i = 0; i < safetensors_count(st) && rc == 0; i++) {
+        const struct safetensors_tensor *s = safetensors_at(st, i);
         const struct fsdp_tensor *t = fsdp_find(f, s->name);
         if (t) rc = compare_tensor(t, s, path);
         else if (!is_head(s->name))
             rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: tensor %s is not in the merged checkpoint", path, s->name);
         map_set(seen, s->name, strlen(s->name), 1);
     }
-    st_close(st);
+    safetensors_close(st);
     return rc;
 }
 

@@ -85,7 +85,7 @@ void model_arch_names(void (*fn)(void *arg, const char *name), void *arg) {
 
 /* ---- values ---- */
 
-struct init_source { /* one st_write_tensor's arg */
+struct init_source { /* one safetensors_write_tensor's arg */
     struct pool *pool;
     enum model_role role;
     enum dtype dt;
@@ -147,7 +147,7 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
     struct pool *pool = NULL;
     TRY(pool_create(&pool, 0));
     struct init_source *s = xcalloc((size_t)m->n_params, sizeof *s);
-    struct st_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
+    struct safetensors_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
     json_t *meta = json_pack("{s:s}", "format", "pt");
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *p = &m->params[i];
@@ -161,10 +161,10 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
             s[i].zero_lo = m->cfg.pad * p->cols;
             s[i].zero_hi = s[i].zero_lo + p->cols;
         }
-        t[i] =
-            (struct st_write_tensor){.name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
+        t[i] = (struct safetensors_write_tensor){
+            .name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
     }
-    const int rc = st_write(NULL, path, t, m->n_params, meta);
+    const int rc = safetensors_write(NULL, path, t, m->n_params, meta);
     json_decref(meta);
     free(t);
     free(s);

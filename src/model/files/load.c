@@ -32,17 +32,17 @@ enum { CHUNK = 1 << 18 /* elements converted at a time */, MAX_SHARDS = 4096, MA
 /* ---- the files of a directory ---- */
 
 struct weights_dir {
-    struct st_file **files;
+    struct safetensors_file **files;
     char **paths;
     int64_t n;
-    struct map by_name;      /* tensor -> file; empty when there is one file and no index */
-    struct fsdp *fsdp;       /* verl's shards instead of files; paths[0] is their directory */
-    struct st_tensor *whole; /* fsdp's tensors, without data */
+    struct map by_name;               /* tensor -> file; empty when there is one file and no index */
+    struct fsdp *fsdp;                /* verl's shards instead of files; paths[0] is their directory */
+    struct safetensors_tensor *whole; /* fsdp's tensors, without data */
 };
 
 static void weights_close(struct weights_dir *w) {
     for (int64_t i = 0; i < w->n; i++) {
-        st_close(w->files[i]);
+        safetensors_close(w->files[i]);
         free(w->paths[i]);
     }
     free(w->files);
@@ -58,7 +58,7 @@ static int add_file(struct weights_dir *w, int64_t *cap, char *path) {
     xgrow((void **)&w->paths, &cap_paths, w->n + 1, sizeof *w->paths);
     w->files[w->n] = NULL;
     w->paths[w->n++] = path;
-    return st_open(&w->files[w->n - 1], path);
+    return safetensors_open(&w->files[w->n - 1], path);
 }
 
 static int open_index(struct weights_dir *w, const char *dir, const char *path) {
@@ -107,7 +107,7 @@ static int open_fsdp(struct weights_dir *w, const char *shards) {
     w->whole = xcalloc((size_t)fsdp_count(w->fsdp), sizeof *w->whole);
     for (int64_t i = 0; i < fsdp_count(w->fsdp); i++) {
         const struct fsdp_tensor *t = fsdp_at(w->fsdp, i);
-        w->whole[i] = (struct st_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
+        w->whole[i] = (struct safetensors_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
         memcpy(w->whole[i].dim, t->dim, sizeof t->dim);
     }
     return 0;
@@ -136,11 +136,11 @@ out:
 /* ---- checking ---- */
 
 struct source {
-    const struct st_tensor *t;       /* NULL: not in the files, to be drawn (a new value head) */
-    const struct fsdp_tensor *parts; /* NULL: t has its data */
-    const char *path;                /* of its file */
-    uint64_t seed;                   /* of a new one */
-    struct bnb_weight bnb;           /* saved in 4 bits: bnb.code is t */
+    const struct safetensors_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
+    const struct fsdp_tensor *parts;    /* NULL: t has its data */
+    const char *path;                   /* of its file */
+    uint64_t seed;                      /* of a new one */
+    struct bnb_weight bnb;              /* saved in 4 bits: bnb.code is t */
 };
 
 enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
@@ -150,7 +150,7 @@ static bool may_be_new(enum head head, const struct model_param *p) {
     return head == HEAD_VALUE && strncmp(p->name, "score.", 6) == 0;
 }
 
-static const struct st_tensor *find_any(void *arg, const char *name) {
+static const struct safetensors_tensor *find_any(void *arg, const char *name) {
     const struct weights_dir *w = arg;
     int64_t i = 0;
     if (w->fsdp) {
@@ -158,7 +158,7 @@ static const struct st_tensor *find_any(void *arg, const char *name) {
         return t ? &w->whole[t - fsdp_at(w->fsdp, 0)] : NULL;
     }
     if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
-    return st_find(w->files[i], name);
+    return safetensors_find(w->files[i], name);
 }
 
 static int find_codes(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
@@ -177,7 +177,7 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
     s->t = find_any(w, p->name);
     s->parts = w->fsdp ? fsdp_find(w->fsdp, p->name) : NULL;
     if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
-    const struct st_tensor *t = s->t;
+    const struct safetensors_tensor *t = s->t;
     const bool vec = p->nd == 1;
     if (t->nd != p->nd || t->dim[0] != p->rows || (!vec && t->dim[1] != p->cols)) {
         char have[128] = "";
@@ -202,9 +202,9 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : st_count(w->files[f]);
+        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : safetensors_count(w->files[f]);
         for (int64_t i = 0; i < count; i++) {
-            const char *name = w->fsdp ? w->whole[i].name : st_at(w->files[f], i)->name;
+            const char *name = w->fsdp ? w->whole[i].name : safetensors_at(w->files[f], i)->name;
             const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
             if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
             if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
@@ -529,7 +529,7 @@ out:
 enum { PRINT_BYTES = 1024 }; /* at each of three places of a tensor */
 
 struct print_tensor {
-    const struct st_tensor *t;
+    const struct safetensors_tensor *t;
     const struct fsdp_tensor *parts; /* NULL: t has its data */
 };
 
@@ -543,18 +543,18 @@ static struct print_tensor *list_tensors(const struct weights_dir *w, int64_t *n
     int64_t cap = 0;
     *n = 0;
     for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : st_count(w->files[f]);
+        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : safetensors_count(w->files[f]);
         xgrow((void **)&list, &cap, *n + count, sizeof *list);
         for (int64_t i = 0; i < count; i++)
             list[(*n)++] = w->fsdp ? (struct print_tensor){&w->whole[i], fsdp_at(w->fsdp, i)}
-                                   : (struct print_tensor){st_at(w->files[f], i), NULL};
+                                   : (struct print_tensor){safetensors_at(w->files[f], i), NULL};
     }
     if (*n > 1) qsort(list, (size_t)*n, sizeof *list, by_tensor_name);
     return list;
 }
 
 static void print_tensor(struct hash_stream *h, const struct print_tensor *p) {
-    const struct st_tensor *t = p->t;
+    const struct safetensors_tensor *t = p->t;
     const size_t size = dtype_size(t->dt);
     int64_t all = 1;
     for (int i = 0; i < t->nd; i++) all *= t->dim[i];

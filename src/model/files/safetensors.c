@@ -2,7 +2,7 @@
  *
  * Format: u64 little-endian header length, a JSON object {name: {dtype, shape,
  * data_offsets}}, the data.  Values are not looked at here.
- * Invariant: after st_open every tensor lies inside the mapping, its bytes are
+ * Invariant: after safetensors_open every tensor lies inside the mapping, its bytes are
  * exactly its shape times its dtype, and the tensors tile the data without
  * hole or overlap (the rule of the safetensors library). */
 #include "model/files/safetensors.h"
@@ -18,9 +18,9 @@
 
 enum { LEN_BYTES = 8, MAX_HEADER = 100000000 /* the safetensors library's limit */ };
 
-struct st_file {
+struct safetensors_file {
     struct file_map map;
-    struct st_tensor *tensors; /* in data order */
+    struct safetensors_tensor *tensors; /* in data order */
     int64_t n;
     struct map by_name;
     json_t *metadata; /* NULL: none */
@@ -42,7 +42,7 @@ static const char *st_dtype_name(enum dtype dt) {
 
 /* ---- reading ---- */
 
-static int parse_dtype(struct st_tensor *t, const json_t *o, const char *path) {
+static int parse_dtype(struct safetensors_tensor *t, const json_t *o, const char *path) {
     const char *name = json_string_value(json_object_get(o, "dtype"));
     if (!name) FAIL(ERR_FORMAT, "%s: tensor %s: no \"dtype\"", path, t->name);
     for (int i = 0; i < N_ST_DTYPES; i++) {
@@ -54,7 +54,7 @@ static int parse_dtype(struct st_tensor *t, const json_t *o, const char *path) {
 }
 
 /* Shape and the bytes that it requires. */
-static int parse_shape(struct st_tensor *t, const json_t *o, const char *path) {
+static int parse_shape(struct safetensors_tensor *t, const json_t *o, const char *path) {
     const json_t *shape = json_object_get(o, "shape");
     if (!json_is_array(shape)) FAIL(ERR_FORMAT, "%s: tensor %s: no \"shape\"", path, t->name);
     if (json_array_size(shape) > sizeof t->dim / sizeof t->dim[0])
@@ -71,7 +71,7 @@ static int parse_shape(struct st_tensor *t, const json_t *o, const char *path) {
     return 0;
 }
 
-static int parse_range(struct st_tensor *t, const json_t *o, const uint8_t *data, size_t data_bytes, const char *path) {
+static int parse_range(struct safetensors_tensor *t, const json_t *o, const uint8_t *data, size_t data_bytes, const char *path) {
     const json_t *r = json_object_get(o, "data_offsets");
     const json_t *b = json_array_get(r, 0), *e = json_array_get(r, 1);
     if (json_array_size(r) != 2 || !json_is_integer(b) || !json_is_integer(e))
@@ -88,15 +88,15 @@ static int parse_range(struct st_tensor *t, const json_t *o, const uint8_t *data
 }
 
 static int by_data(const void *a, const void *b) {
-    const struct st_tensor *x = a, *y = b;
+    const struct safetensors_tensor *x = a, *y = b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* an empty tensor before the one it touches */
 }
 
-static int check_tiling(const struct st_file *f, const uint8_t *data, size_t data_bytes, const char *path) {
+static int check_tiling(const struct safetensors_file *f, const uint8_t *data, size_t data_bytes, const char *path) {
     const uint8_t *at = data;
     for (int64_t i = 0; i < f->n; i++) {
-        const struct st_tensor *t = &f->tensors[i];
+        const struct safetensors_tensor *t = &f->tensors[i];
         if (t->data < at) FAIL(ERR_FORMAT, "%s: tensor %s overlaps tensor %s", path, t->name, f->tensors[i - 1].name);
         if (t->data > at) FAIL(ERR_FORMAT, "%s: %zu unused bytes before tensor %s", path, (size_t)(t->data - at), t->name);
         at += t->bytes;
@@ -105,7 +105,8 @@ static int check_tiling(const struct st_file *f, const uint8_t *data, size_t dat
     return 0;
 }
 
-static int parse_tensors(struct st_file *f, const json_t *header, const uint8_t *data, size_t data_bytes, const char *path) {
+static int parse_tensors(struct safetensors_file *f, const json_t *header, const uint8_t *data, size_t data_bytes,
+                         const char *path) {
     const char *name;
     json_t *o; /* jansson's iteration wants it mutable */
     f->tensors = xcalloc(json_object_size(header), sizeof *f->tensors);
@@ -114,7 +115,7 @@ static int parse_tensors(struct st_file *f, const json_t *header, const uint8_t 
             f->metadata = json_incref(o);
             continue;
         }
-        struct st_tensor *t = &f->tensors[f->n++];
+        struct safetensors_tensor *t = &f->tensors[f->n++];
         t->name = xstrdup(name);
         if (!json_is_object(o)) FAIL(ERR_FORMAT, "%s: tensor %s is not described by an object", path, name);
         TRY(parse_dtype(t, o, path));
@@ -126,10 +127,10 @@ static int parse_tensors(struct st_file *f, const json_t *header, const uint8_t 
     return check_tiling(f, data, data_bytes, path);
 }
 
-int st_open(struct st_file **out, const char *path) {
+int safetensors_open(struct safetensors_file **out, const char *path) {
     int rc = 0;
     json_t *header = NULL;
-    struct st_file *f = xcalloc(1, sizeof *f);
+    struct safetensors_file *f = xcalloc(1, sizeof *f);
     TRYG(file_map_open(&f->map, path), fail);
     uint64_t len = 0;
     if (f->map.n < LEN_BYTES) FAILG(fail, ERR_FORMAT, "%s: %zu bytes are no safetensors file", path, f->map.n);
@@ -149,11 +150,11 @@ int st_open(struct st_file **out, const char *path) {
     return 0;
 fail:
     json_decref(header);
-    st_close(f);
+    safetensors_close(f);
     return rc;
 }
 
-void st_close(struct st_file *f) {
+void safetensors_close(struct safetensors_file *f) {
     if (!f) return;
     for (int64_t i = 0; i < f->n; i++) free(f->tensors[i].name);
     free(f->tensors);
@@ -163,29 +164,31 @@ void st_close(struct st_file *f) {
     free(f);
 }
 
-int64_t st_count(const struct st_file *f) { return f->n; }
+int64_t safetensors_count(const struct safetensors_file *f) { return f->n; }
 
-const struct st_tensor *st_at(const struct st_file *f, int64_t i) {
+const struct safetensors_tensor *safetensors_at(const struct safetensors_file *f, int64_t i) {
     CHECK(i >= 0 && i < f->n);
     return &f->tensors[i];
 }
 
-const struct st_tensor *st_find(const struct st_file *f, const char *name) {
+const struct safetensors_tensor *safetensors_find(const struct safetensors_file *f, const char *name) {
     int64_t i;
     return map_gets(&f->by_name, name, &i) ? &f->tensors[i] : NULL;
 }
-const char *st_metadata(const struct st_file *f, const char *key) { return json_string_value(json_object_get(f->metadata, key)); }
+const char *safetensors_metadata(const struct safetensors_file *f, const char *key) {
+    return json_string_value(json_object_get(f->metadata, key));
+}
 
 /* ---- writing ---- */
 
-static size_t tensor_bytes(const struct st_write_tensor *t) {
+static size_t tensor_bytes(const struct safetensors_write_tensor *t) {
     size_t n = dtype_size(t->dt);
     for (int i = 0; i < t->nd; i++) n *= (size_t)t->dim[i];
     return n;
 }
 
 /* Length, JSON, spaces up to a multiple of 8 so that the data is aligned. */
-static int build_header(struct buf *b, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+static int build_header(struct buf *b, const struct safetensors_write_tensor *t, int64_t n, const json_t *metadata) {
     int rc = 0;
     json_t *root = json_object();
     size_t at = 0;
@@ -211,7 +214,7 @@ out:
     return rc;
 }
 
-size_t st_header_bytes(const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+size_t safetensors_header_bytes(const struct safetensors_write_tensor *t, int64_t n, const json_t *metadata) {
     struct buf b = {0};
     CHECK(build_header(&b, t, n, metadata) == 0);
     const size_t bytes = b.n;
@@ -222,7 +225,7 @@ size_t st_header_bytes(const struct st_write_tensor *t, int64_t n, const json_t 
 /* A file as file_writer reads it: header, then tensors. */
 struct image {
     struct buf header;
-    const struct st_write_tensor *t;
+    const struct safetensors_write_tensor *t;
     size_t *at; /* (n + 1): where each begins in the file, and the file's end */
     int64_t n;
 };
@@ -238,18 +241,18 @@ static int64_t tensor_of(const struct image *m, size_t at) {
     return lo;
 }
 
-static int check(const struct st_write_tensor *t, size_t off, const void *p, size_t n) {
+static int check(const struct safetensors_write_tensor *t, size_t off, const void *p, size_t n) {
     return t->check ? t->check(t->arg, off, p, n) : 0;
 }
 
-static int read_elements(const struct st_write_tensor *t, size_t off, char *dst, size_t n) {
+static int read_elements(const struct safetensors_write_tensor *t, size_t off, char *dst, size_t n) {
     if (t->data) memcpy(dst, (const char *)t->data + off, n);
     else TRY(t->read(t->arg, off, dst, n));
     return check(t, off, dst, n);
 }
 
 /* Some of n bytes of a tensor from off on: whole elements, or the requested part of one. */
-static int read_tensor(const struct st_write_tensor *t, size_t off, char *dst, size_t n, size_t *got) {
+static int read_tensor(const struct safetensors_write_tensor *t, size_t off, char *dst, size_t n, size_t *got) {
     const size_t size = dtype_size(t->dt), skip = off % size;
     char element[8];
     *got = n - n % size;
@@ -288,7 +291,8 @@ static int read_image(void *arg, size_t at, size_t n, char *dst, const char **p)
     return 0;
 }
 
-static int write_file(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+static int write_file(struct file_writer *w, const char *path, const struct safetensors_write_tensor *t, int64_t n,
+                      const json_t *metadata) {
     struct image m = {.t = t, .n = n, .at = xcalloc((size_t)n + 1, sizeof *m.at)};
     struct file_source s = {.read = read_image, .arg = &m, .any_thread = true};
     int rc = build_header(&m.header, t, n, metadata);
@@ -303,7 +307,8 @@ static int write_file(struct file_writer *w, const char *path, const struct st_w
     return rc;
 }
 
-int st_write(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata) {
+int safetensors_write(struct file_writer *w, const char *path, const struct safetensors_write_tensor *t, int64_t n,
+                      const json_t *metadata) {
     struct file_writer *own = NULL;
     if (!w) file_writer_open(&own);
     int rc = write_file(w ? w : own, path, t, n, metadata);

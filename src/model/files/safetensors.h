@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct st_tensor {
+struct safetensors_tensor {
     char *name;
     enum dtype dt;
     int nd;
@@ -17,15 +17,15 @@ struct st_tensor {
     const uint8_t *data; /* into the mapping */
     size_t bytes;
 };
-struct st_file;                                      /* one mapped file */
-int st_open(struct st_file **out, const char *path); /* validates header and every range; ERR_INPUT, ERR_FORMAT */
-void st_close(struct st_file *f);
-int64_t st_count(const struct st_file *f);
-const struct st_tensor *st_at(const struct st_file *f, int64_t i);
-const struct st_tensor *st_find(const struct st_file *f, const char *name); /* NULL if absent */
-const char *st_metadata(const struct st_file *f, const char *key);          /* a string of __metadata__, or NULL */
+struct safetensors_file;                                               /* one mapped file */
+int safetensors_open(struct safetensors_file **out, const char *path); /* validates header and every range; ERR_INPUT, ERR_FORMAT */
+void safetensors_close(struct safetensors_file *f);
+int64_t safetensors_count(const struct safetensors_file *f);
+const struct safetensors_tensor *safetensors_at(const struct safetensors_file *f, int64_t i);
+const struct safetensors_tensor *safetensors_find(const struct safetensors_file *f, const char *name); /* NULL if absent */
+const char *safetensors_metadata(const struct safetensors_file *f, const char *key); /* a string of __metadata__, or NULL */
 /* Writer: header from the declared tensors, then data in that order. */
-struct st_write_tensor {
+struct safetensors_write_tensor {
     const char *name;
     enum dtype dt;
     int nd;
@@ -38,9 +38,10 @@ struct st_write_tensor {
     bool any_thread; /* read may be called by several threads at once, in any order. check is, of data. */
 };
 /* Bytes in front of the tensors' data. */
-size_t st_header_bytes(const struct st_write_tensor *t, int64_t n, const json_t *metadata);
+size_t safetensors_header_bytes(const struct safetensors_write_tensor *t, int64_t n, const json_t *metadata);
 /* Writes path (not atomic itself: ckpt publishes whole directories). metadata may be NULL. w: on disk once file_writer_finish
  * says so; NULL: on return. ERR_IO, or what a read says. */
-int st_write(struct file_writer *w, const char *path, const struct st_write_tensor *t, int64_t n, const json_t *metadata);
+int safetensors_write(struct file_writer *w, const char *path, const struct safetensors_write_tensor *t, int64_t n,
+                      const json_t *metadata);
 
 #endif

@@ -34,8 +34,8 @@ int model_lora_create(struct model *m, const struct lora_config *l, uint64_t see
  * file and tensor; ERR_INPUT: an adapter that was made for another base. */
 int model_lora_load(struct model *m, const char *dir);
 void model_lora_set_base(struct model *m, const char *base); /* after a load: the name it will be written with */
-/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). w: of the latter, as st_write has
- * it, may be NULL. */
+/* Writes a directory that peft loads: adapter_config.json, adapter_model.safetensors (f32). w: of the latter, as safetensors_write
+ * has it; may be NULL. */
 int model_lora_export(const struct model *m, const char *dir, struct file_writer *w);
 /* The memory of the compute copies that training changes: all weights of m, or with an adapter its own. Borrowed. */
 void model_trained_weights(const struct model *m, void **p, size_t *bytes);

@@ -57,18 +57,19 @@ out:
 
 /* ---- reading ---- */
 
-static int check_base(const struct model *m, const struct st_file *f, const char *dir) {
-    const char *want = st_metadata(f, FINGERPRINT);
+static int check_base(const struct model *m, const struct safetensors_file *f, const char *dir) {
+    const char *want = safetensors_metadata(f, FINGERPRINT);
     if (!want) return 0; /* written by peft: only the shapes show it */
     if (strcmp(want, m->lora->base_hash) == 0) return 0;
     FAIL(ERR_INPUT, "adapter %s was trained on another base model than this one; it names %s", dir,
          m->lora->cfg.base ? m->lora->cfg.base : "none");
 }
 
-static int find_tensor(const struct st_tensor **out, const struct st_file *f, const struct model_param *p, const char *path) {
+static int find_tensor(const struct safetensors_tensor **out, const struct safetensors_file *f, const struct model_param *p,
+                       const char *path) {
     char name[160];
     snprintf(name, sizeof name, PREFIX "%s", p->name);
-    const struct st_tensor *t = st_find(f, name);
+    const struct safetensors_tensor *t = safetensors_find(f, name);
     if (!t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", path, name);
     if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
         FAIL(ERR_FORMAT,
@@ -84,9 +85,9 @@ static int find_tensor(const struct st_tensor **out, const struct st_file *f, co
 }
 
 /* Every tensor of the file belongs to a parameter: one that is left out would change the model silently. */
-static int check_unused(const struct model *m, const struct st_file *f, const char *path) {
-    for (int64_t i = 0; i < st_count(f); i++) {
-        const char *name = st_at(f, i)->name;
+static int check_unused(const struct model *m, const struct safetensors_file *f, const char *path) {
+    for (int64_t i = 0; i < safetensors_count(f); i++) {
+        const char *name = safetensors_at(f, i)->name;
         bool used = false;
         for (int64_t k = 0; k < m->n_train_params && !used; k++)
             used = strncmp(name, PREFIX, strlen(PREFIX)) == 0 && strcmp(name + strlen(PREFIX), m->train_params[k].name) == 0;
@@ -95,13 +96,13 @@ static int check_unused(const struct model *m, const struct st_file *f, const ch
     return 0;
 }
 
-static int fill_master(struct model *m, const struct st_file *f, const char *path) {
+static int fill_master(struct model *m, const struct safetensors_file *f, const char *path) {
     int rc = 0;
     float *flat = xmalloc((size_t)m->n_train * sizeof *flat);
     TRYG(model__lora_head_start(m, flat), out);
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
-        const struct st_tensor *t = NULL;
+        const struct safetensors_tensor *t = NULL;
         if (i >= m->lora->n_sides && !m->lora->cfg.saves_head) break; /* an adapter without a head */
         TRYG(find_tensor(&t, f, p, path), out);
         model__convert(flat + p->offset, DT_F32, t->data, t->dt, p->rows * p->cols);
@@ -115,7 +116,7 @@ out:
 
 int model_lora_load(struct model *m, const char *dir) {
     struct lora_config c;
-    struct st_file *f = NULL;
+    struct safetensors_file *f = NULL;
     char *path = NULL, *pickle = file_join(dir, "adapter_model.bin");
     int rc = 0;
     TRYG(lora_config_load(&c, dir), free_paths);
@@ -126,7 +127,7 @@ int model_lora_load(struct model *m, const char *dir) {
     if (c.saves_head && !m->cfg.value)
         FAILG(out, ERR_UNSUPPORTED, "adapter %s is a critic's, with a score head (modules_to_save): unsupported on a model without",
               dir);
-    TRYG(st_open(&f, path), out);
+    TRYG(safetensors_open(&f, path), out);
     rc = model__lora_attach(m, &c);
     if (rc < 0) {
         rc = err_wrap(rc, "adapter %s", dir);
@@ -136,7 +137,7 @@ int model_lora_load(struct model *m, const char *dir) {
     TRYG(check_base(m, f, dir), out);
 out:
     lora_config_free(&c);
-    st_close(f);
+    safetensors_close(f);
 free_paths:
     free(path);
     free(pickle);
@@ -145,7 +146,7 @@ free_paths:
 
 /* ---- writing ---- */
 
-struct slice { /* one st_write_tensor's arg */
+struct slice { /* one safetensors_write_tensor's arg */
     const struct model *m;
     const struct model_param *p;
     char name[160];
@@ -159,16 +160,16 @@ static int read_slice(void *arg, size_t off, void *dst, size_t n) {
 static int write_tensors(const struct model *m, const char *path, struct file_writer *w) {
     const size_t n = (size_t)m->n_train_params;
     struct slice *s = xcalloc(n, sizeof *s);
-    struct st_write_tensor *t = xcalloc(n, sizeof *t);
+    struct safetensors_write_tensor *t = xcalloc(n, sizeof *t);
     json_t *meta = json_pack("{s:s, s:s}", "format", "pt", FINGERPRINT, m->lora->base_hash);
     for (size_t i = 0; i < n; i++) {
         const struct model_param *p = &m->train_params[i];
         s[i] = (struct slice){.m = m, .p = p};
         snprintf(s[i].name, sizeof s[i].name, PREFIX "%s", p->name);
-        t[i] = (struct st_write_tensor){
+        t[i] = (struct safetensors_write_tensor){
             .name = s[i].name, .dt = DT_F32, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_slice, .arg = &s[i]};
     }
-    const int rc = st_write(w, path, t, m->n_train_params, meta);
+    const int rc = safetensors_write(w, path, t, m->n_train_params, meta);
     json_decref(meta);
     free(t);
     free(s);

@@ -29,8 +29,8 @@ struct span {
     size_t *cut; /* (size + 1) sharded: rank r has bytes cut[r]..cut[r + 1] */
 };
 struct model_stream {
-    struct dev_group *group; /* NULL: all is in host memory */
-    struct span *spans;      /* (n_layers) the layers; then n_tail: final norm, head unless it is tied, embedding */
+    struct collective *group; /* NULL: all is in host memory */
+    struct span *spans;       /* (n_layers) the layers; then n_tail: final norm, head unless it is tied, embedding */
     int64_t n_tail;
     char *block;       /* from model_stream_bind */
     char **here;       /* (spans) where each is read; NULL: in host memory */
@@ -265,7 +265,7 @@ static void read_at(struct model *m, char *const *places) {
     if (m->g_head == m->g_embed) m->head.data = places[embed]; /* m->embed may be in host memory */
 }
 
-void model_stream_bind(struct model *m, void *block, struct dev_group *g) {
+void model_stream_bind(struct model *m, void *block, struct collective *g) {
     struct model_stream *const s = m->stream;
     CHECK(s && !s->block && !m->cfg.value && sharded(m) == (g != NULL) && (g || !m->master));
     struct arena a = {.base = block, .cap = SIZE_MAX};
@@ -288,7 +288,7 @@ int model_stream_end(struct model *m) {
     if (!s || !s->group) return 0;
     int64_t last = s->tail_ticket;
     for (int b = 0; b < 2; b++) last = s->ticket[b] > last ? s->ticket[b] : last;
-    return dev_group_reuse(s->group, last);
+    return collective_reuse(s->group, last);
 }
 
 /* ---- transfers ---- */
@@ -297,13 +297,13 @@ int model_stream_end(struct model *m) {
 static int gather(struct model *m, int64_t first, int64_t n, char *base, char *const *places, int64_t *ticket) {
     struct model_stream *const s = m->stream;
     const int rank = m->shard.rank, size = m->shard.size;
-    TRY(dev_group_reuse(s->group, *ticket)); /* this rank's bytes there have been read */
+    TRY(collective_reuse(s->group, *ticket)); /* this rank's bytes there have been read */
     for (int64_t i = first; i < first + n; i++) {
         const struct span *const x = &s->spans[i];
         TRY(dev_copy(m->dev, places[i] + x->cut[rank], x->from, share_bytes(x, rank)));
         for (int r = 0; r <= size; r++) s->at[(i - first) * (size + 1) + r] = (size_t)(places[i] - base) + x->cut[r];
     }
-    return dev_group_gather_begin(s->group, base, s->at, n, ticket);
+    return collective_gather_begin(s->group, base, s->at, n, ticket);
 }
 
 int model_gather(struct model *m, void *block) {
@@ -312,8 +312,8 @@ int model_gather(struct model *m, void *block) {
     int64_t ticket = 0;
     whole_layout(m, &a);
     TRY(gather(m, 0, n_spans(m), block, s->whole, &ticket));
-    TRY(dev_group_gather_end(s->group));
-    TRY(dev_group_reuse(s->group, ticket)); /* others use the memory next */
+    TRY(collective_gather_end(s->group));
+    TRY(collective_reuse(s->group, ticket)); /* others use the memory next */
     s->gathered = true;
     read_at(m, s->whole);
     return 0;
@@ -334,7 +334,7 @@ static int bring_tail(struct model *m) {
     s->tail = true;
     if (s->group) {
         TRY(gather(m, m->cfg.n_layers, s->n_tail, s->block, s->here, &s->tail_ticket));
-        return dev_group_gather_end(s->group); /* the embedding is read first */
+        return collective_gather_end(s->group); /* the embedding is read first */
     }
     for (int64_t i = m->cfg.n_layers; i < n_spans(m); i++)
         if (s->here[i]) TRY(dev_fetch(m->dev, TAIL_COPY_STREAM, s->here[i], s->spans[i].from, s->spans[i].bytes));
@@ -351,7 +351,7 @@ int model_stream_layer(struct model *m, int64_t l, int64_t next) {
     struct model_stream *const s = m->stream;
     if (!s || s->gathered) return 0;
     TRY(bring_layer(m, l));
-    TRY(s->group ? dev_group_gather_end(s->group) : dev_copy_stream_wait(m->dev, (int)(l % 2)));
+    TRY(s->group ? collective_gather_end(s->group) : dev_copy_stream_wait(m->dev, (int)(l % 2)));
     return next >= 0 && next < m->cfg.n_layers ? bring_layer(m, next) : 0;
 }
 

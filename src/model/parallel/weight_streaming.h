@@ -16,7 +16,7 @@ int model_stream_flags(enum model_stream_from from); /* of model_load_flags: wha
 size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from);
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
-void model_stream_bind(struct model *m, void *block, struct dev_group *g);
+void model_stream_bind(struct model *m, void *block, struct collective *g);
 /* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
  * the device: nothing. */
 void model_stream_begin(struct model *m);

@@ -2,7 +2,7 @@
  * from the same layout functions that take it (DESIGN 6, invariant 6). */
 #include "ppo/plan/memory_plan_int.h"
 
-#include "engine/rollout.h"
+#include "engine/engine.h"
 #include "plan/memory_limit.h"
 #include "train/micro_batch.h"
 #include "train/trained_model.h"
@@ -18,9 +18,9 @@
 
 /* ---- the shapes ---- */
 
-int64_t distill_list(const struct ppo_distill_config *k) { return k->enable && k->loss.list ? k->topk : 0; }
+int64_t memory_plan_distill_list(const struct ppo_distill_config *k) { return k->enable && k->loss.list ? k->topk : 0; }
 
-static int load_critic(const struct ppo_config *k, struct model_shapes *s) {
+static int load_critic(const struct ppo_config *k, struct memory_plan_shapes *s) {
     const int rc = model_config_load(&s->critic, k->critic.model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     model_config_make_value(&s->critic);
@@ -32,23 +32,23 @@ static int load_critic(const struct ppo_config *k, struct model_shapes *s) {
     return 0;
 }
 
-static int load_teacher(const struct ppo_config *k, struct model_shapes *s) {
+static int load_teacher(const struct ppo_config *k, struct memory_plan_shapes *s) {
     const int rc = model_config_load(&s->teacher, k->distill.teacher_dir);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
     const int64_t least = s->teacher.vocab < s->policy.vocab ? s->teacher.vocab : s->policy.vocab;
-    if (distill_list(&k->distill) > least)
+    if (memory_plan_distill_list(&k->distill) > least)
         FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk,
              (long long)least);
     return 0;
 }
 
-int model_shapes_load(struct model_shapes *s, const struct ppo_config *k) {
+int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_config *k) {
     TRY(model_config_load(&s->policy, k->model.dir));
     if (k->critic.enable) TRY(load_critic(k, s));
     return k->distill.enable ? load_teacher(k, s) : 0;
 }
 
-void model_shapes_free(struct model_shapes *s) {
+void memory_plan_shapes_free(struct memory_plan_shapes *s) {
     model_config_free(&s->policy);
     model_config_free(&s->critic);
     model_config_free(&s->teacher);
@@ -119,7 +119,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k
                                          .keep = keep,
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
-                                         .list = distill_list(&k->distill),
+                                         .list = memory_plan_distill_list(&k->distill),
                                          .stream = memory_plan_policy_from(p),
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
@@ -155,7 +155,7 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
 /* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
 static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
     enum { TOKEN = 256, LIST = 32 };
-    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * distill_list(&k->distill));
+    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * memory_plan_distill_list(&k->distill));
 }
 
 /* The samples of a validation, which are kept until it ends. */
@@ -236,7 +236,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const 
     if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
     else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
-    p->policy.exchange += train_pages(dev_group_bytes(dev, (int)pair, (int)k->ranks.n_local)); /* to send weights */
+    p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.n_local)); /* to send weights */
     return 0;
 }
 
@@ -304,8 +304,10 @@ static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, k->sizes.samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
-    const struct trained_model_args a = {
-        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = distill_list(&k->distill)};
+    const struct trained_model_args a = {.dev = dev,
+                                         .max_rows = p->max_rows_teacher,
+                                         .max_seqs = p->max_seqs_teacher,
+                                         .list = memory_plan_distill_list(&k->distill)};
     p->teacher_pass = trained_model_block_bytes(t, k->model.act, &a);
     return 0;
 }
@@ -326,7 +328,7 @@ static size_t block_room(const struct memory_plan *p) {
 }
 
 /* Rows of each phase, and what the ops need for so many. */
-static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
     const int64_t batch = rank_batch(k);
@@ -356,17 +358,17 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->model.act)) : 0;
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    const struct rollout_decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
-    struct rollout_decoder_args r = rollout_decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
-    p->rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &r);
-    struct rollout_decoder_args one = r; /* the least: one sample at a time */
+    const struct decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    struct decoder_args r = decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
+    p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
+    struct decoder_args one = r; /* the least: one sample at a time */
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
-    p->least_rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &one);
+    p->least_rollout = p->gathered + decoder_bytes(m, k->model.act, &one);
     if (p->rollout > budget) {
-        const size_t over = p->rollout - budget, block = rollout_kv_block_bytes(m, k->model.act);
+        const size_t over = p->rollout - budget, block = engine_kv_block_bytes(m, k->model.act);
         const int64_t fewer = (int64_t)((over + block - 1) / block);
         r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
-        p->rollout = p->gathered + rollout_decoder_bytes(m, k->model.act, &r);
+        p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
     }
     p->n_kv_blocks = r.n_kv_blocks;
 }
@@ -374,7 +376,7 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
 /* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
  * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
  * so that it is what the block holds in any case. */
-static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
@@ -390,20 +392,20 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
 /* Whether a checkpoint is copied and written during the next steps. */
 static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev);
-    p->copy = train_checkpoint_copy(&k->trainer.run, k->conf, p->copy, own ? p->offload + p->host_all : p->total,
-                                    own ? p->host_limit : p->limit);
+    p->copy = plan_checkpoint_copy(&k->trainer.run, k->conf, p->copy, own ? p->offload + p->host_all : p->total,
+                                   own ? p->host_limit : p->limit);
     if (own) p->offload += p->copy;
     else p->total += p->copy;
 }
 
 void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->actor.optim, *const v = &k->critic.optim;
-    if (train_can_offload(dev, o->host_master || v->host_master || k->ref.offload)) return;
+    if (plan_can_offload(dev, o->host_master || v->host_master || k->ref.offload)) return;
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref.offload = false;
 }
 
 /* The trainer's part: the policy's updates, and passes over the reference. */
-static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     const struct model_config *m = &s->policy;
     if (has_reference(k) && !k->model.lora.on) plan_ref(p, k, m, dev);
     p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, 0);
@@ -413,15 +415,15 @@ static int plan_training(struct memory_plan *p, const struct ppo_config *k, cons
 }
 
 /* The plan with this layout. */
-static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                        enum weight_layout layout) {
     const struct model_config *m = &s->policy;
     *p = (struct memory_plan){.max_len = k->sizes.max_len, .layout = layout, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->ranks.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
-    p->host_limit = plan_rank_share(k, p, train_host_limit(k->ranks.host_memory));
-    p->limit = train_memory_limit(dev, k->trainer.memory_limit);
+    p->host_limit = plan_rank_share(k, p, plan_host_limit(k->ranks.host_memory));
+    p->limit = plan_memory_limit(dev, k->trainer.memory_limit);
     if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
     const bool trains = ppo_does(k, PPO_TRAIN);
     if (trains)
@@ -462,12 +464,12 @@ static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
     return k->ref.offload ? "the reference is in host memory" : NULL;
 }
 
-int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     const char *const missing = no_layout(k, k->ranks.layout);
     char why[sizeof p->why] = "";
     if (k->ranks.layout != LAYOUT_AUTO) {
         TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->ranks.layout));
-        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", weight_layout_name(k->ranks.layout), missing ? ": " : "",
+        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", rank_plan_layout_name(k->ranks.layout), missing ? ": " : "",
                  missing ? missing : "");
         return 0;
     }
@@ -476,14 +478,14 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
         TRY(plan_layout(p, k, s, dev, l));
         snprintf(p->why, sizeof p->why, "%s", why);
         if (plan_fits_limits(p)) break;
-        snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", weight_layout_name(l), (double)p->total / 0x1p30);
+        snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", rank_plan_layout_name(l), (double)p->total / 0x1p30);
     }
     return 0;
 }
 
 /* ---- several ranks ---- */
 
-struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s,
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
                             struct dev *dev) {
     const int64_t mini = min_i64(k->sizes.mini_batch, k->sizes.samples);
     struct rank_plan r = {.n = k->ranks.pools.n[PPO_TRAIN],

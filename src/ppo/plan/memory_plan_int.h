@@ -15,6 +15,7 @@ size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows);
 size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all);
 bool plan_has_ref(const struct ppo_config *k); /* a reference with weights of its own */
 bool plan_fits_limits(const struct memory_plan *p);
-struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev);
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+                            struct dev *dev);
 
 #endif

@@ -68,7 +68,7 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
     memory_row(b, "reward model", p->rm, note);
 }
 
-static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct model_shapes *s) {
+static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct memory_plan_shapes *s) {
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
@@ -86,8 +86,8 @@ static void block_rows(const struct memory_rows *b, const struct memory_plan *p,
     memory_row_update(b, "  critic: values and update", p->critic_pass, p->critic_grads + p->critic_chunk, note);
 }
 
-json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
-                          struct buf *text) {
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+                          struct dev *dev, struct buf *text) {
     const struct model_config *m = &s->policy;
     struct memory_rows table = {.text = text}, *const b = &table;
     const int64_t n = k->ranks.pools.n[k->ranks.pool];

@@ -13,13 +13,14 @@
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Whether a run with this configuration instead would fit. */
-static bool fits(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static bool fits(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     struct memory_plan p;
     return memory_plan_make(&p, k, s, dev) == 0 && plan_fits_limits(&p);
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct micro_batch_limits *cut) {
+static bool smaller_cut(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+                        struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     while (micro_batch_limits_lower(cut, k->sizes.max_len)) {
         c.actor.update_cut = *cut;
@@ -30,7 +31,7 @@ static bool smaller_cut(const struct ppo_config *k, const struct model_shapes *s
 }
 
 /* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev,
+static bool smaller_critic_cut(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                                struct micro_batch_limits *cut) {
     struct ppo_config c = *k;
     struct micro_batch_limits *values = &c.critic.values_cut;
@@ -66,7 +67,7 @@ static bool offload_all(const struct ppo_config *k, const struct dev *dev, struc
 }
 
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
-static void try_offload(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev, struct ppo_config *c,
+static void try_offload(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev, struct ppo_config *c,
                         const char **text) {
     const bool ref = plan_has_ref(k) && !k->ref.offload, state = !k->actor.optim.host_state;
     *text = NULL;
@@ -102,7 +103,7 @@ static const char *let_recompute(struct ppo_config *c) {
 }
 
 /* Whether the run fits without the memory of chunks. */
-static bool fits_without_chunks(const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static bool fits_without_chunks(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     struct ppo_config c = *k;
     c.actor.grad_chunk = c.critic.grad_chunk = 1;
     return (k->actor.grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
@@ -134,12 +135,12 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_config 
     else q.host_all += more;
     const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
                  there = plan_rank_share(
-                     k, &q, own ? train_host_limit(k->ranks.host_memory) : train_memory_limit(dev, k->trainer.memory_limit));
+                     k, &q, own ? plan_host_limit(k->ranks.host_memory) : plan_memory_limit(dev, k->trainer.memory_limit));
     return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
 }
 
 /* The nearest change that fits: first those that leave the result as it is. */
-static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     char others[96], text[160];
     struct ppo_config c = *k;
     struct micro_batch_limits cut = k->actor.update_cut;
@@ -188,7 +189,8 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
     FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
 }
 
-int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct model_shapes *s, struct dev *dev) {
+int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+                      struct dev *dev) {
     if (p->copy && (p->offload > p->host_limit || p->total > p->limit) && p->offload - (p->host ? 0 : p->copy) <= p->host_limit &&
         p->total - (p->host ? p->copy : 0) <= p->limit)
         FAIL(ERR_NOMEM, "trainer.async_save=True needs %.2f GiB of host memory more than there is; without it the run fits",

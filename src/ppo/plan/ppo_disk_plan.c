@@ -6,14 +6,14 @@
 
 /* The arguments of a disk plan, with the structs that they point to. */
 struct disk_query {
-    struct model_shapes shapes;
+    struct memory_plan_shapes shapes;
     struct disk_model models[2];
     struct disk_plan_args args;
 };
 
 static int fill_query(struct disk_query *q, const struct ppo_config *k, int64_t val_rows) {
     *q = (struct disk_query){0};
-    TRY(model_shapes_load(&q->shapes, k));
+    TRY(memory_plan_shapes_load(&q->shapes, k));
     q->models[0] = (struct disk_model){&q->shapes.policy, k->model.dir, &k->model.lora, &k->actor.optim};
     q->models[1] = (struct disk_model){&q->shapes.critic, k->model.dir, &k->critic.lora, &k->critic.optim};
     q->args = (struct disk_plan_args){.run = &k->trainer.run,
@@ -31,7 +31,7 @@ int ppo_disk_check(const struct ppo_config *k, struct run *r, int64_t val_rows) 
     struct disk_query q;
     int rc = fill_query(&q, k, val_rows);
     if (rc == 0) rc = disk_plan_check(&q.args, r);
-    model_shapes_free(&q.shapes);
+    memory_plan_shapes_free(&q.shapes);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
@@ -40,6 +40,6 @@ json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_ro
     const int rc = fill_query(&q, k, val_rows);
     q.args.steps = steps;
     json_t *json = rc == 0 ? disk_plan_print(&q.args, out) : NULL;
-    model_shapes_free(&q.shapes);
+    memory_plan_shapes_free(&q.shapes);
     return json;
 }

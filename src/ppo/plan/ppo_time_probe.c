@@ -85,7 +85,7 @@ static int measure(struct probe *x, bool whole, struct time_probe *p) {
     return probe_measure(p, &c->run, &calls, whole);
 }
 
-int train_probe_ppo(const struct conf *conf, bool whole, struct time_probe *p) {
+int ppo_probe(const struct conf *conf, bool whole, struct time_probe *p) {
     *p = probe_opening();
     struct probe x = {verlc_open_conf(conf), verlc_batch_create(), verlc_batch_create()};
     probe_opened(p);
@@ -108,7 +108,7 @@ static int64_t more_samples(const struct ppo_config *k) {
     return n;
 }
 
-int train_choices_ppo(const struct conf *conf, bool own_memory, struct buf *out) {
+int ppo_choices(const struct conf *conf, bool own_memory, struct buf *out) {
     struct ppo_config k = {0};
     const int rc = ppo_config_read(&k, conf, PPO_PLAN);
     if (rc == 0) {

@@ -8,9 +8,9 @@
 struct time_probe;
 /* A few real steps of such a run in its own directory (trainer.default_local_dir), which the caller removes, and what they took
  * (plan/time_probe.h). whole: with a step at full length, a validation pass and a checkpoint. */
-int train_probe_ppo(const struct conf *c, bool whole, struct time_probe *out);
+int ppo_probe(const struct conf *c, bool whole, struct time_probe *out);
 /* Changes of keys whose time a probe cannot know but by trying, as overrides, one a line, appended to out. own_memory: the
  * device has memory of its own. */
-int train_choices_ppo(const struct conf *c, bool own_memory, struct buf *out);
+int ppo_choices(const struct conf *c, bool own_memory, struct buf *out);
 
 #endif

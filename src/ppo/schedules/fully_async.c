@@ -25,7 +25,7 @@
 struct held {
     int64_t number, data_row; /* its place in the order of the data, its row */
     uint64_t seed;
-    struct gen_sample *samples; /* (per), owned */
+    struct generation_sample *samples; /* (per), owned */
 };
 
 struct fully_async {
@@ -41,7 +41,7 @@ struct fully_async {
     /* the generation of a step */
     struct stage s;
     struct generation in;
-    struct gen g;
+    struct generation_state g;
     int64_t *kept;         /* groups of g that the step trains */
     bool generating, over; /* it is open; all of it has ended */
     bool disaggregated;    /* on ranks of its own, overlapped with training */
@@ -70,7 +70,7 @@ int fully_async_steps(const struct ppo_config *k, int64_t n_rows, int64_t *steps
 
 static void held_free(const struct fully_async *a, struct held *h) {
     for (int64_t i = 0; h->samples && i < a->per; i++) {
-        gen_drop_sample(&h->samples[i]);
+        generation_drop_sample(&h->samples[i]);
         if (h->samples[i].scored) reward_result_free(&h->samples[i].reward);
     }
     free(h->samples);
@@ -79,7 +79,7 @@ static void held_free(const struct fully_async *a, struct held *h) {
 
 static struct held *hold(struct fully_async *a) {
     xgrow((void **)&a->held, &a->cap_held, a->n_held + 1, sizeof *a->held);
-    a->held[a->n_held] = (struct held){.samples = xcalloc((size_t)a->per, sizeof(struct gen_sample))};
+    a->held[a->n_held] = (struct held){.samples = xcalloc((size_t)a->per, sizeof(struct generation_sample))};
     return &a->held[a->n_held++];
 }
 
@@ -106,7 +106,7 @@ static void begin(struct fully_async *a, const struct stage *s) {
     struct held *h = hold(a);
     h->number = a->next++;
     h->data_row = data_sampler_take(&s->run->sampler);
-    h->seed = gen_epoch_seed(s);
+    h->seed = generation_epoch_seed(s);
 }
 
 /* ---- replay of a record ---- */
@@ -156,7 +156,7 @@ static int by_place(const void *x, const void *y) {
 }
 
 /* The groups that the record trains in this step, in their order. */
-static int chosen_by_record(const struct fully_async *a, const struct gen *g, int64_t step, int64_t *kept) {
+static int chosen_by_record(const struct fully_async *a, const struct generation_state *g, int64_t step, int64_t *kept) {
     int64_t(*at)[2] = xmalloc((size_t)(g->n_groups + 1) * sizeof *at), n = 0;
     bool same = true;
     for (int64_t k = 0; k < g->n_groups; k++) {
@@ -184,18 +184,18 @@ static int chosen_by_record(const struct fully_async *a, const struct gen *g, in
 /* ---- generation ---- */
 
 /* Submits everything that is held to the engine. */
-static int submit(struct fully_async *a, struct gen *g) {
+static int submit(struct fully_async *a, struct generation_state *g) {
     for (int64_t k = 0; k < a->n_held; k++) {
         struct held *h = &a->held[k];
-        struct gen_group group = {.data_row = h->data_row, .seed = h->seed, .number = h->number};
+        struct generation_group group = {.data_row = h->data_row, .seed = h->seed, .number = h->number};
         struct batch *b = xcalloc(1, sizeof *b);
         const int rc = rl_dataset_batch(g->in->data, &h->data_row, 1, b);
         if (rc < 0) free(b);
         TRY(rc);
         group.prompts = group.owned = b;
-        struct gen_sample *samples = h->samples;
+        struct generation_sample *samples = h->samples;
         h->samples = NULL;
-        const int added = gen_add_group(g, &group, samples);
+        const int added = generation_add_group(g, &group, samples);
         free(samples);
         TRY(added);
     }
@@ -203,7 +203,7 @@ static int submit(struct fully_async *a, struct gen *g) {
 }
 
 /* Group k of g stays held. */
-static void hold_on(struct fully_async *a, struct gen *g, int64_t k) {
+static void hold_on(struct fully_async *a, struct generation_state *g, int64_t k) {
     const size_t bytes = (size_t)a->per * sizeof *g->samples;
     struct held *h = hold(a);
     h->number = g->groups[k].number;
@@ -214,7 +214,7 @@ static void hold_on(struct fully_async *a, struct gen *g, int64_t k) {
 }
 
 /* Holds what is not chosen: those that have ended, in that order, then the others. */
-static void hold_rest(struct fully_async *a, struct gen *g, const int64_t *kept, int64_t n) {
+static void hold_rest(struct fully_async *a, struct generation_state *g, const int64_t *kept, int64_t n) {
     bool *chosen = xcalloc((size_t)g->n_groups + 1, sizeof *chosen);
     for (int64_t i = 0; i < n; i++) chosen[kept[i]] = true;
     for (int64_t i = 0; i < g->n_over; i++)
@@ -225,7 +225,7 @@ static void hold_rest(struct fully_async *a, struct gen *g, const int64_t *kept,
 }
 
 /* For the record: which prompt of the data a row is of, and its prompt's place in the step. */
-static int add_places(const struct gen *g, const int64_t *kept, struct batch *b) {
+static int add_places(const struct generation_state *g, const int64_t *kept, struct batch *b) {
     struct batch_col *number, *place;
     TRY(batch_add(b, "prompt_number", BATCH_I64, NULL, NULL, NULL));
     TRY(batch_add(b, "place", BATCH_I64, NULL, NULL, &place));
@@ -238,7 +238,7 @@ static int add_places(const struct gen *g, const int64_t *kept, struct batch *b)
 }
 
 /* How many prompts of g have ended in this generation. */
-static int64_t ended_now(const struct gen *g) {
+static int64_t ended_now(const struct generation_state *g) {
     int64_t n = 0;
     for (int64_t k = 0; k < g->n_groups; k++) {
         bool earlier = true;
@@ -257,11 +257,11 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
     a->disaggregated = s->worker->disaggregated;
     a->s = *s;
     a->in = *in;
-    a->g = (struct gen){.s = &a->s, .in = &a->in, .sp = &k->rollout.train, .partial = true};
+    a->g = (struct generation_state){.s = &a->s, .in = &a->in, .sp = &k->rollout.train, .partial = true};
     if (k->async.partial && !replay && !a->disaggregated) a->g.enough = n;
     a->generating = true;
     a->over = false;
-    TRY(gen_begin(&a->g));
+    TRY(generation_begin(&a->g));
     if (!replay) drop_old(a, ppo_version(s));
     a->at_exchange = a->n_held;
     if (replay) TRY(follow(a, s));
@@ -273,7 +273,7 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
 
 /* Whether the prompts that a step needs have ended, with their scores. */
 static bool has_enough(const struct fully_async *a) {
-    const struct gen *g = &a->g;
+    const struct generation_state *g = &a->g;
     bool enough = g->n_over >= a->k->data.train_batch_size;
     for (int64_t i = 0; enough && i < a->k->data.train_batch_size * a->per; i++)
         enough = g->samples[g->over[i / a->per] * a->per + i % a->per].scored;
@@ -284,7 +284,7 @@ static bool has_enough(const struct fully_async *a) {
 static int wait_for_samples(struct fully_async *a) {
     const bool all = !a->disaggregated || a->record.n > 0;
     while (!a->over && (all || !has_enough(a))) {
-        const int more = gen_step(&a->g, true);
+        const int more = generation_step(&a->g, true);
         TRY(more);
         a->over = more == 0;
     }
@@ -294,8 +294,8 @@ static int wait_for_samples(struct fully_async *a) {
 /* Overlapped with training. */
 static int generate_overlapped(void *arg) {
     struct fully_async *a = arg;
-    if (a->over || stage_stop_due()) return 0;
-    const int more = gen_step(&a->g, false);
+    if (a->over || phase_stop_due()) return 0;
+    const int more = generation_step(&a->g, false);
     a->over = more <= 0;
     return more < 0 ? more : 0;
 }
@@ -306,26 +306,26 @@ static int choose(struct fully_async *a, struct batch *out) {
     a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
     if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->s.run->step, a->kept));
     for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
-    TRY(gen_collect(&a->g, a->kept, n, out));
+    TRY(generation_collect(&a->g, a->kept, n, out));
     return add_places(&a->g, a->kept, out);
 }
 
 /* The exchange of weights is due: what is not chosen is held. */
 static int close_generation(struct fully_async *a) {
-    if (!a->over && a->k->async.partial) TRY(gen_interrupt(&a->g));
-    TRY(gen_run(&a->g));
+    if (!a->over && a->k->async.partial) TRY(generation_interrupt(&a->g));
+    TRY(generation_run(&a->g));
     const int64_t now = ended_now(&a->g);
     a->generated += now;
     metrics_set_i64(&a->s.run->metrics, now, "fully_async/rollouter/step_generated_samples");
     hold_rest(a, &a->g, a->kept, a->k->data.train_batch_size);
-    gen_end(&a->g, 0);
+    generation_end(&a->g, 0);
     a->generating = false;
     return 0;
 }
 
 /* ---- checkpoints ---- */
 
-static struct gen_sample *sample_at(const struct fully_async *a, int64_t row) {
+static struct generation_sample *sample_at(const struct fully_async *a, int64_t row) {
     return &a->held[row / a->per].samples[row % a->per];
 }
 
@@ -349,7 +349,7 @@ static void held_batch(const struct fully_async *a, struct batch *b) {
     ids = &b->cols[0], logp = &b->cols[1], kept = &b->cols[2], versions = &b->cols[3], number = &b->cols[4], row = &b->cols[5];
     seed = &b->cols[6], over = &b->cols[7], status = &b->cols[8], score = &b->cols[9], message = &b->cols[10], extra = &b->cols[11];
     for (int64_t i = 0; i < n; i++) {
-        const struct gen_sample *x = sample_at(a, i);
+        const struct generation_sample *x = sample_at(a, i);
         const struct held *h = &a->held[i / a->per];
         const size_t bytes = (size_t)x->n * 4;
         if (bytes) memcpy(ids->i32 + ids->off[i], x->ids, bytes);
@@ -385,7 +385,7 @@ static void *copied(const void *p, int64_t n) {
     return q;
 }
 
-static int restore_sample(struct gen_sample *x, const struct batch *b, int64_t i, const struct generation *in) {
+static int restore_sample(struct generation_sample *x, const struct batch *b, int64_t i, const struct generation *in) {
     struct batch_col *ids, *logp, *kept, *versions, *over, *status, *score, *message, *extra;
     TRY(batch_get(b, "ids", BATCH_I32, &ids));
     TRY(batch_get(b, "logp", BATCH_F32, &logp));
@@ -399,7 +399,7 @@ static int restore_sample(struct gen_sample *x, const struct batch *b, int64_t i
     const int64_t n = batch_len(ids, i), at = ids->off[i];
     if (n == 0) return 0;
     if (batch_len(logp, i) != n || batch_len(kept, i) != n || batch_len(versions, i) != n || over->i64[i] < 0 ||
-        over->i64[i] > 1 + ROLLOUT_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
+        over->i64[i] > 1 + ENGINE_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
         FAIL(ERR_FORMAT, "a held sample has invalid values");
     x->n = n;
     x->ids = copied(ids->i32 + at, n);
@@ -408,12 +408,12 @@ static int restore_sample(struct gen_sample *x, const struct batch *b, int64_t i
     x->versions = copied(versions->i32 + versions->off[i], n);
     if (over->i64[i] == 0) return 0;
     x->over = x->scored = true;
-    x->finish = (enum rollout_finish)(over->i64[i] - 1);
+    x->finish = (enum engine_finish)(over->i64[i] - 1);
     x->reward = (struct reward_result){.status = (enum reward_status)status->i64[i],
                                        .score = score->f64[i],
                                        .message = message->str_len[i] ? xstrdup(message->str[i]) : NULL,
                                        .extra = json_is_object(extra->json[i]) ? json_incref(extra->json[i]) : NULL};
-    return gen_decode(in, x);
+    return generation_decode(in, x);
 }
 
 static int restore_held(struct fully_async *a, const struct batch *b, const struct generation *in) {
@@ -651,7 +651,7 @@ void ppo_fully_async(struct verlc *v) {
     for (int64_t u = 0; u < k->async.updates; u++) part[u] = verlc_batch_create();
     while (verlc_begin_step(v))
         if (step(&a, v, all, part, drawn) < 0) break;
-    if (a.generating) gen_end(&a.g, ERR_SIGNAL); /* the run has failed */
+    if (a.generating) generation_end(&a.g, ERR_SIGNAL); /* the run has failed */
     for (int64_t i = 0; i < a.n_held; i++) held_free(&a, &a.held[i]);
     free(a.held);
     free(a.kept);

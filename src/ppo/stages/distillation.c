@@ -24,7 +24,7 @@ int ppo_teacher(const struct stage *s, const struct ppo_distill_config *c, struc
     const struct progress at = run_progress(s->run);
     struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
-    const int64_t n = batch_find(b, "responses")->off[b->n_rows], k = distill_list(c), per = k > 0 ? k : 1;
+    const int64_t n = batch_find(b, "responses")->off[b->n_rows], k = memory_plan_distill_list(c), per = k > 0 ? k : 1;
     float *logp = xmalloc((size_t)(n * per) * sizeof *logp);
     int32_t *id = xmalloc((size_t)(n * per) * sizeof *id);
     const struct token_lists lists = {.top_id = id, .top_logp = logp};
@@ -49,8 +49,8 @@ done:
 
 /* ---- its part of the loss ---- */
 
-void distill_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini) {
-    const int64_t k = distill_list(c), n = batch_find(mini, "responses")->off[mini->n_rows];
+void ppo_distillation_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini) {
+    const int64_t k = memory_plan_distill_list(c), n = batch_find(mini, "responses")->off[mini->n_rows];
     *d = (struct distill_batch){.k = k, .vocab = vocab, .teacher = batch_find(mini, "teacher_logprobs")->f32};
     if (k == 0) return;
     d->list = (struct token_lists){.id = batch_find(mini, "teacher_ids")->i32,
@@ -59,7 +59,7 @@ void distill_begin(struct distill_batch *d, const struct ppo_distill_config *c, 
                                    .dlogp = xcalloc((size_t)(n * k), 4)};
 }
 
-void distill_end(struct distill_batch *d) {
+void ppo_distillation_end(struct distill_batch *d) {
     free(d->list.logp);
     free(d->list.top_id);
     free(d->list.dlogp);
@@ -72,8 +72,8 @@ static double *widen(const float *x, int64_t n) {
     return y;
 }
 
-int distill_loss(struct distill_batch *d, const struct ppo_distill_config *c, const struct algo_policy_args *policy, double *loss,
-                 double *dlogp, struct algo_metrics *m) {
+int ppo_distillation_loss(struct distill_batch *d, const struct ppo_distill_config *c, const struct algo_policy_args *policy,
+                          double *loss, double *dlogp, struct algo_metrics *m) {
     /* of the micro-batch's tokens alone: offsets from its first one */
     const struct algo_ragged *r = policy->r;
     const int64_t t0 = r->off[0], n = r->off[r->n] - t0, k = d->k, per = k > 0 ? k : 1;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* The filter's metric of a scored sample. */
-static int filter_metric(const struct gen *g, const struct gen_sample *s, double *out) {
+static int filter_metric(const struct generation_state *g, const struct generation_sample *s, double *out) {
     const char *name = g->in->algorithm->filter.metric;
     *out = s->reward.score;
     if (strcmp(name, "reward") == 0) return 0;
@@ -24,7 +24,7 @@ static int filter_metric(const struct gen *g, const struct gen_sample *s, double
 }
 
 /* Are all of a group's scored samples alike? A lone one is not (verl); a group without any is of no use either. */
-static int group_useless(const struct gen *g, int64_t k, bool *useless) {
+static int group_useless(const struct generation_state *g, int64_t k, bool *useless) {
     double first = 0, v;
     int64_t n = 0;
     bool alike = true;
@@ -46,14 +46,14 @@ static int group_useless(const struct gen *g, int64_t k, bool *useless) {
 
 /* A group has its last score: a useless one is replaced by the next prompt. Each one that is dropped is replaced, so in the end the
  * prompts tried are the shortest run of the data with enough useful ones. */
-int dynamic_sampling_close(struct gen *g, int64_t k) {
+int dynamic_sampling_close(struct generation_state *g, int64_t k) {
     const struct ppo_filter_config *f = &g->in->algorithm->filter;
     TRY(group_useless(g, k, &g->groups[k].useless));
     if (!g->groups[k].useless) {
         g->useless_run = 0;
         return 0;
     }
-    for (int64_t i = 0; i < g->per; i++) gen_drop_sample(&g->samples[k * g->per + i]);
+    for (int64_t i = 0; i < g->per; i++) generation_drop_sample(&g->samples[k * g->per + i]);
     g->n_useless++;
     if (++g->useless_run >= g->in->data->n && g->useless_run >= g->in->rows->train_batch_size)
         FAIL(ERR_INPUT,
@@ -67,5 +67,5 @@ int dynamic_sampling_close(struct gen *g, int64_t k) {
              "limit), or look whether the data is too hard or too easy",
              (long long)g->n_groups, (long long)g->n_useless, (long long)g->in->rows->train_batch_size,
              (long long)f->max_gen_batches);
-    return gen_add_next_prompt(g);
+    return generation_add_next_prompt(g);
 }

@@ -5,14 +5,14 @@
 
 #include "ppo/stages/stages.h"
 
-struct gen_sample {
+struct generation_sample {
     int32_t *ids;
     float *logp, *sampling_logp; /* sampling_logp NULL: not requested */
     uint16_t *token_bytes;       /* (n): of text */
     int32_t *versions;           /* (n): of the weights that drew each token; NULL: the current ones */
     struct buf text;
     int64_t n, n_preempted;
-    enum rollout_finish finish;
+    enum engine_finish finish;
     double seconds, ended;     /* ended: wall clock */
     double requested, scoring; /* clock_now at the request of its score; seconds until it arrived */
     struct reward_result reward;
@@ -24,7 +24,7 @@ struct gen_sample {
 };
 
 /* One prompt and its samples. */
-struct gen_group {
+struct generation_group {
     const struct batch *prompts; /* has its row */
     struct batch *owned;         /* that batch, when it is this prompt alone */
     int64_t row, data_row;       /* in prompts; in the training data (filter_groups) */
@@ -34,13 +34,13 @@ struct gen_group {
     int64_t n_over, number; /* gen.partial: finished samples; its place in the order of the data */
 };
 
-struct gen {
+struct generation_state {
     const struct stage *s;
     const struct generation *in;
     const struct ppo_sampling *sp;
-    struct gen_group *groups;
+    struct generation_group *groups;
     int64_t n_groups, cap_groups;
-    struct gen_sample *samples;         /* (n_groups * per), group by group; the greedy baseline last */
+    struct generation_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
     int64_t cap_samples, n, per;        /* samples of a prompt without and with the baseline */
     int64_t *ended, n_ended, cap_ended; /* finished samples that are not decoded yet */
     int64_t n_done, tokens;
@@ -59,33 +59,33 @@ struct gen {
 /* ---- rollout.c ---- */
 /* A generation by parts: begin, groups with their samples (ownership is taken; NULL: none is begun), run, batches of groups that
  * have ended (rows of their samples, in the order of kept); what the caller keeps of g->samples it zeroes there; end. */
-int gen_begin(struct gen *g); /* the current weights are sent to the ranks that generate */
-int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples);
-int gen_step(struct gen *g, bool wait); /* 1: there is more to do. wait: briefly, where nothing is done now */
-int gen_interrupt(struct gen *g);       /* with gen.partial: what has not ended is held */
-int gen_run(struct gen *g);             /* all of it */
-int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out);
-void gen_end(struct gen *g, int rc);
+int generation_begin(struct generation_state *g); /* the current weights are sent to the ranks that generate */
+int generation_add_group(struct generation_state *g, const struct generation_group *group, const struct generation_sample *samples);
+int generation_step(struct generation_state *g, bool wait); /* 1: there is more to do. wait: briefly, where nothing is done now */
+int generation_interrupt(struct generation_state *g);       /* with gen.partial: what has not ended is held */
+int generation_run(struct generation_state *g);             /* all of it */
+int generation_collect(struct generation_state *g, const int64_t *kept, int64_t n, struct batch *out);
+void generation_end(struct generation_state *g, int rc);
 /* The text of a sample that has ended, and the bytes of its tokens. */
-int gen_decode(const struct generation *in, struct gen_sample *s);
+int generation_decode(const struct generation *in, struct generation_sample *s);
 /* The randomness of the epoch that the run's sampler is in: a row that is seen again draws other samples. */
-uint64_t gen_epoch_seed(const struct stage *s);
+uint64_t generation_epoch_seed(const struct stage *s);
 /* The next prompt of the training data joins the running engine. */
-int gen_add_next_prompt(struct gen *g);
+int generation_add_next_prompt(struct generation_state *g);
 /* Sample i has its score, or why it has none; takes ownership of r. */
-int gen_take_score(struct gen *g, int64_t i, const struct reward_result *r);
-void gen_drop_sample(struct gen_sample *s);
+int generation_take_score(struct generation_state *g, int64_t i, const struct reward_result *r);
+void generation_drop_sample(struct generation_sample *s);
 
 /* ---- reward.c ---- */
-int score_submit(struct gen *g, int64_t i); /* a finished sample */
-/* Passes the scores that are ready to gen_take_score. more: samples are still being generated; else with wait it waits briefly. */
-int score_take(struct gen *g, bool more, bool wait);
-int64_t score_pending(const struct gen *g); /* samples whose score is pending */
-void score_report_errors(const struct gen *g);
-void score_drop(struct gen *g); /* forgets them */
+int ppo_reward_submit(struct generation_state *g, int64_t i); /* a finished sample */
+/* Passes the scores that are ready to generation_take_score. more: samples are still generated; else with wait it waits briefly. */
+int ppo_reward_take(struct generation_state *g, bool more, bool wait);
+int64_t ppo_reward_pending(const struct generation_state *g); /* samples whose score is pending */
+void ppo_reward_report_errors(const struct generation_state *g);
+void ppo_reward_drop(struct generation_state *g); /* forgets them */
 
 /* ---- dynamic_sampling.c ---- */
 /* Group k has its last score. */
-int dynamic_sampling_close(struct gen *g, int64_t k);
+int dynamic_sampling_close(struct generation_state *g, int64_t k);
 
 #endif

@@ -101,7 +101,7 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     *m = (struct mini_batch){
         .seqs = u->seqs, .n = n, .temperature = (float)k->temperature, .loss = u->loss, .on_record = u->report, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
-    if (k->distill->enable) distill_begin(&u->distill, k->distill, u->s->worker->vocab, &u->b);
+    if (k->distill->enable) ppo_distillation_begin(&u->distill, k->distill, u->s->worker->vocab, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
     m->entropy = true;
     m->entropy_grad = k->actor->entropy_coeff != 0;
@@ -110,7 +110,7 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
 
 static void drop(void *ctx) {
     struct ppo_mini *u = ctx;
-    distill_end(&u->distill);
+    ppo_distillation_end(&u->distill);
     batch_free(&u->b);
     free(u->seqs);
     free(u->mask);
@@ -154,7 +154,7 @@ int ppo_mini_reported(void *arg, const struct pack_micro *x, const void *record,
         update_metric_add(&u->metrics, name, reduce_of(name), v.value);
     }
     u->done += x->hi - x->lo;
-    progress_report(&at, u->role == VERLC_CRITIC ? "update_critic" : "update_actor", u->done, u->total, 0);
+    phase_progress(&at, u->role == VERLC_CRITIC ? "update_critic" : "update_actor", u->done, u->total, 0);
     return run_check_stop(u->s->run, u->done, u->total);
 }
 

@@ -18,19 +18,19 @@
 
 /* ---- to the scorers ---- */
 
-static json_t *messages_of(const struct gen_group *g) { return batch_find(g->prompts, "raw_prompt")->json[g->row]; }
+static json_t *messages_of(const struct generation_group *g) { return batch_find(g->prompts, "raw_prompt")->json[g->row]; }
 
 /* What the data have in a column for this prompt; NULL: nothing. */
-static json_t *data_of(const struct gen_group *g, const char *column) {
+static json_t *data_of(const struct generation_group *g, const char *column) {
     return json_object_get(batch_find(g->prompts, "row")->json[g->row], column);
 }
-static const json_t *ground_truth_of(const struct gen_group *g) {
+static const json_t *ground_truth_of(const struct generation_group *g) {
     return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
 /* The fields of verl's agent loop for sample i, a conversation of one turn. */
-static void add_agent_loop(const struct gen *g, int64_t i, json_t *extra) {
-    const struct gen_sample *x = &g->samples[i];
+static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *extra) {
+    const struct generation_sample *x = &g->samples[i];
     const int64_t now = g->validation ? g->s->run->step : g->s->run->step - 1; /* the version of the weights */
     const int64_t first = x->versions ? x->versions[0] : now, last = x->versions ? x->versions[x->n - 1] : now;
     json_object_set_new(extra, "global_steps", json_integer(last));
@@ -41,13 +41,13 @@ static void add_agent_loop(const struct gen *g, int64_t i, json_t *extra) {
     json_object_set(extra, "raw_prompt", messages_of(&g->groups[i / g->per]));
 }
 
-static json_t *reward_scores(const struct gen_group *group) {
+static json_t *reward_scores(const struct generation_group *group) {
     json_t *scores = data_of(group, "reward_scores");
     return scores ? json_incref(scores) : json_object();
 }
 
 /* What the reward manager adds to extra_info. */
-static void add_rollout(const struct gen *g, int64_t i, json_t *extra) {
+static void add_rollout(const struct generation_state *g, int64_t i, json_t *extra) {
     const struct ppo_reward_config *k = g->in->scores;
     if (k->extra_agent_loop) add_agent_loop(g, i, extra);
     if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
@@ -72,8 +72,8 @@ static json_t *given_info(const struct ppo_data_config *k, json_t *row) {
 
 /* What a Python scorer finds in extra_info: the data's, the reward model's result (rm; NULL: there is none), and the rollout's
  * fields. */
-static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_result *rm) {
-    const struct gen_group *group = &g->groups[i / g->per];
+static json_t *extra_info(const struct generation_state *g, int64_t i, const struct reward_result *rm) {
+    const struct generation_group *group = &g->groups[i / g->per];
     json_t *extra = given_info(g->in->rows, batch_find(group->prompts, "row")->json[group->row]);
     if (rm) json_object_update(extra, rm->extra);
     if (rm) json_object_set_new(extra, "rm_score", json_real(rm->score));
@@ -82,9 +82,9 @@ static json_t *extra_info(const struct gen *g, int64_t i, const struct reward_re
 }
 
 /* For a manager of the user's: the tokens, and the columns that verl's batch has; extra: extra_info. */
-static json_t *manager_data(const struct gen *g, int64_t i, json_t *extra) {
-    const struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
+static json_t *manager_data(const struct generation_state *g, int64_t i, json_t *extra) {
+    const struct generation_sample *s = &g->samples[i];
+    const struct generation_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts"), *uid = batch_find(group->prompts, "uid"),
                            *source = batch_find(group->prompts, "data_source");
     json_t *columns = json_copy(batch_find(group->prompts, "row")->json[group->row]), *fields = json_object();
@@ -162,7 +162,7 @@ static void trial_free(struct trial *t) {
     json_decref(t->data);
 }
 
-int score_open(struct reward **out, const struct score_open_args *args) {
+int ppo_reward_open(struct reward **out, const struct score_open_args *args) {
     const struct ppo_reward_config *k = args->g->scores;
     struct reward_args a = k->args;
     struct trial trial;
@@ -185,9 +185,9 @@ int score_open(struct reward **out, const struct score_open_args *args) {
 }
 
 /* To the scorer by rule; rm as above. */
-static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *rm) {
-    const struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
+static int score_by_rule(struct generation_state *g, int64_t i, const struct reward_result *rm) {
+    const struct generation_sample *s = &g->samples[i];
+    const struct generation_group *group = &g->groups[i / g->per];
     const bool own = g->in->scores->own_manager;
     json_t *extra = own || g->in->scores->args.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
@@ -205,9 +205,9 @@ static int score_by_rule(struct gen *g, int64_t i, const struct reward_result *r
     return rc;
 }
 
-int score_submit(struct gen *g, int64_t i) {
-    struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
+int ppo_reward_submit(struct generation_state *g, int64_t i) {
+    struct generation_sample *s = &g->samples[i];
+    const struct generation_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
     s->requested = clock_now();
@@ -232,7 +232,7 @@ int score_submit(struct gen *g, int64_t i) {
 
 /* One step of the reward model, and its scores: they are the reward, unless a Python scorer uses them (verl). 1: a judge that is
  * served has more to do. */
-static int take_model_scores(struct gen *g, bool flush) {
+static int take_model_scores(struct generation_state *g, bool flush) {
     int64_t tag;
     struct reward_result r;
     struct ppo_scorer *const m = g->s->scorer;
@@ -240,7 +240,7 @@ static int take_model_scores(struct gen *g, bool flush) {
     TRY(busy);
     while (m->ops->poll(m, &tag, &r) > 0) {
         if (r.status != REWARD_SCORE || !g->in->scores->args.path) {
-            TRY(gen_take_score(g, tag, &r));
+            TRY(generation_take_score(g, tag, &r));
             continue;
         }
         const int rc = score_by_rule(g, tag, &r);
@@ -250,17 +250,19 @@ static int take_model_scores(struct gen *g, bool flush) {
     return ppo_serves_judge(g->in->rm) ? busy : 0;
 }
 
-static int take_scores(struct gen *g, double wait_s) {
+static int take_scores(struct generation_state *g, double wait_s) {
     int64_t tag;
     struct reward_result r;
     int got;
-    for (; (got = reward_poll(g->in->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(gen_take_score(g, tag, &r));
+    for (; (got = reward_poll(g->in->reward, wait_s, &tag, &r)) > 0; wait_s = 0) TRY(generation_take_score(g, tag, &r));
     return got;
 }
 
-int64_t score_pending(const struct gen *g) { return reward_pending(g->in->reward) + g->s->scorer->ops->pending(g->s->scorer); }
+int64_t ppo_reward_pending(const struct generation_state *g) {
+    return reward_pending(g->in->reward) + g->s->scorer->ops->pending(g->s->scorer);
+}
 
-int score_take(struct gen *g, bool more, bool wait) {
+int ppo_reward_take(struct generation_state *g, bool more, bool wait) {
     const double wait_s = ppo_serves_judge(g->in->rm) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
@@ -268,7 +270,7 @@ int score_take(struct gen *g, bool more, bool wait) {
     return take_scores(g, more || busy || !wait || reward_pending(g->in->reward) == 0 ? 0 : wait_s);
 }
 
-void score_drop(struct gen *g) {
+void ppo_reward_drop(struct generation_state *g) {
     g->s->scorer->ops->drop(g->s->scorer);
     reward_drop(g->in->reward);
 }
@@ -290,9 +292,9 @@ static char *start_of(const struct buf *text) {
 }
 
 /* count[kind] samples without a score, of which sample i is the first: an event, and the first time a warning. */
-static void report_kind(const struct gen *g, enum reward_status kind, int64_t count, int64_t i) {
-    const struct gen_sample *s = &g->samples[i];
-    const struct gen_group *group = &g->groups[i / g->per];
+static void report_kind(const struct generation_state *g, enum reward_status kind, int64_t count, int64_t i) {
+    const struct generation_sample *s = &g->samples[i];
+    const struct generation_group *group = &g->groups[i / g->per];
     const char *source = batch_find(group->prompts, "data_source")->str[group->row];
     char *start = start_of(&s->text);
     char *what = xasprintf("%lld of %lld samples ended as %s (first: %s; data_source %s, response: %s)", (long long)count,
@@ -304,7 +306,7 @@ static void report_kind(const struct gen *g, enum reward_status kind, int64_t co
     free(start);
 }
 
-void score_report_errors(const struct gen *g) {
+void ppo_reward_report_errors(const struct generation_state *g) {
     int64_t count[REWARD_N_STATUS] = {0}, first[REWARD_N_STATUS], known = 0;
     struct buf kinds = {0};
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int gen_decode(const struct generation *in, struct gen_sample *s) {
+int generation_decode(const struct generation *in, struct generation_sample *s) {
     buf_reset(&s->text);
     TRY(buf_adds(&s->text, "")); /* an empty text is one, too */
     free(s->token_bytes);
@@ -25,28 +25,28 @@ int gen_decode(const struct generation *in, struct gen_sample *s) {
 }
 
 /* A sample of a group has ended. */
-static void count_over(struct gen *g, int64_t i) {
+static void count_over(struct generation_state *g, int64_t i) {
     const int64_t k = i / g->per;
     g->samples[i].over = true;
     if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
 }
 
 /* Submits a sample that the step trains to the idle ranks. */
-static void add_idle_passes(struct gen *g, int64_t i) {
-    const struct gen_group *group = &g->groups[i / g->per];
+static void add_idle_passes(struct generation_state *g, int64_t i) {
+    const struct generation_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
-    const struct gen_sample *s = &g->samples[i];
+    const struct generation_sample *s = &g->samples[i];
     if (i % g->per == g->n || s->n == 0) return;
-    const struct rollout_sample sample = {
+    const struct engine_sample sample = {
         .prompt = prompts->i32 + prompts->off[group->row], .n_prompt = batch_len(prompts, group->row), .ids = s->ids, .n = s->n};
     g->s->worker->ops->idle_add(g->s->worker, &sample, i);
 }
 
-static int on_sample(void *arg, const struct rollout_sample *s) {
-    struct gen *g = arg;
+static int on_sample(void *arg, const struct engine_sample *s) {
+    struct generation_state *g = arg;
     const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
     const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
-    struct gen_sample *o = &g->samples[i];
+    struct generation_sample *o = &g->samples[i];
     if (s->n == o->n) return 0; /* interrupted before it drew a token */
     if (g->partial) o->versions = xrealloc(o->versions, (size_t)s->n * sizeof *o->versions);
     for (int64_t t = o->n; g->partial && t < s->n; t++) o->versions[t] = ppo_version(g->s);
@@ -63,35 +63,35 @@ static int on_sample(void *arg, const struct rollout_sample *s) {
     o->seconds += s->seconds;
     o->ended = clock_wall();
     o->n_preempted += s->n_preempted;
-    if (s->finish == ROLLOUT_INTERRUPTED) return 0;
+    if (s->finish == ENGINE_INTERRUPTED) return 0;
     xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
     g->ended[g->n_ended++] = i;
     return 0;
 }
 
 struct decoding {
-    const struct gen *g;
+    const struct generation_state *g;
     int *rc; /* of each */
 };
 static void decode_one(void *arg, int64_t part, int thread) {
     const struct decoding *d = arg;
     (void)thread;
-    d->rc[part] = gen_decode(d->g->in, &d->g->samples[d->g->ended[part]]);
+    d->rc[part] = generation_decode(d->g->in, &d->g->samples[d->g->ended[part]]);
 }
 
 /* Decodes those of g->ended by all threads: samples of one length end together, and the device waits. */
-static int decode_ended(struct gen *g) {
+static int decode_ended(struct generation_state *g) {
     struct decoding d = {g, xcalloc((size_t)g->n_ended + 1, sizeof *d.rc)};
     int rc = 0;
     pool_run(g->in->threads, g->n_ended, decode_one, &d);
     for (int64_t e = 0; e < g->n_ended && rc == 0; e++)
-        if (d.rc[e] < 0) rc = gen_decode(g->in, &g->samples[g->ended[e]]); /* its message on this thread */
+        if (d.rc[e] < 0) rc = generation_decode(g->in, &g->samples[g->ended[e]]); /* its message on this thread */
     free(d.rc);
     return rc;
 }
 
 /* Submits finished samples to the scorers. */
-static int take_ended(struct gen *g) {
+static int take_ended(struct generation_state *g) {
     if (g->n_ended == 0) return 0;
     TRY(decode_ended(g));
     for (int64_t e = 0; e < g->n_ended; e++) {
@@ -100,7 +100,7 @@ static int take_ended(struct gen *g) {
         g->n_done++;
         g->tokens += g->samples[i].n;
         add_idle_passes(g, i);
-        TRY(score_submit(g, i));
+        TRY(ppo_reward_submit(g, i));
     }
     g->n_ended = 0;
     return 0;
@@ -108,7 +108,7 @@ static int take_ended(struct gen *g) {
 
 /* The result of pass `pass`: a number for each token of sample i. */
 static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
-    struct gen *g = arg;
+    struct generation_state *g = arg;
     CHECK(n == g->samples[i].n);
     g->samples[i].precomputed[pass] = xmalloc((size_t)n * sizeof *x + 1);
     memcpy(g->samples[i].precomputed[pass], x, (size_t)n * sizeof *x);
@@ -117,7 +117,7 @@ static int on_pass(void *arg, int pass, int64_t i, const float *x, int64_t n) {
 }
 
 /* Passes of this step over finished samples by weights that no update changes before them. */
-static void choose_idle_passes(struct gen *g) {
+static void choose_idle_passes(struct generation_state *g) {
     const struct worker *const w = g->s->worker;
     struct worker_generation *const x = &g->generation;
     if (g->validation || g->partial || g->filter || g->s->schedule != PPO_SYNC) return;
@@ -127,7 +127,7 @@ static void choose_idle_passes(struct gen *g) {
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_CRITIC, .phase = "values", .value = true};
 }
 
-void gen_drop_sample(struct gen_sample *s) {
+void generation_drop_sample(struct generation_sample *s) {
     free(s->ids);
     free(s->logp);
     free(s->sampling_logp);
@@ -146,8 +146,8 @@ void gen_drop_sample(struct gen_sample *s) {
 /* ---- submitting ---- */
 
 /* Sample i of a group that is partly generated, by the request of its group. */
-static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
-    const struct gen_sample *o = &g->samples[i];
+static int submit_part(struct generation_state *g, int64_t i, struct engine_request q) {
+    const struct generation_sample *o = &g->samples[i];
     const bool baseline = i % g->per == g->n;
     if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
     q.n = 1;
@@ -162,13 +162,13 @@ static int submit_part(struct gen *g, int64_t i, struct rollout_request q) {
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
-static int submit_group(struct gen *g, int64_t k) {
-    const struct gen_group *group = &g->groups[k];
+static int submit_group(struct generation_state *g, int64_t k) {
+    const struct generation_group *group = &g->groups[k];
     const struct ppo_sampling *sp = g->sp;
     struct batch_col *prompts, *uid;
     TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
     TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
-    struct rollout_request q = {
+    struct engine_request q = {
         .prompt = prompts->i32 + prompts->off[group->row],
         .n_prompt = batch_len(prompts, group->row),
         .n = sp->n,
@@ -195,7 +195,8 @@ static int submit_group(struct gen *g, int64_t k) {
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
-int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen_sample *samples) {
+int generation_add_group(struct generation_state *g, const struct generation_group *group,
+                         const struct generation_sample *samples) {
     const int64_t had = g->n_groups * g->per;
     xgrow((void **)&g->groups, &g->cap_groups, g->n_groups + 1, sizeof *g->groups);
     xgrow((void **)&g->samples, &g->cap_samples, had + g->per, sizeof *g->samples);
@@ -213,7 +214,7 @@ int gen_add_group(struct gen *g, const struct gen_group *group, const struct gen
 
 /* ---- prompts ---- */
 
-uint64_t gen_epoch_seed(const struct stage *s) { return s->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
+uint64_t generation_epoch_seed(const struct stage *s) { return s->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
 
 static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
     const int64_t *rows;
@@ -226,32 +227,32 @@ static int next_prompts(const struct stage *s, const struct generation *in, stru
 }
 
 /* The next prompt of the training data joins the running engine. */
-int gen_add_next_prompt(struct gen *g) {
-    struct gen_group group = {0};
+int generation_add_next_prompt(struct generation_state *g) {
+    struct generation_group group = {0};
     struct batch *b = xcalloc(1, sizeof *b);
     group.data_row = data_sampler_take(&g->s->run->sampler);
-    group.seed = gen_epoch_seed(g->s);
+    group.seed = generation_epoch_seed(g->s);
     const int rc = rl_dataset_batch(g->in->data, &group.data_row, 1, b);
     if (rc < 0) {
         free(b);
         return rc;
     }
     group.prompts = group.owned = b;
-    return gen_add_group(g, &group, NULL);
+    return generation_add_group(g, &group, NULL);
 }
 
 /* ---- the run ---- */
 
-int gen_take_score(struct gen *g, int64_t tag, const struct reward_result *r) {
+int generation_take_score(struct generation_state *g, int64_t tag, const struct reward_result *r) {
     const int64_t k = tag / g->per;
     g->samples[tag].reward = *r;
     g->samples[tag].scored = true;
     g->samples[tag].scoring = clock_now() - g->samples[tag].requested;
-    stage_beat(g->s->run->stages);
+    phase_beat(g->s->run->stages);
     return ++g->groups[k].n_scored == g->per && g->filter ? dynamic_sampling_close(g, k) : 0;
 }
 
-static void show_progress(struct gen *g, int64_t sampled) {
+static void show_progress(struct generation_state *g, int64_t sampled) {
     const double now = clock_now();
     if (g->overlapped || now - g->shown < 0.2) return;
     track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
@@ -259,23 +260,23 @@ static void show_progress(struct gen *g, int64_t sampled) {
     g->shown = now;
 }
 
-int gen_interrupt(struct gen *g) {
+int generation_interrupt(struct generation_state *g) {
     TRY(g->s->worker->ops->generate_interrupt(g->s->worker));
     return take_ended(g);
 }
 
-int gen_step(struct gen *g, bool wait) {
+int generation_step(struct generation_state *g, bool wait) {
     struct worker *const w = g->s->worker;
     const int more = w->ops->generate_step(w, wait);
     TRY(more);
     TRY(take_ended(g));
-    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(gen_interrupt(g));
-    TRY(score_take(g, more, wait));          /* may add further prompts */
-    if (more) stage_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
-    const struct rollout_stats st = w->ops->generate_stats(w);
+    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(generation_interrupt(g));
+    TRY(ppo_reward_take(g, more, wait));     /* may add further prompts */
+    if (more) phase_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
+    const struct engine_stats st = w->ops->generate_stats(w);
     show_progress(g, st.sampled);
-    if (!more && st.waiting + st.running == 0 && score_pending(g) == 0) return 0;
-    if (!g->overlapped) TRY(stage_check_stop());
+    if (!more && st.waiting + st.running == 0 && ppo_reward_pending(g) == 0) return 0;
+    if (!g->overlapped) TRY(phase_check_stop());
     return 1;
 }
 
@@ -285,7 +286,7 @@ int gen_step(struct gen *g, bool wait) {
 #define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
 
 /* What idle ranks have computed of the samples; rows without are empty. */
-static int add_precomputed(struct gen *g, const int64_t *kept, struct batch *b) {
+static int add_precomputed(struct generation_state *g, const int64_t *kept, struct batch *b) {
     int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
     int rc = 0;
     for (int p = 0; p < g->generation.n_passes && g->n_precomputed > 0 && rc == 0; p++) {
@@ -301,7 +302,7 @@ static int add_precomputed(struct gen *g, const int64_t *kept, struct batch *b) 
 }
 
 /* Columns of the samples of the kept groups; b has their prompts, each n times. */
-static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
+static int add_columns(struct generation_state *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
     struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *scoring,
@@ -344,14 +345,14 @@ static int add_columns(struct gen *g, const int64_t *kept, struct batch *b) {
     ended = batch_find(b, "ended");
     preempted = batch_find(b, "num_preempted");
     for (int64_t i = 0; i < n; i++) {
-        struct gen_sample *s = SAMPLE(i);
+        struct generation_sample *s = SAMPLE(i);
         CHECK(s->scored);
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
         if (sampled) memcpy(sampled->f32 + sampled->off[i], s->sampling_logp, (size_t)s->n * sizeof *s->sampling_logp);
         for (int64_t t = 0; t < s->n; t++) versions->i32[versions->off[i] + t] = s->versions ? s->versions[t] : ppo_version(g->s);
         for (int64_t t = 0; t < s->n; t++) bytes->i32[bytes->off[i] + t] = s->token_bytes[t];
-        const char *finish_name = rollout_finish_name(s->finish), *status_name = reward_status_name(s->reward.status),
+        const char *finish_name = engine_finish_name(s->finish), *status_name = reward_status_name(s->reward.status),
                    *why = s->reward.message ? s->reward.message : "";
         batch_set_str(finish, i, finish_name, strlen(finish_name));
         batch_set_str(text, i, s->text.p, s->text.n);
@@ -380,9 +381,9 @@ out:
     return rc;
 }
 
-static void rollout_metrics(const struct gen *g) {
+static void rollout_metrics(const struct generation_state *g) {
     struct metrics *m = &g->s->run->metrics;
-    const struct rollout_stats st = g->s->worker->ops->generate_stats(g->s->worker);
+    const struct engine_stats st = g->s->worker->ops->generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
     if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
@@ -393,7 +394,7 @@ static void rollout_metrics(const struct gen *g) {
     metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
 }
 
-int gen_collect(struct gen *g, const int64_t *kept, int64_t n, struct batch *out) {
+int generation_collect(struct generation_state *g, const int64_t *kept, int64_t n, struct batch *out) {
     int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     struct batch own = {0};
     int rc = 0;
@@ -409,13 +410,13 @@ out:
 }
 
 /* The kept groups, in the order of the data, as a batch. */
-static int collect(struct gen *g, const struct batch *prompts, struct batch *out) {
+static int collect(struct generation_state *g, const struct batch *prompts, struct batch *out) {
     int64_t *kept = xmalloc((size_t)g->n_groups * sizeof *kept), n = 0;
     int rc = 0;
     for (int64_t k = 0; k < g->n_groups; k++)
         if (!g->groups[k].useless) kept[n++] = k;
     if (!prompts) {
-        rc = gen_collect(g, kept, n, out);
+        rc = generation_collect(g, kept, n, out);
     } else {
         rc = batch_repeat(out, prompts, g->n);
         if (rc == 0) rc = add_columns(g, kept, out);
@@ -431,10 +432,10 @@ static void end_generation(const struct stage *s) {
     s->scorer->ops->rest(s->scorer);
 }
 
-static void gen_free(struct gen *g) {
+static void gen_free(struct generation_state *g) {
     end_generation(g->s);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
-        gen_drop_sample(&g->samples[i]);
+        generation_drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);
     }
     for (int64_t k = 0; k < g->n_groups; k++) {
@@ -448,7 +449,7 @@ static void gen_free(struct gen *g) {
     free(g->ended);
 }
 
-int gen_begin(struct gen *g) {
+int generation_begin(struct generation_state *g) {
     struct worker *const w = g->s->worker;
     g->generation = (struct worker_generation){.done = on_sample, .arg = g, .pass_done = on_pass};
     choose_idle_passes(g);
@@ -461,36 +462,36 @@ int gen_begin(struct gen *g) {
     return w->ops->generate_begin(w, &g->generation);
 }
 
-int gen_run(struct gen *g) {
+int generation_run(struct generation_state *g) {
     int more;
-    while ((more = gen_step(g, true)) > 0) {
+    while ((more = generation_step(g, true)) > 0) {
     }
     TRY(more);
-    score_report_errors(g);
+    ppo_reward_report_errors(g);
     if (!g->validation) rollout_metrics(g);
     return 0;
 }
 
-void gen_end(struct gen *g, int rc) {
-    if (rc < 0) score_drop(g); /* pending answers are dropped */
+void generation_end(struct generation_state *g, int rc) {
+    if (rc < 0) ppo_reward_drop(g); /* pending answers are dropped */
     gen_free(g);
 }
 
 /* prompts NULL: from the training data, filtered. */
-static int begin(struct gen *g, const struct batch *prompts, uint64_t seed) {
-    TRY(gen_begin(g));
+static int begin(struct generation_state *g, const struct batch *prompts, uint64_t seed) {
+    TRY(generation_begin(g));
     for (int64_t r = 0; prompts && r < prompts->n_rows; r++)
-        TRY(gen_add_group(g, &(struct gen_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL));
-    for (int64_t r = 0; !prompts && r < g->in->rows->train_batch_size; r++) TRY(gen_add_next_prompt(g));
+        TRY(generation_add_group(g, &(struct generation_group){.prompts = prompts, .row = r, .data_row = -1, .seed = seed}, NULL));
+    for (int64_t r = 0; !prompts && r < g->in->rows->train_batch_size; r++) TRY(generation_add_next_prompt(g));
     return 0;
 }
 
 int ppo_generate(const struct stage *s, const struct generation *in, const struct ppo_generate_args *a, struct batch *out) {
-    struct gen g = {.s = s, .in = in, .sp = a->sampling, .validation = a->validation};
+    struct generation_state g = {.s = s, .in = in, .sp = a->sampling, .validation = a->validation};
     int rc = begin(&g, a->prompts, a->seed);
-    if (rc == 0) rc = gen_run(&g);
+    if (rc == 0) rc = generation_run(&g);
     if (rc == 0) rc = collect(&g, a->prompts, out);
-    gen_end(&g, rc);
+    generation_end(&g, rc);
     return rc;
 }
 
@@ -499,15 +500,15 @@ int ppo_generate(const struct stage *s, const struct generation *in, const struc
 struct rollout_async {
     struct stage s;
     struct generation in;
-    struct gen g;
+    struct generation_state g;
     struct batch prompts; /* n_cols 0: taken one by one (filter_groups) */
     bool over;
 };
 
 static int step_overlapped(void *arg) {
     struct rollout_async *a = arg;
-    if (a->over || stage_stop_due()) return 0;
-    const int more = gen_step(&a->g, false);
+    if (a->over || phase_stop_due()) return 0;
+    const int more = generation_step(&a->g, false);
     a->over = more <= 0;
     return more < 0 ? more : 0;
 }
@@ -518,19 +519,19 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
     struct rollout_async *a = xcalloc(1, sizeof *a);
     a->s = *s;
     a->in = *in;
-    a->g = (struct gen){.s = &a->s,
-                        .in = &a->in,
-                        .sp = &in->rollout->train,
-                        .filter = in->algorithm->filter.enable,
-                        .overlapped = s->worker->disaggregated};
+    a->g = (struct generation_state){.s = &a->s,
+                                     .in = &a->in,
+                                     .sp = &in->rollout->train,
+                                     .filter = in->algorithm->filter.enable,
+                                     .overlapped = s->worker->disaggregated};
     int rc = a->g.filter ? 0 : next_prompts(s, in, &a->prompts);
     if (rc < 0) {
         free(a);
         return rc;
     }
-    rc = begin(&a->g, prompts_of(a), gen_epoch_seed(s));
+    rc = begin(&a->g, prompts_of(a), generation_epoch_seed(s));
     if (rc == 0 && a->g.overlapped) s->worker->overlapped = (struct worker_overlapped){a, step_overlapped};
-    else if (rc == 0) rc = gen_run(&a->g);
+    else if (rc == 0) rc = generation_run(&a->g);
     if (rc == 0 && !a->g.overlapped) end_generation(s);
     if (rc < 0) ppo_rollout_drop(a);
     else *out = a;
@@ -549,9 +550,9 @@ int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
     int rc = 0;
     a->s.worker->overlapped.step = NULL;
     a->g.overlapped = false;
-    if (overlapped) rc = gen_run(&a->g);
+    if (overlapped) rc = generation_run(&a->g);
     if (rc == 0) rc = collect(&a->g, prompts_of(a), out);
-    gen_end(&a->g, rc);
+    generation_end(&a->g, rc);
     rollout_async_free(a);
     return rc;
 }
@@ -560,7 +561,7 @@ void ppo_rollout_drop(struct rollout_async *a) {
     struct err_saved why;
     if (!a) return;
     err_save(&why);
-    gen_end(&a->g, ERR_SIGNAL);
+    generation_end(&a->g, ERR_SIGNAL);
     rollout_async_free(a);
     err_restore(&why);
 }

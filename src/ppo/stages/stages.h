@@ -75,7 +75,7 @@ struct score_open_args {
     const char *tokenizer, *experiment;
     double deadline_s;
 };
-int score_open(struct reward **out, const struct score_open_args *a);
+int ppo_reward_open(struct reward **out, const struct score_open_args *a);
 /* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
  * token_level_scores (f64 ragged): a sample's score on its last token. *dropped: the rows that b has lost, for the caller. */
 int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped);
@@ -116,11 +116,11 @@ struct distill_batch {
     const float *teacher;    /* of the mini-batch's tokens, k or 1 for each; borrowed */
     struct token_lists list; /* of the mini-batch; arrays other than id are owned */
 };
-void distill_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini);
-void distill_end(struct distill_batch *d);
+void ppo_distillation_begin(struct distill_batch *d, const struct ppo_distill_config *c, int64_t vocab, const struct batch *mini);
+void ppo_distillation_end(struct distill_batch *d);
 /* A micro-batch: adds to dlogp (indexed as policy's arrays) and to *loss, fills d->list.dlogp of its tokens. */
-int distill_loss(struct distill_batch *d, const struct ppo_distill_config *k, const struct algo_policy_args *policy, double *loss,
-                 double *dlogp, struct algo_metrics *m);
+int ppo_distillation_loss(struct distill_batch *d, const struct ppo_distill_config *k, const struct algo_policy_args *policy,
+                          double *loss, double *dlogp, struct algo_metrics *m);
 
 /* ---- batches, shared by the stages (mini_batch.c) ---- */
 /* A new f64 column shaped like another one, zeros. *out is valid until the next column is added. */
@@ -215,9 +215,9 @@ struct val_row { /* one scored sample */
     double reward;
     const json_t *extra;
 };
-int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
+int validation_metrics(const struct val_row *rows, int64_t n, struct metrics *m);
 /* verlc's pass@k: the chance that k of n samples, drawn without replacement, have one of the c that pass, 1 - C(n-c,k) / C(n,k).
  * Its mean over prompts is an unbiased estimate; verl's best@k draws with replacement. 0 <= c <= n, 1 <= k <= n. */
-double val_pass_at_k(int64_t n, int64_t c, int64_t k);
+double validation_pass_at_k(int64_t n, int64_t c, int64_t k);
 
 #endif

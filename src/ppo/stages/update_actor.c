@@ -150,7 +150,7 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
     if (d->enable) {
         if (!d->use_task_rewards) loss = 0;
         for (int64_t t = x->t0; !d->use_task_rewards && t < x->t1; t++) dlogp[t] = dentropy[t] = 0;
-        TRY(distill_loss(&mini->distill, d, &a.policy, &loss, dlogp, &m));
+        TRY(ppo_distillation_loss(&mini->distill, d, &a.policy, &loss, dlogp, &m));
     }
     algo_metrics_set(&m, "actor/loss", loss);
     for (int64_t t = x->t0; t < x->t1; t++) x->dout[t - x->t0] = (float)dlogp[t];

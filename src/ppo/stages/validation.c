@@ -66,7 +66,7 @@ static void mean_std(const double *x, int64_t n, double *mean, double *std) {
 
 /* A subset of k fails when it has none of the c: its chance is the product over i < k of (n - c - i) / (n - i), which is that over
  * i < c of (n - k - i) / (n - i); the shorter one is taken. No factor is above 1, so nothing overflows. */
-double val_pass_at_k(int64_t n, int64_t c, int64_t k) {
+double validation_pass_at_k(int64_t n, int64_t c, int64_t k) {
     const int64_t few = c < k ? c : k, many = c < k ? k : c;
     double none = 1;
     if (c + k > n) return c > 0 ? 1 : 0;
@@ -159,7 +159,8 @@ static void pass_metrics(struct accum *a, const struct cell *what, const double 
     }
     put_key(&a->key, what->source, what->var);
     if (graded > 0) map_set(&a->graded, a->key.p, a->key.n, 0);
-    for (int64_t k = 2; k <= n && graded == 0; k = next_k(k, n)) add_metric(a, *what, "pass", k, "", val_pass_at_k(n, passed, k));
+    for (int64_t k = 2; k <= n && graded == 0; k = next_k(k, n))
+        add_metric(a, *what, "pass", k, "", validation_pass_at_k(n, passed, k));
 }
 
 /* All metrics of one variable of one prompt. */
@@ -265,7 +266,7 @@ static void publish(struct accum *a, struct metrics *m) {
     }
 }
 
-int val_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
+int validation_metrics(const struct val_row *rows, int64_t n, struct metrics *m) {
     struct accum a = {0};
     struct map groups = {0}, names = {0};
     int64_t *of = xmalloc((size_t)n * sizeof *of), *idx = xmalloc((size_t)n * sizeof *idx);
@@ -372,7 +373,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
     int64_t *idx = xmalloc((size_t)size * sizeof *idx);
     struct batch whole = {0};
     int rc = 0;
-    stage_begin(s->run->stages, "testing");
+    phase_begin(s->run->stages, "testing");
     for (int64_t lo = 0; lo < n && rc == 0; lo += size) {
         struct batch prompts, out;
         const int64_t k = n - lo < size ? n - lo : size;
@@ -397,7 +398,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
             }
         }
     }
-    if (rc == 0) rc = val_metrics(rows.v, rows.n, &s->run->metrics);
+    if (rc == 0) rc = validation_metrics(rows.v, rows.n, &s->run->metrics);
     if (rc == 0) {
         metrics_set_i64(&s->run->metrics, rows.errors, "val-aux/reward_errors");
         ppo_reward_counts(&s->run->metrics, &whole, "val-aux/reward_errors/");
@@ -408,7 +409,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         if (shown > 0) show_samples(s, g->tok, &whole, shown);
     }
 out:
-    stage_end(s->run->stages);
+    phase_end(s->run->stages);
     for (int64_t i = 0; i < rows.n; i++) {
         free((char *)(uintptr_t)rows.v[i].data_source);
         json_decref((json_t *)(uintptr_t)rows.v[i].extra);

@@ -107,22 +107,23 @@ static int score(struct comm *comm, const struct comm_call *call, struct ctl_res
     return ppo_scorer_answer(&self.w.scorer, call, out);
 }
 
-static int score_drop(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+static int ppo_reward_drop(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     (void)comm, (void)call, (void)out;
     self.w.scorer.ops->drop(&self.w.scorer);
     return 0;
 }
 
-const struct ctl_service ppo_worker_services[] = {{"plan", plan},   {"models", models},         {"send_weights", send_weights},
-                                                  {"score", score}, {"score_drop", score_drop}, {NULL, NULL}};
+const struct worker_process_service ppo_worker_services[] = {
+    {"plan", plan}, {"models", models}, {"send_weights", send_weights}, {"score", score}, {"score_drop", ppo_reward_drop},
+    {NULL, NULL}};
 
 int ppo_worker_serve(const struct conf *c, const struct launch *l) {
     struct ppo_config k;
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = ppo_config_read(&k, c, PPO_WORKER);
-    const struct ctl_args a = {
+    const struct workers_args a = {
         .dir = k.trainer.run.default_local_dir, .controller = k.ranks.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = rank_serve(l, &a, (const struct ctl_service *const[]){ppo_worker_services, NULL});
+    if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){ppo_worker_services, NULL});
     ppo_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }

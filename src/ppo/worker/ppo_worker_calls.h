@@ -5,7 +5,7 @@
 #include "conf/conf.h"
 #include "ranks/start_workers.h"
 
-extern const struct ctl_service ppo_worker_services[]; /* they end with a name NULL */
+extern const struct worker_process_service ppo_worker_services[]; /* they end with a name NULL */
 /* A process that is a rank of somebody else's run: serves until the group ends. */
 int ppo_worker_serve(const struct conf *c, const struct launch *l);
 

@@ -16,7 +16,7 @@
 /* ---- opening ---- */
 
 /* All ranks have the layout of the one with the least memory. */
-static int agree_layout(struct ppo_worker *w, const struct model_shapes *shapes) {
+static int agree_layout(struct ppo_worker *w, const struct memory_plan_shapes *shapes) {
     const int size = w->base.comm ? comm_size(w->base.comm) : 1;
     if (size == 1) return 0;
     int32_t *all = xcalloc((size_t)size, sizeof *all), most = 0;
@@ -46,12 +46,12 @@ static int listen_for_judge(struct ppo_worker *w) {
 }
 
 int ppo_worker_plan(struct ppo_worker *w, struct ppo_config *k) {
-    struct model_shapes shapes = {0};
+    struct memory_plan_shapes shapes = {0};
     struct buf text = {0};
     int rc = 0;
     w->k = k;
     memory_plan_offload(k, &w->base.dev);
-    TRYG(model_shapes_load(&shapes, k), out);
+    TRYG(memory_plan_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->base.dev), out);
     TRYG(agree_layout(w, &shapes), out);
     w->plan_json = memory_plan_print(&w->plan, k, &shapes, &w->base.dev, &text);
@@ -60,7 +60,7 @@ int ppo_worker_plan(struct ppo_worker *w, struct ppo_config *k) {
     TRYG(memory_plan_check(&w->plan, k, &shapes, &w->base.dev), out);
     rc = listen_for_judge(w);
 out:
-    model_shapes_free(&shapes);
+    memory_plan_shapes_free(&shapes);
     buf_free(&text);
     return rc;
 }
@@ -90,7 +90,7 @@ static int open_policy(struct ppo_worker *w) {
                                       .flags = (k->actor.optim.host_master ? MODEL_HOST_MASTER : 0) |
                                                model_stream_flags(memory_plan_policy_from(l)),
                                       .max_len = l->max_len,
-                                      .shard = rank_shard(w->devices, &k->actor.optim)};
+                                      .shard = all_reduce_shard(w->devices, &k->actor.optim)};
     return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer.seed);
 }
 
@@ -101,7 +101,7 @@ static int open_reference_model(struct ppo_worker *w) {
                                            .act = k->model.act,
                                            .flags = model_stream_flags(memory_plan_ref_from(l, k)),
                                            .max_len = l->max_len,
-                                           .shard = rank_shard(w->devices, NULL)};
+                                           .shard = all_reduce_shard(w->devices, NULL)};
     return model_open(&w->model[VERLC_REF], &w->base.dev, &frozen);
 }
 
@@ -122,7 +122,7 @@ static int open_critic(struct ppo_worker *w) {
                                       .act = w->k->model.act,
                                       .flags = flags,
                                       .max_len = l->max_len,
-                                      .shard = rank_shard(w->devices, &k->optim),
+                                      .shard = all_reduce_shard(w->devices, &k->optim),
                                       .base = shares ? w->model[VERLC_ACTOR] : NULL};
     const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k->trainer.seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
@@ -165,8 +165,9 @@ static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok)
 static int open_teacher(struct ppo_worker *w, const struct tokenizer *tok) {
     const int rc = open_teacher_model(w, tok);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
-    const struct trained_model_args a = {
-        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = distill_list(&w->k->distill)};
+    const struct trained_model_args a = {.max_rows = w->plan.max_rows_teacher,
+                                         .max_seqs = w->plan.max_seqs_teacher,
+                                         .list = memory_plan_distill_list(&w->k->distill)};
     return open_role(w, VERLC_TEACHER, a);
 }
 
@@ -182,14 +183,14 @@ static int open_reward_model(struct ppo_worker *w, const struct tokenizer *tok) 
 static int open_decoder(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
     struct model *const m = w->model[VERLC_ACTOR];
-    const struct rollout_decoder_args limits = {.model = m,
-                                                .max_seqs = l->max_seqs,
-                                                .max_rows = l->max_rows_roll,
-                                                .max_len = l->max_len,
-                                                .block = (char *)w->block + l->gathered};
-    struct rollout_decoder_args a = rollout_decoder_size(&w->base.dev, &m->cfg, w->k->model.act, &limits, SIZE_MAX);
+    const struct decoder_args limits = {.model = m,
+                                        .max_seqs = l->max_seqs,
+                                        .max_rows = l->max_rows_roll,
+                                        .max_len = l->max_len,
+                                        .block = (char *)w->block + l->gathered};
+    struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k->model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
-    return rollout_decoder_open(&w->base.generator.decoder, &a);
+    return decoder_open(&w->base.generator.decoder, &a);
 }
 
 /* The policy's training, and the reference. */
@@ -200,7 +201,7 @@ static int open_training(struct ppo_worker *w) {
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,
-                                              .list = distill_list(&k->distill),
+                                              .list = memory_plan_distill_list(&k->distill),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
                                               .grad_chunk = k->actor.grad_chunk,
@@ -241,13 +242,13 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t v
     if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, w->k, &w->base.dev, validation_rows));
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));
-    if (w->base.comm && (trains || l->critic > 0)) TRY(dev_group_open(&w->devices, &w->base.dev, w->base.comm));
+    if (w->base.comm && (trains || l->critic > 0)) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     if (trains) TRY(open_policy(w));
     else if (generates) TRY(open_copy(w));
     if (l->ref > 0) TRY(open_reference_model(w));
     if (l->block > 0) TRY(dev_alloc(&w->base.dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->base.dev, w->block, l->block)); /* commits the memory now rather than in mid-run */
-    if (l->gathered > 0) TRY(dev_group_share(w->devices, w->block, l->gathered));
+    if (l->gathered > 0) TRY(collective_share(w->devices, w->block, l->gathered));
     if (generates) TRY(open_decoder(w));
     if (trains) TRY(open_training(w));
     if (l->critic > 0) TRY(open_critic(w));
@@ -262,8 +263,8 @@ void ppo_worker_close(struct ppo_worker *w) {
     ppo_scorer_close(&w->scorer);
     ppo_ranks_close(w->ranks, w->ok);
     weight_sync_close(w->weights);
-    dev_group_close(w->devices); /* first: what waits for a lost rank ends, and no memory is read any more */
-    rollout_decoder_close(w->base.generator.decoder);
+    collective_close(w->devices); /* first: what waits for a lost rank ends, and no memory is read any more */
+    decoder_close(w->base.generator.decoder);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->base.role[i].model);
     reward_model_destroy(w->rm);
     judge_server_close(w->judge);

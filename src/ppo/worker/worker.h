@@ -28,7 +28,7 @@ struct ppo_worker {
     char *plan_text;   /* for people */
     /* ---- in this process ---- */
     struct comm *senders;              /* where ranks of their own generate: to those and the trainer's; borrowed; else NULL */
-    struct dev_group *devices;         /* with base.comm: the ranks' devices */
+    struct collective *devices;        /* with base.comm: the ranks' devices */
     struct weight_sync *weights;       /* with senders: the policy's from the trainer's ranks to those that generate */
     struct tokenizer_files *tokenizer; /* of the policy, for checkpoints */
     void *block;                       /* shared by rollout, updates and the frozen models' passes */

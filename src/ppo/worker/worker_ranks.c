@@ -108,7 +108,7 @@ int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) 
                                       .deadline_s = k->trainer.run.deadline_s,
                                       .run = run,
                                       .ray_nodes = k->ranks.n_ray_nodes,
-                                      .ray_gpus = !train_on_cpu(k->trainer.run.device),
+                                      .ray_gpus = !rank_count_on_cpu(k->trainer.run.device),
                                       .embedded = w->embedded};
     w->k = k;
     w->ranks = g;
@@ -132,7 +132,7 @@ void ppo_ranks_close(struct ppo_ranks *g, bool ok) {
 int ppo_ranks_open(struct ppo_worker *w, int64_t total_steps, int64_t validation_rows) {
     struct rank_group *const all = &w->ranks->base.all;
     struct message m = message_new(true);
-    struct hub_reply *replies;
+    struct coordinator_reply *replies;
     json_object_set_new(m.head, "total_steps", json_integer((json_int_t)total_steps));
     json_object_set_new(m.head, "validation_rows", json_integer((json_int_t)validation_rows));
     const int rc = rank_group_call(all, "models", NULL, &m, &replies);

@@ -85,7 +85,7 @@ static int take_one(struct scorer_ranks *s, const json_t *x, double score, const
     return 0;
 }
 
-static int take(void *arg, int rank, const struct hub_reply *reply) {
+static int take(void *arg, int rank, const struct coordinator_reply *reply) {
     struct scorer_ranks *s = arg;
     struct message_reader in = rank_group_reader(s->dispatch->g, rank, reply);
     const json_t *results = json_object_get(in.head, "results");

@@ -92,7 +92,7 @@ extern "C" int dev_copy_out(struct dev *d, void *to, const void *from, size_t n)
 
 /* ---- a group, as collective.c has it ---- */
 
-static void open_group(const struct run *k, struct dev_group *g, world *w, struct dev *d, int rank, void *whole) {
+static void open_group(const struct run *k, struct collective *g, world *w, struct dev *d, int rank, void *whole) {
     *g = {};
     g->d = d;
     g->comm = new comm{w, rank};
@@ -116,24 +116,24 @@ static void open_group(const struct run *k, struct dev_group *g, world *w, struc
     }
     w->b.wait();
 }
-static void close_group(struct dev_group *g) {
+static void close_group(struct collective *g) {
     if (g->peers) cuda_peers.close(g->peers);
     if (g->t) g->move->close(g->t);
     delete g->comm;
     *g = {};
 }
-static int reuse(struct dev_group *g, int64_t ticket) {
+static int reuse(struct collective *g, int64_t ticket) {
     if (ticket == 0) return 0;
     return g->peers ? cuda_peers.reuse(g->peers, ticket) : g->move->reuse(g->t, ticket);
 }
-static int join(struct dev_group *g) { return g->peers ? cuda_peers.join(g->peers) : g->move->join(g->t); }
-static int fold(struct run *k, struct dev_group *g, const struct dev_bucket *b, size_t slot, int64_t *ticket) {
+static int join(struct collective *g) { return g->peers ? cuda_peers.join(g->peers) : g->move->join(g->t); }
+static int fold(struct run *k, struct collective *g, const struct dev_bucket *b, size_t slot, int64_t *ticket) {
     *ticket = ++g->ticket;
     if (!g->peers) return collective_staged_fold(g, b);
     return cuda_peers.fold(g->peers, b, b->x ? k->x[slot].data() : NULL, b->ids ? k->ids[slot].data() : NULL,
                            b->ids ? k->dx[slot].data() : NULL);
 }
-static int gather(struct dev_group *g, const world *w, const size_t *at, int64_t parts, int64_t *ticket) {
+static int gather(struct collective *g, const world *w, const size_t *at, int64_t parts, int64_t *ticket) {
     *ticket = ++g->ticket;
     void *const *const whole = w->whole.data();
     OK(g->peers ? cuda_peers.gather(g->peers, whole, at, parts) : g->move->gather(g->t, whole[g->rank], at, parts));
@@ -216,7 +216,7 @@ struct rank {
     int rank;
     struct cuda c;
     struct dev d;
-    struct dev_group all, few;
+    struct collective all, few;
     float *x[SLOTS], *dx[SLOTS], *own[FLIGHT];
     int32_t *ids[SLOTS];
     char *whole, *whole_few;
@@ -263,7 +263,7 @@ static void check(struct rank *k, const struct round &w, const float *own) {
 
 /* Parts with gaps, which are looked at by what the compute stream does next. */
 static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
-    struct dev_group *const g = few ? &k->few : &k->all;
+    struct collective *const g = few ? &k->few : &k->all;
     const world *const w = few ? &k->k->few : &k->k->all;
     char *const whole = few ? k->whole_few : k->whole;
     struct run *const run = k->k;

@@ -1,8 +1,8 @@
-/* rollout_int.h - private to rollout: the pool of KV blocks and the engine's state. */
-#ifndef VERLC_ENGINE_ROLLOUT_INT_H
-#define VERLC_ENGINE_ROLLOUT_INT_H
+/* engine_int.h - private to engine: the pool of KV blocks and the engine's state. */
+#ifndef VERLC_ENGINE_ENGINE_INT_H
+#define VERLC_ENGINE_ENGINE_INT_H
 
-#include "engine/rollout.h"
+#include "engine/engine.h"
 
 #include "base/buf.h"
 
@@ -39,8 +39,8 @@ struct request {
     int32_t *prompt, *stop_ids;
     int64_t n_stop_ids, n_stop;
     char **stop;
-    struct rollout_request r; /* scalars only; its pointers are the owned ones above */
-    int64_t planned;          /* prompt tokens planned by the sample in front */
+    struct engine_request r; /* scalars only; its pointers are the owned ones above */
+    int64_t planned;         /* prompt tokens planned by the sample in front */
 };
 
 struct sample {
@@ -100,13 +100,13 @@ struct burst_arrays { /* of decode_burst.c, sized at the first burst */
     int64_t cap_stop;
 };
 
-struct rollout_engine {
-    struct rollout_model model;
-    struct rollout_config cfg;
+struct engine {
+    struct engine_model model;
+    struct engine_config cfg;
     struct kv_pool pool;
     struct list waiting, running;
     int64_t n_requests;
-    struct rollout_stats stats;
+    struct engine_stats stats;
     /* the plan's arrays, sized once */
     int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *out_id;
     int64_t cap_block_table;
@@ -119,23 +119,23 @@ struct rollout_engine {
 };
 
 /* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */
-bool rollout__grow_blocks(struct rollout_engine *e, struct sample *s, int64_t upto);
-void rollout__drop_blocks(struct rollout_engine *e, struct sample *s); /* all; s counts as not computed then */
+bool engine__grow_blocks(struct engine *e, struct sample *s, int64_t upto);
+void engine__drop_blocks(struct engine *e, struct sample *s); /* all; s counts as not computed then */
 /* Room for the next token of s, by preemption where no block is free; false: s itself was preempted. */
-bool rollout__make_room(struct rollout_engine *e, struct sample *s);
-void rollout__preempt(struct rollout_engine *e, struct sample *s); /* running -> head of the queue */
-void rollout__fill_tables(struct rollout_engine *e, int64_t n_seqs, int64_t max_blocks);
-struct sample_param rollout__rule(const struct rollout_request *r);
-void rollout__publish_full(struct rollout_engine *e, struct sample *s, int64_t upto);
+bool engine__make_room(struct engine *e, struct sample *s);
+void engine__preempt(struct engine *e, struct sample *s); /* running -> head of the queue */
+void engine__fill_tables(struct engine *e, int64_t n_seqs, int64_t max_blocks);
+struct sample_param engine__rule(const struct engine_request *r);
+void engine__publish_full(struct engine *e, struct sample *s, int64_t upto);
 /* Takes the next token of s; 1: that ended it, and s was freed. */
-int rollout__accept(struct rollout_engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
+int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
 /* Tokens of the response at which a sample of q ends or is interrupted. */
-static inline int64_t rollout__most_tokens(const struct request *q) {
+static inline int64_t engine__most_tokens(const struct request *q) {
     return q->r.pause_at > 0 && q->r.pause_at < q->max_tokens ? q->r.pause_at : q->max_tokens;
 }
-static inline int64_t rollout__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+static inline int64_t engine__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
-int rollout__burst(struct rollout_engine *e);
+int engine__burst(struct engine *e);
 
 #endif

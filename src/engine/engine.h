@@ -10,10 +10,10 @@
  * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where the weights
  * change between interruption and continuation, each token is a function of those that drew it.
  *
- * Scheduler and block pool hold no device code: they talk to struct rollout_model, which the real decoder
- * (rollout_decoder_model) and the tests' fake implement. */
-#ifndef VERLC_ENGINE_ROLLOUT_H
-#define VERLC_ENGINE_ROLLOUT_H
+ * Scheduler and block pool hold no device code: they talk to struct engine_model, which the real decoder
+ * (decoder_model) and the tests' fake implement. */
+#ifndef VERLC_ENGINE_H
+#define VERLC_ENGINE_H
 
 #include "model/parameters.h"
 #include "text/text.h"
@@ -25,7 +25,7 @@
 
 /* ---- what the engine requires of a model ---- */
 /* One step: n_rows packed rows of n_seqs sequences, and the rows to sample. */
-struct rollout_plan {
+struct engine_plan {
     int64_t n_rows, n_seqs, max_blocks; /* max_blocks: row length of `block_table` */
     int64_t max_q, max_kv;              /* longest run of rows, longest sequence */
     const int32_t *ids, *pos, *slots;   /* (n_rows) */
@@ -39,7 +39,7 @@ struct rollout_plan {
 };
 /* A multi-step decode burst: many steps of samples that only decode, without the host between them. Each has one token
  * that is not in the KV cache; its blocks have room for every step that it may take. */
-struct rollout_burst {
+struct engine_burst {
     int64_t n_seqs, steps, max_blocks;
     const int32_t *ids, *pos;      /* (n_seqs): that token and its position */
     const int32_t *block_table;    /* (n_seqs, max_blocks) */
@@ -48,45 +48,45 @@ struct rollout_burst {
     const int32_t *stop; /* (n_seqs, max_stop), -1 fills up */
 };
 /* What some of its steps gave, (steps, stride) on the host; what follows a row's end is undefined. */
-struct rollout_results {
+struct engine_results {
     int64_t steps, stride;
     const int32_t *id;
     const float *logp, *logp_kept;
 };
-struct rollout_model {
+struct engine_model {
     void *ctx;
     int64_t n_kv_blocks, vocab;
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
-    int (*step)(void *ctx, const struct rollout_plan *p, int32_t *id, float *logp, float *logp_kept);
-    int64_t max_burst;                                      /* most steps of one burst; below 2: decoding goes step by step */
-    int (*burst)(void *ctx, const struct rollout_burst *b); /* starts it; all its results are fetched before the next one */
+    int (*step)(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept);
+    int64_t max_burst;                                     /* most steps of one burst; below 2: decoding goes step by step */
+    int (*burst)(void *ctx, const struct engine_burst *b); /* starts it; all its results are fetched before the next one */
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
-    int (*burst_results)(void *ctx, int64_t have, struct rollout_results *out);
+    int (*burst_results)(void *ctx, int64_t have, struct engine_results *out);
 };
 
-/* The decoder as a rollout_model: owns the KV cache and the activations. */
-struct rollout_decoder;
-struct rollout_decoder_args {
-    struct model *model; /* borrowed until rollout_decoder_close */
+/* The decoder as an engine_model: owns the KV cache and the activations. */
+struct decoder;
+struct decoder_args {
+    struct model *model; /* borrowed until decoder_close */
     int64_t n_kv_blocks; /* of KV_BLOCK_LEN tokens */
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
     int64_t max_burst;   /* steps of a burst; 0: one */
-    void *block;         /* rollout_decoder_bytes of device memory shared with another phase; NULL: own */
+    void *block;         /* decoder_bytes of device memory shared with another phase; NULL: own */
 };
-size_t rollout_decoder_bytes(const struct model_config *c, enum dtype act, const struct rollout_decoder_args *a);
-size_t rollout_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
+size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a);
+size_t engine_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
 /* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many
  * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */
-struct rollout_decoder_args rollout_decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
-                                                 const struct rollout_decoder_args *limits, size_t room);
-int rollout_decoder_open(struct rollout_decoder **out, const struct rollout_decoder_args *a);
-void rollout_decoder_close(struct rollout_decoder *d); /* NULL ok */
-struct rollout_model rollout_decoder_model(struct rollout_decoder *d);
+struct decoder_args decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
+                                 const struct decoder_args *limits, size_t room);
+int decoder_open(struct decoder **out, const struct decoder_args *a);
+void decoder_close(struct decoder *d); /* NULL ok */
+struct engine_model decoder_model(struct decoder *d);
 
 /* ---- requests and results ---- */
-struct rollout_request {
+struct engine_request {
     const int32_t *prompt;                  /* copied */
     int64_t n_prompt;                       /* >= 1 */
     int64_t n;                              /* samples, >= 1 */
@@ -108,46 +108,46 @@ struct rollout_request {
     bool ignore_eos;
     const int32_t *stop_ids; /* end tokens (copied); the response includes the one hit */
     int64_t n_stop_ids;
-    const char *const *stop; /* stop strings (copied); need rollout_config.tok */
+    const char *const *stop; /* stop strings (copied); need engine_config.tok */
     int64_t n_stop;
     void *user; /* passed through to its samples */
 };
 
 /* The tokens that end a response: the model's, and the tokenizer's (NULL: none). */
-struct rollout_stop_ids {
+struct engine_stop_ids {
     int32_t id[17];
     int64_t n;
 };
-struct rollout_stop_ids rollout_stop_ids(const struct model_config *c, const struct tokenizer *tok);
+struct engine_stop_ids engine_stop_ids(const struct model_config *c, const struct tokenizer *tok);
 
-enum rollout_finish { ROLLOUT_STOP, ROLLOUT_LENGTH, ROLLOUT_INTERRUPTED };
-const char *rollout_finish_name(enum rollout_finish f); /* "stop", "length", "interrupted" */
+enum engine_finish { ENGINE_STOP, ENGINE_LENGTH, ENGINE_INTERRUPTED };
+const char *engine_finish_name(enum engine_finish f); /* "stop", "length", "interrupted" */
 
-struct rollout_sample { /* lives until the callback returns */
+struct engine_sample { /* lives until the callback returns */
     void *user;
-    int64_t request;             /* id given by rollout_submit */
+    int64_t request;             /* id given by engine_submit */
     int64_t index;               /* 0 .. n-1 */
     const int32_t *prompt, *ids; /* ids: response, end token included */
     int64_t n_prompt, n;
     const float *logp;      /* (n) full softmax at the request's temperature */
     const float *logp_kept; /* (n) after penalty and truncation */
     int64_t text_bytes;     /* with a stop string hit: bytes of the decoded response before it; else -1 */
-    enum rollout_finish finish;
+    enum engine_finish finish;
     int64_t n_preempted;
     double seconds; /* from first scheduling to the end; 0: it was not scheduled */
 };
 
-struct rollout_config {
+struct engine_config {
     int64_t max_rows; /* forwards at most so many rows a step (max_num_batched_tokens) */
     int64_t max_seqs; /* and so many samples (max_num_seqs) */
     bool no_prefix_cache;
     const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
-    /* Called as each sample ends, from within rollout_step. An error ends the step. */
-    int (*done)(void *arg, const struct rollout_sample *s);
+    /* Called as each sample ends, from within engine_step. An error ends the step. */
+    int (*done)(void *arg, const struct engine_sample *s);
     void *done_arg;
 };
 
-struct rollout_stats {
+struct engine_stats {
     int64_t waiting, running, finished; /* samples */
     int64_t rows, sampled, steps;       /* rows forwarded, tokens sampled, model steps */
     int64_t bursts;                     /* multi-step decode bursts */
@@ -156,23 +156,23 @@ struct rollout_stats {
     int64_t kv_blocks_used, kv_blocks_peak, n_kv_blocks;
 };
 
-struct rollout_engine;
-int rollout_create(struct rollout_engine **out, const struct rollout_model *m, const struct rollout_config *c);
+struct engine;
+int engine_create(struct engine **out, const struct engine_model *m, const struct engine_config *c);
 /* On a decoder; its limits are those of c, where that has none. */
-int rollout_decoder_engine(struct rollout_engine **out, struct rollout_decoder *d, const struct rollout_config *c);
-void rollout_destroy(struct rollout_engine *e); /* NULL ok; open samples are dropped */
+int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c);
+void engine_destroy(struct engine *e); /* NULL ok; open samples are dropped */
 /* ERR_INVAL: values out of range. ERR_NOMEM: one sample alone would not fit in the KV cache
  * (says how many blocks it needs). *id counts submitted requests from 0. */
-int rollout_submit(struct rollout_engine *e, const struct rollout_request *r, int64_t *id);
+int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id);
 /* One model step. 1: work remains; 0: everything submitted is done. */
-int rollout_step(struct rollout_engine *e);
+int engine_step(struct engine *e);
 /* Steps until all is done. */
-int rollout_run(struct rollout_engine *e);
-/* Passes every running and waiting sample to `done` as ROLLOUT_INTERRUPTED, with its tokens so far, none or more. A request with
+int engine_run(struct engine *e);
+/* Passes every running and waiting sample to `done` as ENGINE_INTERRUPTED, with its tokens so far, none or more. A request with
  * `begun` continues it, in this engine or another. */
-int rollout_interrupt(struct rollout_engine *e);
+int engine_interrupt(struct engine *e);
 /* Drops every waiting and running sample. */
-void rollout_cancel_all(struct rollout_engine *e);
-struct rollout_stats rollout_stats(const struct rollout_engine *e);
+void engine_cancel_all(struct engine *e);
+struct engine_stats engine_stats(const struct engine *e);
 
 #endif
