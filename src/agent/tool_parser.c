@@ -17,6 +17,15 @@ struct tool_parser {
 
 static const struct tool_parser parsers[] = {
     {"hermes", tool_parser__hermes, false, {NULL}},
+    {"qwen3_coder", tool_parser__qwen3_coder, false, {NULL}},
+    {"gpt-oss", tool_parser__gpt_oss, true, {NULL}},
+    {"glm", tool_parser__glm, false, {"<|observation|>"}},
+    {"seed", tool_parser__seed, false, {NULL}},
+    {"minimax", tool_parser__minimax, false, {NULL}},
+    {"kimi", tool_parser__kimi, false, {"<|im_end|>"}},
+    {"deepseek_v4", tool_parser__deepseek_v4, true, {NULL}},
+    {"gemma4", tool_parser__gemma4, true, {"<tool_call|>"}},
+    {"llama3_json", tool_parser__llama3_json, false, {"<|eom_id|>"}},
 };
 enum { N_PARSERS = sizeof parsers / sizeof parsers[0] };
 
@@ -27,7 +36,9 @@ const struct tool_parser *tool_parser_find(const char *format) {
     return NULL;
 }
 
-const char *tool_parser_names(void) { return "hermes"; }
+const char *tool_parser_names(void) {
+    return "hermes, qwen3_coder, gpt-oss, glm, seed, minimax, kimi, deepseek_v4, gemma4, llama3_json";
+}
 
 const char *tool_parser_name(const struct tool_parser *p) { return p->name; }
 const char *const *tool_parser_stop_tokens(const struct tool_parser *p) { return p->stop; }
@@ -64,14 +75,12 @@ void tool_turn_free(struct tool_turn *t) {
 
 /* ---- what the formats add ---- */
 
-/* A C string of it; NUL bytes become U+FFFD. */
-static char *text_of(struct tool_parser__span s) {
+char *tool_parser__c_string(struct tool_parser__span s) {
     struct buf b = {0};
-    for (size_t lo = 0; lo < s.n;) {
-        const size_t n = strnlen(s.p + lo, s.n - lo);
-        buf_add(&b, s.p + lo, n);
-        if (lo + n < s.n) buf_adds(&b, "\xef\xbf\xbd");
-        lo += n + 1;
+    for (size_t i = 0, len; i < s.n; i += len) {
+        const int32_t c = tool_parser__char(s.p + i, s.n - i, &len);
+        if (c > 0) buf_add(&b, s.p + i, len);
+        else buf_adds(&b, "\xef\xbf\xbd");
     }
     return buf_take(&b);
 }
@@ -79,9 +88,8 @@ static char *text_of(struct tool_parser__span s) {
 struct tool_call *tool_parser__add_text(struct tool_parser__run *r, struct tool_parser__span name,
                                         struct tool_parser__span arguments) {
     struct tool_turn *const t = r->out;
-    if ((t->n_calls & (t->n_calls - 1)) == 0) /* full at each power of two */
-        t->calls = xrealloc(t->calls, (size_t)(t->n_calls ? 2 * t->n_calls : 1) * sizeof *t->calls);
-    t->calls[t->n_calls] = (struct tool_call){.name = text_of(name), .arguments = text_of(arguments)};
+    xgrow((void **)&t->calls, &r->cap_calls, t->n_calls + 1, sizeof *t->calls);
+    t->calls[t->n_calls] = (struct tool_call){.name = tool_parser__c_string(name), .arguments = tool_parser__c_string(arguments)};
     return &t->calls[t->n_calls++];
 }
 
@@ -95,15 +103,16 @@ struct tool_call *tool_parser__add(struct tool_parser__run *r, struct tool_parse
     return call;
 }
 
-void tool_parser__content(struct tool_parser__run *r, struct tool_parser__span s) { buf_add(&r->out->content, s.p, s.n); }
-
-bool tool_parser__well_formed(struct tool_parser__span s) {
-    const struct tool_parser__value v = {.kind = TOOL_STRING, .text = s};
-    struct buf text = {0};
-    const bool ok = tool_parser__dumps(&text, &v);
-    buf_free(&text);
-    return ok;
+void tool_parser__drop(struct tool_parser__run *r, int64_t first) {
+    while (r->out->n_calls > first) {
+        struct tool_call *const c = &r->out->calls[--r->out->n_calls];
+        free(c->id);
+        free(c->name);
+        free(c->arguments);
+    }
 }
+
+void tool_parser__content(struct tool_parser__run *r, struct tool_parser__span s) { buf_add(&r->out->content, s.p, s.n); }
 
 /* ---- hermes ---- */
 
@@ -111,7 +120,7 @@ bool tool_parser__well_formed(struct tool_parser__span s) {
 static bool hermes_call(struct tool_parser__run *r, struct tool_parser__span json) {
     const struct tool_parser__value *const call = tool_parser__json(&r->memory, json), *name = NULL;
     if (call && call->kind == TOOL_DICT) name = tool_parser__dict_get(call, "name");
-    if (!name || name->kind != TOOL_STRING || !tool_parser__well_formed(name->text)) return false;
+    if (!name || name->kind != TOOL_STRING) return false;
     return tool_parser__add(r, name->text, tool_parser__dict_get(call, "arguments"));
 }
 

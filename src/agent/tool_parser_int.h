@@ -15,6 +15,8 @@ struct tool_parser__span { /* borrowed bytes */
     size_t n;
 };
 #define TOOL_SPAN(literal) ((struct tool_parser__span){literal, sizeof(literal) - 1})
+#define TOOL_INIT(literal) \
+    { literal, sizeof(literal) - 1 } /* the same in a static table */
 #define TOOL_NONE SIZE_MAX
 
 static inline struct tool_parser__span tool_parser__sub(struct tool_parser__span s, size_t lo, size_t hi) {
@@ -102,14 +104,31 @@ void tool_parser__list_add(struct tool_parser__memory *m, struct tool_parser__va
 bool tool_parser__dict_set(struct tool_parser__memory *m, struct tool_parser__value *dict, struct tool_parser__value *key,
                            struct tool_parser__value *v);
 struct tool_parser__value *tool_parser__dict_get(const struct tool_parser__value *dict, const char *key); /* NULL: none */
+bool tool_parser__dict_has(const struct tool_parser__value *dict, const char *key, size_t n);
 bool tool_parser__hashable(const struct tool_parser__value *v);
-/* Appends json.dumps(v, ensure_ascii=False). false: json.dumps raises, or the text has a lone surrogate, which verl's
- * FunctionCall refuses; out is then as before. */
+/* Appends json.dumps(v, ensure_ascii=False), but for a lone surrogate, which stays an escape. false: it raises; out is then as
+ * before. */
 bool tool_parser__dumps(struct buf *out, const struct tool_parser__value *v);
 
 /* json.loads. NULL: it raises. Values are of m. */
 enum { TOOL_JSON_DEPTH = 950, TOOL_INT_DIGITS = 4300 };
 struct tool_parser__value *tool_parser__json(struct tool_parser__memory *m, struct tool_parser__span s);
+
+/* Of a value that s begins with; *n: its bytes. */
+struct tool_parser__value *tool_parser__json_prefix(struct tool_parser__memory *m, struct tool_parser__span s, size_t *n);
+/* ast.literal_eval. NULL: it raises. */
+struct tool_parser__value *tool_parser__literal(struct tool_parser__memory *m, struct tool_parser__span s);
+
+/* ---- numbers (tool_parser_number.c) ---- */
+
+/* int(s), float(s). NULL: they raise. */
+struct tool_parser__value *tool_parser__int_of(struct tool_parser__memory *m, struct tool_parser__span s);
+struct tool_parser__value *tool_parser__float_of(struct tool_parser__memory *m, struct tool_parser__span s);
+struct tool_parser__value *tool_parser__whole(struct tool_parser__memory *m, double v); /* int(v), v finite */
+/* Of decimal digits, at least one; NULL: more than 4300. */
+struct tool_parser__value *tool_parser__int(struct tool_parser__memory *m, bool minus, struct tool_parser__span digits);
+/* Of digits of `bits` bits each: 4, 3 or 1. */
+struct tool_parser__value *tool_parser__int_bits(struct tool_parser__memory *m, struct tool_parser__span digits, int bits);
 
 /* ---- the formats ---- */
 
@@ -118,6 +137,7 @@ struct tool_parser__run {
     struct tool_parser__span text;
     const json_t *tools; /* maybe NULL */
     struct tool_turn *out;
+    int64_t cap_calls;
     struct tool_parser__memory memory; /* of the call being read */
 };
 /* Adds a call, and gives it. arguments NULL, or such as json.dumps refuses: adds none, NULL. */
@@ -126,8 +146,19 @@ struct tool_call *tool_parser__add(struct tool_parser__run *r, struct tool_parse
 struct tool_call *tool_parser__add_text(struct tool_parser__run *r, struct tool_parser__span name,
                                         struct tool_parser__span arguments);
 void tool_parser__content(struct tool_parser__run *r, struct tool_parser__span s); /* appends */
-bool tool_parser__well_formed(struct tool_parser__span s);                         /* no lone surrogate */
+
+void tool_parser__drop(struct tool_parser__run *r, int64_t first); /* takes the calls from `first` on back */
+char *tool_parser__c_string(struct tool_parser__span s);           /* NUL and what is no UTF-8 become U+FFFD; the caller's */
 
 void tool_parser__hermes(struct tool_parser__run *r);
+void tool_parser__qwen3_coder(struct tool_parser__run *r);
+void tool_parser__gpt_oss(struct tool_parser__run *r);
+void tool_parser__glm(struct tool_parser__run *r);
+void tool_parser__seed(struct tool_parser__run *r);
+void tool_parser__minimax(struct tool_parser__run *r);
+void tool_parser__kimi(struct tool_parser__run *r);
+void tool_parser__deepseek_v4(struct tool_parser__run *r);
+void tool_parser__gemma4(struct tool_parser__run *r);
+void tool_parser__llama3_json(struct tool_parser__run *r);
 
 #endif

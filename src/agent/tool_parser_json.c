@@ -177,11 +177,18 @@ static struct tool_parser__value *read_value(struct reader *r) {
     }
 }
 
-struct tool_parser__value *tool_parser__json(struct tool_parser__memory *m, struct tool_parser__span s) {
+struct tool_parser__value *tool_parser__json_prefix(struct tool_parser__memory *m, struct tool_parser__span s, size_t *n) {
     struct reader r = {.m = m, .p = s.p, .end = s.p + s.n};
     skip_blanks(&r);
     struct tool_parser__value *v = read_value(&r);
     skip_blanks(&r);
     buf_free(&r.text);
-    return r.p == r.end ? v : NULL;
+    *n = (size_t)(r.p - s.p);
+    return v;
+}
+
+struct tool_parser__value *tool_parser__json(struct tool_parser__memory *m, struct tool_parser__span s) {
+    size_t n;
+    struct tool_parser__value *v = tool_parser__json_prefix(m, s, &n);
+    return n == s.n ? v : NULL;
 }

@@ -171,32 +171,42 @@ bool tool_parser__dict_set(struct tool_parser__memory *m, struct tool_parser__va
     return true;
 }
 
-struct tool_parser__value *tool_parser__dict_get(const struct tool_parser__value *dict, const char *key) {
-    const size_t n = strlen(key);
+static struct tool_parser__value *get(const struct tool_parser__value *dict, struct tool_parser__span key) {
     for (const struct tool_parser__item *i = dict->first; i; i = i->next)
-        if (i->key->kind == TOOL_STRING && tool_parser__is(i->key->text, (struct tool_parser__span){key, n})) return i->value;
+        if (i->key->kind == TOOL_STRING && tool_parser__is(i->key->text, key)) return i->value;
     return NULL;
+}
+
+struct tool_parser__value *tool_parser__dict_get(const struct tool_parser__value *dict, const char *key) {
+    return get(dict, (struct tool_parser__span){key, strlen(key)});
+}
+
+bool tool_parser__dict_has(const struct tool_parser__value *dict, const char *key, size_t n) {
+    return get(dict, (struct tool_parser__span){key, n}) != NULL;
 }
 
 /* ---- json.dumps ---- */
 
-static bool dump_string(struct buf *out, struct tool_parser__span s) {
+/* A lone surrogate is no UTF-8: it stays an escape, which reads back as the same. */
+static void dump_string(struct buf *out, struct tool_parser__span s) {
     size_t from = 0;
     buf_addc(out, '"');
     for (size_t i = 0; i < s.n; i++) {
         const unsigned char c = (unsigned char)s.p[i];
-        if (c == 0xed && i + 1 < s.n && (unsigned char)s.p[i + 1] >= 0xa0) return false; /* a surrogate */
-        if (c >= 0x20 && c != '"' && c != '\\') continue;
+        const bool surrogate = c == 0xed && i + 2 < s.n && (unsigned char)s.p[i + 1] >= 0xa0;
+        if (!surrogate && c >= 0x20 && c != '"' && c != '\\') continue;
         buf_add(out, s.p + from, i - from);
-        from = i + 1;
+        from = i + (surrogate ? 3 : 1);
         static const char named[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
         const char *const name = c ? strchr(named, c) : NULL;
-        if (name) buf_addf(out, "\\%c", letters[name - named]);
+        if (surrogate) {
+            buf_addf(out, "\\u%04x", 0xd000 | (s.p[i + 1] & 0x3f) << 6 | (s.p[i + 2] & 0x3f));
+            i += 2;
+        } else if (name) buf_addf(out, "\\%c", letters[name - named]);
         else buf_addf(out, "\\u%04x", c);
     }
     buf_add(out, s.p + from, s.n - from);
     buf_addc(out, '"');
-    return true;
 }
 
 static void dump_float(struct buf *out, const struct tool_parser__value *v) {
@@ -215,7 +225,7 @@ static bool dump(struct buf *out, const struct tool_parser__value *v);
 
 static bool dump_key(struct buf *out, const struct tool_parser__value *key) {
     switch (key->kind) {
-    case TOOL_STRING: return dump_string(out, key->text);
+    case TOOL_STRING: dump_string(out, key->text); return true;
     case TOOL_NULL:
     case TOOL_BOOL:
     case TOOL_INT:
@@ -247,7 +257,7 @@ static bool dump(struct buf *out, const struct tool_parser__value *v) {
     case TOOL_BOOL: buf_adds(out, v->truth ? "true" : "false"); return true;
     case TOOL_INT: buf_add(out, v->text.p, v->text.n); return true;
     case TOOL_FLOAT: dump_float(out, v); return true;
-    case TOOL_STRING: return dump_string(out, v->text);
+    case TOOL_STRING: dump_string(out, v->text); return true;
     case TOOL_LIST:
     case TOOL_TUPLE:
     case TOOL_DICT: return dump_items(out, v);
