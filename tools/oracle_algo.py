@@ -16,6 +16,7 @@ bars.  An intended difference has a name, which docs/differences.md explains.
 Needs torch, omegaconf and verl 0.9.1 (--verl DIR: an unpacked wheel).
 """
 import argparse
+import importlib
 import json
 import math
 import random
@@ -74,6 +75,8 @@ class Batch:
         lens[r.randrange(self.B)] = self.T  # verl's width is that of the longest row
         keep = lens.index(self.T)
         self.mask = [[int(t < n and not r.random() < holes) for t in range(self.T)] for n in lens]
+        if r.random() < 0.25:
+            self.mask = [turns(r, n, self.T) for n in lens]
         if r.random() < 0.02:
             self.mask = [[0] * self.T for _ in lens]
         # other rows may end at their last token, but the longest keeps the width
@@ -134,6 +137,18 @@ class Batch:
             if self.width[i] == 0:
                 out[i] = [0.0] * self.T
         return out
+
+
+def turns(r, n, width):
+    """A row's mask where policy and environment take turns; now and then the environment has the first or the last word."""
+    most, kind, mask = r.choice([1, 2, 4, 12]), int(r.random() > 0.05), []
+    while len(mask) < n:
+        mask += [kind] * r.randint(1, most)
+        kind = 1 - kind
+    mask = mask[:n]
+    if mask and r.random() > 0.1:
+        mask[-1] = 1
+    return mask + [0] * (width - n)
 
 
 def num(r, lo, hi):
@@ -240,6 +255,52 @@ EXTRA = dict(gae=extra_gae, grpo_passk=extra_passk, reinforce_plus_plus=extra_ga
              optimal_token_baseline=extra_otb, tir_optimal_token_baseline=extra_otb)
 for _name in GROUPED + ["gae", "reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"]:
     FUNCTIONS[f"advantage {_name}"] = advantage(_name)
+
+
+class Rows:
+    """Stands in for DataProto."""
+
+    def __init__(self, batch, uid):
+        self.batch, self.non_tensor_batch = batch, {"uid": uid}
+
+    def __len__(self):
+        return len(self.non_tensor_batch["uid"])
+
+    def select_idxs(self, rows):
+        return Rows({k: v[rows] for k, v in self.batch.items()}, self.non_tensor_batch["uid"][rows])
+
+
+def grpo_of(data, norm_adv_by_std_in_grpo, **_):
+    """verl.trainer.ppo.ray_trainer.compute_advantage of grpo (the module needs Ray)."""
+    b = data.batch
+    b["advantages"], b["returns"] = ca.compute_grpo_outcome_advantage(
+        token_level_rewards=b["token_level_rewards"], response_mask=b["response_mask"], index=data.non_tensor_batch["uid"],
+        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo)
+    return data
+
+
+@function("advantage grpo, several samples an episode")
+def sessions(r):
+    b, flag = Batch(r), r.random() < 0.5
+    rewards, order, key = b.rewards(), sorted(range(b.B), key=lambda i: b.uid[i]), {}
+    session = 0
+    for at, i in enumerate(order):  # neighbours of one prompt
+        if at and (b.uid[i] != b.uid[order[at - 1]] or r.random() < 0.5):
+            session += 1
+        key[i] = session
+    sort = lambda x: [x[i] for i in order]  # noqa: E731
+    b.uid, b.mask, b.width, rewards = sort(b.uid), sort(b.mask), sort(b.width), sort(rewards)
+    session = [key[i] for i in order]
+    q = dict(op="advantage", estimator="grpo", token_level_rewards=b.rows(rewards), response_mask=b.rows(b.mask),
+             uid=[f"u{u}" for u in b.uid], session=session, norm_adv_by_std_in_grpo=flag)
+
+    def verl():
+        data = Rows(dict(token_level_rewards=T(rewards), response_mask=b.m()), np.array(q["uid"], dtype=object))
+        keys = [f"{u}_{s}_{session[:i].count(s)}" for i, (u, s) in enumerate(zip(q["uid"], session))]
+        v1.compute_advantage_for_multi_trajectories(data, keys, "grpo", norm_adv_by_std_in_grpo=flag)
+        return dict(advantages=b.rows(data.batch["advantages"]), returns=b.rows(data.batch["returns"]))
+
+    return q, verl
 
 
 # ---- losses ----
@@ -765,8 +826,21 @@ def sample(path):
     print(f"{path}: {len(lines)} batches of {len(FUNCTIONS)} functions, {path.stat().st_size / 1024:.0f} KiB")
 
 
+def load_v1(directory):
+    """verl.trainer.ppo.v1.utils without its package, which needs Ray, vLLM's clients and PIL."""
+    stand_ins = {"": dict(__path__=[str(directory)]), ".replay_buffer": dict(DAPO_FILTERED_REWARD_COUNTS_KEY="")}
+    for name, content in stand_ins.items():
+        module = types.ModuleType("verl.trainer.ppo.v1" + name)
+        vars(module).update(content)
+        sys.modules[module.__name__] = module
+    trainer = types.ModuleType("verl.trainer.ppo.ray_trainer")
+    trainer.compute_advantage = grpo_of
+    sys.modules[trainer.__name__] = trainer
+    return importlib.import_module("verl.trainer.ppo.v1.utils")
+
+
 def main():
-    global ca, rch, config, config_actor, balancing
+    global ca, rch, config, config_actor, balancing, v1
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--verl", help="an unpacked verl wheel, if verl is not installed")
     p.add_argument("--verlc", help="compare this program's answers instead of writing the fixture")
@@ -780,6 +854,7 @@ def main():
     from verl.trainer.ppo import rollout_corr_helper as rch
     from verl.utils import seqlen_balancing as balancing
     from verl.workers.config import actor as config_actor
+    v1 = load_v1(Path(ca.__file__).parent / "v1")
 
     balancing.tu.index_select_tensor_dict = lambda batch, rows: rows  # which rows is what is compared
 

@@ -84,9 +84,9 @@ static struct stats group_stats(const struct algo__groups *g, int64_t k, const d
 
 /* s := (s - mean) / (std + eps), or s - mean; the heart of GRPO (arXiv 2402.03300)
  * and of Dr.GRPO (arXiv 2503.20783). */
-static void normalise_groups(const struct algo_adv_args *a, double *s, bool by_std) {
+static void normalise_groups(int64_t n, const int64_t *group, double *s, bool by_std) {
     struct algo__groups g;
-    algo__groups_init(&g, a->r->n, a->group);
+    algo__groups_init(&g, n, group);
     for (int64_t k = 0; k < g.n; k++) {
         const struct stats st = group_stats(&g, k, s);
         for (int64_t j = g.first[k]; j < g.first[k + 1]; j++) {
@@ -97,11 +97,44 @@ static void normalise_groups(const struct algo_adv_args *a, double *s, bool by_s
     algo__groups_free(&g);
 }
 
-static int grpo(const struct algo_adv_args *a, double *adv, double *ret) {
+static int grpo_of_rows(const struct algo_adv_args *a, double *adv, double *ret) {
     double *s = row_scores(a);
-    normalise_groups(a, s, a->norm_by_std);
+    normalise_groups(a->r->n, a->group, s, a->norm_by_std);
     spread(a->r, s, adv, ret);
     free(s);
+    return 0;
+}
+
+void algo_session_finals(int64_t n, const int64_t *session, int64_t *final) {
+    for (int64_t i = 0; i < n; i++) final[i] = i;
+    if (!session) return;
+    struct algo__groups g;
+    algo__groups_init(&g, n, session);
+    for (int64_t k = 0; k < g.n; k++)
+        for (int64_t j = g.first[k]; j < g.first[k + 1]; j++) final[g.row[j]] = g.row[g.first[k + 1] - 1];
+    algo__groups_free(&g);
+}
+
+/* Of the final output of each session alone; its advantage is that of all outputs of the session, and 0 where it has no valid token
+ * (verl's trainer/ppo/v1/utils.py compute_advantage_for_multi_trajectories, which grpo alone has). */
+static int grpo(const struct algo_adv_args *a, double *adv, double *ret) {
+    if (!a->session) return grpo_of_rows(a, adv, ret);
+    const int64_t n = a->r->n;
+    double *s = row_scores(a), *of = xcalloc((size_t)n + 1, sizeof *of);
+    int64_t *final = xmalloc((size_t)(3 * n + 1) * sizeof *final), *group = final + n, *at = group + n, k = 0;
+    algo_session_finals(n, a->session, final);
+    for (int64_t i = 0; i < n; i++) {
+        if (final[i] != i) continue;
+        group[k] = a->group[i];
+        of[k] = s[i];
+        at[i] = k++;
+    }
+    normalise_groups(k, group, of, a->norm_by_std);
+    for (int64_t i = 0; i < n; i++) s[i] = algo__row_valid(a->r, final[i]) > 0 ? of[at[final[i]]] : 0;
+    spread(a->r, s, adv, ret);
+    free(s);
+    free(of);
+    free(final);
     return 0;
 }
 
@@ -113,7 +146,7 @@ static int gdpo(const struct algo_adv_args *a, double *adv, double *ret) {
     for (int64_t k = 0; k < n_comp; k++) {
         double *s = row_scores(a);
         if (a->n_components) memcpy(s, a->components + k * r->n, (size_t)r->n * sizeof *s);
-        normalise_groups(a, s, a->norm_by_std);
+        normalise_groups(r->n, a->group, s, a->norm_by_std);
         const double w = a->component_weights ? a->component_weights[k] : 1;
         for (int64_t i = 0; i < r->n; i++) total[i] += w * s[i];
         free(s);
@@ -159,7 +192,7 @@ done:
 /* REINFORCE++ with a group-mean baseline (arXiv 2501.03262). */
 static int reinforce_pp_baseline(const struct algo_adv_args *a, double *adv, double *ret) {
     double *s = row_scores(a);
-    normalise_groups(a, s, false);
+    normalise_groups(a->r->n, a->group, s, false);
     spread(a->r, s, adv, ret);
     free(s);
     TRY(whiten(a->r, adv, true));
@@ -216,7 +249,7 @@ static int gpg(const struct algo_adv_args *a, double *adv, double *ret) {
     int64_t n_nonzero = 0;
     for (int64_t i = 0; i < a->r->n; i++) n_nonzero += s[i] != 0;
     const double alpha = (double)a->r->n / (double)(n_nonzero > 1 ? n_nonzero : 1);
-    normalise_groups(a, s, false);
+    normalise_groups(a->r->n, a->group, s, false);
     for (int64_t i = 0; i < a->r->n; i++) s[i] *= alpha;
     spread(a->r, s, adv, ret);
     free(s);
@@ -260,7 +293,7 @@ static int remax(const struct algo_adv_args *a, double *adv, double *ret) {
 static const struct algo_adv_entry estimators[] = {
     ROW("gae", ALGO_NEEDS_VALUES, gae),
     ROW("grpo", ALGO_NEEDS_GROUP, grpo),
-    ROW("grpo_vectorized", ALGO_NEEDS_GROUP, grpo), /* the same numbers since verl 0.9.1 */
+    ROW("grpo_vectorized", ALGO_NEEDS_GROUP, grpo_of_rows), /* the same numbers since verl 0.9.1, but for sessions */
     ROW("grpo_passk", ALGO_NEEDS_GROUP, grpo_passk),
     ROW("gdpo", ALGO_NEEDS_GROUP, gdpo),
     ROW("reinforce_plus_plus", 0, reinforce_pp),

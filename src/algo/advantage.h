@@ -16,6 +16,7 @@ struct algo_adv_args {
     const struct algo_ragged *r;
     const double *rewards;          /* token_level_rewards, per token */
     const int64_t *group;           /* per sample: equal numbers are samples of one prompt (uid) */
+    const int64_t *session;         /* per sample: equal numbers are outputs of one episode, in order; NULL: each is an episode */
     const double *values;           /* per token */
     const double *reward_baselines; /* per sample (remax) */
     const double *old_logp;         /* per token (optimal token baselines) */
@@ -39,6 +40,8 @@ struct algo_adv_entry {
 };
 struct algo_adv_args algo_adv_defaults(void);                 /* verl's defaults: gamma = lam = 1, flags true */
 const struct algo_adv_entry *algo_adv_find(const char *name); /* NULL: unknown, message lists the names */
+/* final[i]: the last of the samples 0 .. n - 1 with the session of sample i; session NULL: i. */
+void algo_session_finals(int64_t n, const int64_t *session, int64_t *final);
 /* adv and ret are per token, over the range of a->r.  ERR_INVAL: an input is
  * missing; ERR_INPUT: the estimator is undefined on this batch (it says why). */
 int algo_advantage(const struct algo_adv_entry *e, const struct algo_adv_args *a, double *adv, double *ret);

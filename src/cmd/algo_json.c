@@ -205,13 +205,14 @@ static int read_samples(struct request *q, const char *key, const json_t *v, dou
     return 0;
 }
 
-/* uid: any JSON scalars; equal ones are one group. */
-static int read_groups(struct request *q, const int64_t **out) {
-    const json_t *v = find(q, "uid");
-    if (!v) v = find(q, "index");
+/* uid, session: any JSON scalars; equal ones are one group. */
+static int read_groups(struct request *q, const char *key, const char *alias, const int64_t **out) {
+    const json_t *v = find(q, key);
+    if (!v && alias) v = find(q, alias);
     if (!v) return 0;
     if (!json_is_array(v) || (int64_t)json_array_size(v) != q->r.n)
-        FAIL(ERR_FORMAT, "%s: \"uid\" is not an array with one entry for each of the %lld samples", q->where, (long long)q->r.n);
+        FAIL(ERR_FORMAT, "%s: \"%s\" is not an array with one entry for each of the %lld samples", q->where, key,
+             (long long)q->r.n);
     int64_t *id = own(q, (size_t)q->r.n, sizeof *id);
     struct map seen = {0};
     for (int64_t i = 0; i < q->r.n; i++) {
@@ -363,7 +364,8 @@ static int op_advantage(struct request *q, json_t *out) {
     TRY(read_tokens(q, "old_log_probs", "old_log_prob", false, &a.old_logp));
     TRY(read_tokens(q, "sum_pi_squared", NULL, false, &a.sum_pi_squared));
     TRY(read_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
-    TRY(read_groups(q, &a.group));
+    TRY(read_groups(q, "uid", "index", &a.group));
+    TRY(read_groups(q, "session", NULL, &a.session));
     TRY(read_components(q, &a));
     TRY(read_f64(q, "gamma", &a.gamma));
     TRY(read_f64(q, "lam", &a.lam));

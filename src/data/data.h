@@ -88,6 +88,10 @@ struct segment {
 };
 int64_t batch_n_segments(const struct batch *b, int64_t row);
 struct segment batch_segment(const struct batch *b, int64_t row, int64_t k); /* 0 <= k < batch_n_segments */
+/* An episode may give several samples (its context rewritten, sub-agents): a batch with such episodes has the column BATCH_SESSION
+ * (i64): rows of one number are the outputs of one episode, in order. Rows of a session are neighbours; the last one is scored, and
+ * its score is that of all. Without the column each row is an episode. */
+#define BATCH_SESSION "session"
 /* verl's response_mask: 1 for a token that the policy wrote, else 0; (tokens of responses). */
 void batch_policy_mask(const struct batch *b, uint8_t *mask);
 

@@ -13,7 +13,7 @@
  *           versions, prompt_number, place, prompt_bytes, segments)
  *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
- *           advantage: of the first token; advantages NULL: of every token
+ *           advantage: of the policy's first token; advantages NULL: of every token
  *           token_bytes: little-endian uint16, bytes of response that came with each token: 0 for a special token or a part of a
  *           character, whose bytes come with its last part; their sum is response's length; prompt_bytes: the same of prompt
  *           segments: little-endian int32 pairs, tokens and kind (0: the policy wrote them, 1: an environment, whose tokens have

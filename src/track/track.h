@@ -60,7 +60,7 @@ struct track_sample {
     const int32_t *segments;                      /* (n_segments, 2): tokens and kind (data.h); NULL: one, of the policy */
     int64_t n_segments;
     int64_t prompt_number, place; /* fully asynchronous: of the prompt in the order of the data and in the step; else -1 */
-    double score, advantage;      /* NaN: none; advantage: of the first token */
+    double score, advantage;      /* NaN: none; advantage: of the policy's first token */
     const char *reward_status;    /* "score", "timeout", "crash", "unparsed", ... */
     const char *reward_message;   /* why there is no score; NULL: there is one */
     const json_t *extra;          /* reward extra info, object or NULL */

@@ -96,11 +96,13 @@ static int estimate(const struct ppo_algorithm_config *k, struct batch *b, const
     TRY(ppo_add_f64(b, "advantages", "responses", &adv));
     TRY(ppo_add_f64(b, "returns", "responses", &ret));
     TRY(batch_get(b, "group", BATCH_I64, &group));
+    const struct batch_col *session = batch_find(b, BATCH_SESSION);
     TRY(components(k, b, &comp));
     struct algo_adv_args a = algo_adv_defaults();
     a.r = r;
     a.rewards = ppo_column(b, "token_level_rewards");
     a.group = group->i64;
+    a.session = session ? session->i64 : NULL;
     a.values = ppo_column(b, "values");
     a.reward_baselines = ppo_column(b, "reward_baselines");
     a.old_logp = ppo_column(b, "old_log_probs");

@@ -333,6 +333,15 @@ static int64_t number_of(const struct batch *b, const char *name, int64_t i) {
     return c ? c->i64[i] : -1;
 }
 
+/* That of the first token that the policy wrote; NaN: it wrote none. */
+static double first_advantage(const struct batch *b, const struct batch_col *adv, int64_t i) {
+    for (int64_t k = 0; k < batch_n_segments(b, i); k++) {
+        const struct segment x = batch_segment(b, i, k);
+        if (x.kind == SEGMENT_POLICY && x.n > 0) return adv->f64[adv->off[i] + x.begin];
+    }
+    return NAN;
+}
+
 static struct track_sample sample_of(const struct stage *s, const struct batch *b, int64_t i) {
     const struct batch_col *prompts = batch_find(b, "prompts"), *resp = batch_find(b, "responses"),
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
@@ -353,7 +362,7 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .n = batch_len(resp, i),
         .logp = batch_find(b, "rollout_log_probs")->f32 + resp->off[i],
         .score = batch_find(b, "score")->f64[i],
-        .advantage = adv ? adv->f64[adv->off[i]] : NAN,
+        .advantage = adv ? first_advantage(b, adv, i) : NAN,
         .reward_status = batch_find(b, "reward_status")->str[i],
         .reward_message = message && message->str_len[i] > 0 ? message->str[i] : NULL,
         .extra = batch_find(b, "reward_extra_info")->json[i],

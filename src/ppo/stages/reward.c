@@ -4,6 +4,7 @@
  * Invariant: an error is never a number (DESIGN 8). */
 #include "ppo/stages/generation.h"
 
+#include "algo/advantage.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/err.h"
@@ -405,9 +406,31 @@ static int weigh_sources(const struct ppo_reward_config *k, struct batch *b) {
     return 0;
 }
 
+void ppo_share_scores(struct batch *b) {
+    const struct batch_col *session = batch_find(b, BATCH_SESSION);
+    static const char *const texts[] = {"reward_status", "reward_message"}, *const numbers[] = {"score", "reward_baselines"};
+    const struct batch_col *extra = batch_find(b, "reward_extra_info");
+    if (!session) return;
+    int64_t *final = xmalloc((size_t)(b->n_rows + 1) * sizeof *final);
+    algo_session_finals(b->n_rows, session->i64, final);
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        if (final[i] == i) continue;
+        for (int k = 0; k < 2; k++) {
+            struct batch_col *text = batch_find(b, texts[k]), *number = batch_find(b, numbers[k]);
+            if (text) batch_set_str(text, i, text->str[final[i]], text->str_len[final[i]]);
+            if (number) number->f64[i] = number->f64[final[i]];
+        }
+        if (!extra) continue;
+        json_decref(extra->json[i]);
+        extra->json[i] = json_incref(extra->json[final[i]]);
+    }
+    free(final);
+}
+
 int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped) {
     double *level;
     *dropped = (struct batch){0};
+    ppo_share_scores(b);
     TRY(drop_errors(s, k, b, dropped));
     TRY(weigh_sources(k, b));
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
@@ -416,7 +439,7 @@ int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct 
         if (!(fabs(score->f64[i]) <= (double)FLT_MAX)) /* by a weight, or from a program that calls verlc.h */
             FAIL(ERR_NUMERIC, "reward: the score %g of sample %lld is beyond what float32 holds; smaller scores or weights",
                  score->f64[i], (long long)i);
-        level[responses->off[i + 1] - 1] = score->f64[i];
+        if (batch_len(responses, i) > 0) level[responses->off[i + 1] - 1] = score->f64[i]; /* an output may be empty */
     }
     return 0;
 }

@@ -76,7 +76,11 @@ struct score_open_args {
     double deadline_s;
 };
 int ppo_reward_open(struct reward **out, const struct score_open_args *a);
-/* Applies reward.on_error to rows without a score, which replaces b's rows, and reward.source_weights; adds
+/* An episode of several samples (BATCH_SESSION) is scored by its last one: what came of that goes to the others (verl's
+ * trainer/ppo/v1/agent_loop_tq.py). */
+void ppo_share_scores(struct batch *b);
+/* The same first; then applies reward.on_error to rows without a score, which replaces b's
+ * rows, and reward.source_weights; adds
  * token_level_scores (f64 ragged): a sample's score on its last token. *dropped: the rows that b has lost, for the caller. */
 int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct batch *b, struct batch *dropped);
 
@@ -146,7 +150,7 @@ static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
 /* What mini-batches are made of, and what is written of one whose gradient is not finite. */
 #define PPO_MINI_READS                                                                                                        \
     "prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "ref_log_prob", "advantages", "values", "returns", \
-        "uid", "score"
+        "uid", "score", BATCH_SEGMENTS
 /* An update's stage, and the mini-batch that is under way. */
 struct ppo_mini {
     const struct stage *s;

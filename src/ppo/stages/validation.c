@@ -4,6 +4,7 @@
  * and verlc's own pass@k, without a bootstrap. */
 #include "ppo/stages/stages.h"
 
+#include "algo/advantage.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
@@ -350,10 +351,15 @@ struct val_rows {
     int64_t n, cap, errors;
 };
 
+/* Of an episode its last sample alone, as verl. */
 static void keep_rows(struct val_rows *out, const struct batch *b) {
+    const struct batch_col *session = batch_find(b, BATCH_SESSION);
+    int64_t *final = xmalloc((size_t)(b->n_rows + 1) * sizeof *final);
+    algo_session_finals(b->n_rows, session ? session->i64 : NULL, final);
     const struct batch_col *uid = batch_find(b, "uid"), *score = batch_find(b, "score"), *source = batch_find(b, "data_source"),
                            *extra = batch_find(b, "reward_extra_info");
     for (int64_t i = 0; i < b->n_rows; i++) {
+        if (final[i] != i) continue;
         if (isnan(score->f64[i])) { /* an error is never a number */
             out->errors++;
             continue;
@@ -364,6 +370,7 @@ static void keep_rows(struct val_rows *out, const struct batch *b) {
         xgrow((void **)&out->v, &out->cap, out->n + 1, sizeof *out->v);
         out->v[out->n++] = (struct val_row){xstrdup(source->str[i]), uid->i64[i], score->f64[i], info};
     }
+    free(final);
 }
 
 int ppo_validate(const struct stage *s, const struct generation *g, const struct rl_dataset *data, int64_t shown,
@@ -383,6 +390,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
         rc = ppo_generate(s, g, &a, &out);
         batch_free(&prompts);
         if (rc < 0) break;
+        ppo_share_scores(&out);
         keep_rows(&rows, &out);
         ppo_record(s, g->tok, &out, &g->rollout->val, true);
         if (whole.n_rows == 0) {
