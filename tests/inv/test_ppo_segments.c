@@ -10,7 +10,7 @@
 
 #include <sqlite3.h>
 
-enum { MAX_LEN = 32, WIDTH = 16, ROWS = 6, PROMPT = 4, VOCAB = 100 };
+enum { MAX_LEN = 32, WIDTH = 16, ROWS = 6, PROMPT = 4, VOCAB = 100, TOPK = 3 };
 
 struct rig {
     struct ppo_config k;
@@ -180,70 +180,163 @@ static void estimators_like_verl(void **state) {
     rig_close(&r);
 }
 
+/* ---- episodes of several samples ---- */
+
+/* Rows 0 and 1 are of one episode, 3, 4 and 5 of another; the last of each is scored. The advantages by hand. */
+static void episodes_have_one_score(void **state) {
+    (void)state;
+    static const int64_t session[ROWS] = {7, 7, 2, 5, 5, 5};
+    struct rig r;
+    struct batch b, dropped;
+    uint8_t mask[ROWS * WIDTH];
+    for (int lost = 0; lost < 2; lost++) {
+        rig_open(&r);
+        make_batch(&r, &b);
+        mask_by_hand(&r, &b, mask);
+        add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
+        batch_drop(&b, "token_level_scores");
+        batch_drop(&b, "reward_baselines");
+        OK(batch_add(&b, BATCH_SESSION, BATCH_I64, NULL, session, NULL));
+        OK(batch_add(&b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL));
+        double *const score = ppo_column(&b, "score");
+        for (int64_t i = 0; i < ROWS; i++) score[i] = i == 1 ? 3 : i == 2 ? 1 : i == 5 && !lost ? 0.5 : NAN;
+        json_decref(batch_find(&b, "reward_extra_info")->json[1]);
+        batch_find(&b, "reward_extra_info")->json[1] = json_pack("{s:b}", "acc", 1);
+        OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
+        assert_int_equal(b.n_rows, lost ? 3 : ROWS); /* an episode without a score goes as a whole */
+        assert_int_equal(dropped.n_rows, lost ? 3 : 0);
+        assert_true(json_is_true(json_object_get(batch_find(&b, "reward_extra_info")->json[0], "acc")));
+        r.k.algorithm.adv = algo_adv_find("grpo");
+        OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
+        const struct batch_col *adv = batch_find(&b, "advantages"), *level = batch_find(&b, "token_level_scores");
+        for (int64_t i = 0; i < b.n_rows; i++)
+            for (int64_t t = adv->off[i]; t < adv->off[i + 1]; t++) {
+                /* of the scores 3 and 1; of one alone in its group its score */
+                const double want = !mask[t] ? 0 : i < 2 ? 1 / sqrt(2) : i == 2 ? -1 / sqrt(2) : 0.5;
+                if (fabs(adv->f64[t] - want) > 1e-5)
+                    fail_msg("row %lld: an advantage of %g, not %g", (long long)i, adv->f64[t], want);
+            }
+        assert_true(level->f64[level->off[1] - 1] == 3 && level->f64[level->off[2] - 1] == 3);
+        batch_free(&dropped);
+        batch_free(&b);
+        rig_close(&r);
+    }
+}
+
 /* ---- losses ---- */
 
-static void open_actor(struct rig *r) {
+/* What a step is of. */
+enum how { KL_LOSS, KL_REWARD, DISTILL_ESTIMATOR, DISTILL_LISTS, CRITIC, N_HOW };
+
+static enum verlc_role trained(enum how how) { return how == CRITIC ? VERLC_CRITIC : VERLC_ACTOR; }
+
+static void configure(struct ppo_config *k, enum how how) {
+    k->algorithm.adv = algo_adv_find("gae");
+    k->actor.use_kl_loss = how == KL_LOSS;
+    k->algorithm.use_kl_in_reward = how == KL_REWARD;
+    k->critic = (struct ppo_critic_config){.optim = k->actor.optim,
+                                           .cliprange = 0.5,
+                                           .mini_batch_size = 2,
+                                           .epochs = 1,
+                                           .update_cut = {.max_seqs = 2},
+                                           .agg_mode = k->actor.agg_mode};
+    if (how == DISTILL_ESTIMATOR || how == DISTILL_LISTS) {
+        k->distill = (struct ppo_distill_config){.enable = true, .topk = TOPK, .use_task_rewards = true, .coef = 0.5};
+        OK(algo_distill_find(&k->distill.loss, how == DISTILL_LISTS ? "forward_kl_topk" : "k3"));
+    }
+    ppo_config_sizes(k);
+}
+
+static void open_model(struct rig *r, enum verlc_role role) {
     struct ppo_worker *w = &r->w;
     OK(dev_open_cpu(&w->base.dev, 1, NULL));
     char *model = case_path("qwen2", "");
     const struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
+    if (role == VERLC_CRITIC) OK(model_open_value(&w->model[role], &w->base.dev, &m, 7));
+    else OK(model_open(&w->model[role], &w->base.dev, &m));
     free(model);
     const struct trained_model_args a = {.dev = &w->base.dev,
-                                         .model = w->model[VERLC_ACTOR],
+                                         .model = w->model[role],
                                          .train = true,
                                          .keep = MODEL_KEEP_LAYER,
                                          .max_rows = ROWS * MAX_LEN,
-                                         .max_seqs = ROWS};
-    OK(trained_model_create(&w->base.role[VERLC_ACTOR].model, &a));
+                                         .max_seqs = ROWS,
+                                         .list = memory_plan_distill_list(&r->k.distill)};
+    OK(trained_model_create(&w->base.role[role].model, &a));
     w->k = &r->k;
+    w->base.vocab = w->model[role]->cfg.vocab;
     worker_open_local(&w->base, NULL);
-    const struct worker_role role = {w->base.role[VERLC_ACTOR].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
-    worker_set_role(&w->base, VERLC_ACTOR, &role);
+    const struct worker_role x = {w->base.role[role].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
+    worker_set_role(&w->base, (int)role, &x);
 }
 
-static void close_actor(struct rig *r) {
-    trained_model_destroy(r->w.base.role[VERLC_ACTOR].model);
-    model_close(r->w.model[VERLC_ACTOR]);
+static void close_model(struct rig *r, enum verlc_role role) {
+    trained_model_destroy(r->w.base.role[role].model);
+    model_close(r->w.model[role]);
     dev_close(&r->w.base.dev);
+}
+
+/* What a teacher would say. */
+static void add_teacher(const struct rig *r, struct batch *b) {
+    const int64_t list = memory_plan_distill_list(&r->k.distill), per = list > 0 ? list : 1;
+    if (!r->k.distill.enable) return;
+    OK(ppo_add_like(b, "teacher_logprobs", BATCH_F32, "responses", per, NULL));
+    if (list > 0) OK(ppo_add_like(b, "teacher_ids", BATCH_I32, "responses", per, NULL));
+    const struct batch_col *logp = batch_find(b, "teacher_logprobs"), *id = batch_find(b, "teacher_ids");
+    for (int64_t t = 0; t < logp->off[ROWS]; t++) {
+        logp->f32[t] = -1.5f - 0.25f * (float)(t % 7);
+        if (id) id->i32[t] = (int32_t)((t * 11) % VOCAB);
+    }
 }
 
 enum change { NOTHING, ENVIRONMENT, POLICY };
 
-/* A step; what: whose log-probs, reference and versions are changed. logp: of all tokens by the new weights. */
-static void step(enum change what, bool kl_loss, struct metrics *m, float *logp, int64_t *n) {
+/* Other numbers at the tokens of one side. */
+static void change(struct batch *b, enum change what, const uint8_t *mask) {
+    const struct batch_col *teacher = batch_find(b, "teacher_logprobs"), *id = batch_find(b, "teacher_ids");
+    const int64_t n = batch_find(b, "responses")->off[ROWS], per = teacher ? teacher->off[ROWS] / n : 0;
+    for (int64_t t = 0; t < n && what != NOTHING; t++) {
+        if (mask[t] != (what == POLICY)) continue;
+        batch_find(b, "rollout_log_probs")->f32[t] = -7;
+        batch_find(b, "param_versions")->i32[t] = -3;
+        batch_find(b, "ref_log_prob")->f64[t] = -9;
+        batch_find(b, "values")->f64[t] = 5;
+        for (int64_t k = t * per; k < (t + 1) * per; k++) {
+            teacher->f32[k] = -11;
+            if (id) id->i32[k] = (int32_t)(k % 5);
+        }
+    }
+}
+
+/* A step; what: whose log-probs, reference, versions, values and teacher are changed. after: the log-probs of all tokens, or their
+ * values, by the new weights. */
+static void step(enum change what, enum how how, struct metrics *m, float *after, int64_t *n) {
     struct rig r;
     struct batch b;
     struct packed_seq *seqs;
     uint8_t mask[ROWS * WIDTH];
     rig_open(&r);
-    open_actor(&r);
-    r.k.algorithm.adv = algo_adv_find("gae");
-    r.k.actor.use_kl_loss = kl_loss;
-    r.k.algorithm.use_kl_in_reward = !kl_loss;
+    configure(&r.k, how);
+    open_model(&r, trained(how));
     r.k.schedule = r.stage.schedule = PPO_ONE_STEP_OFF;
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);
+    add_teacher(&r, &b);
     *n = batch_find(&b, "responses")->off[ROWS];
-    for (int64_t t = 0; t < *n && what != NOTHING; t++) {
-        if (mask[t] != (what == POLICY)) continue;
-        batch_find(&b, "rollout_log_probs")->f32[t] = -7;
-        batch_find(&b, "param_versions")->i32[t] = -3;
-        batch_find(&b, "ref_log_prob")->f64[t] = -9;
-        batch_find(&b, "values")->f64[t] = 5;
-    }
-    OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b)); /* a pass where the versions are not the policy's */
+    change(&b, what, mask);
+    if (how == CRITIC) add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
+    else OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b)); /* a pass where the versions are not the policy's */
     OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
-    OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
+    OK(worker_local.update(&r.w.base, how == CRITIC ? &ppo_update_critic : &ppo_update_actor, &r.run, &b));
     OK(ppo_data_metrics(&r.stage, &r.k.data, &b));
     OK(ppo_sequences(&b, &seqs));
-    OK(trained_model_forward(r.w.base.role[VERLC_ACTOR].model, seqs, ROWS, r.k.rollout.logp_cut, 1,
-                             (struct forward_out){.logp = logp}));
+    OK(trained_model_forward(r.w.base.role[trained(how)].model, seqs, ROWS, r.k.rollout.logp_cut, 1,
+                             (struct forward_out){.logp = how == CRITIC ? NULL : after, .value = how == CRITIC ? after : NULL}));
     *m = r.run.metrics;
     r.run.metrics = (struct metrics){0};
     free(seqs);
     batch_free(&b);
-    close_actor(&r);
+    close_model(&r, trained(how));
     rig_close(&r);
 }
 
@@ -263,12 +356,12 @@ static int64_t differing(const struct metrics *a, const struct metrics *b, bool 
 
 static void environment_is_context_alone(void **state) {
     (void)state;
-    for (int kl_loss = 0; kl_loss < 2; kl_loss++) {
+    for (int how = 0; how < N_HOW; how++) {
         struct metrics m[3];
         float logp[3][ROWS * WIDTH];
         int64_t n;
         double v;
-        for (int k = 0; k < 3; k++) step((enum change)k, kl_loss, &m[k], logp[k], &n);
+        for (int k = 0; k < 3; k++) step((enum change)k, (enum how)how, &m[k], logp[k], &n);
         assert_int_equal(differing(&m[NOTHING], &m[ENVIRONMENT], true), 0);
         assert_memory_equal(logp[NOTHING], logp[ENVIRONMENT], (size_t)n * sizeof(float));
         assert_true(differing(&m[NOTHING], &m[POLICY], false) > 5); /* the comparison is one that fails */
@@ -334,7 +427,7 @@ static void recorded_in_run_db(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(environment_is_context_alone),
-                                       cmocka_unit_test(recorded_in_run_db)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(episodes_have_one_score),
+                                       cmocka_unit_test(environment_is_context_alone), cmocka_unit_test(recorded_in_run_db)};
     return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
 }
