@@ -10,7 +10,7 @@
  *   metrics(step, name, value)       one row a metric; NULL: not a number
  *   samples(id, step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status,
  *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes,
- *           versions, prompt_number, place, prompt_bytes, segments)
+ *           versions, prompt_number, place, prompt_bytes, segments, episode)
  *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
  *           advantage: of the policy's first token; advantages NULL: of every token
@@ -18,6 +18,8 @@
  *           character, whose bytes come with its last part; their sum is response's length; prompt_bytes: the same of prompt
  *           segments: little-endian int32 pairs, tokens and kind (0: the policy wrote them, 1: an environment, whose tokens have
  *           logp 0 and are not trained) of each segment of the response, in order; NULL: one segment of the policy
+ *           episode: JSON of a conversation of several turns: {turns, end, reason, malformed, dropped, calls: [{segment, name,
+ *           arguments, result, status, seconds, reward, truncated}]}; NULL in runs without such
  *           reward_message: why there is no score, NULL where there is one
  *           rows of a step without metrics are of a step that is being made
  *   histograms(step, validation, name, lo, hi, counts)
@@ -65,7 +67,7 @@ static const char *const added[][2] = {/* columns of samples that format 1 lacks
                                        {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
                                        {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
                                        {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"},
-                                       {"segments", "BLOB"}};
+                                       {"segments", "BLOB"},         {"episode", "TEXT"}};
 
 /* What a step's histograms count: training's samples, then validation's. */
 struct values {
@@ -230,8 +232,8 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
                 " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
-                " token_bytes, versions, prompt_number, place, prompt_bytes, segments)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " token_bytes, versions, prompt_number, place, prompt_bytes, segments, episode)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_meta, "INSERT OR REPLACE INTO meta VALUES(?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
@@ -374,8 +376,12 @@ static int64_t sample_bytes(const struct track_sample *s) {
 static int db_sample(void *v, const struct track_sample *s) {
     struct db_ctx *c = v;
     sqlite3_stmt *st = c->put_sample;
-    struct buf extra = {0}, runs = {0};
-    if (!has_room(c, sample_bytes(s), true)) return 0;
+    struct buf extra = {0}, runs = {0}, episode = {0};
+    if (s->episode) TRY(json_dump_line(&episode, s->episode));
+    if (!has_room(c, sample_bytes(s) + (int64_t)episode.n, true)) {
+        buf_free(&episode);
+        return 0;
+    }
     if (s->extra) TRY(json_dump_line(&extra, s->extra));
     sqlite3_bind_int64(st, 1, s->step);
     sqlite3_bind_int(st, 2, s->validation);
@@ -406,8 +412,10 @@ static int db_sample(void *v, const struct track_sample *s) {
     if (s->versions && s->place >= 0) sqlite3_bind_int64(st, 24, s->place);
     sqlite3_bind_blob64(st, 25, s->prompt_bytes, (sqlite3_uint64)s->n_prompt * 2, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 26, s->segments, (sqlite3_uint64)s->n_segments * 8, SQLITE_STATIC);
+    sqlite3_bind_text64(st, 27, episode.p, (sqlite3_uint64)episode.n, SQLITE_STATIC, SQLITE_UTF8);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
+    buf_free(&episode);
     buf_free(&runs);
     see(&c->seen[s->validation][SCORE], s->score);
     see(&c->seen[s->validation][LENGTH], (double)s->n);
