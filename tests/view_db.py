@@ -86,7 +86,27 @@ def prompt_of(uid):
     return "".join(w for _, w in parts), ids, array.array("H", [len(w.encode()) for _, w in parts]).tobytes()
 
 
-def sample(i, group, tokens, rng):
+def conversation(n, rng):
+    """n tokens as a conversation with tools: segments as run.db has them, the record of the episode."""
+    rounds = rng.randint(0, 3)
+    cuts = sorted(rng.sample(range(1, n), min(n - 1, 2 * rounds))) if rounds else []
+    pairs = [(b - a, k % 2) for k, (a, b) in enumerate(zip([0] + cuts, cuts + [n]))]
+    calls = []
+    for k in range(0, len(pairs) - 1, 2):
+        for _ in range(rng.choice([1, 1, 2])):
+            status = rng.choice(["ok"] * 6 + ["error", "timeout", "arguments", "unknown"])
+            calls.append({"segment": k, "name": rng.choice(["calculator", "calculator", "search"]), "status": status,
+                          "arguments": json.dumps({"expression": f"{rng.randrange(99)} * 7"}),
+                          "result": "42" if status == "ok" else "Error: <b>no</b>", "seconds": rng.random(),
+                          "truncated": rng.random() < 0.2, **({"reward": 0.5} if rng.random() < 0.3 else {})})
+    end = rng.choice(["stop"] * 5 + ["length", "max_assistant_turns", "refused"])
+    episode = {"turns": len(pairs) + 1, "end": end, "malformed": int(rng.random() < 0.1), "dropped": 0, "calls": calls}
+    if end == "refused":
+        episode["reason"] = "the template's render is no continuation"
+    return array.array("i", [v for pair in pairs for v in pair]).tobytes(), json.dumps(episode)
+
+
+def sample(i, group, tokens, rng, agents=False):
     """One row of the table samples, without its step."""
     uid, index = divmod(i, group)
     n = max(4, min(tokens * 3, int(rng.gauss(tokens, tokens / 3))))
@@ -123,10 +143,11 @@ def sample(i, group, tokens, rng):
         None if score is not None else "the scorer took longer than 30 s",
         array.array("H", [len(w.encode()) for w in words]).tobytes(),
         prompt_bytes,
+        *(conversation(n, rng) if agents else (None, None)),
     )
 
 
-def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo", seed=0, lr=1e-6):
+def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo", seed=0, lr=1e-6, agents=False):
     rng = random.Random(seed)
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -193,11 +214,13 @@ def make(directory, steps, samples, group=8, tokens=48, ended=True, name="grpo",
         )
     columns = (
         "validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status, finish, "
-        "prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes, prompt_bytes"
+        "prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes, prompt_bytes, "
+        "segments, episode"
     )
     db.execute(f"CREATE TEMP TABLE one AS SELECT {columns} FROM samples WHERE 0")
     db.executemany(
-        f"INSERT INTO one({columns}) VALUES({', '.join('?' * 21)})", (sample(i, group, tokens, rng) for i in range(samples))
+        f"INSERT INTO one({columns}) VALUES({', '.join('?' * 23)})",
+        (sample(i, group, tokens, rng, agents) for i in range(samples)),
     )
     for s in range(1, steps + 1):  # in SQLite alone: the samples of a step are those of the first
         db.execute(f"INSERT INTO samples(step, {columns}) SELECT ?, {columns} FROM one", (s,))
@@ -216,9 +239,10 @@ def main():
     p.add_argument("out")
     for key, value in (("steps", 2000), ("samples", 1024), ("group", 8), ("tokens", 48)):
         p.add_argument(f"--{key}", type=int, default=value)
+    p.add_argument("--agents", action="store_true", help="conversations with tools")
     a = p.parse_args()
     start = time.time()
-    path = make(a.out, a.steps, a.samples, a.group, a.tokens)
+    path = make(a.out, a.steps, a.samples, a.group, a.tokens, agents=a.agents)
     print(f"{path}: {path.stat().st_size / 2**20:.0f} MiB in {time.time() - start:.1f} s", file=sys.stderr)
 
 

@@ -38,13 +38,26 @@ static int parse_colour(const char *name, enum show_colour *by) {
     FAIL(ERR_INVAL, "--color-by %s: expected logp, entropy, advantage or kl", name);
 }
 
+/* "5": so many; "3..": as many or more; "..8", "3..8". */
+static int parse_turns(const char *text, struct run_episode_filter *f) {
+    static const char type[] = "int[1,2^31]";
+    const char *dots = text ? strstr(text, "..") : NULL;
+    if (!text) return 0;
+    char *first = dots ? xstrndup(text, (size_t)(dots - text)) : xstrdup(text);
+    int rc = *first || !dots ? conf_whole("--turns", type, first, &f->min_turns) : 0;
+    if (rc == 0 && dots && dots[2]) rc = conf_whole("--turns", type, dots + 2, &f->max_turns);
+    if (!dots) f->max_turns = f->min_turns;
+    free(first);
+    return rc;
+}
+
 static int open_runs(const char *const *paths, int n, struct run_reader **runs) {
     for (int i = 0; i < n; i++) TRY(run_reader_open(&runs[i], paths[i]));
     return 0;
 }
 
 int cmd_show(int argc, char **argv) {
-    const char *paths[SHOW_MAX_RUNS], *sample = NULL, *by = "logp", *colour = "auto";
+    const char *paths[SHOW_MAX_RUNS], *sample = NULL, *by = "logp", *colour = "auto", *turns = NULL;
     struct show_args a = {.step = -1, .uid = -1, .index = -1, .limit = LIMIT};
     int n = 0;
     const struct cmd_opt opts[] = {
@@ -53,6 +66,9 @@ int cmd_show(int argc, char **argv) {
         {"--metric", CMD_STR, &a.metric, "NAME,...", "the curves to draw, of one run or of several over each other"},
         {"--validation", CMD_FLAG, &a.validation, NULL, "the samples of the step's validation"},
         {"--limit", CMD_I64("int[0,2^31]"), &a.limit, "N", "samples in the table (40; 0: all)"},
+        {"--tool", CMD_STR, &a.fits.tool, "NAME", "samples that called this tool"},
+        {"--failed-calls", CMD_FLAG, &a.fits.failed, NULL, "samples with a call of a tool that failed, or was malformed"},
+        {"--turns", CMD_STR, &turns, "N|A..B", "samples of so many turns; A.. and ..B too"},
         {"--color-by", CMD_STR, &by, "WHAT", "tokens by logp, entropy, advantage or kl (to the reference)"},
         {"--color", CMD_STR, &colour, "WHEN", "auto (a terminal, no NO_COLOR; or VERLC_COLOR), always, never"},
         {"--json", CMD_FLAG, &a.json, NULL, "JSON, a line"}};
@@ -73,6 +89,7 @@ int cmd_show(int argc, char **argv) {
     if ((n > 1 || a.metric) && (sample || a.step >= 0))
         FAIL(ERR_INVAL, "show: --step and --sample are of one run, without --metric");
     if (sample) TRY(parse_sample(sample, &a));
+    TRY(parse_turns(turns, &a.fits));
     TRY(parse_colour(by, &a.by));
     TRY(terminal_of_output(&a.term, colour));
     rc = open_runs(paths, n, runs);

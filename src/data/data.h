@@ -92,6 +92,12 @@ struct segment batch_segment(const struct batch *b, int64_t row, int64_t k); /* 
  * (i64): rows of one number are the outputs of one episode, in order. Rows of a session are neighbours; the last one is scored, and
  * its score is that of all. Without the column each row is an episode. */
 #define BATCH_SESSION "session"
+/* The record of an episode with tools, of which BATCH_SEGMENTS has the tokens: a column of JSON objects,
+ *   {"turns": verl's num_turns, "end": "stop|length|max_assistant_turns|max_user_turns|refused|error|timeout", "reason": text or
+ *    absent, "malformed": n, "dropped": n (calls beyond max_parallel_calls), "calls": [{"segment": which of the row's segments
+ *    called, "name", "arguments" (JSON text), "result" (text as appended), "status": "ok|unknown|arguments|error|timeout",
+ *    "seconds": x, "reward": x or absent, "truncated": bool}]}; null: a row without tools. */
+#define BATCH_EPISODE "episode"
 /* verl's response_mask: 1 for a token that the policy wrote, else 0; (tokens of responses). */
 void batch_policy_mask(const struct batch *b, uint8_t *mask);
 

@@ -113,8 +113,8 @@ static int has_column(struct run_reader *r, const char *name) {
 
 static int look(struct run_reader *r) {
     static const char *const needed[] = {"meta", "metrics", "samples"};
-    static const char *const columns[N_COLUMNS] = {"entropy",     "ref_logp", "advantages",   "reward_message",
-                                                   "token_bytes", "versions", "prompt_bytes", "segments"};
+    static const char *const columns[N_COLUMNS] = {"entropy",  "ref_logp",     "advantages", "reward_message", "token_bytes",
+                                                   "versions", "prompt_bytes", "segments",   "episode"};
     sqlite3_stmt *st;
     int rc;
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {

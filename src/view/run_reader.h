@@ -122,6 +122,7 @@ struct run_sample {
     const char *reward_message; /* NULL: none */
     double score, advantage;    /* NaN: none */
     int64_t n_prompt, n;        /* tokens */
+    json_t *episode;            /* of a conversation with tools its record (run_episode.h), an object; else NULL */
     /* below: only where the query is for whole samples */
     struct track_text prompt, response, ground_truth; /* may hold NUL */
     const int32_t *prompt_ids, *ids;

@@ -16,6 +16,7 @@ enum reader__column {
     COLUMN_VERSIONS,
     COLUMN_PROMPT_BYTES,
     COLUMN_SEGMENTS,
+    COLUMN_EPISODE,
     N_COLUMNS
 };
 

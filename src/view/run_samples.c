@@ -30,6 +30,7 @@ enum {
     N_PROMPT,
     N_RESPONSE,
     MESSAGE,
+    EPISODE,
     PROMPT,
     RESPONSE,
     TRUTH,
@@ -53,8 +54,8 @@ static char *query_text(const struct run_reader *r, const struct run_sample_quer
     struct buf b = {0};
     buf_addf(&b,
              "SELECT id, step, validation, uid, sample, data_source, score, advantage, reward_status, finish,"
-             " length(prompt_ids), length(ids), %s",
-             r->has[COLUMN_REWARD_MESSAGE] ? "reward_message" : "NULL");
+             " length(prompt_ids), length(ids), %s, %s",
+             r->has[COLUMN_REWARD_MESSAGE] ? "reward_message" : "NULL", r->has[COLUMN_EPISODE] ? "episode" : "NULL");
     if (q->whole) buf_adds(&b, ", prompt, response, ground_truth, prompt_ids, ids, logp, extra");
     for (size_t i = 0; i < sizeof has / sizeof *has && q->whole; i++) buf_addf(&b, ", %s", r->has[has[i]] ? names[i] : "NULL");
     buf_adds(&b, " FROM samples WHERE ");
@@ -107,6 +108,17 @@ static void take_segments(struct run_sample *s, sqlite3_stmt *st) {
     s->n_segments = 0;
 }
 
+/* A column's JSON object; another value is none. */
+static json_t *object(sqlite3_stmt *st, int column, struct reader__texts *keep) {
+    json_t *v = NULL;
+    if (!reader__is_text(st, column)) return NULL;
+    const struct track_text text = reader__text(st, column, keep);
+    if (json_parse(&v, text.p, text.n, "run.db") < 0) return NULL;
+    if (json_is_object(v)) return v;
+    json_decref(v);
+    return NULL;
+}
+
 static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__texts *keep) {
     s->prompt = reader__text(st, PROMPT, keep);
     s->response = reader__text(st, RESPONSE, keep);
@@ -121,11 +133,7 @@ static void take_whole(struct run_sample *s, sqlite3_stmt *st, struct reader__te
     s->prompt_ends = token_ends(st, PROMPT_BYTES, s->n_prompt, s->prompt.n);
     s->runs = pairs(st, VERSIONS, &s->n_runs);
     take_segments(s, st);
-    const struct track_text extra = reader__text(st, EXTRA, keep);
-    if (json_parse(&s->extra, extra.p, extra.n, "run.db") < 0) s->extra = NULL;
-    if (json_is_object(s->extra)) return;
-    json_decref(s->extra);
-    s->extra = NULL;
+    s->extra = object(st, EXTRA, keep);
 }
 
 const char *run_segment_name(const struct run_sample *s, int64_t k) { return s->segments[2 * k + 1] ? "environment" : "policy"; }
@@ -142,6 +150,7 @@ static void free_whole(struct run_sample *s) {
                                   s->advantages, s->ends, s->prompt_ends, s->runs,    s->segments};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free((void *)(uintptr_t)arrays[i]);
     json_decref(s->extra);
+    json_decref(s->episode);
 }
 
 static int take(sqlite3_stmt *st, const struct run_sample_query *q, int (*each)(void *arg, const struct run_sample *s), void *arg) {
@@ -159,6 +168,7 @@ static int take(sqlite3_stmt *st, const struct run_sample_query *q, int (*each)(
                            .reward_message = reader__is_text(st, MESSAGE) ? reader__text(st, MESSAGE, &keep).p : NULL,
                            .n_prompt = reader__i64(st, N_PROMPT) / 4,
                            .n = reader__i64(st, N_RESPONSE) / 4};
+    s.episode = object(st, EPISODE, &keep);
     if (q->whole) take_whole(&s, st, &keep);
     const int rc = each(arg, &s);
     free_whole(&s);

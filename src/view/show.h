@@ -4,6 +4,7 @@
 #ifndef VERLC_VIEW_SHOW_H
 #define VERLC_VIEW_SHOW_H
 
+#include "view/run_episode.h"
 #include "view/run_reader.h"
 #include "view/terminal.h"
 
@@ -16,7 +17,8 @@ struct show_args {
     int64_t step;       /* -1: the run; of a sample: the last step that has one */
     int64_t uid, index; /* a sample; uid -1: none, index -1: all of the prompt */
     bool validation;
-    int64_t limit; /* samples of a step's table, 0: all */
+    struct run_episode_filter fits; /* of a step's table and a prompt's samples */
+    int64_t limit;                  /* samples of a step's table, 0: all */
     enum show_colour by;
     const char *metric; /* of a comparison: the curves that are drawn, commas between them; NULL: the usual ones */
 };

@@ -1,6 +1,7 @@
 /* show_sample.c - samples in a terminal: prompt, response with its tokens coloured by a number, score, what the scorer said. */
 #include "view/show.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/number.h"
@@ -117,18 +118,79 @@ static void heading(const struct terminal *t, const char *title, const char *mor
     buf_addc(out, '\n');
 }
 
-/* The response below its heading, segments below one each. */
+/* ---- turns: segments below a heading each, with the calls of a policy's and what came of them below ---- */
+
+static void call_line(const struct terminal *t, const struct run_call *c, struct buf *out) {
+    term_add(t, out, TERM_BOLD, "  call ");
+    term_text(out, c->name.p, c->name.n, false);
+    buf_addc(out, ' ');
+    term_text(out, c->arguments.p, c->arguments.n, false);
+    buf_addc(out, '\n');
+}
+
+/* whole: with its text, which no segment of the response has. */
+static void result_line(const struct terminal *t, const struct run_call *c, bool whole, struct buf *out) {
+    const bool ok = c->status.n == 2 && memcmp(c->status.p, "ok", 2) == 0;
+    term_add(t, out, TERM_BOLD, "  result of ");
+    term_text(out, c->name.p, c->name.n, false);
+    buf_adds(out, ": ");
+    term_begin(t, out, ok ? TERM_GREEN : TERM_RED);
+    term_text(out, c->status.p, c->status.n, false);
+    term_end(t, out);
+    if (isfinite(c->seconds)) buf_addf(out, ", %.3g s", c->seconds);
+    if (isfinite(c->reward)) buf_addf(out, ", reward %.4g", c->reward);
+    if (c->truncated) buf_adds(out, ", cut");
+    if (whole) buf_adds(out, ", not in the response: ");
+    if (whole) term_text(out, c->result.p, c->result.n, false);
+    buf_addc(out, '\n');
+}
+
+/* Of the calls that segment `of` made. */
+static void lines_of(const struct terminal *t, const struct run_sample *s, int64_t of, bool results, bool whole, struct buf *out) {
+    struct run_call c;
+    for (int64_t i = 0; run_episode_call(s->episode, i, &c); i++) {
+        if (c.segment != of) continue;
+        if (results) result_line(t, &c, whole, out);
+        else call_line(t, &c, out);
+    }
+}
+
+static void segment_heading(const struct terminal *t, const struct run_sample *s, int64_t k, struct buf *out) {
+    char *more = s->episode ? xasprintf("%d tokens, %s ", s->segments[2 * k], s->segments[2 * k + 1] ? "mask 0" : "trained") : NULL;
+    heading(t, s->segments[2 * k + 1] ? "environment" : "response", more ? more : "", out);
+    free(more);
+}
+
+/* The response below its heading, segments below one each. A last turn's calls may have results that are no part of it. */
 static void response(const struct terminal *t, const struct run_sample *s, enum show_colour by, struct buf *out) {
     const int64_t several = s->ends && s->n_segments > 1 ? s->n_segments : 0;
-    int64_t at = 0;
+    int64_t at = 0, open = several ? -1 : 0; /* open: the segment whose results are to come */
     if (!several) heading(t, "response", "", out);
     if (!several && s->ends) tokens_text(t, s, by, 0, s->n, out);
     if (!several && !s->ends) term_text(out, s->response.p, s->response.n, true);
     for (int64_t k = 0; k < several; at += s->segments[2 * k++]) {
-        if (k > 0) buf_addc(out, '\n');
-        heading(t, s->segments[2 * k + 1] ? "environment" : "response", "", out);
+        const bool policy = s->segments[2 * k + 1] == 0;
+        segment_heading(t, s, k, out);
+        if (!policy && open >= 0) lines_of(t, s, open, true, false, out);
         tokens_text(t, s, by, at, at + s->segments[2 * k], out);
+        if (k + 1 < several || s->episode) buf_addc(out, '\n');
+        if (policy) lines_of(t, s, k, false, false, out);
+        open = policy ? k : -1;
     }
+    if (!several && s->episode) buf_addc(out, '\n');
+    if (!several) lines_of(t, s, 0, false, false, out);
+    if (open >= 0) lines_of(t, s, open, true, true, out);
+}
+
+static void episode_line(const struct run_sample *s, struct buf *out) {
+    const struct run_episode e = run_episode_of(s->episode);
+    if (!s->episode) return;
+    buf_addf(out, "episode: %lld turns, ended by ", (long long)e.turns);
+    term_text(out, e.end, strlen(e.end), false);
+    if (e.reason) buf_adds(out, " (");
+    if (e.reason) term_text(out, e.reason, strlen(e.reason), false);
+    buf_addf(out, "%s; %lld tool calls, %lld failed, %lld malformed, %lld dropped\n", e.reason ? ")" : "", (long long)e.calls,
+             (long long)e.failed, (long long)e.malformed, (long long)e.dropped);
 }
 
 static void text_line(struct buf *out, const char *label, const char *s, size_t n) {
@@ -160,6 +222,7 @@ static void facts(const struct terminal *t, const struct run_sample *s, struct b
     for (int64_t k = 0; k < s->n_segments && s->n_segments > 1; k++)
         buf_addf(out, "%s%s (%d)%s", k ? ", " : "segments (tokens): ", run_segment_name(s, k), s->segments[2 * k],
                  k + 1 < s->n_segments ? "" : "\n");
+    episode_line(s, out);
     text_line(out, "ground truth", s->ground_truth.p, s->ground_truth.n);
     if (s->reward_message) text_line(out, "reward", s->reward_message, strlen(s->reward_message));
     if (json_object_size(s->extra) > 0 && json_dump_line(&extra, s->extra) == 0) text_line(out, "extra", extra.p, extra.n);
@@ -220,6 +283,7 @@ static int as_json(const struct run_sample *s, struct buf *out) {
     json_object_set_new(o, "tokens", tokens(s));
     json_object_set_new(o, "versions", versions(s));
     if (s->n_segments > 1) json_object_set_new(o, "segments", run_segments_json(s));
+    if (s->episode) json_object_set(o, "episode", s->episode);
     json_object_set_new(o, "logp", numbers(s->logp, s->n));
     json_object_set_new(o, "entropy", numbers(s->entropy, s->n));
     json_object_set_new(o, "ref_logp", numbers(s->ref_logp, s->n));
@@ -235,11 +299,12 @@ static int as_json(const struct run_sample *s, struct buf *out) {
 struct shown {
     const struct show_args *a;
     struct buf *out;
-    int64_t n;
+    int64_t n, filtered;
 };
 
 static int show_one(void *arg, const struct run_sample *s) {
     struct shown *k = arg;
+    if (!run_episode_fits(s->episode, &k->a->fits)) return k->filtered++, 0;
     k->n++;
     if (k->a->json) return as_json(s, k->out);
     as_text(k->a, s, k->out);
@@ -265,6 +330,9 @@ int show_sample(struct run_reader *r, const struct show_args *a, struct buf *out
     TRY(find_step(r, a, &q.step));
     TRY(run_reader_samples(r, &q, show_one, &k));
     if (k.n > 0) return 0;
+    if (k.filtered > 0)
+        FAIL(ERR_INPUT, "step %lld: none of %lld samples fits --tool, --failed-calls, --turns", (long long)q.step,
+             (long long)k.filtered);
     char one[32] = "";
     if (a->index >= 0) snprintf(one, sizeof one, ".%lld", (long long)a->index);
     FAIL(ERR_INPUT, "step %lld has no sample %lld%s%s; 'verlc show %s --step %lld%s' lists its samples", (long long)q.step,

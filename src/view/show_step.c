@@ -60,15 +60,25 @@ struct table {
     const struct show_args *a;
     struct buf *out;
     json_t *list; /* NULL: as text */
+    bool turns;   /* the run has conversations with tools */
     int64_t n, shown;
 };
 
 static json_t *sample_json(const struct run_sample *s) {
-    return json_pack("{s:I, s:I, s:I, s:b, s:s, s:o, s:o, s:I, s:I, s:s, s:s, s:s?, s:s%}", "id", (json_int_t)s->id, "uid",
-                     (json_int_t)s->uid, "sample", (json_int_t)s->index, "validation", s->validation, "data_source", s->data_source,
-                     "score", show_number(s->score), "advantage", show_number(s->advantage), "prompt_tokens",
-                     (json_int_t)s->n_prompt, "tokens", (json_int_t)s->n, "finish", s->finish, "reward_status", s->reward_status,
-                     "reward_message", s->reward_message, "response", s->response.p, s->response.n);
+    const struct run_episode e = run_episode_of(s->episode);
+    json_t *o = json_pack("{s:I, s:I, s:I, s:b, s:s, s:o, s:o, s:I, s:I, s:s, s:s, s:s?, s:s%}", "id", (json_int_t)s->id, "uid",
+                          (json_int_t)s->uid, "sample", (json_int_t)s->index, "validation", s->validation, "data_source",
+                          s->data_source, "score", show_number(s->score), "advantage", show_number(s->advantage), "prompt_tokens",
+                          (json_int_t)s->n_prompt, "tokens", (json_int_t)s->n, "finish", s->finish, "reward_status",
+                          s->reward_status, "reward_message", s->reward_message, "response", s->response.p, s->response.n);
+    if (!s->episode) return o;
+    json_object_set_new(o, "turns", json_integer(e.turns));
+    json_object_set_new(o, "tool_calls", json_integer(e.calls));
+    json_object_set_new(o, "failed_calls", json_integer(e.failed));
+    json_object_set_new(o, "malformed_calls", json_integer(e.malformed));
+    json_object_set_new(o, "tools", run_episode_tools(s->episode));
+    json_object_set_new(o, "end", json_string(e.end));
+    return o;
 }
 
 static void number_cell(struct buf *out, double v, int width) {
@@ -78,11 +88,21 @@ static void number_cell(struct buf *out, double v, int width) {
     buf_free(&b);
 }
 
+/* Turns, calls of tools, those that failed. */
+static void turns_cell(const struct terminal *t, const struct run_sample *s, struct buf *out) {
+    const struct run_episode e = run_episode_of(s->episode);
+    buf_addf(out, "%5lld%6lld ", (long long)e.turns, (long long)e.calls);
+    if (e.failed + e.malformed > 0) term_begin(t, out, TERM_RED);
+    buf_addf(out, "%2lld ", (long long)(e.failed + e.malformed));
+    if (e.failed + e.malformed > 0) term_end(t, out);
+}
+
 static int add_row(void *arg, const struct run_sample *s) {
-    enum { BEFORE = 14 + 9 + 10 + 7 + 8 };
+    enum { TURNS = 15, BEFORE = 14 + 9 + 10 + 7 + 8 };
     struct table *k = arg;
     const struct terminal *t = &k->a->term;
     char place[48];
+    if (!run_episode_fits(s->episode, &k->a->fits)) return 0;
     k->n++;
     if (k->a->limit > 0 && k->shown >= k->a->limit) return 0;
     k->shown++;
@@ -99,19 +119,28 @@ static int add_row(void *arg, const struct run_sample *s) {
     buf_addc(k->out, ' ');
     term_cell(k->out, s->finish, strlen(s->finish), 6, true);
     buf_addc(k->out, ' ');
+    if (k->turns) turns_cell(t, s, k->out);
     const char *text = error && s->reward_message ? s->reward_message : s->response.p;
     const size_t n = error && s->reward_message ? strlen(text) : s->response.n;
-    term_cell(k->out, text, n, t->width - BEFORE - 1, false);
+    term_cell(k->out, text, n, t->width - BEFORE - (k->turns ? TURNS : 0) - 1, false);
     return buf_addc(k->out, '\n');
+}
+
+static int has_episode(void *turns, const struct run_sample *s) {
+    *(bool *)turns |= s->episode != NULL;
+    return 0;
 }
 
 static int samples(struct run_reader *r, const struct show_args *a, struct table *k) {
     const struct run_sample_query q = {.step = a->step, .validation = a->validation, .uid = -1, .index = -1, .whole = true};
     const struct terminal *t = &a->term;
+    struct run_sample_query heads = q;
+    heads.whole = false;
+    if (!k->list) TRY(run_reader_samples(r, &heads, has_episode, &k->turns));
     if (!k->list) {
         term_add(t, k->out, TERM_BOLD, "%s\n", a->validation ? "validation samples" : "samples");
-        term_add(t, k->out, TERM_DIM, "%-13s %9s%10s%7s %-6s %s\n", "uid.sample", "score", "advantage", "tokens", "finish",
-                 "response");
+        term_add(t, k->out, TERM_DIM, "%-13s %9s%10s%7s %-6s %s%s\n", "uid.sample", "score", "advantage", "tokens", "finish",
+                 k->turns ? "turns calls bad " : "", "response");
     }
     TRY(run_reader_samples(r, &q, add_row, k));
     if (k->list) return 0;

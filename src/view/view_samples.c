@@ -1,6 +1,7 @@
 /* view_samples.c - a run's samples as JSON: of a step, of a prompt, their tokens, those without a score, search.
  *
  * Invariant: what is sent of a text is whole characters. */
+#include "view/run_episode.h"
 #include "view/view_int.h"
 
 #include "base/clock.h"
@@ -56,6 +57,12 @@ static json_t *sample_json(const struct run_sample *s) {
     json_object_set_new(o, "advantage", view__number(s->advantage));
     json_object_set_new(o, "status", view__text0(s->reward_status));
     json_object_set_new(o, "finish", view__text0(s->finish));
+    if (!s->episode) return o;
+    const struct run_episode e = run_episode_of(s->episode);
+    json_object_set_new(o, "turns", json_integer(e.turns));
+    json_object_set_new(o, "calls", json_integer(e.calls));
+    json_object_set_new(o, "failed", json_integer(e.failed + e.malformed));
+    json_object_set_new(o, "tools", run_episode_tools(s->episode));
     return o;
 }
 static int add_sample(void *list, const struct run_sample *s) { return json_array_append_new(list, sample_json(s)); }
@@ -123,6 +130,7 @@ static int add_whole(void *list, const struct run_sample *s) {
     if (s->extra) json_object_set(o, "extra", s->extra);
     if (s->n_runs > 1) json_object_set_new(o, "versions", versions_json(s));
     if (s->n_segments > 1) json_object_set_new(o, "segments", run_segments_json(s));
+    if (s->episode) json_object_set(o, "episode", s->episode);
     if (json_array_size(list) == 0) { /* of the whole group */
         json_object_set_new(o, "prompt", view__text(s->prompt.p, s->prompt.n));
         json_object_set_new(o, "ground_truth", view__text(s->ground_truth.p, s->ground_truth.n));

@@ -15,6 +15,7 @@ import time
 import unicodedata
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import view_db  # noqa: E402
 from verlc_test import ENV, VERLC, Scratch, Tests, run, start  # noqa: E402
 
 # Scores by the response's length; samples 0 of every third prompt end in an exception.
@@ -201,6 +202,27 @@ def state(path):
     return json.loads(p.stdout) if p.returncode == 0 else {}
 
 
+def check_turns(s, test):
+    """Conversations with tools: the filters, and what is said where nothing fits."""
+    path = view_db.make(s.dir / "agents", 2, 32, agents=True).parent
+
+    def chosen(*args):
+        return json.loads(run("show", path, "--step", 2, "--limit", 0, "--json", *args).stdout)["samples"]
+
+    every = chosen()
+    for args, fits in ((["--tool", "search"], lambda x: "search" in x["tools"]),
+                       (["--failed-calls"], lambda x: x["failed_calls"] + x["malformed_calls"] > 0),
+                       (["--turns", "4"], lambda x: x["turns"] == 4), (["--turns", "3..6"], lambda x: 3 <= x["turns"] <= 6),
+                       (["--turns", "..4", "--tool", "calculator"], lambda x: x["turns"] <= 4 and "calculator" in x["tools"])):
+        got, want = chosen(*args), [x for x in every if fits(x)]
+        test(f"show {' '.join(args)}", got == want and 0 < len(got) < len(every), (len(got), len(want), len(every)))
+    for bad in ("0", "x..", "2..y", "", "-1"):
+        test.refused(f"--turns {bad}", run("show", path, "--step", 2, "--turns", bad, check=False), 2, "--turns")
+    text = run("show", path, "--step", 2, "--turns", "4..").stdout
+    test("a column of turns", "turns calls bad response" in text, text[-300:])
+    test.refused("no sample fits", run("show", path, "--step", 2, "--sample", "0", "--tool", "none", check=False), 3, "--tool")
+
+
 def main():
     test = Tests()
     with Scratch(n_train=32, n_test=4) as s:
@@ -248,6 +270,7 @@ def main():
         text = terminal("grep", "What is .", path, "--step", 2)
         test("grep: matches stand out", "\x1b[1;31mWhat is" in text, text[:200])
         check_compare(s, test, path, keys)
+        check_turns(s, test)
         # one that fails says so
         (s.dir / "own.py").write_text("def compute_score(*a, **k): raise ValueError('never')\n")
         failed = run(*s.ppo("failed", trainer__total_training_steps=2, **keys), check=False)

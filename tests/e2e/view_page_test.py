@@ -168,6 +168,25 @@ def check_tokens(page):
     test("without boundaries the ids", page("tokenTexts([10, 2], null, 'ok', undefined).map(t => t.text)") == ["10 ", "2 "])
 
 
+def check_turns(page):
+    episode = {"calls": [{"segment": 0, "name": "add"}, {"segment": 0, "name": "find"}, {"segment": 2, "name": "add"}, 7, None]}
+    got = page(f"turnsOf(9, [[3, 'policy'], [2, 'environment'], [4, 'policy']], {json.dumps(episode)})")
+    short = [(t["who"], t["from"], t["to"], [c["name"] for c in t["calls"]], [c["name"] for c in t["results"]])
+             for t in got["turns"]]
+    want = [("policy", 0, 3, ["add", "find"], []), ("environment", 3, 5, [], ["add", "find"]), ("policy", 5, 9, ["add"], [])]
+    test("turns with their calls and results", short == want and [c["number"] for c in got["left"]] == [2], got)
+    one = page("turnsOf(4, undefined, {calls: 5})")
+    alone = {"who": "policy", "from": 0, "to": 4, "calls": [], "results": []}
+    test("a response of one turn", one == {"turns": [alone], "left": []}, one)
+    samples = [{"turns": 4, "tools": ["add", "find"], "failed": 1}, {"turns": 2, "tools": [], "failed": 0}, {}]
+    open_ = {"tool": "", "failed": False, "least": None, "most": None}
+    for more, fit in (({}, [1, 1, 1]), ({"tool": "find"}, [1, 0, 0]), ({"failed": True}, [1, 0, 0]), ({"least": 3}, [1, 0, 0]),
+                      ({"most": 3}, [0, 1, 0]), ({"tool": "add", "most": 3}, [0, 0, 0])):
+        got = page(f"{json.dumps(samples)}.map(s => +fitsTurns({json.dumps(open_ | more)}, s))")
+        test(f"samples with {more}", got == fit, got)
+    test("the tools of a step", page(f"toolsOf({json.dumps(samples)})") == ["add", "find"])
+
+
 def check_phases(page):
     names = ["timing_s/step", "timing_s/start", "timing_s/gen", "timing_s/update_weights", "timing_s/agent_loop/num_preempted/max",
              "timing_s/old_log_prob", "perf/time_per_step"]
@@ -186,6 +205,7 @@ def main():
     check_series(page)
     check_export(page)
     check_tokens(page)
+    check_turns(page)
     check_phases(page)
     test.end()
 

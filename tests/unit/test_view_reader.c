@@ -50,13 +50,28 @@ static struct track *open_track(const char *at, int64_t resume_step) {
 }
 
 /* Two groups of two samples: scores 0, 1; none, 0.5. */
+/* One turn with two calls, one of which failed, and what they gave; the second turn's call came to nothing. */
+static json_t *episode(void) {
+    json_t *o = json_loads(
+        "{\"turns\": 4, \"end\": \"max_user_turns\", \"malformed\": 1, \"dropped\": 2, \"calls\": ["
+        "{\"segment\": 0, \"name\": \"add\", \"arguments\": \"{\\\"a\\\": 1}\", \"result\": \"2\", \"status\": \"ok\", "
+        "\"seconds\": 0.25,"
+        " \"reward\": 0.5, \"truncated\": true},"
+        "{\"segment\": 0, \"name\": \"find\", \"arguments\": \"\", \"result\": \"Error\", \"status\": \"timeout\", \"seconds\": "
+        "30},"
+        "{\"segment\": 2, \"name\": \"add\", \"arguments\": \"{}\", \"result\": \"lost\", \"status\": \"ok\", \"seconds\": 1}]}",
+        0, NULL);
+    assert_non_null(o);
+    return o;
+}
+
 static void log_samples(struct track *t, int64_t step, bool validation) {
     static const int32_t prompt[] = {5, -1, 7}, ids[] = {9, 10, 11}, segments[] = {1, 0, 1, 1, 1, 0};
     static const float logp[] = {-0.5f, -1.25f, 0}, entropy[] = {0.25f, 2, 0}, advantages[] = {1, -1, 0};
     static const uint16_t bytes[] = {2, 3, 0};
     static const double scores[] = {0, 1, NAN, 0.5};
     for (int i = 0; i < 4; i++) {
-        json_t *extra = json_pack("{s:i}", "acc", i);
+        json_t *extra = json_pack("{s:i}", "acc", i), *record = i == 2 ? episode() : NULL;
         const struct track_sample s = {.step = step,
                                        .validation = validation,
                                        .uid = 40 + i / 2,
@@ -73,8 +88,9 @@ static void log_samples(struct track *t, int64_t step, bool validation) {
                                        .entropy = entropy,
                                        .advantages = advantages,
                                        .token_bytes = bytes,
-                                       .segments = i == 1 ? segments : NULL,
-                                       .n_segments = i == 1 ? 3 : 1,
+                                       .segments = i == 1 || i == 2 ? segments : NULL,
+                                       .n_segments = i == 1 || i == 2 ? 3 : 1,
+                                       .episode = record,
                                        .score = scores[i],
                                        .advantage = i,
                                        .reward_status = i == 2 ? "crash" : "score",
@@ -83,6 +99,7 @@ static void log_samples(struct track *t, int64_t step, bool validation) {
                                        .finish = i == 3 ? "length" : "stop"};
         track_sample(t, &s);
         json_decref(extra);
+        json_decref(record);
     }
 }
 
@@ -268,9 +285,90 @@ static void test_samples(void **state) {
 /* A sample of prompt 40, as text or JSON; caller frees. */
 static char *shown(struct run_reader *r, int64_t step, int64_t index, bool json) {
     struct buf out = {0};
-    const struct show_args a = {.term = {.width = 40}, .json = json, .step = step, .uid = 40, .index = index};
+    const struct show_args a = {.term = {.width = 40}, .json = json, .step = step, .uid = 40 + index / 2, .index = index % 2};
     OK(show_sample(r, &a, &out));
     return buf_take(&out);
+}
+
+/* Turns with calls and results; damaged records are absent or empty. */
+static void test_episode(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "episode: 4 turns, ended by max_user_turns; 3 tool calls, 1 failed, 1 malformed, 2 dropped\n",
+        "\n  call add {\"a\": 1}\n  call find \n── environment 1 tokens, mask 0 ",
+        "\n  result of add: ok, 0.25 s, reward 0.5, cut\n  result of find: timeout, 30 s\n",
+        "\n  call add {}\n  result of add: ok, 1 s, not in the response: lost\n"};
+    static const char *const damage[] = {"'{\"turns\": -3, \"calls\": 5}'",
+                                         "'{\"calls\": [1, null, [], \"x\", {\"segment\": 1e99, \"name\": 2, \"status\": []}]}'",
+                                         "'[]'",
+                                         "'{\"calls\": [{\"segment\": 0}'",
+                                         "x'7B7D'",
+                                         "NULL",
+                                         "17"};
+    struct track *t = open_track(dir, -1);
+    for (int i = 1; i <= 3; i++) log_step(t, i, i);
+    track_close(t, 0);
+    struct run_reader *r = open_reader(dir);
+    char *turns = shown(r, 2, 2, false), *one = shown(r, 2, 0, false), *as_json = shown(r, 2, 2, true);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        if (!strstr(turns, lines[i])) fail_msg("no line '%s' in\n%s", lines[i], turns);
+    assert_null(strstr(one, "episode"));
+    assert_non_null(strstr(as_json, "\"end\":\"max_user_turns\""));
+    run_reader_close(r);
+    free(turns);
+    free(one);
+    free(as_json);
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        char *change = xasprintf("UPDATE samples SET episode = %s", damage[i]);
+        sql(change);
+        r = open_reader(dir);
+        turns = shown(r, 2, 2, false);
+        assert_int_equal(strstr(turns, "episode: 0 turns") != NULL, i < 2);
+        run_reader_close(r);
+        free(turns);
+        free(change);
+    }
+    sql("ALTER TABLE samples DROP COLUMN episode");
+    r = open_reader(dir);
+    turns = shown(r, 2, 2, false);
+    assert_null(strstr(turns, "episode"));
+    run_reader_close(r);
+    free(turns);
+    t = open_track(dir, 3); /* a run of a verlc that had no such column goes on */
+    log_step(t, 4, 4);
+    track_close(t, 0);
+    r = open_reader(dir);
+    turns = shown(r, 4, 2, false);
+    assert_non_null(strstr(turns, lines[0]));
+    run_reader_close(r);
+    free(turns);
+}
+
+static void test_episode_filter(void **state) {
+    (void)state;
+    json_t *record = episode();
+    static const struct {
+        struct run_episode_filter f;
+        bool fits;
+    } cases[] = {{{0}, true},
+                 {{.tool = "find"}, true},
+                 {{.tool = "fin"}, false},
+                 {{.failed = true}, true},
+                 {{.min_turns = 4, .max_turns = 4}, true},
+                 {{.min_turns = 5}, false},
+                 {{.max_turns = 3}, false},
+                 {{.tool = "add", .failed = true, .min_turns = 2}, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(run_episode_fits(record, &cases[i].f), cases[i].fits);
+        assert_int_equal(run_episode_fits(NULL, &cases[i].f), i == 0);
+    }
+    json_t *tools = run_episode_tools(record);
+    assert_int_equal(json_array_size(tools), 2);
+    json_decref(tools);
+    json_object_set_new(record, "malformed", json_integer(0));
+    json_object_set_new(json_array_get(json_object_get(record, "calls"), 1), "status", json_string("ok"));
+    assert_false(run_episode_fits(record, &cases[3].f));
+    json_decref(record);
 }
 
 /* Who wrote a response's tokens is shown where it is not the policy alone; a run.db without the column has one segment. */
@@ -672,10 +770,20 @@ static void test_read_only(void **state) {
 
 #define T(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
 int main(void) {
-    const struct CMUnitTest tests[] = {T(test_run),           T(test_samples),      T(test_segments),
-                                       T(test_search),        T(test_no_run),       T(test_foreign),
-                                       T(test_prompt_tokens), T(test_user_message), T(test_user_message_by_tokens),
-                                       T(test_recent),        T(test_search_range), T(test_format_1),
+    const struct CMUnitTest tests[] = {T(test_run),
+                                       T(test_samples),
+                                       T(test_segments),
+                                       T(test_episode),
+                                       T(test_episode_filter),
+                                       T(test_search),
+                                       T(test_no_run),
+                                       T(test_foreign),
+                                       T(test_prompt_tokens),
+                                       T(test_user_message),
+                                       T(test_user_message_by_tokens),
+                                       T(test_recent),
+                                       T(test_search_range),
+                                       T(test_format_1),
                                        T(test_read_only)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
 import { f32, i32, json } from "./data.js";
 import { choice, h, hideTip, num, problem, showTip } from "./elements.js";
 import { groupsOf, scorePill } from "./samples.js";
-import { tokenTexts } from "./stats.js";
+import { tokenTexts, turnsOf } from "./stats.js";
 
 /* of: a token's value; shade: [class, share of the range 0..1]; most: the range's end from all values; legend: its ends. */
 const COLOURS = {
@@ -29,23 +29,53 @@ function shade(spec, v, most) {
 }
 
 /* A text as one span a token, special tokens by name. Without boundaries (an older run.db) the ids stand for the tokens. */
-function drawTokens(box, t, text, special) {
-  const parts = tokenTexts(t.ids, t.ends, text, special).map((token, i) => {
+function drawTokens(c, t, text, special) {
+  c.spans = tokenTexts(t.ids, t.ends, text, special).map((token, i) => {
     const e = document.createElement("span");
     e.textContent = token.text;
     if (token.special) e.className = "sp";
     e.dataset.i = i;
     return e;
   });
-  box.replaceChildren(...(parts.length ? parts : [h("span", { class: "quiet" }, "no tokens")]));
+  const parts = c.s.segments || c.s.episode ? drawTurns(c) : c.spans;
+  c.box.replaceChildren(...(parts.length ? parts : [h("span", { class: "quiet" }, "no tokens")]));
 }
 
-function colour(box, t, spec, most) {
-  for (const e of box.children) {
-    const i = +e.dataset.i,
-      sp = e.classList.contains("sp");
-    e.className = `${spec ? shade(spec, spec.of(t, i), most) : ""}${sp ? " sp" : ""}`.trim();
-  }
+/* ---- turns: who wrote which tokens, calls of tools and what came of them ---- */
+
+const seconds = v => Number.isFinite(v) ? ` ${num(v, 3)} s` : "";
+const callLine = c => h("div", { class: "call" }, h("b", {}, String(c.name ?? "")), " ", String(c.arguments ?? ""));
+const resultLine = (c, text) => h("div", { class: "call" }, h("b", {}, String(c.name ?? "")), " ", h("em", { class: c.status === "ok" ?
+      "good" : "bad" }, String(c.status ?? "")), seconds(c.seconds), Number.isFinite(c.reward) ?
+  `, reward ${num(c.reward, 3)}` : "", c.truncated === true ? h("em", { class: "warn" }, ", cut") : null, text ?
+  `, not in the response: ${String(c.result ?? "")}` : "");
+
+function drawTurns(c) {
+  const { turns, left } = turnsOf(c.spans.length, c.s.segments, c.s.episode);
+  const parts = turns.map((t, i) => h("div", { class: `turn ${t.who}` }, h("div", { class: "who" },
+      `${i + 1}. ${t.who}, ${num(t.to - t.from)} tokens, ${t.who === "policy" ? "trained" : "mask 0"}`), t.results.map(r =>
+      resultLine(r, false)), c.spans.slice(t.from, t.to), t.calls.map(callLine)));
+  return left.length ? [...parts, h("div", { class: "turn" }, left.map(r => resultLine(r, true)))] : parts;
+}
+
+/* "5 turns, ended by stop; 2 calls, 1 failed" */
+function episodeText(s) {
+  const e = s.episode,
+    failed = s.failed - (e.malformed > 0 ? e.malformed : 0),
+    more = ["malformed", "dropped"].filter(k => e[k] > 0).map(k => `, ${num(e[k])} ${k}`).join("");
+  return `${num(s.turns)} turns, ended by ${String(e.end ?? "?")}${typeof e.reason === "string" ? ` (${e.reason})` : ""}; ` +
+    `${num(s.calls)} calls${failed > 0 ? `, ${num(failed)} failed` : ""}${more}`;
+}
+
+function colour(c, t, spec, most) {
+  const mine = new Uint8Array(c.spans.length).fill(1);
+  let at = 0;
+  for (const [n, who] of c.s.segments ?? []) mine.fill(who === "policy" ? 1 : 0, at, at += n);
+  c.spans.forEach((e, i) => {
+    const sp = e.classList.contains("sp"),
+      on = e.classList.contains("at");
+    e.className = `${spec && mine[i] ? shade(spec, spec.of(t, i), most) : ""}${sp ? " sp" : ""}${on ? " at" : ""}`.trim();
+  });
 }
 
 const FACTS = [
@@ -99,9 +129,10 @@ export async function groupPage({ run, path, query, go, main }) {
           `weights ${s.versions.map(([n, v]) => `${v} (${n})`).join(", ")}`) : null,
         s.segments ? h("span", { class: "small quiet", title: "who wrote its tokens" },
           s.segments.map(([n, who]) => `${who} (${n})`).join(", ")) : null,
+        s.episode ? h("span", { class: `small ${s.failed ? "warn" : "quiet"}` }, episodeText(s)) : null,
         s.message ? h("span", { class: "small bad" }, s.message) : null), box, extra ? h("div", { class: "body" }, extra) :
       null);
-    return { s, e, box, k, cursor: -1 };
+    return { s, e, box, k, spans: [], cursor: -1 };
   });
   const recolour = () => {
     const spec = COLOURS[what][1],
@@ -112,7 +143,7 @@ export async function groupPage({ run, path, query, go, main }) {
         for (let i = 0; i < s.tokens_of.ids.length; i++) { const v = Math.abs(spec.of(s.tokens_of, i)); if (v > top) top = v; }
       most = spec.most(top);
     }
-    for (const c of ready) colour(c.box, c.s.tokens_of, spec, most);
+    for (const c of ready) colour(c, c.s.tokens_of, spec, most);
     const known = spec && ready.some(({ s }) => { const v = spec.of(s.tokens_of, 0); return v !== undefined && v !== null; });
     const [from, until] = spec ? spec.legend(most) : [];
     const classes = !spec ? [] : spec.kind === "s" ? ["", ...Array.from({ length: LEVELS }, (_, i) => `s${i + 1}`)] : [...Array
@@ -131,7 +162,7 @@ export async function groupPage({ run, path, query, go, main }) {
       if (!t) return;
       c.s.tokens_of = { ids: i32(t.ids), ends: i32(t.ends), logp: f32(t.logp), entropy: f32(t.entropy), ref_logp: f32(t
           .ref_logp), advantages: f32(t.advantages), advantage: t.advantage };
-      drawTokens(c.box, c.s.tokens_of, c.s.response, run.info.special);
+      drawTokens(c, c.s.tokens_of, c.s.response, run.info.special);
       if (!c.s.tokens_of.ends && c.s.response) c.box.before(h("pre", { class: "prompt pad" }, c.s.response), h(
       "p", { class: "small quiet pad" }, "This run.db does not say where a token ends in the text. Below are the ids."));
       recolour();
@@ -140,18 +171,18 @@ export async function groupPage({ run, path, query, go, main }) {
   /* The prompt by its tokens, where run.db has them; its text until then. */
   const prompt = h("pre", { class: "tokens prompt", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true",
     "aria-label": "Prompt: arrow keys go through its tokens" }, head.prompt);
-  const whole = { box: prompt, s: {}, cursor: -1 };
+  const whole = { box: prompt, s: {}, spans: [], cursor: -1 };
   json("tokens", { run: run.id, id: head.id, prompt: 1 }).then(({ samples: [t] }) => {
     if (!t?.ends) return;
     whole.s.tokens_of = { ids: i32(t.ids), ends: i32(t.ends) };
-    drawTokens(prompt, whole.s.tokens_of, head.prompt, run.info.special);
+    drawTokens(whole, whole.s.tokens_of, head.prompt, run.info.special);
   }, () => {}); // the text stays
   const sight = new IntersectionObserver(seen => { for (const x of seen)
       if (x.isIntersecting) load(columns.find(c => c.e === x.target)); }, { rootMargin: "0px 400px" });
 
   /* ---- a token's values: by pointer and by keys ---- */
   const point = (c, i, say) => {
-    const e = c.box.children[i];
+    const e = c.spans[i];
     if (!e || !c.s.tokens_of) return;
     c.box.querySelector(".at")?.classList.remove("at");
     c.cursor = i;
@@ -170,14 +201,14 @@ export async function groupPage({ run, path, query, go, main }) {
     c.box.addEventListener("blur", () => { hideTip();
       c.box.querySelector(".at")?.classList.remove("at"); });
     c.box.addEventListener("keydown", e => {
-      const n = c.box.children.length - 1,
+      const n = c.spans.length - 1,
         next = { ArrowRight: c.cursor + 1, ArrowLeft: c.cursor - 1, ArrowDown: c.cursor + 10, ArrowUp: c.cursor - 10, Home: 0,
           End: n } [e.key];
       if (next === undefined || e.altKey || e.ctrlKey || e.metaKey) return;
       e.preventDefault();
       e.stopPropagation();
       const i = Math.max(0, Math.min(n, next)),
-        span = c.box.children[i];
+        span = c.spans[i];
       if (span) c.box.scrollTop = Math.max(0, Math.min(span.offsetTop - c.box.offsetTop - 20, c.box.scrollTop > span
         .offsetTop - c.box.offsetTop - 20 ? span.offsetTop - c.box.offsetTop - 20 : Math.max(c.box.scrollTop, span
           .offsetTop - c.box.offsetTop - c.box.clientHeight + 50)));

@@ -2,7 +2,7 @@
 
 import { get, i64, json, title } from "./data.js";
 import { VirtualList, choice, h, num } from "./elements.js";
-import { binned, bound, inRange, isOpen } from "./stats.js";
+import { anyTurns, binned, bound, fitsTurns, inRange, isOpen, toolsOf } from "./stats.js";
 
 const BLOCK = 100; // excerpts asked for at once
 
@@ -70,6 +70,34 @@ export function rangeInputs(query, change) {
   };
 }
 
+/* Conversations with tools by tool, failed calls and turns: {element, value(), params(), offer(samples)}. */
+function turnInputs(query, change) {
+  const tool = h("select", { "aria-label": "Tool", onchange: change }),
+    failed = h("input", { type: "checkbox", checked: query.get("failed") === "1", onchange: change }),
+    field = (name, label) => h("input", { type: "number", min: 1, class: "score", "aria-label": label, placeholder: name,
+      value: bound(query.get(label === "Fewest turns" ? "least" : "most")) ?? "", onchange: change }),
+    least = field("min", "Fewest turns"),
+    most = field("max", "Most turns"),
+    element = h("span", { class: "turns tools", hidden: true }, tool, h("label", {}, failed, "Failed calls"), h("label", {
+      class: "range" }, "Turns", least, "to", most));
+  let wanted = query.get("tool") ?? "";
+  const value = () => ({ tool: tool.options.length ? tool.value : wanted, failed: failed.checked, least: bound(least.value), most: bound(
+      most.value) });
+  return {
+    element,
+    value,
+    params: () => Object.entries(value()).filter(([, v]) => v).map(([k, v]) => [k, v === true ? "1" : v]),
+    offer: samples => {
+      const names = toolsOf(samples);
+      if (tool.options.length) wanted = tool.value;
+      element.hidden = !samples.some(s => s.turns !== undefined) && anyTurns({ ...value(), tool: wanted });
+      if (wanted && !names.includes(wanted)) names.push(wanted);
+      tool.replaceChildren(h("option", { value: "" }, "Any tool"), ...names.map(n => h("option", { value: n, selected: n ===
+          wanted }, n)));
+    }
+  };
+}
+
 /* How many samples have which score; a click shows those alone. */
 function distribution(samples, range, choose) {
   const bins = binned(samples.filter(s => s.score !== null).map(s => s.score), 20),
@@ -131,7 +159,7 @@ export async function samplesPage({ run, path, query, go, main }) {
       ["sort", sort]
     ] : []), ...(filter !== "all" ? [
       ["only", filter]
-    ] : []), ...range.params(), ...(words ? [
+    ] : []), ...range.params(), ...talk.params(), ...(words ? [
       ["q", words]
     ] : [])]);
     go(`#/${run.id}/samples/${step}${q.size ? `?${q}` : ""}`, true);
@@ -153,7 +181,8 @@ export async function samplesPage({ run, path, query, go, main }) {
         title: `${r.cut} cut at the limit` }, ` ${r.cut} cut`) : ""));
     else e.replaceChildren(h("span", { class: "num quiet" }, `${r.uid}·${r.sample}`), scorePill(r), h(
       "span", { class: "num wide" }, num(r.advantage, 3)), h("span", { class: "num wide" }, num(r.tokens)),
-      h("span", { class: `small wide ${r.finish === "length" ? "warn" : "quiet"}` }, r.finish ?? ""), h(
+      h("span", { class: `small wide ${r.finish === "length" || r.failed ? "warn" : "quiet"}` }, r.turns === undefined ? r.finish ??
+        "" : h("span", { title: `${num(r.calls)} calls of tools, ${num(r.failed)} failed` }, `${num(r.turns)} turns`)), h(
       "span", { class: "clip2" }, one(excerpt(r.at, 1))));
     e.setAttribute("aria-label", by === "group" ?
       `prompt ${r.uid}, mean score ${num(r.mean, 3)}, ${r.samples.length} samples: ${one(excerpt(r.first, 0)).slice(-120)}` :
@@ -188,6 +217,8 @@ export async function samplesPage({ run, path, query, go, main }) {
   const facts = h("dl", { class: "kpis" }),
     wrong = h("span", { class: "small bad", role: "alert" }),
     range = rangeInputs(query, () => { keep();
+      draw(); }),
+    talk = turnInputs(query, () => { keep();
       draw(); });
   /* Which samples have the words: asked of the server, since the list has no whole texts. */
   let looking = null,
@@ -211,8 +242,9 @@ export async function samplesPage({ run, path, query, go, main }) {
       typed = setTimeout(() => { keep();
         look(); }, 250); } });
   const draw = () => {
-    const some = found || !isOpen(range.value()),
-      all = samples.filter(s => inRange(range.value(), s.score) && (!found || found.has(s.id))),
+    const turns = talk.value(),
+      some = found || !isOpen(range.value()) || !anyTurns(turns),
+      all = samples.filter(s => inRange(range.value(), s.score) && (!found || found.has(s.id)) && fitsTurns(turns, s)),
       [, keepIt] = FILTERS[filter],
       [, order] = SORTS[sort],
       groups = groupsOf(samples),
@@ -276,6 +308,7 @@ export async function samplesPage({ run, path, query, go, main }) {
     if (mine !== turn) return;
     samples = answer.map((s, at) => ({ ...s, at }));
     blocks = new Map();
+    talk.offer(samples);
     const groups = groupsOf(samples),
       scored = samples.filter(s => s.score !== null),
       mean = scored.reduce((a, s) => a + s.score, 0) / scored.length;
@@ -324,7 +357,7 @@ export async function samplesPage({ run, path, query, go, main }) {
         draw(); }), select("Order", SORTS, sort, v => { sort = v;
         keep();
         draw(); }),
-      range.element, text, count, wrong)), head, list.element));
+      range.element, talk.element, text, count, wrong)), head, list.element));
   await show(step);
   if (matchMedia("(pointer: fine)").matches) list.element.focus({ preventScroll: true });
   return {

@@ -178,3 +178,32 @@ export function tokenTexts(ids, ends, text, special) {
   }
   return out;
 }
+
+/* ---- turns of a conversation with tools ---- */
+
+const objects = list => Array.isArray(list) ? list.filter(c => c !== null && typeof c === "object") : [];
+const calls = episode => objects(episode?.calls);
+
+/* A response of n tokens as turns {who, from, to, calls, results}: the calls that a turn of the policy made, and what came of them
+ * in the environment's after it. left: results that are in no turn. segments: [[tokens, who], ...], undefined: one of the policy. */
+export function turnsOf(n, segments, episode) {
+  const all = calls(episode).map((c, i) => ({ ...c, number: i })),
+    done = new Set();
+  let at = 0,
+    open = [];
+  const turns = (segments ?? [[n, "policy"]]).map(([k, who], i) => {
+    const own = who === "policy" ? all.filter(c => c.segment === i) : [],
+      results = who === "policy" ? [] : open;
+    for (const c of results) done.add(c.number);
+    open = who === "policy" ? own : [];
+    at += k;
+    return { who, from: at - k, to: at, calls: own, results };
+  });
+  return { turns, left: all.filter(c => !done.has(c.number)) };
+}
+
+/* Of samples: {tool, failed, least, most}, "" or null where open. A sample without tools fits only if all are. */
+export const anyTurns = f => !f.tool && !f.failed && f.least === null && f.most === null;
+export const fitsTurns = (f, s) => anyTurns(f) || s.turns !== undefined && (!f.tool || s.tools.includes(f.tool)) && (!f.failed || s
+  .failed > 0) && (f.least === null || s.turns >= f.least) && (f.most === null || s.turns <= f.most);
+export const toolsOf = samples => [...new Set(samples.flatMap(s => s.tools ?? []))].sort();
