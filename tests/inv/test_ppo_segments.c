@@ -380,6 +380,50 @@ static void environment_is_context_alone(void **state) {
     }
 }
 
+/* ---- how conversations with tools go ---- */
+
+static void tools_as_shares(void **state) {
+    (void)state;
+    static const char *const records[ROWS] = {
+        "{\"end\": \"stop\", \"malformed\": 1, \"calls\": [{\"status\": \"ok\", \"truncated\": true}, {\"status\": \"error\"}]}",
+        "{\"end\": \"max_user_turns\", \"malformed\": 0, \"calls\": [{\"status\": \"timeout\", \"truncated\": false}]}",
+        "{\"end\": \"refused\", \"malformed\": 0, \"calls\": []}",
+        "{\"end\": \"max_assistant_turns\", \"malformed\": 0, \"calls\": [{\"status\": \"ok\"}]}",
+        "null",
+        "null"};
+    static const struct {
+        const char *name;
+        double value;
+    } want[] = {{"tool_errors", 2 / 4.0},
+                {"truncated_results", 1 / 4.0},
+                {"malformed_calls", 1 / 5.0},
+                {"turns_at_limit", 2 / 4.0},
+                {"refused", 1 / 4.0}};
+    struct batch b;
+    struct metrics m = {0};
+    struct batch_col *c;
+    batch_init(&b, ROWS);
+    ppo_episode_metrics(&m, &b);
+    OK(batch_add(&b, BATCH_EPISODE, BATCH_JSON, NULL, NULL, &c));
+    ppo_episode_metrics(&m, &b);
+    assert_int_equal(m.n, 0); /* without tools nothing is said */
+    for (int64_t i = 0; i < ROWS; i++) {
+        json_decref(c->json[i]);
+        c->json[i] = json_loads(records[i], JSON_DECODE_ANY, NULL);
+        assert_non_null(c->json[i]);
+    }
+    ppo_episode_metrics(&m, &b);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        char name[64];
+        double v = NAN;
+        snprintf(name, sizeof name, "agent_loop/%s/mean", want[i].name);
+        if (!metrics_get(&m, name, &v) || v != want[i].value) fail_msg("%s is %g, not %g", name, v, want[i].value);
+    }
+    assert_int_equal(m.n, sizeof want / sizeof *want);
+    metrics_free(&m);
+    batch_free(&b);
+}
+
 /* ---- run.db ---- */
 
 static void add_strings(struct batch *b, const char *name, const char *value) {
@@ -428,6 +472,7 @@ static void recorded_in_run_db(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(episodes_have_one_score),
-                                       cmocka_unit_test(environment_is_context_alone), cmocka_unit_test(recorded_in_run_db)};
+                                       cmocka_unit_test(environment_is_context_alone), cmocka_unit_test(tools_as_shares),
+                                       cmocka_unit_test(recorded_in_run_db)};
     return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
 }

@@ -195,6 +195,7 @@ int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, co
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);
+    ppo_episode_metrics(m, b);
     s = turns(b);
     metrics_set(m, s.min, "num_turns/min");
     metrics_set(m, s.max, "num_turns/max");

@@ -187,6 +187,8 @@ int ppo_mini_reported(void *mini, const struct pack_micro *x, const void *record
 /* ---- metrics.c, validation.c ---- */
 /* verl's data metrics (verl/trainer/ppo/metric_utils.py). */
 int ppo_data_metrics(const struct stage *s, const struct ppo_data_config *k, const struct batch *b);
+/* episode_metrics.c: of conversations with tools (BATCH_EPISODE) agent_loop/tool_errors/mean and others; without them nothing. */
+void ppo_episode_metrics(struct metrics *m, const struct batch *b);
 /* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace selects. */
 /* sp: what drew its samples. */
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const struct ppo_sampling *sp,
