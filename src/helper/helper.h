@@ -80,6 +80,9 @@ void helper_pool_cancel(struct helper_pool *p);
  * module answers ERR_TIMEOUT for that request alone, and is killed if it answers nothing for
  * timeout_s and 5 s more. */
 int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket);
+/* To that process of the pool, 0 to n - 1, which may have state from earlier requests; after its end to the one in its place.
+ * -1: to any. */
+int helper_pool_send_to(struct helper_pool *p, int worker, const json_t *request, double timeout_s, int64_t *ticket);
 /* 1: *out is one finished request, in the order of finishing; 0: none within
  * wait_s (0: only look) or none pending. Free with helper_result_free. */
 int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result *out);

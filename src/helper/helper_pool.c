@@ -27,6 +27,7 @@ struct job {
     double timeout_s;
     int64_t lost;          /* processes that died with it and may have died of it */
     int64_t max_in_flight; /* most requests in flight in a process that serves it */
+    int worker;            /* the only process that may serve it; -1: any */
 };
 struct queue { /* FIFO: job[head .. n) */
     struct job *job;
@@ -40,34 +41,39 @@ struct worker {
     struct helper *h;
     struct call *calls; /* oldest first */
     int64_t n_calls, cap_calls;
-    int64_t max_in_flight; /* least of the calls' */
-    bool again;            /* its calls are those of processes that died */
-    bool brief;            /* its last call was a short one */
-    double timeout_s;      /* the longest of the calls' */
-    double deadline;       /* for its next answer; 0: the helper is still starting */
-    double since;          /* when the oldest call became the oldest */
-    double polled_at;      /* when it was last stepped */
+    int64_t max_in_flight;    /* least of the calls' */
+    bool again_calls;         /* its calls are those of processes that died */
+    bool brief;               /* its last call was a short one */
+    double timeout_s;         /* the longest of the calls' */
+    double deadline;          /* for its next answer; 0: the helper is still starting */
+    double since;             /* when the oldest call became the oldest */
+    double polled_at;         /* when it was last stepped */
+    struct queue jobs, again; /* that no other may serve; again: of processes that died */
 };
 struct helper_pool {
     int n;
     int64_t n_calls; /* most calls of a worker */
     int64_t n_tries; /* of one request */
     struct worker *w;
-    struct queue jobs, again;   /* again: of processes that died */
+    struct queue jobs, again;   /* that any may serve */
     struct helper_result *done; /* done[done_head .. n_done) */
     int64_t done_head, n_done, cap_done;
     int64_t next_ticket, running;
     int64_t n_failed; /* starts that failed since the last reply */
 };
 
+static bool waits(const struct queue *q) { return q->head < q->n; }
+
 static void push(struct queue *q, const struct job *j) {
-    if (q->head == q->n) q->head = q->n = 0;
+    if (!waits(q)) q->head = q->n = 0;
     xgrow((void **)&q->job, &q->cap, q->n + 1, sizeof *q->job);
     q->job[q->n++] = *j;
 }
 
+static void push_again(struct helper_pool *p, const struct job *j) { push(j->worker < 0 ? &p->again : &p->w[j->worker].again, j); }
+
 static void drop_jobs(struct queue *q) {
-    for (; q->head < q->n; q->head++) json_decref(q->job[q->head].request);
+    for (; waits(q); q->head++) json_decref(q->job[q->head].request);
 }
 
 int helper_pool_create(struct helper_pool **out, const struct helper_args *args, const struct helper_pool_args *pool) {
@@ -94,6 +100,8 @@ void helper_pool_cancel(struct helper_pool *p) {
         if (w->n_calls > 0) helper__kill(w->h);
         for (int64_t k = 0; k < w->n_calls; k++) json_decref(w->calls[k].job.request);
         w->n_calls = 0;
+        drop_jobs(&w->jobs);
+        drop_jobs(&w->again);
     }
     drop_jobs(&p->jobs);
     drop_jobs(&p->again);
@@ -107,6 +115,8 @@ void helper_pool_destroy(struct helper_pool *p) {
     for (int i = 0; i < p->n; i++) {
         helper_destroy(p->w[i].h);
         free(p->w[i].calls);
+        free(p->w[i].jobs.job);
+        free(p->w[i].again.job);
     }
     free(p->w);
     free(p->jobs.job);
@@ -141,7 +151,7 @@ static void try_again(struct helper_pool *p, struct job *j, int64_t n) {
         return;
     }
     j->max_in_flight = n / SHRINK > 1 && j->lost < p->n_tries ? n / SHRINK : 1;
-    push(&p->again, j);
+    push_again(p, j);
 }
 
 /* The process has exited (the thread's error says why), and its calls are lost. served: it had been up. */
@@ -156,7 +166,7 @@ static void lose_calls(struct helper_pool *p, struct worker *w, int rc, bool ser
         if (p->n_tries == 1 || hopeless) {
             finish(p, j, rc, NULL);
         } else if (!served || (serial && i > 0)) { /* it was not looked at */
-            push(&p->again, j);
+            push_again(p, j);
         } else if (rc == ERR_HELPER) {
             try_again(p, j, serial ? 1 : n);
         } else { /* it did not answer in time */
@@ -174,11 +184,11 @@ static int64_t room(const struct helper_pool *p, const struct worker *w) {
 }
 
 /* The queue whose next job may go to w; NULL: none. Jobs of dead processes and others do not share one. */
-static struct queue *queue_for(struct helper_pool *p, const struct worker *w) {
-    const bool again = p->again.head < p->again.n;
+static struct queue *queue_for(struct helper_pool *p, struct worker *w) {
+    struct queue *again = waits(&w->again) ? &w->again : &p->again, *jobs = waits(&w->jobs) ? &w->jobs : &p->jobs;
     if (room(p, w) <= 0) return NULL;
-    if (again && (w->n_calls == 0 || (w->again && p->again.job[p->again.head].max_in_flight > w->n_calls))) return &p->again;
-    if (p->jobs.head < p->jobs.n && (w->n_calls == 0 || !w->again)) return &p->jobs;
+    if (waits(again) && (w->n_calls == 0 || (w->again_calls && again->job[again->head].max_in_flight > w->n_calls))) return again;
+    if (waits(jobs) && (w->n_calls == 0 || !w->again_calls)) return jobs;
     return NULL;
 }
 
@@ -214,7 +224,7 @@ static void dispatch_to(struct helper_pool *p, struct worker *w) {
     if (w->n_calls == 0) {
         w->max_in_flight = NO_MORE;
         w->timeout_s = 0;
-        w->again = q == &p->again;
+        w->again_calls = q == &p->again || q == &w->again;
     }
     if (j->max_in_flight < w->max_in_flight) w->max_in_flight = j->max_in_flight;
     if (j->timeout_s > w->timeout_s) w->timeout_s = j->timeout_s;
@@ -292,8 +302,13 @@ static int advance_all(struct helper_pool *p, int ms) {
 }
 
 int helper_pool_send(struct helper_pool *p, const json_t *request, double timeout_s, int64_t *ticket) {
-    const struct job j = {p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s, 0, NO_MORE};
-    push(&p->jobs, &j);
+    return helper_pool_send_to(p, -1, request, timeout_s, ticket);
+}
+
+int helper_pool_send_to(struct helper_pool *p, int worker, const json_t *request, double timeout_s, int64_t *ticket) {
+    const struct job j = {p->next_ticket, json_incref((json_t *)(uintptr_t)request), timeout_s, 0, NO_MORE, worker};
+    CHECK(worker >= -1 && worker < p->n);
+    push(worker < 0 ? &p->jobs : &p->w[worker].jobs, &j);
     *ticket = p->next_ticket++;
     dispatch(p);
     return advance_all(p, 0);
@@ -315,6 +330,12 @@ int helper_pool_recv(struct helper_pool *p, double wait_s, struct helper_result 
     }
 }
 
+static int64_t n_waiting(const struct queue *jobs, const struct queue *again) {
+    return jobs->n - jobs->head + again->n - again->head;
+}
+
 int64_t helper_pool_pending(const struct helper_pool *p) {
-    return p->jobs.n - p->jobs.head + p->again.n - p->again.head + p->running + p->n_done - p->done_head;
+    int64_t n = n_waiting(&p->jobs, &p->again) + p->running + p->n_done - p->done_head;
+    for (int i = 0; i < p->n; i++) n += n_waiting(&p->w[i].jobs, &p->w[i].again);
+    return n;
 }

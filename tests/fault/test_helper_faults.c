@@ -397,6 +397,42 @@ static void pool_serves_many_at_once(void **state) {
     assert_int_equal(count_fds(), fds);
 }
 
+/* Of a process of the pool, who served it; its pid. */
+static json_int_t pid_of(struct helper_pool *p, int worker, const char *kind) {
+    int64_t ticket;
+    struct helper_result r;
+    json_t *q = json_pack("{s:s}", "do", kind);
+    assert_int_equal(helper_pool_send_to(p, worker, q, 20, &ticket), 0);
+    assert_int_equal(helper_pool_recv(p, 60, &r), 1);
+    assert_int_equal(r.ticket, ticket);
+    assert_int_equal(r.rc, strcmp(kind, "exit") == 0 ? ERR_HELPER : 0);
+    const json_int_t pid = json_integer_value(json_object_get(r.reply, "pid"));
+    helper_result_free(&r);
+    json_decref(q);
+    return pid;
+}
+
+static void a_request_goes_to_its_process(void **state) {
+    (void)state;
+    struct helper_pool *p = make_pool(&(struct helper_pool_args){.n = 3, .n_tries = 2});
+    json_int_t pid[3];
+    for (int w = 0; w < 3; w++) pid[w] = pid_of(p, w, "echo");
+    assert_true(pid[0] != pid[1] && pid[1] != pid[2] && pid[0] != pid[2]);
+    for (int i = 0; i < 9; i++) assert_true(pid_of(p, i % 3, "echo") == pid[i % 3]);
+    pid_of(p, 1, "exit"); /* twice: its own again */
+    for (int w = 0; w < 3; w++) assert_true((pid_of(p, w, "echo") == pid[w]) == (w != 1));
+    json_t *q = json_pack("{s:s, s:f}", "do", "sleep", "s", 0.2);
+    int64_t ticket;
+    for (int i = 0; i < 4; i++) assert_int_equal(helper_pool_send_to(p, 2, q, 20, &ticket), 0);
+    assert_int_equal(helper_pool_pending(p), 4);
+    const double t = clock_now();
+    for (int i = 0; i < 4; i++) next(p, 0, NULL);
+    assert_true(clock_now() - t > 0.7); /* one after another, though others are idle */
+    json_decref(q);
+    helper_pool_destroy(p);
+    assert_no_children();
+}
+
 static void each_request_has_its_own_deadline(void **state) {
     (void)state;
     struct helper_pool *p = make_concurrent(1, 16);
@@ -551,6 +587,7 @@ int main(void) {
         cmocka_unit_test(pipelined_requests_keep_order_and_fail_together),
         cmocka_unit_test(pool_loses_only_the_bad_request),
         cmocka_unit_test(pool_serves_many_at_once),
+        cmocka_unit_test(a_request_goes_to_its_process),
         cmocka_unit_test(each_request_has_its_own_deadline),
         cmocka_unit_test(only_the_guilty_are_blamed),
         cmocka_unit_test(a_crash_costs_the_requests_in_flight),
