@@ -22,6 +22,8 @@ def extract_solution(solution_str, method="strict"):
 def compute_score(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
     """score where the answer is right, format_score where it is another one, 0 where there is none."""
     answer = extract_solution(solution_str, method)
+    if not isinstance(ground_truth, str):  # equals no answer
+        return 0 if answer is None else format_score
     if graded("gsm8k" if method == "strict" else "gsm8k_flexible", solution_str, ground_truth)["score"] == 1:
         return score
     return 0 if answer is None else format_score

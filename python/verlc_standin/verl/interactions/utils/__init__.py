@@ -1,0 +1,1 @@
+"""See verl/interactions/__init__.py."""

@@ -1,0 +1,1 @@
+"""verl.tools.utils, as it was until verl 0.7.1."""
