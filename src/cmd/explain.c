@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "conf/conf.h"
 #include "run/early_warnings.h"
-#include "run/unusual_values.h"
+#include "run/unusual_settings.h"
 #include "track/metric_table.h"
 
 #include <stdio.h>
@@ -98,15 +98,15 @@ static void print_warning(const struct early_warning *w) {
 
 static void print_unusual(void) {
     size_t n;
-    const struct unusual_value *rows = unusual_value_rows(&n);
+    const struct unusual_setting *rows = unusual_setting_rows(&n);
     printf("\n## Unusual values\n\n"
-           "`unusual_value`: a number that is allowed and hardly meant, said once at the start of a run, where it was set. The "
+           "`unusual_setting`: a number that is allowed and hardly meant, said once at the start of a run, where it was set. The "
            "source is\n"
-           "src/run/unusual_values.def.\n\n"
+           "src/run/unusual_settings.def.\n\n"
            "| key | usual | outside |\n|---|---|---|\n");
     for (size_t k = 0; k < n; k++) {
         struct buf range = {0};
-        unusual_value_range(&rows[k], &range);
+        unusual_setting_range(&rows[k], &range);
         printf("| `%s` | %s | %s |\n", rows[k].key, range.p, rows[k].text);
         buf_free(&range);
     }
@@ -150,8 +150,8 @@ static int explain(const char *name) {
     const struct early_warning *w = early_warning_of(name);
     const struct metric_row *row = w ? NULL : metric_row_of(name);
     if (w) print_warning(w);
-    if (strcmp(name, "unusual_value") == 0) print_unusual();
-    if (w || strcmp(name, "unusual_value") == 0) return 0;
+    if (strcmp(name, "unusual_setting") == 0) print_unusual();
+    if (w || strcmp(name, "unusual_setting") == 0) return 0;
     if (row) {
         print_row(name, row);
         print_watched(name);

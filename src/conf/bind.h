@@ -48,6 +48,6 @@
 #define M(path, type, def, now)
 #define D(path, def)
 
-#include "conf/keys/sections.def"
+#include "conf/keys/shared_groups.def"
 
 #endif

@@ -12,7 +12,7 @@ static const struct note {
 } notes[] = {
 #define VALUES(key, words) {key, words, NULL, NULL},
 #define ADVICE(key, when, related) {key, NULL, when, related},
-#include "conf/keys/notes.def"
+#include "conf/keys/key_advice.def"
 };
 enum { N_NOTES = sizeof notes / sizeof notes[0] };
 

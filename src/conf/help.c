@@ -19,7 +19,7 @@ static const struct common {
 } common_keys[] = {
 #define HELP(schema) {schema, NULL},
 #define COMMON(path) {NULL, path},
-#include "conf/keys/common_keys.def"
+#include "conf/keys/help_keys.def"
 };
 enum { N_COMMON = sizeof common_keys / sizeof common_keys[0] };
 

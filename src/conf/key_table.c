@@ -31,7 +31,7 @@ static const struct conf_key rows[] = {
 #define B(path, binding) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
 #define BC(path, list, member) ROW(path, NULL, CONF_AS_BASE, NULL, NULL)
 #include "conf/keys/enums.def"
-#include "conf/keys/sections.def"
+#include "conf/keys/shared_groups.def"
 #include "conf/keys/ppo.def"
 #include "conf/keys/megatron.def"
 #include "conf/keys/veomni.def"

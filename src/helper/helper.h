@@ -20,7 +20,7 @@
 struct helper;
 
 struct helper_args {
-    const char *module;      /* "verlc_helpers.chat_template"; copied */
+    const char *module;      /* "verlc_helpers.chat_template_renderer"; copied */
     const json_t *init;      /* sent to the module's init() at every start, so that a restart
                               * finds the same state; may be NULL; copied */
     const char *python;      /* its interpreter, a path or a name in PATH; NULL: helper_create's own choice; copied */

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* trainer.early_stopping.*; filled by the rows EARLY_STOPPING of sections.def. */
+/* trainer.early_stopping.*; filled by the rows EARLY_STOPPING of shared_groups.def. */
 struct early_stop_keys {
     bool enable;
     const char *metric;                               /* NULL: the caller's default, else the one val-core/.../mean@N */

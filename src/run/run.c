@@ -1,7 +1,7 @@
 /* run.c - see run.h. */
 #include "run/run.h"
 
-#include "run/unusual_values.h"
+#include "run/unusual_settings.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -39,7 +39,7 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .begun_step = -1, .from = {.step = -1}};
     r->odd = json_array();
-    if (k->early_warnings) unusual_values_find(c, run_warn_early, r);
+    if (k->early_warnings) unusual_settings_find(c, run_warn_early, r);
     r->loggers.trace = k->trace.backend != NULL;
     TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));

@@ -1,4 +1,4 @@
-/* chat_template.c - chat templates, rendered by the Python helper verlc_helpers.chat_template.
+/* chat_template.c - chat templates, rendered by the Python helper verlc_helpers.chat_template_renderer.
  *
  * Jinja is Python by nature, so the helper renders in Jinja2's sandbox as transformers
  * does; this file sends the template once, then conversations one by one or many at a time.
@@ -29,7 +29,7 @@ int chat_template_create(struct chat_template **out, const struct tokenizer *tok
     json_t *init = json_pack("{s:s?, s:s?, s:O}", "template", text, "tool_template", tools, "special", tokenizer_special_map(tok));
     CHECK(init);
     const int rc = helper_create(
-        &c->helper, &(struct helper_args){.module = "verlc_helpers.chat_template", .init = init, .cpu_s = RENDER_CPU_S});
+        &c->helper, &(struct helper_args){.module = "verlc_helpers.chat_template_renderer", .init = init, .cpu_s = RENDER_CPU_S});
     json_decref(init);
     if (rc < 0) {
         free(c);

@@ -13,7 +13,7 @@ struct train_lora {
     char *adapter;          /* peft directory to start from; NULL: a new one; owned */
     enum quant_kind quant;  /* of the frozen base */
 };
-/* SECTION.* as they are written; filled by the rows ADAPTER of sections.def, and SECTION.quantization. */
+/* SECTION.* as they are written; filled by the rows ADAPTER of shared_groups.def, and SECTION.quantization. */
 struct train_lora_keys {
     int64_t rank, alpha;
     const json_t *targets, *exclude; /* NULL: null */

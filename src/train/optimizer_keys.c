@@ -131,7 +131,7 @@ void train_optim_check_steps(const struct optim_config *o, const char *section, 
                              void *arg) {
     if (o->total_steps <= 1 || o->warmup_steps < o->total_steps) return;
     char *line =
-        xasprintf("unusual_value: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
+        xasprintf("unusual_setting: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
                   section, (long long)o->warmup_steps, (long long)o->total_steps, o->lr);
     say(arg, line);
     free(line);

@@ -6,7 +6,7 @@
 #include "conf/conf.h"
 #include "model/optim/optimizer.h"
 
-/* SECTION.* as they are written ("actor_rollout_ref.actor.optim"); filled by the rows OPTIM of sections.def. */
+/* SECTION.* as they are written ("actor_rollout_ref.actor.optim"); filled by the rows OPTIM of shared_groups.def. */
 struct train_optim_keys {
     enum optim_kind kind;
     double lr, weight_decay, betas[2], warmup_ratio, clip_grad, min_lr_ratio, init_lr_ratio, num_cycles;

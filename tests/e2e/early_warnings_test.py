@@ -41,19 +41,19 @@ def unusual(s, test):
            ACTOR + "optim.lr_warmup_steps": 1000}
     keys = {"reward.custom_reward_function.path": s.dir / "constant.py", "trainer.total_training_steps": 2, "trainer.save_freq": 0}
     p = run(*s.ppo("unusual", **{**keys, **odd}), check=False)
-    lines = re.findall(r"^warning: (unusual_value: (\S+)=.*)$", p.stderr, re.M)
+    lines = re.findall(r"^warning: (unusual_setting: (\S+)=.*)$", p.stderr, re.M)
     want = {k for k in odd if not k.endswith("betas")} | {ACTOR + "optim.betas.0", ACTOR + "optim.betas.1"}
     test("unusual values: each is said by its key, once", sorted(k for _, k in lines) == sorted(want), p.stderr)
     test("before the model is read", p.stderr.index("optim.lr=999 (usual: 1e-10 to 0.1)") < p.stderr.index("memory plan"), p.stderr)
     with sqlite3.connect(s.dir / "unusual/run.db") as db:
-        events = [m for m, in db.execute("SELECT message FROM events WHERE kind='warning'") if m.startswith("unusual_value")]
+        events = [m for m, in db.execute("SELECT message FROM events WHERE kind='warning'") if m.startswith("unusual_setting")]
     test("run.db has them", sorted(events) == sorted(line for line, _ in lines), events)
     p = run(*s.ppo("usual", **keys, **{"trainer.early_warnings": False, ACTOR + "optim.lr": 999}), check=False)
-    test("trainer.early_warnings=False: none", "unusual_value" not in p.stderr, p.stderr)
+    test("trainer.early_warnings=False: none", "unusual_setting" not in p.stderr, p.stderr)
     rows = s.write("odd.jsonl", [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]}] * 4)
     p = run("sft", f"model.path={s.dir / 'model'}", f"data.train_files={rows}", "data.val_files=[]", "data.train_batch_size=4",
             "trainer.total_training_steps=1", "trainer.save_freq=0", "optim.lr=5", f"trainer.default_local_dir={s.dir / 'odd'}")
-    test("sft too", "unusual_value: optim.lr=5" in p.stderr, p.stderr)
+    test("sft too", "unusual_setting: optim.lr=5" in p.stderr, p.stderr)
 
 
 def main():

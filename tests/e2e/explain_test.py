@@ -57,13 +57,13 @@ def tutorial(test):
 
 
 def values(test):
-    """Keys of notes.def exist; each value is one that the refusal of a wrong one names."""
-    rows = (ROOT / "src/conf/keys/notes.def").read_text()
+    """Keys of key_advice.def exist; each value is one that the refusal of a wrong one names."""
+    rows = (ROOT / "src/conf/keys/key_advice.def").read_text()
     notes = re.findall(r'^(VALUES|ADVICE)\("([^"]+)", "([^"]*)"(?:, "([^"]*)")?\)', rows, re.M)
     table = run("ppo", "--help", "all").stdout
     names = {k for _, key, _, related in notes for k in [key, *related.split()]}
     unknown = [k for k in sorted(names) if f"\n{k}=" not in table and f"\n+{k}=" not in table]
-    test("notes.def: every key is one", len(notes) > 25 and not unknown, str(unknown))
+    test("key_advice.def: every key is one", len(notes) > 25 and not unknown, str(unknown))
     with Scratch(n_train=4, n_test=2) as s:
         more = {"algorithm.kl_penalty": ["algorithm.use_kl_in_reward=True"],
                 "critic.loss_agg_mode": ["algorithm.adv_estimator=gae", f"critic.model.path={s.dir / 'model'}"],
@@ -85,7 +85,7 @@ def main():
     test.refused("an unknown name", run("explain", "actor/nothing", check=False), 2, "actor/nothing", "verlc explain")
     page = run("explain", "--markdown").stdout
     test("an early warning", "DAPO" in run("explain", "entropy_collapse").stdout)
-    test("unusual values", "| `actor_rollout_ref.actor.optim.lr` | 1e-10 to 0.1 |" in run("explain", "unusual_value").stdout)
+    test("unusual values", "| `actor_rollout_ref.actor.optim.lr` | 1e-10 to 0.1 |" in run("explain", "unusual_setting").stdout)
     test("docs/warnings.md is what the program prints",
          run("explain", "--warnings").stdout == (ROOT / "docs/warnings.md").read_text())
     test("docs/metrics.md is what the program prints", page == (ROOT / "docs/metrics.md").read_text())

@@ -40,7 +40,7 @@ PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAI
 
 def rows(table):
     """(key, default, binding or None, type) of each row, sections expanded; strings joined as the compiler does."""
-    text = PRINT + f'#include "conf/keys/sections.def"\n#include "conf/keys/{table}.def"\n'
+    text = PRINT + f'#include "conf/keys/shared_groups.def"\n#include "conf/keys/{table}.def"\n'
     out = subprocess.run([os.environ.get("CC", "cc"), "-E", "-P", "-iquote", str(SRC), "-x", "c", "-"], input=text,
                          capture_output=True, text=True, check=True).stdout
     for row in re.split(r"@(?=USED |OTHER |SCHEMA )", re.sub(r'"\s*"', "", out))[1:]:

@@ -90,7 +90,7 @@ def main():
                        check=False)
     test("a model's program does not run outside the sandbox", p.returncode == 1 and not p.stdout and
          "sandbox alone" in p.stderr, p)
-    template = (ROOT / "python/verlc_helpers/chat_template.py").read_text()
+    template = (ROOT / "python/verlc_helpers/chat_template_renderer.py").read_text()
     test("templates run in Jinja's sandbox alone", "ImmutableSandboxedEnvironment" in template and
          not re.search(r"(?<!Sandboxed)\bEnvironment\(|\bTemplate\(", template))
     sources = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".c", ".h", ".cu"))

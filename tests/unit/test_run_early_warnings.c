@@ -2,7 +2,7 @@
  * what is said of the metrics that real runs left: nothing of those that learn (tests/fixtures/train/run_metrics.json: GRPO
  * and SFT runs of the tests, the tutorial and the demo, three digits; `warns` of one whose prompts were too hard). */
 #include "run/early_warnings.h"
-#include "run/unusual_values.h"
+#include "run/unusual_settings.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -214,7 +214,7 @@ static void unusual_rows(void **state) {
     (void)state;
     size_t n;
     FILE *const nowhere = fopen("/dev/null", "w");
-    const struct unusual_value *rows = unusual_value_rows(&n);
+    const struct unusual_setting *rows = unusual_setting_rows(&n);
     for (size_t i = 0; i < n; i++) {
         bool known = false;
         assert_true(rows[i].least < rows[i].most && strlen(rows[i].text) > 10);
@@ -248,11 +248,11 @@ static void unusual_found(void **state) {
                     "actor_rollout_ref.rollout.temperature=2",      "algorithm.rollout_correction.rollout_is_threshold='1_2'",
                     "actor_rollout_ref.actor.grad_clip=inf"};
     assert_int_equal(conf_load(&c, "ppo_trainer", sizeof argv / sizeof *argv, argv), 0);
-    unusual_values_find(c, add_line, &said);
-    assert_string_equal(said.p, "unusual_value: actor_rollout_ref.actor.optim.lr=0.2 |"
-                                "unusual_value: actor_rollout_ref.actor.optim.betas.1=0 |"
-                                "unusual_value: actor_rollout_ref.actor.kl_loss_coef=-1 |"
-                                "unusual_value: actor_rollout_ref.rollout.top_k=1 |");
+    unusual_settings_find(c, add_line, &said);
+    assert_string_equal(said.p, "unusual_setting: actor_rollout_ref.actor.optim.lr=0.2 |"
+                                "unusual_setting: actor_rollout_ref.actor.optim.betas.1=0 |"
+                                "unusual_setting: actor_rollout_ref.actor.kl_loss_coef=-1 |"
+                                "unusual_setting: actor_rollout_ref.rollout.top_k=1 |");
     buf_free(&said);
     conf_free(c);
 }

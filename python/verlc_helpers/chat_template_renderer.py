@@ -8,7 +8,7 @@ reply:   the rendered text
 request: {"common": {...}, "many": [request, ...]}: each over the keys of common
 reply:   the texts, up to the first request that fails, or to some MiB of them
 
-By hand: python3 -m verlc_helpers.chat_template '{"template": "..."}' < requests.jsonl
+By hand: python3 -m verlc_helpers.chat_template_renderer '{"template": "..."}' < requests.jsonl
 
 Templates come with models and are not trusted: they run in Jinja2's sandbox, see
 JSON values only, and cannot change what they are given.
