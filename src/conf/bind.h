@@ -1,9 +1,9 @@
 /* bind.h - turns rows of conf/keys into bindings of their keys to members of CONF_STRUCT, which the includer defines:
  *
- *   #define CONF_STRUCT struct ppo_config
+ *   #define CONF_STRUCT struct supervised_config
  *   #include "conf/bind.h"
  *   static const struct conf_binding bindings[] = {
- *   #include "conf/keys/ppo.def"
+ *   #include "conf/keys/sft.def"
  *   };
  *
  * One source file has one such struct. What a member takes follows from its own type, so that row and member agree or do

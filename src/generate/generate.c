@@ -31,13 +31,14 @@
 extern char **environ;
 
 struct generate {
-    struct generate_config k;
+    struct generate_config k; /* constant once read */
+    struct rank_placement placement;
     struct generator generator; /* several ranks: without a device */
     struct worker_ranks ranks;
     struct tokenizer *tok;
     struct chat_template *chat;
     json_t *rows;
-    int64_t n;
+    int64_t n, batch;         /* prompts, and how many at a time */
     struct text_ids *prompts; /* (n) */
     json_t **texts;           /* (n, n_samples); NULL: not yet there */
     int64_t tokens;
@@ -57,13 +58,13 @@ static int read_rows(struct generate *g) {
     }
     g->n = (int64_t)json_array_size(g->rows);
     if (g->n == 0) FAIL(ERR_INPUT, "%s has no rows", g->k.n_files == 1 ? g->k.files[0] : "data.train_files");
-    if (g->k.batch_size == 0) g->k.batch_size = g->n;
+    g->batch = g->k.batch_size > 0 && g->k.batch_size < g->n ? g->k.batch_size : g->n;
     return 0;
 }
 
 static int read_prompts(struct generate *g) {
     const char *const where = g->k.n_files == 1 ? g->k.files[0] : "data.train_files"; /* rows are counted over all files */
-    json_t *each = json_array(), *common = json_deep_copy(g->k.chat_kwargs), *row;
+    json_t *each = json_array(), *common = json_deep_copy(g->k.raw.chat_kwargs), *row;
     int64_t done = 0;
     size_t i;
     int rc = 0;
@@ -78,7 +79,7 @@ static int read_prompts(struct generate *g) {
                                         : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt));
     }
     json_object_set_new(common, "add_generation_prompt", json_true());
-    if (g->k.chat_template) json_object_set_new(common, "chat_template", json_string(g->k.chat_template));
+    if (g->k.raw.chat_template) json_object_set_new(common, "chat_template", json_string(g->k.raw.chat_template));
     g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
     rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
     if (rc < 0) err_wrap(rc, "%s row %lld", where, (long long)done + 1);
@@ -99,12 +100,8 @@ out:
 /* The device, or the processes that have some. */
 static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
     char *dir = generate_output_dir(&g->k);
-    const struct rank_group_args a = {.conf = g->k.conf,
-                                      .ranks = (int)g->k.n_ranks,
-                                      .dir = dir,
-                                      .controller = g->k.devices.controller,
-                                      .ray_nodes = g->k.n_ray_nodes,
-                                      .ray_gpus = !rank_count_on_cpu(g->k.device)};
+    struct rank_group_args a = rank_group_args_of(g->k.conf, &g->k.trainer, &g->placement, NULL);
+    a.dir = dir;
     const int rc = dispatch_open(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
@@ -116,21 +113,21 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
 
 static int open_generator(struct generate *g) {
     const struct resume none = {.step = -1};
-    const int64_t prompts = g->k.batch_size < g->n ? g->k.batch_size : g->n;
     int64_t longest = 1;
     for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
-    if (g->k.n_ranks > 1) return open_ranks(g, longest, prompts);
+    if (g->placement.n > 1) return open_ranks(g, longest, g->batch);
     g->generator.k = &g->k;
-    TRY(resume_open_device(&g->generator.base.dev, &none, g->k.device, g->k.threads));
+    TRY(resume_open_device(&g->generator.base.dev, &none, g->k.trainer.run.device, g->k.trainer.run.threads));
     worker_open_local(&g->generator.base, NULL);
-    return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = prompts, .local_ranks = 1});
+    return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = g->batch, .local_ranks = 1});
 }
 
 static int on_sample(void *arg, const struct engine_sample *s) {
     struct generate *g = arg;
     struct buf text = {0};
     const int rc = tokenizer_decode(g->tok, s->ids, s->n, true, &text);
-    if (rc == 0) g->texts[(int64_t)(intptr_t)s->user * g->k.n_samples + s->index] = json_stringn(text.p ? text.p : "", text.n);
+    if (rc == 0)
+        g->texts[(int64_t)(intptr_t)s->user * g->k.rollout.train.n + s->index] = json_stringn(text.p ? text.p : "", text.n);
     buf_free(&text);
     g->tokens += s->n;
     return rc;
@@ -140,15 +137,15 @@ static int submit(struct generate *g, int64_t row) {
     const struct generate_config *const k = &g->k;
     const struct engine_request q = {.prompt = g->prompts[row].p,
                                      .n_prompt = g->prompts[row].n,
-                                     .n = k->n_samples,
+                                     .n = k->rollout.train.n,
                                      .max_tokens = k->response_length,
-                                     .temperature = (float)k->temperature,
-                                     .top_p = (float)k->top_p,
-                                     .top_k = (int32_t)k->top_k,
+                                     .temperature = (float)k->rollout.train.temperature,
+                                     .top_p = (float)k->rollout.train.top_p,
+                                     .top_k = (int32_t)k->rollout.train.top_k,
                                      .repetition_penalty = 1,
-                                     .seed = (uint64_t)k->seed,
+                                     .seed = k->trainer.seed,
                                      .uid = (uint64_t)row,
-                                     .ignore_eos = k->ignore_eos,
+                                     .ignore_eos = k->rollout.train.ignore_eos,
                                      .user = (void *)(intptr_t)row};
     return g->generator.base.ops->generate_add(&g->generator.base, &q);
 }
@@ -168,12 +165,12 @@ static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
 static int sample_all(struct generate *g) {
     const struct generate_config *const k = &g->k;
     const double start = clock_now();
-    g->texts = calloc((size_t)g->n, (size_t)k->n_samples * sizeof *g->texts);
+    g->texts = calloc((size_t)g->n, (size_t)k->rollout.train.n * sizeof *g->texts);
     if (!g->texts)
-        FAIL(ERR_NOMEM, "no memory for %lld samples of each of %lld prompts; lower %s", (long long)k->n_samples, (long long)g->n,
-             k->n_key);
-    for (int64_t lo = 0; lo < g->n; lo += k->batch_size) {
-        const int64_t hi = g->n - lo < k->batch_size ? g->n : lo + k->batch_size;
+        FAIL(ERR_NOMEM, "no memory for %lld samples of each of %lld prompts; lower %s", (long long)k->rollout.train.n,
+             (long long)g->n, k->n_key);
+    for (int64_t lo = 0; lo < g->n; lo += g->batch) {
+        const int64_t hi = g->n - lo < g->batch ? g->n : lo + g->batch;
         TRY(sample_some(g, lo, hi));
         log_info("%lld of %lld prompts, %.0f tokens a second", (long long)hi, (long long)g->n,
                  (double)g->tokens / (clock_now() - start));
@@ -188,7 +185,7 @@ static int write_rows(struct generate *g) {
     size_t i;
     json_array_foreach(g->rows, i, row) {
         json_t *list = json_array();
-        for (int64_t k = 0; k < g->k.n_samples; k++) json_array_append(list, g->texts[(int64_t)i * g->k.n_samples + k]);
+        for (int64_t k = 0; k < g->k.rollout.train.n; k++) json_array_append(list, g->texts[(int64_t)i * g->k.rollout.train.n + k]);
         json_object_set_new(row, "responses", list);
     }
     char *dir = generate_output_dir(&g->k);
@@ -196,7 +193,7 @@ static int write_rows(struct generate *g) {
     free(dir);
     TRY(rc);
     TRY(data_write_rows(g->k.output_path, g->rows, NULL));
-    log_info("%lld samples of %lld prompts are in %s", (long long)(g->n * g->k.n_samples), (long long)g->n, g->k.output_path);
+    log_info("%lld samples of %lld prompts are in %s", (long long)(g->n * g->k.rollout.train.n), (long long)g->n, g->k.output_path);
     return 0;
 }
 
@@ -206,7 +203,7 @@ static void generate_close(struct generate *g, bool ok) {
     chat_template_destroy(g->chat);
     tokenizer_close(g->tok);
     for (int64_t i = 0; g->prompts && i < g->n; i++) text_ids_free(&g->prompts[i]);
-    for (int64_t i = 0; g->texts && i < g->n * g->k.n_samples; i++) json_decref(g->texts[i]);
+    for (int64_t i = 0; g->texts && i < g->n * g->k.rollout.train.n; i++) json_decref(g->texts[i]);
     free(g->prompts);
     free(g->texts);
     json_decref(g->rows);
@@ -220,7 +217,7 @@ static int serve(const struct conf *c, const struct launch *l) {
     int rc = generate_config_read(&k, c);
     if (rc == 0) {
         dir = generate_output_dir(&k);
-        const struct workers_args a = {.dir = dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+        const struct workers_args a = {.dir = dir, .controller = k.trainer.devices.controller, .start_s = RANK_START_S};
         rc = rank_serve(l, &a, (const struct worker_process_service *const[]){generator_services, NULL});
     }
     free(dir);
@@ -236,19 +233,19 @@ int generate_run(const struct conf *c) {
     TRY(launch_read(&l, environ));
     if (workers_started_this(&l)) return serve(c, &l);
     TRYG(generate_config_read(&g.k, c), out);
-    restart_begin(&restart, NULL, g.k.device, g.k.devices.max_restarts);
-    TRYG(rank_count_decide(c, &g.k.devices, NULL, g.k.device, &g.k.n_ranks, &g.k.n_ray_nodes), out);
-    TRYG(run_model_weights("model.path", g.k.model_path, g.k.model_dir), out);
-    TRYG(tokenizer_open(&g.tok, g.k.tokenizer_dir), out);
+    restart_begin(&restart, NULL, g.k.trainer.run.device, g.k.trainer.devices.max_restarts);
+    TRYG(rank_count_decide(c, &g.k.trainer.devices, NULL, g.k.trainer.run.device, true, &g.placement), out);
+    TRYG(run_model_weights("model.path", g.k.raw.model_path, g.k.model.dir), out);
+    TRYG(tokenizer_open(&g.tok, g.k.model.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
     TRYG(read_prompts(&g), out);
     TRYG(open_generator(&g), out);
     TRYG(sample_all(&g), out);
     rc = write_rows(&g);
 out:
-    restart.ranks = g.k.n_ranks;
-    restart.by_ranks = g.k.devices.ranks > 0;
-    restart.ray = g.k.n_ray_nodes > 0;
+    restart.ranks = g.placement.n;
+    restart.by_ranks = g.k.trainer.devices.ranks > 0;
+    restart.ray = g.placement.n_ray_nodes > 0;
     generate_close(&g, rc == 0);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -261,7 +258,7 @@ static int adapter_bytes(const struct generate_config *k, struct dev *dev, const
     *bytes = 0;
     if (!k->adapter) return 0;
     TRY(lora_config_load(&cfg, k->adapter));
-    const int rc = optim_plan(&p, shape, dev, k->act, &cfg, &none);
+    const int rc = optim_plan(&p, shape, dev, k->model.act, &cfg, &none);
     lora_config_free(&cfg);
     *bytes = p.adapter;
     return rc;
@@ -271,28 +268,30 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     struct generate_config k = {0};
     struct dev dev = {0};
     struct model_config shape = {0};
-    int64_t local;
+    struct rank_placement ranks;
     int rc = 0;
     TRYG(generate_config_read(&k, c), end);
-    TRYG(run_plan_ranks(
-             &(struct train_plan_ranks_args){.conf = c, .keys = &k.devices, .device = k.device, .threads = k.threads, .plan = a},
-             &dev, &k.n_ranks, &local),
-         end);
+    TRYG(
+        run_plan_ranks(
+            &(struct train_plan_ranks_args){
+                .conf = c, .keys = &k.trainer.devices, .device = k.trainer.run.device, .threads = k.trainer.run.threads, .plan = a},
+            &dev, &ranks),
+        end);
     size_t adapter;
-    TRYG(model_config_load(&shape, k.model_dir), end);
+    TRYG(model_config_load(&shape, k.model.dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);
     const struct generator_size size = {
-        .longest = k.prompt_length, .prompts = (k.batch_size + k.n_ranks - 1) / k.n_ranks, .local_ranks = (int)local};
+        .longest = k.prompt_length, .prompts = (k.batch_size + ranks.n - 1) / ranks.n, .local_ranks = (int)ranks.n_local};
     const struct model_open_args o = {
-        .dir = k.model_dir, .act = k.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
+        .dir = k.model.dir, .act = k.model.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
     const struct decoder_args d = generator_decoder(&k, &dev, &shape, size);
-    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = decoder_bytes(&shape, k.act, &d),
-                 there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)local;
+    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = decoder_bytes(&shape, k.model.act, &d),
+                 there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)ranks.n_local;
     out->fits = weights + decoder <= there;
     buf_addf(&out->text, "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens",
-             (double)model_config_params(&shape) / 1e9, dtype_name(k.act), (long long)k.prompt_length,
+             (double)model_config_params(&shape) / 1e9, dtype_name(k.model.act), (long long)k.prompt_length,
              (long long)k.response_length);
-    if (k.n_ranks > 1) buf_addf(&out->text, "; each of %lld ranks:", (long long)k.n_ranks);
+    if (ranks.n > 1) buf_addf(&out->text, "; each of %lld ranks:", (long long)ranks.n);
     buf_adds(&out->text, "\n");
     struct memory_rows rows = {.text = &out->text, .narrow = true};
     char note[64];
@@ -304,7 +303,7 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     if (!out->fits) buf_adds(&out->text, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
     out->json = rows.json;
     json_object_set_new(out->json, "fits", json_boolean(out->fits));
-    if (k.n_ranks > 1) json_object_set_new(out->json, "ranks", json_pack("{s:I}", "n", (json_int_t)k.n_ranks));
+    if (ranks.n > 1) json_object_set_new(out->json, "ranks", json_pack("{s:I}", "n", (json_int_t)ranks.n));
     model_config_free(&shape);
 end:
     dev_close(&dev);

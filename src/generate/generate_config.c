@@ -24,21 +24,22 @@ int generate_config_read(struct generate_config *k, const struct conf *c) {
     const bool server = strcmp(conf_schema(c), "generation_server") == 0;
     k->conf = c;
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
+    k->trainer.seed = (uint64_t)k->raw.seed;
     k->n_key = server ? "actor_rollout_ref.rollout.n" : "data.n_samples";
     k->length_key = server ? "actor_rollout_ref.rollout.prompt_length" : "rollout.prompt_length";
-    if (k->temperature == 0 && k->n_samples > 1)
+    if (k->rollout.train.temperature == 0 && k->rollout.train.n > 1)
         FAIL(ERR_INVAL, "%s=%lld with temperature=0: greedy samples of a prompt are all the same; take 1, or a temperature above 0",
-             k->n_key, (long long)k->n_samples);
+             k->n_key, (long long)k->rollout.train.n);
     if (!k->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(k->output_path, ".parquet") && !ends_with(k->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", k->output_path);
-    const int rc = run_model_dir(k->model_path, false, &k->model_dir);
+    const int rc = run_model_dir(k->raw.model_path, false, &k->model.dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
-    if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;
+    if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     return 0;
 }
 
-void generate_config_free(struct generate_config *k) { free(k->model_dir); }
+void generate_config_free(struct generate_config *k) { train_model_config_free(&k->model); }
 
 char *generate_output_dir(const struct generate_config *k) {
     const char *slash = strrchr(k->output_path, '/');

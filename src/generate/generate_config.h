@@ -4,28 +4,23 @@
 #ifndef VERLC_GENERATE_CONFIG_H
 #define VERLC_GENERATE_CONFIG_H
 
-#include "device/device.h"
-#include "ranks/rank_count.h"
+#include "ppo/config.h"
 
-#include <jansson.h>
-
-struct generate_config {
+struct generate_config { /* constant once it is read */
+    struct {
+        const char *model_path, *chat_template;
+        const json_t *chat_kwargs;
+        int64_t seed;
+    } raw; /* as it is written */
     const char *const *files;
-    const char *prompt_key, *output_path, *device, *model_path, *tokenizer_dir, *chat_template;
-    const char *adapter; /* peft directory; NULL: none */
-    char *model_dir;
-    int64_t n_files, n_samples, batch_size, prompt_length, response_length, max_num_seqs, max_num_batched_tokens, seed;
-    struct train_devices_keys devices;
-    int64_t n_ranks;
-    int n_ray_nodes; /* on which Ray starts them; 0: not Ray */
-    int threads;
-    double temperature, top_p, memory_fraction;
-    int64_t top_k;
-    bool ignore_eos;
-    enum dtype act;
-    const json_t *chat_kwargs;
-    const char *length_key, *n_key; /* of prompt_length and n_samples, for messages */
-    const struct conf *conf;        /* borrowed */
+    const char *prompt_key, *output_path;
+    const char *adapter;                                         /* peft directory; NULL: none */
+    int64_t n_files, batch_size, prompt_length, response_length; /* batch_size 0: all prompts */
+    struct train_model_config model;
+    struct ppo_rollout_config rollout; /* .train and the engine's limits */
+    struct trainer_config trainer;     /* .devices, .seed, .run.device and .run.threads */
+    const char *length_key, *n_key;    /* of prompt_length and rollout.train.n, for messages */
+    const struct conf *conf;           /* borrowed */
 };
 /* ERR_INVAL names the key; ERR_INPUT: the model's directory. The caller frees k after an error too. */
 int generate_config_read(struct generate_config *k, const struct conf *c);

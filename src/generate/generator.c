@@ -14,19 +14,19 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
                                       struct generator_size s) {
-    const int64_t max_len = s.longest + k->response_length, most = k->max_num_seqs;
-    const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->n_samples) : most;
-    const int64_t rows = least(k->max_num_batched_tokens > seqs ? k->max_num_batched_tokens : seqs, seqs * max_len);
+    const int64_t max_len = s.longest + k->response_length, most = k->rollout.max_num_seqs;
+    const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->rollout.train.n) : most;
+    const int64_t rows = least(k->rollout.max_num_batched_tokens > seqs ? k->rollout.max_num_batched_tokens : seqs, seqs * max_len);
     const double share = dev_has_own_memory(dev) ? 1 : s.local_ranks;
     const struct decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
-    return decoder_size(dev, c, k->act, &limits, (size_t)(k->memory_fraction * (double)dev->mem_total / share));
+    return decoder_size(dev, c, k->model.act, &limits, (size_t)(k->rollout.memory_fraction * (double)dev->mem_total / share));
 }
 
 int generator_open(struct generator *g, struct generator_size s) {
     const struct generate_config *const k = g->k;
     const struct model_open_args o = {
-        .dir = k->model_dir, .act = k->act, .flags = MODEL_INFER, .max_len = s.longest + k->response_length};
-    TRY(tokenizer_open(&g->tok, k->tokenizer_dir));
+        .dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = s.longest + k->response_length};
+    TRY(tokenizer_open(&g->tok, k->model.tokenizer_dir));
     g->base.generator.tok = g->tok;
     TRY(model_open(&g->base.generator.model, &g->base.dev, &o));
     struct model *const m = g->base.generator.model;
@@ -61,7 +61,7 @@ static int open_device(struct comm *comm, const struct comm_call *call, struct c
     self.g.k = &self.k;
     TRY(rank_open_config(comm, call));
     TRY(generate_config_read(&self.k, rank_self()->conf));
-    TRY(rank_open_device(call, &self.g.base.dev, self.k.device, self.k.threads));
+    TRY(rank_open_device(call, &self.g.base.dev, self.k.trainer.run.device, self.k.trainer.run.threads));
     worker_open_local(&self.g.base, comm);
     rank_self()->worker = &self.g.base;
     out->value = json_object();

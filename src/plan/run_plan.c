@@ -11,20 +11,22 @@ void run_plan_free(struct run_plan *p) {
     *p = (struct run_plan){0};
 }
 
-int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local) {
+int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, struct rank_placement *out) {
     const struct train_devices_keys *const k = a->keys;
     const int64_t gpu = a->plan->gpu, gpus = a->plan->gpus; /* --gpu, --gpus */
     const struct resume none = {.step = -1};
-    *ranks = gpus > 0 ? gpus : rank_count_devices(a->conf, k) + (a->pools ? a->pools->gpus : 0);
-    if (gpu == 0 && gpus == 0) TRY(rank_count_decide(a->conf, k, a->pools, a->device, ranks, NULL));
+    *out = (struct rank_placement){.host_memory = a->plan->host};
+    out->n = gpus > 0 ? gpus : rank_count_devices(a->conf, k) + (a->pools ? a->pools->gpus : 0);
+    if (gpu == 0 && gpus == 0) TRY(rank_count_decide(a->conf, k, a->pools, a->device, false, out));
     if (gpu > 0) dev_open_cuda_planned(dev, (size_t)gpu);
     else TRY(resume_open_device(dev, &none, a->device, a->threads));
-    const int64_t there = gpu > 0 || gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? *ranks : dev_cuda_count();
-    if (*ranks > there) dev->mem_total /= (size_t)((*ranks + there - 1) / there); /* as ranks that share a GPU plan */
+    const int64_t n = out->n;
+    const int64_t there = gpu > 0 || gpus > 0 || k->ranks == 0 || !dev_has_own_memory(dev) ? n : dev_cuda_count();
+    if (n > there) dev->mem_total /= (size_t)((n + there - 1) / there); /* as ranks that share a GPU plan */
     if (gpus > 0 && !dev_has_own_memory(dev))
         FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
              (long long)gpus);
     const bool per_node = conf_is_set(a->conf, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
-    *local = per_node ? (k->n_gpus_per_node < *ranks ? k->n_gpus_per_node : *ranks) : (*ranks + k->nnodes - 1) / k->nnodes;
+    out->n_local = per_node ? (k->n_gpus_per_node < n ? k->n_gpus_per_node : n) : (n + k->nnodes - 1) / k->nnodes;
     return 0;
 }

@@ -34,8 +34,7 @@ struct train_plan_ranks_args {
     int threads;
     const struct train_plan_args *plan;
 };
-/* For a plan: its device, and how many ranks there are, `local` of them on a host. ERR_INVAL: GPUs of unknown size, since there is
- * none. */
-int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, int64_t *ranks, int64_t *local);
+/* For a plan: its device and its ranks. ERR_INVAL: GPUs of unknown size, since there is none. */
+int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, struct rank_placement *out);
 
 #endif

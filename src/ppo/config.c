@@ -108,7 +108,7 @@ static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, 
                       : (struct micro_batch_limits){.max_seqs = w->each ? w->each : w->all};
     if (cut->max_seqs < 1 && cut->max_rows < 1)
         FAIL(ERR_INVAL, "%s is not set; set it to the number of samples in a micro-batch, or %s=True", micro, dynamic);
-    if (!w->dynamic && !w->each && rank_count_devices(k->conf, &k->ranks.devices) > 1)
+    if (!w->dynamic && !w->each && rank_count_devices(k->conf, &k->trainer.devices) > 1)
         log_note("%.*s=%lld: each rank's micro-batches have so many samples, whatever the number of ranks, on which no result "
                  "depends; %s says the same",
                  (int)(per_gpu - micro), micro, (long long)w->all, micro);
@@ -571,8 +571,8 @@ static int derive_reward_model(struct ppo_config *k) {
 /* trainer.profile_steps, else verl's key of the same meaning. */
 static void derive_profile(struct ppo_config *k) {
     if (!conf_is_null(k->conf, "trainer.profile_steps")) return;
-    memcpy(k->trainer.profile_steps, k->raw.profile_steps, sizeof k->trainer.profile_steps);
-    k->trainer.n_profile_steps = k->raw.n_profile_steps;
+    memcpy(k->output.profile_steps, k->raw.profile_steps, sizeof k->output.profile_steps);
+    k->output.n_profile_steps = k->raw.n_profile_steps;
 }
 
 /* ---- pools ---- */
@@ -612,25 +612,25 @@ struct train_pool_devices ppo_config_pool_devices(const struct ppo_config *k) {
     struct train_pool_devices b = {.gpus = ppo_pool_ranks(&gpus), .ranks = ppo_pool_ranks(&ranks)};
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++) { /* hosts of another size are the trainer's, which have room for both */
         const struct ppo_pool_keys *keys = pool_request(k, i).keys;
-        if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->ranks.devices.n_gpus_per_node) b.nodes += keys->nnodes;
+        if (gpus.n[i] > 0 && keys->n_gpus_per_node == k->trainer.devices.n_gpus_per_node) b.nodes += keys->nnodes;
     }
     return b;
 }
 
-void ppo_config_pools(struct ppo_config *k, bool launched) {
+void ppo_config_pools(const struct ppo_config *k, bool launched, struct ppo_placement *p) {
     const struct train_pool_devices other = ppo_config_pool_devices(k);
-    const bool by_ranks = rank_count_on_cpu(k->trainer.run.device) || k->ranks.devices.ranks > 0 || other.gpus == 0;
-    const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->ranks.devices.ranks > 0 ? k->ranks.devices.ranks : 1;
-    const int64_t all = pools + (by_ranks ? own : rank_count_devices(k->conf, &k->ranks.devices));
-    k->ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = k->ranks.n}};
+    const bool by_ranks = rank_count_on_cpu(k->trainer.run.device) || k->trainer.devices.ranks > 0 || other.gpus == 0;
+    const int64_t pools = by_ranks ? other.ranks : other.gpus, own = k->trainer.devices.ranks > 0 ? k->trainer.devices.ranks : 1;
+    const int64_t all = pools + (by_ranks ? own : rank_count_devices(k->conf, &k->trainer.devices));
+    p->pools = (struct ppo_pools){.n = {[PPO_TRAIN] = p->all.n}};
     if (pools == 0) return;
-    if (k->ranks.n < (launched ? pools + 1 : all)) {
+    if (p->all.n < (launched ? pools + 1 : all)) {
         log_note("pools and the trainer request %lld ranks, not all there: no pools, the work takes turns on %lld rank%s",
-                 (long long)all, (long long)k->ranks.n, k->ranks.n == 1 ? "" : "s");
+                 (long long)all, (long long)p->all.n, p->all.n == 1 ? "" : "s");
         return;
     }
-    k->ranks.pools = requested_pools(k, by_ranks);
-    k->ranks.pools.n[PPO_TRAIN] = k->ranks.n - pools;
+    p->pools = requested_pools(k, by_ranks);
+    p->pools.n[PPO_TRAIN] = p->all.n - pools;
 }
 
 /* Notes pools that are requested and not created; a critic's keys: note_no_critic. */
@@ -693,10 +693,10 @@ static int derive_validation(struct ppo_config *k) {
     if (k->trainer.run.val_only)
         FAIL(ERR_INVAL,
              "trainer.val_only=True: there is nothing to validate on, as data.val_files is not set; set data.val_files=FILE");
-    if (k->use != PPO_WORKER && (k->trainer.val_before_train || k->trainer.run.test_freq > 0))
+    if (k->use != PPO_WORKER && (k->trainer.run.val_before_train || k->trainer.run.test_freq > 0))
         log_note(
             "data.val_files is not set: there is no validation, and trainer.val_before_train and trainer.test_freq have no effect");
-    k->trainer.val_before_train = false;
+    k->trainer.run.val_before_train = false;
     return 0;
 }
 
@@ -714,7 +714,7 @@ void ppo_config_sizes(struct ppo_config *k) {
                                   .open_prompts = k->schedule == PPO_FULLY_ASYNC ? k->async.most_open : k->data.train_batch_size};
 }
 
-int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use) {
+static int read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use) {
     TRY(ppo_config_fill(k, c));
     k->use = use;
     TRY(derive_schedule(k));
@@ -724,11 +724,6 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     TRY(derive_validation(k));
     TRY(ppo_validate_config(k));
     if (use != PPO_WORKER) note_no_pools(k);
-    k->ranks.n = k->ranks.n_local = k->ranks.pools.n[PPO_TRAIN] = 1;
-    const struct train_pool_devices other = ppo_config_pool_devices(k);
-    if (use == PPO_RUN)
-        TRY(rank_count_decide(c, &k->ranks.devices, &other, k->trainer.run.device, &k->ranks.n, &k->ranks.n_ray_nodes));
-    if (use == PPO_RUN) ppo_config_pools(k, rank_count_launched());
     derive_data(k);
     TRY(data_sampler_spec_check(&k->data.sampler));
     TRY(derive_model(k));
@@ -747,6 +742,30 @@ int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_
     return 0;
 }
 
+int ppo_config_read(const struct ppo_config **out, const struct conf *c, enum ppo_config_use use) {
+    struct ppo_config *const k = xmalloc(sizeof *k);
+    *out = k;
+    return read(k, c, use);
+}
+
+struct ppo_worker_config ppo_worker_config(const struct ppo_config *k, const struct ppo_placement *ranks) {
+    return (struct ppo_worker_config){.conf = k->conf,
+                                      .data = &k->data,
+                                      .distill = &k->distill,
+                                      .trainer = &k->trainer,
+                                      .sizes = &k->sizes,
+                                      .model = k->model,
+                                      .rollout = k->rollout,
+                                      .ref = k->ref,
+                                      .actor = k->actor,
+                                      .critic = k->critic,
+                                      .rm = k->rm,
+                                      .ranks = *ranks,
+                                      .layout = k->layout,
+                                      .schedule = k->schedule,
+                                      .has_ref = k->actor.use_kl_loss || k->algorithm.use_kl_in_reward};
+}
+
 int ppo_config_fetch(const struct ppo_config *k) {
     TRY(run_model_weights(ARR "model.path", k->raw.model_path, k->model.dir));
     TRY(run_model_weights("critic.model.path", k->raw.critic_path, k->critic.model_dir));
@@ -754,7 +773,9 @@ int ppo_config_fetch(const struct ppo_config *k) {
     return k->rm.enable ? run_model_weights("reward.reward_model.model_path", k->raw.rm_path, k->rm.model_dir) : 0;
 }
 
-void ppo_config_free(struct ppo_config *k) {
+void ppo_config_free(const struct ppo_config *read) {
+    struct ppo_config *const k = (struct ppo_config *)(uintptr_t)read;
+    if (!k) return;
     json_decref(k->data.chat_kwargs);
     free(k->algorithm.gdpo_weights);
     algo_user_close(k->algorithm.my_adv);
@@ -765,7 +786,6 @@ void ppo_config_free(struct ppo_config *k) {
     free(k->rm.model_dir);
     model_config_free(&k->rm.model);
     free(k->distill.teacher_dir);
-    free(k->model.dir);
-    train_lora_free(&k->model.lora);
-    *k = (struct ppo_config){0};
+    train_model_config_free(&k->model);
+    free(k);
 }

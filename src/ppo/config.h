@@ -13,11 +13,9 @@
 #include "model/optim/optimizer.h"
 #include "plan/rank_plan.h"
 #include "ppo/worker/resource_pools.h"
-#include "ranks/rank_count.h"
+#include "ranks/trainer_config.h"
 #include "reward/reward.h"
 #include "reward_model/generative_judge.h"
-#include "run/run.h"
-#include "train/activation_recompute.h"
 #include "train/lora_keys.h"
 #include "train/micro_batch.h"
 #include "train/optimizer_keys.h"
@@ -145,13 +143,6 @@ struct ppo_data_config { /* data */
     uint64_t seed; /* of the order of the training rows: data.seed, else trainer.seed */
     json_t *chat_kwargs;
 };
-struct ppo_model_config { /* actor_rollout_ref.model */
-    char *dir;            /* owned */
-    const char *tokenizer_dir;
-    struct train_lora lora;
-    enum dtype act;
-    enum train_recompute recompute;
-};
 struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     struct ppo_sampling train, val;
     int64_t max_num_seqs, max_num_batched_tokens;
@@ -210,25 +201,11 @@ struct ppo_reward_config { /* reward */
     const json_t *kwargs;
     const json_t *source_weights; /* {data source: factor}, or NULL */
 };
-struct ppo_trainer_config { /* trainer, global_profiler */
-    struct run_config run;
-    uint64_t seed; /* of all that has no seed of its own */
+struct ppo_output_config { /* trainer, global_profiler: what is written beside metrics and checkpoints */
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
-    int64_t total_epochs, total_training_steps;
-    bool val_before_train;
-    int64_t memory_limit;                    /* bytes of a device; 0: all */
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */
     int64_t n_profile_steps;
-};
-struct ppo_ranks_config {              /* trainer.n_gpus_per_node, nnodes, ranks, layout; the pools' */
-    struct train_devices_keys devices; /* as requested */
-    int64_t n, n_local;                /* ranks of the run, and those of a host that has the most of them */
-    struct ppo_pools pools;            /* of these ranks */
-    enum ppo_pool pool;                /* of this process, or that is planned; the trainer's in a run of one */
-    enum weight_layout layout;         /* of several ranks, as requested */
-    int64_t host_memory;               /* bytes that a host has; 0: as many as this one */
-    int n_ray_nodes;                   /* of a run: on which Ray starts them; 0: not Ray */
 };
 
 /* Numbers that follow from the slices, computed once. */
@@ -239,13 +216,13 @@ struct ppo_sizes {
     int64_t open_prompts;                  /* in generation at once */
 };
 
-/* The configuration, read once. */
+/* The configuration, constant once it is read. */
 struct ppo_config {
     const struct conf *conf;
     struct ppo_raw_config raw;
     enum ppo_config_use use;
     struct ppo_data_config data;
-    struct ppo_model_config model;
+    struct train_model_config model; /* actor_rollout_ref.model */
     struct ppo_rollout_config rollout;
     struct ppo_ref_config ref;
     struct ppo_algorithm_config algorithm;
@@ -254,8 +231,9 @@ struct ppo_config {
     struct ppo_distill_config distill;
     struct ppo_reward_config reward;
     struct ppo_rm_config rm;
-    struct ppo_trainer_config trainer;
-    struct ppo_ranks_config ranks;
+    struct trainer_config trainer;
+    struct ppo_output_config output;
+    enum weight_layout layout; /* trainer.layout: of several ranks, as requested */
     enum ppo_schedule schedule;
     struct ppo_async_config async;
     struct ppo_sizes sizes;
@@ -263,28 +241,45 @@ struct ppo_config {
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
 /* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
- * directory or file that a key names; ERR_IO: another run has the directory. The caller frees k after an error too. */
-int ppo_config_read(struct ppo_config *k, const struct conf *c, enum ppo_config_use use);
-void ppo_config_sizes(struct ppo_config *k); /* by ppo_config_read */
+ * directory or file that a key names; ERR_IO: another run has the directory. The caller frees *out after an error too. */
+int ppo_config_read(const struct ppo_config **out, const struct conf *c, enum ppo_config_use use);
+void ppo_config_free(const struct ppo_config *k); /* NULL ok */
+void ppo_config_sizes(struct ppo_config *k);      /* by ppo_config_read */
 /* The weights of the models that keys name by a hub id, where the local cache lacks them (run_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);
-void ppo_config_free(struct ppo_config *k);
 /* What the pools' keys request in addition to the trainer's ranks. */
 struct train_pool_devices ppo_config_pool_devices(const struct ppo_config *k);
-/* Assigns n_ranks to the pools that keys request. Too few ranks: no pools, and a note. launched: a launcher set the number of
+/* Assigns p's ranks to the pools that keys request. Too few ranks: no pools, and a note. launched: a launcher set the number of
  * ranks. */
-void ppo_config_pools(struct ppo_config *k, bool launched);
-/* Whether the critic's frozen weights are the policy's on the same ranks. */
-static inline bool ppo_critic_shares(const struct ppo_config *k) {
-    return k->critic.shares_base && k->ranks.pools.n[PPO_CRITIC] == 0;
-}
-/* Whether this process does that part of the work. */
+void ppo_config_pools(const struct ppo_config *k, bool launched, struct ppo_placement *p);
 /* A judge that is served: a scorer of the user's calls it. Else a reward model scores samples. */
 static inline bool ppo_serves_judge(const struct ppo_rm_config *k) { return k->enable && k->judge.serve; }
 static inline bool ppo_scores_by_model(const struct ppo_rm_config *k) { return k->enable && !k->judge.serve; }
-static inline bool ppo_does(const struct ppo_config *k, enum ppo_pool part) {
-    return ppo_pool_of(&k->ranks.pools, part) == k->ranks.pool;
+
+/* The slices that say what is on devices, for a worker and its plan. By value where one of them decides what keys leave open: a
+ * worker the offload that its device has and the steps of the optimizers, a plan what would fit instead. */
+struct ppo_worker_config {
+    const struct conf *conf;
+    const struct ppo_data_config *data;
+    const struct ppo_distill_config *distill;
+    const struct trainer_config *trainer;
+    const struct ppo_sizes *sizes;
+    struct train_model_config model;
+    struct ppo_rollout_config rollout;
+    struct ppo_ref_config ref;
+    struct ppo_actor_config actor;
+    struct ppo_critic_config critic;
+    struct ppo_rm_config rm;
+    struct ppo_placement ranks;
+    enum weight_layout layout;
+    enum ppo_schedule schedule;
+    bool has_ref; /* log-probs of a reference are needed; with an adapter they are the policy's without it */
+};
+struct ppo_worker_config ppo_worker_config(const struct ppo_config *k, const struct ppo_placement *ranks); /* borrows of k */
+/* Whether the critic's frozen weights are the policy's on the same ranks. */
+static inline bool ppo_critic_shares(const struct ppo_worker_config *k) {
+    return k->critic.shares_base && k->ranks.pools.n[PPO_CRITIC] == 0;
 }
 
 #endif

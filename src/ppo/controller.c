@@ -15,21 +15,21 @@
 #include <string.h>
 
 struct stage controller_stage(struct controller *c) {
-    return (struct stage){&c->worker.base, &c->run, &c->worker.scorer, c->k.trainer.seed, c->k.schedule};
+    return (struct stage){&c->worker.base, &c->run, &c->worker.scorer, c->k->trainer.seed, c->k->schedule};
 }
 
 struct generation controller_generation(const struct controller *c) {
-    const struct ppo_config *k = &c->k;
+    const struct ppo_config *k = c->k;
     return (struct generation){.tok = c->tok,
                                .reward = c->reward,
                                .data = c->train_data,
                                .threads = c->threads,
-                               .rollout = &k->rollout,
+                               .rollout = &c->rollout,
                                .rows = &k->data,
                                .algorithm = &k->algorithm,
                                .scores = &k->reward,
                                .rm = &k->rm,
-                               .critic_idle = k->ranks.pools.n[PPO_CRITIC] == 0};
+                               .critic_idle = c->ranks.pools.n[PPO_CRITIC] == 0};
 }
 
 /* ---- callbacks of the run ---- */
@@ -43,9 +43,9 @@ static void state(const void *ctx, json_t *trainer) {
     if (carry) json_object_set_new(trainer, "carried", batch_json(carry, timed));
     if (c->async) json_object_set(trainer, "fully_async", c->async);
     json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
-    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k.actor.grad_chunk));
-    if (c->k.critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k.critic.grad_chunk));
-    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k.trainer.seed));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k->actor.grad_chunk));
+    if (c->k->critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k->critic.grad_chunk));
+    json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k->trainer.seed));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
@@ -53,10 +53,10 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     const json_t *carried = json_object_get(trainer, "carried");
     double kl_coef;
     TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
-    if (strcmp(c->k.algorithm.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
-    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k.actor.grad_chunk, where));
-    if (c->k.critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k.critic.grad_chunk, where));
-    if (c->k.schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
+    if (strcmp(c->k->algorithm.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
+    TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k->actor.grad_chunk, where));
+    if (c->k->critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k->critic.grad_chunk, where));
+    if (c->k->schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
     TRY(batch_of_json(&c->carried, carried, where));
     for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 3 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
@@ -75,7 +75,7 @@ static int validate(void *ctx) {
     struct controller *c = ctx;
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
-    return ppo_validate(&s, &g, c->val_data, c->k.trainer.log_val_generations, &c->validation_dir);
+    return ppo_validate(&s, &g, c->val_data, c->k->output.log_val_generations, &c->validation_dir);
 }
 
 /* ---- opening ---- */
@@ -83,14 +83,14 @@ static int validate(void *ctx) {
 enum { TEXT_THREADS = 8 };
 
 static int open_text(struct controller *c) {
-    const int threads = c->k.trainer.run.threads > 0 ? (int)c->k.trainer.run.threads : pool_default_threads();
+    const int threads = c->k->trainer.run.threads > 0 ? (int)c->k->trainer.run.threads : pool_default_threads();
     TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
-    TRY(tokenizer_open(&c->tok, c->k.model.tokenizer_dir));
+    TRY(tokenizer_open(&c->tok, c->k->model.tokenizer_dir));
     return chat_template_create(&c->chat, c->tok);
 }
 
 static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
-    const struct ppo_config *k = &c->k;
+    const struct ppo_config *k = c->k;
     const struct rl_dataset_args a = {.files = train ? k->data.train_files : k->data.val_files,
                                       .n_files = train ? k->data.n_train_files : k->data.n_val_files,
                                       .prompt_key = k->data.prompt_key,
@@ -121,14 +121,20 @@ static int check_stop_metric(const struct controller *c) {
         sources[seen.n] = s;
         map_set(&seen, s, strlen(s), 1);
     }
-    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k.rollout.val.n);
+    const int rc = early_stop_expect(&c->run.early, sources, seen.n, c->k->rollout.val.n);
     map_free(&seen);
     free(sources);
     return rc;
 }
 
+/* Warns of a warm-up that is as long as the run. */
+static void check_warm_up(struct controller *c, struct optim_config o, double warmup_ratio, const char *section) {
+    train_optim_steps(&o, c->run.total_steps, warmup_ratio);
+    train_optim_check_steps(&o, section, run_warn_early, &c->run);
+}
+
 static int open_data(struct controller *c) {
-    struct ppo_config *k = &c->k;
+    const struct ppo_config *k = c->k;
     int64_t steps = k->trainer.total_training_steps;
     TRY(open_text(c));
     TRY(open_dataset(c, true, &c->train_data));
@@ -140,14 +146,12 @@ static int open_data(struct controller *c) {
                                         .keys = c->train_data->keys,
                                         .drop_last = true,
                                         .seed = k->data.seed};
-    if (k->schedule == PPO_FULLY_ASYNC) TRY(fully_async_steps(k, c->train_data->n, &steps));
+    if (k->schedule == PPO_FULLY_ASYNC)
+        TRY(fully_async_steps(&k->async, &k->trainer, k->data.train_batch_size, c->train_data->n, &steps));
     TRY(run_open_sampler(&c->run, &a, k->trainer.total_epochs, steps));
-    train_optim_steps(&k->actor.optim, c->run.total_steps, k->actor.warmup_ratio);
-    train_optim_steps(&k->critic.optim, c->run.total_steps, k->critic.warmup_ratio);
-    if (k->trainer.run.early_warnings)
-        train_optim_check_steps(&k->actor.optim, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
-    if (k->trainer.run.early_warnings && k->critic.enable)
-        train_optim_check_steps(&k->critic.optim, "critic.optim", run_warn_early, &c->run);
+    if (!k->trainer.run.early_warnings) return 0;
+    check_warm_up(c, k->actor.optim, k->actor.warmup_ratio, "actor_rollout_ref.actor.optim");
+    if (k->critic.enable) check_warm_up(c, k->critic.optim, k->critic.warmup_ratio, "critic.optim");
     return 0;
 }
 
@@ -165,7 +169,7 @@ static int check_data_sources(const struct controller *c) {
     const struct rl_dataset *const sets[] = {c->train_data, c->val_data};
     const char **sources = NULL;
     int64_t cap = 0, n = 0;
-    if (c->k.rm.enable) return 0;
+    if (c->k->rm.enable) return 0;
     for (int k = 0; k < 2; k++)
         for (int64_t i = 0; sets[k] && i < sets[k]->n; i++) {
             const char *source = json_string_value(json_object_get(sets[k]->prompts[i].row, sets[k]->reward_fn_key));
@@ -181,7 +185,7 @@ static int check_data_sources(const struct controller *c) {
 }
 
 int controller_try_data(const struct ppo_config *k, struct controller_rows *rows) {
-    struct controller c = {.k = *k};
+    struct controller c = {.k = k};
     *rows = (struct controller_rows){0};
     int rc = open_text(&c);
     if (rc == 0) rc = open_dataset(&c, true, &c.train_data);
@@ -216,15 +220,15 @@ static int open_run(struct controller *c, const struct conf *conf) {
                                         .plan = plan,
                                         .special_tokens = special_tokens,
                                         .headlines = headlines};
-    TRY(run_open(&c->run, conf, &c->k.trainer.run, &program));
-    c->run.warnings.samples = c->k.sizes.samples;
-    c->run.warnings.n = c->k.rollout.train.n;
+    TRY(run_open(&c->run, conf, &c->k->trainer.run, &program));
+    c->run.warnings.samples = c->k->sizes.samples;
+    c->run.warnings.n = c->k->rollout.train.n;
     return 0;
 }
 
 /* Reports what a resumed run changes: its keys, and the models that it reads from their directories at each start. */
 static int report_changes(struct controller *c, const struct conf *conf) {
-    const struct ppo_config *k = &c->k;
+    const struct ppo_config *k = c->k;
     const struct resume_model models[] = {
         {"actor_rollout_ref.model.path", k->model.dir, true},
         {"critic.model.path", k->critic.enable ? k->critic.model_dir : NULL, k->critic.lora.on},
@@ -238,23 +242,27 @@ static int report_changes(struct controller *c, const struct conf *conf) {
 
 /* The device, or with several ranks their processes; and what the run takes of it. */
 static int plan_worker(struct controller *c) {
-    if (c->k.ranks.n > 1) return ppo_ranks_plan(&c->worker, &c->k, &c->run);
+    c->worker.k = ppo_worker_config(c->k, &c->ranks);
+    if (c->ranks.all.n > 1) return ppo_ranks_plan(&c->worker, &c->run);
     TRY(run_open_device(&c->run, &c->worker.base.dev));
     worker_open_local(&c->worker.base, NULL);
-    return ppo_worker_plan(&c->worker, &c->k);
+    return ppo_worker_plan(&c->worker);
 }
 
 static int open_worker(struct controller *c) {
     const int64_t val_rows = c->val_data ? c->val_data->n : 0;
-    if (c->k.ranks.n > 1) return ppo_ranks_open(&c->worker, c->run.total_steps, val_rows);
-    return ppo_worker_open(&c->worker, c->tok, val_rows);
+    if (c->ranks.all.n > 1) return ppo_ranks_open(&c->worker, c->run.total_steps, val_rows);
+    return ppo_worker_open(&c->worker, c->tok, c->run.total_steps, val_rows);
 }
 
 static int open_scores(struct controller *c) {
     const struct generation g = controller_generation(c);
-    struct score_open_args a = {
-        .g = &g, .tokenizer = c->k.model.dir, .experiment = c->k.trainer.run.experiment, .deadline_s = c->k.trainer.run.deadline_s};
-    if (c->k.reward.own_manager) TRY(conf_json(c->k.conf, "", &a.config));
+    struct score_open_args a = {.g = &g,
+                                .judge_address = c->worker.judge_address,
+                                .tokenizer = c->k->model.dir,
+                                .experiment = c->k->trainer.run.experiment,
+                                .deadline_s = c->k->trainer.run.deadline_s};
+    if (c->k->reward.own_manager) TRY(conf_json(c->k->conf, "", &a.config));
     return ppo_reward_open(&c->reward, &a);
 }
 
@@ -266,25 +274,36 @@ static int check_files(const struct ppo_config *k) {
     return k->reward.manager_path ? run_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
 }
 
+/* The ranks of the run, and what each is for. */
+static int place_ranks(struct controller *c) {
+    const struct train_pool_devices other = ppo_config_pool_devices(c->k);
+    c->ranks = ppo_placement_alone(0);
+    TRY(rank_count_decide(c->k->conf, &c->k->trainer.devices, &other, c->k->trainer.run.device, true, &c->ranks.all));
+    ppo_config_pools(c->k, rank_count_launched(), &c->ranks);
+    return 0;
+}
+
 int controller_open(struct controller *c, const struct conf *conf) {
-    struct ppo_config *k = &c->k;
     struct worker *const worker = &c->worker.base;
-    TRY(ppo_config_read(k, conf, PPO_RUN));
-    c->rollout_dir = k->trainer.rollout_data_dir;
-    c->validation_dir = k->trainer.validation_data_dir;
+    TRY(ppo_config_read(&c->k, conf, PPO_RUN));
+    const struct ppo_config *const k = c->k;
+    TRY(place_ranks(c));
+    c->rollout = k->rollout;
+    c->rollout_dir = k->output.rollout_data_dir;
+    c->validation_dir = k->output.validation_data_dir;
     TRY(check_files(k));
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     TRY(report_changes(c, conf));
-    if (k->trainer.rollout_data_dir) TRY(run_directory("trainer.rollout_data_dir", k->trainer.rollout_data_dir));
-    if (k->trainer.validation_data_dir) TRY(run_directory("trainer.validation_data_dir", k->trainer.validation_data_dir));
+    if (k->output.rollout_data_dir) TRY(run_directory("trainer.rollout_data_dir", k->output.rollout_data_dir));
+    if (k->output.validation_data_dir) TRY(run_directory("trainer.validation_data_dir", k->output.validation_data_dir));
     TRY(algo_user_check(k->algorithm.my_adv));
     TRY(algo_user_check(k->actor.my_loss));
     TRY(plan_worker(c));
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
-    TRY(ppo_disk_check(k, &c->run, c->val_data ? c->val_data->n : 0));
+    TRY(ppo_disk_check(&c->worker.k, &c->run, c->val_data ? c->val_data->n : 0));
     TRY(open_scores(c));
     TRY(check_data_sources(c));
     TRY(open_worker(c));
@@ -304,5 +323,6 @@ void controller_close(struct controller *c, int rc) {
     close_data(c);
     batch_free(&c->carried);
     json_decref(c->async);
-    ppo_config_free(&c->k);
+    ppo_config_free(c->k);
+    run_unlock(&c->run);
 }

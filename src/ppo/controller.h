@@ -9,7 +9,9 @@
 #include <verlc.h>
 
 struct controller {
-    struct ppo_config k;
+    const struct ppo_config *k; /* owned */
+    struct ppo_placement ranks;
+    struct ppo_rollout_config rollout; /* k's; a time probe has responses go on to their full length */
     struct run run;
     struct tokenizer *tok;
     struct pool *threads; /* for text */
@@ -53,7 +55,8 @@ int ppo_update(struct verlc *v, struct verlc_batch *b, struct verlc_batch *drawn
 /* ---- one_step_off.c, fully_async.c: all steps of a run ---- */
 void ppo_one_step_off(struct verlc *v);
 void ppo_fully_async(struct verlc *v);
-/* The steps of n_rows rows, where trainer.total_training_steps says nothing. */
-int fully_async_steps(const struct ppo_config *k, int64_t n_rows, int64_t *steps);
+/* The steps of n_rows rows, where trainer.total_training_steps says nothing. batch: prompts of a step. */
+int fully_async_steps(const struct ppo_async_config *a, const struct trainer_config *t, int64_t batch, int64_t n_rows,
+                      int64_t *steps);
 
 #endif

@@ -60,13 +60,14 @@ int ppo_train(const struct conf *c) {
     struct ppo_config k;
     struct restart restart;
     TRY(ppo_config_fill(&k, c));
-    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.ranks.devices.max_restarts);
+    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.trainer.devices.max_restarts);
     struct verlc *v = verlc_open_conf(c);
-    schedules[verlc_controller(v)->k.schedule](v);
-    restart.ranks = verlc_controller(v)->k.ranks.n;
-    restart.pool_ranks = restart.ranks - verlc_controller(v)->k.ranks.pools.n[PPO_TRAIN];
-    restart.by_ranks = verlc_controller(v)->k.ranks.devices.ranks > 0;
-    restart.ray = verlc_controller(v)->k.ranks.n_ray_nodes > 0;
+    const struct controller *const run = verlc_controller(v);
+    schedules[run->k->schedule](v);
+    restart.ranks = run->ranks.all.n;
+    restart.pool_ranks = restart.ranks - run->ranks.pools.n[PPO_TRAIN];
+    restart.by_ranks = k.trainer.devices.ranks > 0;
+    restart.ray = run->ranks.all.n_ray_nodes > 0;
     const int rc = verlc_end(v);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -74,9 +75,9 @@ int ppo_train(const struct conf *c) {
 /* ---- the memory plan alone ---- */
 
 /* What a rank of this pool takes: the trainer's is the plan, others join it as "pools". */
-static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const struct memory_plan_shapes *shapes, struct dev *dev,
-                     struct run_plan *out) {
-    struct ppo_config k = *all;
+static int plan_pool(const struct ppo_worker_config *all, enum ppo_pool pool, const struct memory_plan_shapes *shapes,
+                     struct dev *dev, struct run_plan *out) {
+    struct ppo_worker_config k = *all;
     struct memory_plan p;
     k.ranks.pool = pool;
     TRY(memory_plan_make(&p, &k, shapes, dev));
@@ -91,44 +92,52 @@ static int plan_pool(const struct ppo_config *all, enum ppo_pool pool, const str
 }
 
 /* Of a whole run where the number of its steps is known, else of its first step. */
-static void plan_disk(const struct ppo_config *k, const struct controller_rows *rows, struct run_plan *out) {
-    const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->data.train_batch_size;
-    const int64_t steps = k->trainer.total_training_steps > 0 ? k->trainer.total_training_steps : epoch * k->trainer.total_epochs;
+static void plan_disk(const struct ppo_worker_config *k, const struct controller_rows *rows, struct run_plan *out) {
+    const int64_t epoch = k->schedule == PPO_FULLY_ASYNC ? 0 : rows->train / k->data->train_batch_size;
+    const struct trainer_config *const t = k->trainer;
+    const int64_t steps = t->total_training_steps > 0 ? t->total_training_steps : epoch * t->total_epochs;
     json_t *disk = ppo_disk_print(k, steps, rows->val, &out->text);
     if (disk) json_object_set_new(out->json, "disk", disk);
 }
 
+/* What is planned: the configuration on the ranks that it would have. */
+static int place(const struct ppo_config *k, const struct train_plan_args *a, struct dev *dev, struct ppo_worker_config *out) {
+    const struct train_pool_devices other = ppo_config_pool_devices(k);
+    const struct train_plan_ranks_args args = {.conf = k->conf,
+                                               .keys = &k->trainer.devices,
+                                               .pools = &other,
+                                               .device = k->trainer.run.device,
+                                               .threads = k->trainer.run.threads,
+                                               .plan = a};
+    struct ppo_placement ranks = {0};
+    TRY(run_plan_ranks(&args, dev, &ranks.all));
+    ppo_config_pools(k, false, &ranks);
+    *out = ppo_worker_config(k, &ranks);
+    memory_plan_offload(out, dev);
+    return 0;
+}
+
 int ppo_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out) {
-    struct ppo_config k = {0};
+    const struct ppo_config *read;
+    struct ppo_worker_config k;
     struct memory_plan_shapes shapes = {0};
     struct dev dev = {0};
     int rc = 0;
-    TRYG(ppo_config_read(&k, c, PPO_PLAN), end);
-    k.ranks.host_memory = a->host;
-    const struct train_pool_devices other = ppo_config_pool_devices(&k);
-    TRYG(run_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
-                                                        .keys = &k.ranks.devices,
-                                                        .pools = &other,
-                                                        .device = k.trainer.run.device,
-                                                        .threads = k.trainer.run.threads,
-                                                        .plan = a},
-                        &dev, &k.ranks.n, &k.ranks.n_local),
-         end);
-    ppo_config_pools(&k, false);
-    memory_plan_offload(&k, &dev);
+    TRYG(ppo_config_read(&read, c, PPO_PLAN), end);
+    TRYG(place(read, a, &dev, &k), end);
     TRYG(memory_plan_shapes_load(&shapes, &k), end);
     out->fits = true;
     TRYG(plan_pool(&k, PPO_TRAIN, &shapes, &dev, out), end);
-    const bool pools = k.ranks.n > k.ranks.pools.n[PPO_TRAIN];
+    const bool pools = k.ranks.all.n > k.ranks.pools.n[PPO_TRAIN];
     if (pools) json_object_set_new(out->json, "pools", json_object());
     for (int i = PPO_TRAIN + 1; i < PPO_POOLS; i++)
         if (k.ranks.pools.n[i] > 0) TRYG(plan_pool(&k, (enum ppo_pool)i, &shapes, &dev, out), end);
     struct controller_rows rows;
-    if (controller_try_data(&k, &rows) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
+    if (controller_try_data(read, &rows) < 0) log_warn("verlc ppo would refuse this here: %s", err_msg());
     plan_disk(&k, &rows, out);
 end:
     memory_plan_shapes_free(&shapes);
     dev_close(&dev);
-    ppo_config_free(&k);
+    ppo_config_free(read);
     return rc;
 }

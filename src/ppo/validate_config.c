@@ -36,7 +36,7 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
 static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, int64_t samples,
                          const struct ppo_cut_keys *w) {
     char key[128], what[256];
-    const int64_t devices = rank_count_data_parallel(k->conf, &k->ranks.devices, section);
+    const int64_t devices = rank_count_data_parallel(k->conf, &k->trainer.devices, section);
     if (w->dynamic) return 0;
     TRY(set_once(section, "ppo_micro_batch_size", w));
     if (k->data.train_batch_size < mini)
@@ -60,7 +60,7 @@ static int check_actor(const struct ppo_config *k) {
     if (!k->raw.update_cut.dynamic)
         TRY(divides("real_train_batch_size = data.train_batch_size * " ROLLOUT ".n", k->sizes.samples,
                     "minimal possible batch size = trainer.n_gpus_per_node * trainer.nnodes",
-                    rank_count_data_parallel(k->conf, &k->ranks.devices, ACTOR)));
+                    rank_count_data_parallel(k->conf, &k->trainer.devices, ACTOR)));
     return check_updates(k, ACTOR, k->actor.mini_batch_size, k->sizes.mini_batch, &k->raw.update_cut);
 }
 

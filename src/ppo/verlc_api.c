@@ -151,7 +151,7 @@ int verlc_close(struct verlc *v) {
 int verlc_failed(const struct verlc *v) { return v->rc; }
 int64_t verlc_step(const struct verlc *v) { return v->c.run.step; }
 int64_t verlc_last_step(const struct verlc *v) { return v->c.run.total_steps; }
-bool verlc_resamples(const struct verlc *v) { return v->c.k.algorithm.use_pf_ppo; }
+bool verlc_resamples(const struct verlc *v) { return v->c.k->algorithm.use_pf_ppo; }
 struct controller *verlc_controller(struct verlc *v) {
     return &v->c;
 }
@@ -292,8 +292,8 @@ static int reward(const struct stage *s, const struct controller *c, struct verl
     TRY(want(b, "verlc_reward", "score", BATCH_F64, "verlc_rollout"));
     phase_begin(s->run->stages, "reward");
     struct batch dropped;
-    const int rc = ppo_reward(s, &c->k.reward, &b->b, &dropped);
-    if (rc == 0) ppo_record(s, c->tok, &dropped, &c->k.rollout.train, false); /* what is not trained on can be looked at, too */
+    const int rc = ppo_reward(s, &c->k->reward, &b->b, &dropped);
+    if (rc == 0) ppo_record(s, c->tok, &dropped, &c->rollout.train, false); /* what is not trained on can be looked at, too */
     batch_free(&dropped);
     return rc;
 }
@@ -316,21 +316,21 @@ static int want_role(const struct stage *s, const char *call, enum verlc_role ro
     return 0;
 }
 
-static int log_probs(const struct stage *s, const struct ppo_config *k, enum verlc_role role, struct verlc_batch *b) {
+static int log_probs(const struct stage *s, const struct controller *c, enum verlc_role role, struct verlc_batch *b) {
     const char *call = "verlc_log_probs";
     TRY(want_samples(b, call));
     if ((unsigned)role >= N_ROLES || role == VERLC_CRITIC)
         FAIL(ERR_INVAL, "%s: a critic has none; the roles are VERLC_ACTOR, VERLC_REF and VERLC_TEACHER", call);
     TRY(want_role(s, call, role));
     phase_begin(s->run->stages, role == VERLC_ACTOR ? "old_log_prob" : role == VERLC_REF ? "ref" : "teacher");
-    if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &k->algorithm, &b->b);
-    return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &k->distill, &b->b);
+    if (role == VERLC_ACTOR) return ppo_old_log_probs(s, &c->k->algorithm, &b->b);
+    return role == VERLC_REF ? ppo_reference(s, &b->b) : ppo_teacher(s, &c->k->distill, &b->b);
 }
 
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_log_probs"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, log_probs(&s, &v->c.k, role, b));
+    return ended(v, log_probs(&s, &v->c, role, b));
 }
 
 static int values(const struct stage *s, struct verlc_batch *b) {
@@ -360,7 +360,7 @@ static int advantage(const struct stage *s, const struct ppo_algorithm_config *k
 int verlc_advantage(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_advantage"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, advantage(&s, &v->c.k.algorithm, &v->c.kl_ctrl, b));
+    return ended(v, advantage(&s, &v->c.k->algorithm, &v->c.kl_ctrl, b));
 }
 
 static int resample(const struct stage *s, const struct ppo_algorithm_config *k, const struct verlc_batch *b,
@@ -373,10 +373,10 @@ static int resample(const struct stage *s, const struct ppo_algorithm_config *k,
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out) {
     TRY(ready(v, "verlc_resample"));
     const struct stage s = controller_stage(&v->c);
-    return ended(v, resample(&s, &v->c.k.algorithm, b, out));
+    return ended(v, resample(&s, &v->c.k->algorithm, b, out));
 }
 
-static int update(const struct stage *s, const struct ppo_config *k, enum verlc_role role, struct verlc_batch *b) {
+static int update(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
     struct worker *const w = s->worker;
     const char *call = "verlc_update";
     TRY(want_samples(b, call));
@@ -390,9 +390,10 @@ static int update(const struct stage *s, const struct ppo_config *k, enum verlc_
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
-    if (k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (k->distill.enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (s->run->step < k->critic.actor_from) return w->ops->join(w);
+    const struct ppo_update_slices k = ppo_worker_slices(w);
+    if (k.actor->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (k.distill->enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
+    if (s->run->step < k.critic->actor_from && !s->run->probing) return w->ops->join(w);
     phase_begin(s->run->stages, "update_actor");
     TRY(w->ops->update(w, &ppo_update_actor, s->run, &b->b));
     return w->ops->join(w);
@@ -401,7 +402,7 @@ static int update(const struct stage *s, const struct ppo_config *k, enum verlc_
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_update"));
     const struct stage s = controller_stage(&v->c);
-    const int rc = update(&s, &v->c.k, role, b);
+    const int rc = update(&s, role, b);
     run_updated(&v->c.run);
     return ended(v, rc);
 }
@@ -409,15 +410,15 @@ int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
 /* ---- a step's begin and end ---- */
 
 static bool profiled(const struct controller *c) {
-    for (int64_t i = 0; i < c->k.trainer.n_profile_steps; i++)
-        if (c->k.trainer.profile_steps[i] == (double)c->run.step) return true;
+    for (int64_t i = 0; !c->run.probing && i < c->k->output.n_profile_steps; i++)
+        if (c->k->output.profile_steps[i] == (double)c->run.step) return true;
     return false;
 }
 
 /* Writes the step's trace. Its updates are done by then, so a failure is a warning. */
 static void write_trace(struct controller *c) {
-    char *path = xasprintf("%s/trace_step_%lld.json", c->k.trainer.run.default_local_dir, (long long)c->run.step);
-    int rc = file_mkdirs(c->k.trainer.run.default_local_dir);
+    char *path = xasprintf("%s/trace_step_%lld.json", c->k->trainer.run.default_local_dir, (long long)c->run.step);
+    int rc = file_mkdirs(c->k->trainer.run.default_local_dir);
     if (rc == 0) rc = c->worker.base.ops->trace(&c->worker.base, path);
     if (rc < 0) log_warn("step %lld was not traced: %s", (long long)c->run.step, err_msg());
     else
@@ -433,12 +434,13 @@ bool verlc_begin_step(struct verlc *v) {
         failed(v, err_set(ERR_INVAL, __FILE__, __LINE__, "verlc_begin_step: the step before has no verlc_end_step"));
         return false;
     }
+    const struct run_config *const k = &c->k->trainer.run;
     const bool first = !v->started;
     v->started = true;
-    if (first && c->val_data && (c->k.trainer.val_before_train || c->k.trainer.run.val_only) &&
+    if (first && c->val_data && !c->run.probing && (k->val_before_train || k->val_only) &&
         ended(v, run_validate_first(&c->run)) < 0)
         return false;
-    if (c->k.trainer.run.val_only || !run_begin_step(&c->run)) return false;
+    if (k->val_only || !run_begin_step(&c->run)) return false;
     if (!profiled(c)) return true;
     phase_begin(c->run.stages, "start_profile");
     const int rc = c->worker.base.ops->trace(&c->worker.base, NULL);
@@ -455,7 +457,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
     TRY(c->worker.base.ops->join(&c->worker.base));
     phase_begin(r->stages, "dump_rollout_generations");
     ppo_dump(&s, c->tok, &b->b, &c->rollout_dir);
-    ppo_record(&s, c->tok, &b->b, &c->k.rollout.train, false);
+    ppo_record(&s, c->tok, &b->b, &c->rollout.train, false);
     phase_end(r->stages);
     if (profiled(c)) {
         phase_begin(r->stages, "stop_profile");
@@ -463,7 +465,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
         phase_end(r->stages);
     }
     phases_metrics(r->stages, &r->metrics);
-    TRY(ppo_data_metrics(&s, &c->k.data, &b->b));
+    TRY(ppo_data_metrics(&s, &c->k->data, &b->b));
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
     metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");
     return 0;

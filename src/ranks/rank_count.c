@@ -148,8 +148,7 @@ bool rank_count_launched(void) {
 }
 
 int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                      const char *device, int64_t *n, int *ray_nodes) {
-    int none;
+                      const char *device, bool ray, struct rank_placement *p) {
     struct launch l;
     TRY(launch_read(&l, environ));
     const struct train_ranks_args a = {.conf = c,
@@ -158,7 +157,7 @@ int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, 
                                        .device = device,
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,
-                                       .ray = ray_nodes && ray_is_there(k->nnodes + (pools ? pools->nodes : 0))};
-    *n = rank_count_asked(&a, ray_nodes ? ray_nodes : &none);
+                                       .ray = ray && ray_is_there(k->nnodes + (pools ? pools->nodes : 0))};
+    p->n = rank_count_asked(&a, &p->n_ray_nodes);
     return 0;
 }

@@ -17,6 +17,13 @@ struct train_devices_keys {
     int64_t max_restarts;
 };
 
+/* What a run or a plan finds out of its ranks, once its configuration is read. */
+struct rank_placement {
+    int64_t n, n_local;  /* ranks, and those of a host that has the most of them */
+    int64_t host_memory; /* bytes that a host has; 0: as many as this one */
+    int n_ray_nodes;     /* of a run: on which Ray starts them; 0: not Ray */
+};
+
 /* How many GPUs the user requests; 1 where no key is set. verl's default of n_gpus_per_node is 8, so only a number that was set
  * counts. */
 int64_t rank_count_devices(const struct conf *c, const struct train_devices_keys *k);
@@ -45,10 +52,10 @@ bool rank_count_on_cpu(const char *device);
  * requested that this host has. Where that is another number than requested, one line of the log says why. >= 1.
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
 int64_t rank_count_asked(const struct train_ranks_args *a, int *ray_nodes);
-/* The same of this process: its environment, its GPUs; pools NULL: none; ray_nodes NULL: without Ray. ERR_INVAL: a launcher's
- * variables make no sense. */
+/* The same of this process: its environment, its GPUs. pools NULL: none. ray: where there is a Ray cluster, it may start them.
+ * Into p->n and p->n_ray_nodes. ERR_INVAL: a launcher's variables make no sense. */
 int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                      const char *device, int64_t *n, int *ray_nodes);
+                      const char *device, bool ray, struct rank_placement *p);
 /* Whether a launcher says how many ranks there are. */
 bool rank_count_launched(void);
 

@@ -220,6 +220,18 @@ out:
     return rc;
 }
 
+struct rank_group_args rank_group_args_of(const struct conf *c, const struct trainer_config *k, const struct rank_placement *p,
+                                          struct run *run) {
+    return (struct rank_group_args){.conf = c,
+                                    .ranks = (int)p->n,
+                                    .dir = k->run.default_local_dir,
+                                    .controller = k->devices.controller,
+                                    .deadline_s = k->run.deadline_s,
+                                    .run = run,
+                                    .ray_nodes = p->n_ray_nodes,
+                                    .ray_gpus = !rank_count_on_cpu(k->run.device)};
+}
+
 int rank_group_open(struct rank_group *g, const struct rank_group_args *a, const char *open, json_t *more, json_t **results) {
     struct launch l;
     int rc = 0;

@@ -8,7 +8,7 @@
 #include "conf/conf.h"
 #include "ranks/message_codec.h"
 #include "ranks/start_workers.h"
-#include "run/run.h"
+#include "ranks/trainer_config.h"
 
 /* For all ranks to join: a launcher may start some long after others. */
 #define RANK_START_S 300.0
@@ -44,6 +44,9 @@ struct rank_group_args {
     bool ray_gpus;
     bool embedded; /* in a user's program, which is its own worker: workers_args.own_arguments */
 };
+/* As the configuration says. run: NULL: none. */
+struct rank_group_args rank_group_args_of(const struct conf *c, const struct trainer_config *k, const struct rank_placement *p,
+                                          struct run *run);
 /* Starts the ranks, or under a launcher waits for them. They are one program's by the call `open`, which makes them load the
  * configuration and open their devices, all of one kind. more: further arguments of that call; taken, NULL: none. *results: a list
  * of each rank's, a new reference; NULL ok. */

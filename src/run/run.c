@@ -34,7 +34,7 @@ void run_warn_early(void *run, const char *line) {
     json_array_append_new(((struct run *)run)->odd, json_string(line));
 }
 
-int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p) {
+int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
     *r = (struct run){.k = *k, .program = *p, .saved_step = -1, .begun_step = -1, .from = {.step = -1}};
@@ -43,8 +43,9 @@ int run_open(struct run *r, const struct conf *c, struct run_config *k, const st
     r->loggers.trace = k->trace.backend != NULL;
     TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
-    TRY(run_config_lock(k));
-    r->k.lock = k->lock;
+    const int locked = run_config_lock(&r->k);
+    if (!k->lock) r->own_lock = r->k.lock;
+    TRY(locked);
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
     TRY(phases_create(&r->stages, k->deadline_s));
@@ -387,6 +388,11 @@ int run_fail(struct run *r, int rc) {
 }
 
 /* ---- closing ---- */
+
+void run_unlock(struct run *r) {
+    run_lock_release(r->own_lock);
+    r->own_lock = NULL;
+}
 
 void run_close(struct run *r, int rc) {
     struct err_saved why;

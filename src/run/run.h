@@ -42,11 +42,12 @@ struct run_config {
     struct early_stop_keys early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
     bool early_warnings;     /* warn of common failures (early_warnings.def) */
+    bool val_before_train;   /* the program validates before the first step */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */
     bool other_model;        /* a resumed run may go on from another model than it began from */
     bool async_save;         /* writing checkpoints overlaps with the next steps: the key, then the program's plan */
-    struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it; owned */
+    struct run_lock *lock;   /* of default_local_dir, once run_config_lock has it */
 };
 /* Whether a checkpoint may be saved that is not the last. */
 static inline bool run_saves_midway(const struct run_config *k) {
@@ -77,7 +78,8 @@ struct bad_gradient {
 };
 
 struct run {
-    struct run_config k;
+    struct run_config k;       /* of k, save_freq, test_freq and async_save are the program's to replace */
+    struct run_lock *own_lock; /* k.lock, where run_open has taken it; else NULL */
     struct run_program program;
     struct checkpoints checkpoints; /* owned; close NULL until run_ready */
     struct phases *stages;
@@ -106,9 +108,9 @@ struct run {
 };
 
 /* ---- opening, in this order; run_close takes a run at any of them ---- */
-/* The directory and its lock (k's, which is released with k, after run_close), watchdog, early stopping; finds what to
+/* The directory and its lock (k's, or its own until run_unlock), watchdog, early stopping; finds what to
  * resume from. Stage "start" until run_ready. */
-int run_open(struct run *r, const struct conf *c, struct run_config *k, const struct run_program *p);
+int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p);
 /* Logs what a resumed run changes, and takes the fingerprints of any run's models for its checkpoints (resume_changes.h).
  * ERR_INPUT: a model has changed that may not. */
 int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n);
@@ -121,6 +123,8 @@ int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t e
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models);
 /* rc: how the run ended, or 0. Logs what it did, and closes; the error's message stays. */
 void run_close(struct run *r, int rc);
+/* After run_close, once nothing writes there any more. */
+void run_unlock(struct run *r);
 
 /* ---- steps ---- */
 /* The next step; false: there is none. */

@@ -21,7 +21,7 @@ static const char **terminated(const char *const *v, int64_t n) {
 
 static int read_columns(struct supervised_config *k) {
     const struct supervised_columns *r = &k->columns;
-    struct sft_dataset_args *t = &k->train;
+    struct sft_dataset_args *t = &k->data.train;
     if (r->multiturn || !r->prompt_key) {
         t->messages_key = r->messages_key;
         t->tools_key = r->tools_key;
@@ -32,8 +32,8 @@ static int read_columns(struct supervised_config *k) {
     if (!r->response_key) FAIL(ERR_INVAL, "data.response_key is not set; data.prompt_key=%s needs it", r->prompt_key);
     t->prompt_key = r->prompt_key;
     t->response_key = r->response_key;
-    t->prompt_dict_keys = k->prompt_dict_keys = terminated(r->prompt_dict_keys, r->n_prompt_dict_keys);
-    t->response_dict_keys = k->response_dict_keys = terminated(r->response_dict_keys, r->n_response_dict_keys);
+    t->prompt_dict_keys = k->data.prompt_dict_keys = terminated(r->prompt_dict_keys, r->n_prompt_dict_keys);
+    t->response_dict_keys = k->data.response_dict_keys = terminated(r->response_dict_keys, r->n_response_dict_keys);
     return 0;
 }
 
@@ -50,26 +50,25 @@ static struct supervised_rows rows_of(const struct sft_dataset *d) {
     return (struct supervised_rows){.seqs = seqs, .n = d->n, .keys = d->keys};
 }
 
-static int open_data(struct supervised_data *d, struct supervised_config *k) {
+static int open_data(struct supervised_data *d, const struct supervised_config *k) {
     struct datasets *const own = d->own = xcalloc(1, sizeof *own);
-    struct sft_dataset_args *const t = &k->train, val = k->val;
-    t->tok = d->tok;
-    t->chat = d->chat;
-    t->max_length = k->max_length;
-    t->seed = k->seed;
-    t->shuffle = true;
-    t->what = "data.train_files";
-    t->sampler = &k->sampler;
-    k->val = *t;
-    k->val.files = val.files;
-    k->val.n_files = val.n_files;
-    k->val.max_samples = val.max_samples;
-    k->val.what = "data.val_files";
-    k->val.sampler = NULL;
-    TRY(sft_dataset_open(&own->train, t));
+    struct sft_dataset_args a = k->data.train;
+    a.tok = d->tok;
+    a.chat = d->chat;
+    a.max_length = k->data.max_length;
+    a.seed = k->trainer.seed;
+    a.shuffle = true;
+    a.what = "data.train_files";
+    a.sampler = &k->data.sampler;
+    TRY(sft_dataset_open(&own->train, &a));
     d->train = rows_of(own->train);
-    if (val.n_files == 0) return 0;
-    TRY(sft_dataset_open(&own->val, &k->val));
+    if (k->data.val.n_files == 0) return 0;
+    a.files = k->data.val.files;
+    a.n_files = k->data.val.n_files;
+    a.max_samples = k->data.val.max_samples;
+    a.what = "data.val_files";
+    a.sampler = NULL;
+    TRY(sft_dataset_open(&own->val, &a));
     d->val = rows_of(own->val);
     return 0;
 }

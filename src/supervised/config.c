@@ -19,62 +19,61 @@ static const struct conf_binding bindings[] = {
 
 static int derive_data(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
     const struct supervised_raw_config *r = &k->raw;
-    const int64_t devices = rank_count_data_parallel(c, &k->devices, "engine");
+    const int64_t devices = rank_count_data_parallel(c, &k->trainer.devices, "engine");
     TRY(p->read(k));
-    k->chat_kwargs = json_deep_copy(r->chat_kwargs);
-    if (r->chat_template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(r->chat_template));
-    k->train.chat_kwargs = k->chat_kwargs;
-    if (r->cut.dynamic) k->cut.max_rows = r->cut.tokens;
-    else k->cut.max_seqs = r->cut.each;
-    if (conf_is_null(c, "data.sampler.name")) k->sampler.order = DATA_SHUFFLE;
-    k->sampler.source_key = "data_source";
-    TRY(data_sampler_spec_check(&k->sampler));
-    if (k->train_batch_size % devices != 0)
+    k->data.chat_kwargs = json_deep_copy(r->chat_kwargs);
+    if (r->chat_template) json_object_set_new(k->data.chat_kwargs, "chat_template", json_string(r->chat_template));
+    k->data.train.chat_kwargs = k->data.chat_kwargs;
+    if (r->cut.dynamic) k->data.cut.max_rows = r->cut.tokens;
+    else k->data.cut.max_seqs = r->cut.each;
+    if (conf_is_null(c, "data.sampler.name")) k->data.sampler.order = DATA_SHUFFLE;
+    k->data.sampler.source_key = "data_source";
+    TRY(data_sampler_spec_check(&k->data.sampler));
+    if (k->data.train_batch_size % devices != 0)
         FAIL(ERR_INVAL, "data.train_batch_size (%lld) must be divisible by trainer.nnodes * trainer.n_gpus_per_node (%lld)",
-             (long long)k->train_batch_size, (long long)devices);
+             (long long)k->data.train_batch_size, (long long)devices);
     return 0;
 }
 
 static int derive_model(struct supervised_config *k, const struct conf *c) {
-    const int rc = run_model_dir(k->raw.model_path, false, &k->model_dir);
+    const int rc = run_model_dir(k->raw.model_path, false, &k->model.dir);
     if (rc < 0) return err_wrap(rc, "model.path");
-    TRY(train_make_lora(&k->lora, "model", &k->raw.lora, k->raw.model_path));
-    if (!k->tokenizer_dir) k->tokenizer_dir = k->model_dir;
-    if (conf_is_null(c, "trainer.recompute")) k->recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
-    k->warmup_ratio = k->raw.optim.warmup_ratio;
-    k->zero_indexed_step = train_zero_indexed(&k->raw.optim);
-    return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
+    TRY(train_make_lora(&k->model.lora, "model", &k->raw.lora, k->raw.model_path));
+    if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
+    if (conf_is_null(c, "trainer.recompute")) k->model.recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
+    k->optim.warmup_ratio = k->raw.optim.warmup_ratio;
+    k->optim.zero_indexed_step = train_zero_indexed(&k->raw.optim);
+    return train_make_optim(&k->optim.config, "optim", &k->raw.optim, &k->raw.offload);
 }
 
 int supervised_config_fill(struct supervised_config *k, const struct conf *c) {
     k->conf = c;
-    k->n_ranks = k->n_local = 1;
-    k->run.early_stop.threshold = NAN; /* null: none */
+    k->trainer.run.early_stop.threshold = NAN; /* null: none */
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
 }
 
 int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
     TRY(supervised_config_fill(k, c));
-    k->seed = (uint64_t)k->raw.seed;
+    k->trainer.seed = (uint64_t)k->raw.seed;
     TRY(derive_data(k, p, c));
-    k->run.title = p->name;
-    k->run.stop_metric = "val/loss";
-    const char *stop = k->run.early_stop.enable ? k->run.early_stop.metric : NULL;
-    if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->run.stop_metric) != 0)
+    k->trainer.run.title = p->name;
+    k->trainer.run.stop_metric = "val/loss";
+    const char *stop = k->trainer.run.early_stop.enable ? k->trainer.run.early_stop.metric : NULL;
+    if (stop && strncmp(stop, "val", 3) == 0 && strcmp(stop, k->trainer.run.stop_metric) != 0)
         FAIL(ERR_INVAL, "trainer.early_stopping.metric=%s: the metric of a validation is val/loss, and it is the default", stop);
-    const bool val = run_val_files(c, k->val.files, k->val.n_files);
-    if (!val && (k->val.n_files > 0 || (conf_is_set(c, "trainer.test_freq") && k->run.test_freq != 0 && k->run.test_freq != -1)))
+    const bool val = run_val_files(c, k->data.val.files, k->data.val.n_files);
+    if (!val && (k->data.val.n_files > 0 ||
+                 (conf_is_set(c, "trainer.test_freq") && k->trainer.run.test_freq != 0 && k->trainer.run.test_freq != -1)))
         log_note("data.val_files is not set: there is no validation, and trainer.test_freq has no effect");
-    if (!val) k->val.n_files = 0;
-    k->run.validates = k->val.n_files > 0 && k->run.test_freq != 0 && k->run.test_freq != -1;
+    if (!val) k->data.val.n_files = 0;
+    k->trainer.run.validates = k->data.val.n_files > 0 && k->trainer.run.test_freq != 0 && k->trainer.run.test_freq != -1;
     return derive_model(k, c);
 }
 
 void supervised_config_free(struct supervised_config *k) {
-    run_lock_release(k->run.lock);
-    free(k->model_dir);
-    train_lora_free(&k->lora);
-    json_decref(k->chat_kwargs);
-    free(k->prompt_dict_keys);
-    free(k->response_dict_keys);
+    run_lock_release(k->trainer.run.lock);
+    train_model_config_free(&k->model);
+    json_decref(k->data.chat_kwargs);
+    free(k->data.prompt_dict_keys);
+    free(k->data.response_dict_keys);
 }

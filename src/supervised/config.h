@@ -7,9 +7,7 @@
 
 #include "data/data.h"
 #include "model/optim/optimizer.h"
-#include "ranks/rank_count.h"
-#include "run/run.h"
-#include "train/activation_recompute.h"
+#include "ranks/trainer_config.h"
 #include "train/lora_keys.h"
 #include "train/micro_batch.h"
 #include "train/optimizer_keys.h"
@@ -39,30 +37,44 @@ struct supervised_raw_config {
     struct train_lora_keys lora;
 };
 
+struct supervised_data_config { /* data */
+    struct sft_dataset_args train, val;
+    struct data_sampler_spec sampler;
+    struct micro_batch_limits cut;
+    int64_t train_batch_size, grad_chunk, max_length;
+    json_t *chat_kwargs;
+    const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
+};
+struct supervised_optim_config { /* optim */
+    struct optim_config config;
+    double warmup_ratio;
+    bool zero_indexed_step;
+};
+
+/* The configuration, constant once it is read. */
 struct supervised_config {
     const struct conf *conf; /* borrowed */
     struct supervised_raw_config raw;
     struct supervised_columns columns;
-    char *model_dir;
-    const char *tokenizer_dir;
-    json_t *chat_kwargs;
-    bool zero_indexed_step;
-    struct sft_dataset_args train, val;
-    struct run_config run;
-    int64_t train_batch_size, grad_chunk, max_length, total_epochs, total_training_steps, memory_limit; /* bytes; 0: all */
-    struct micro_batch_limits cut;
-    enum dtype act;
-    enum train_recompute recompute;
-    struct train_lora lora;
-    struct optim_config optim;
-    double warmup_ratio;
-    struct data_sampler_spec sampler;
-    uint64_t seed;
-    struct train_devices_keys devices;                   /* as requested */
-    int64_t n_ranks, n_local, host_memory;               /* of a run or a plan, as in struct ppo_config */
-    int n_ray_nodes;                                     /* of a run: on which Ray starts them; 0: not Ray */
-    const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
+    struct supervised_data_config data;
+    struct train_model_config model;
+    struct supervised_optim_config optim;
+    struct trainer_config trainer;
 };
+
+/* What of it is on devices, for a worker and its plan, who decide what keys leave open: offload, the optimizer's steps. */
+struct supervised_worker_config {
+    const struct conf *conf;
+    const struct trainer_config *trainer;
+    struct supervised_data_config data;
+    struct train_model_config model;
+    struct supervised_optim_config optim;
+    struct rank_placement ranks;
+};
+static inline struct supervised_worker_config supervised_worker_config(const struct supervised_config *k,
+                                                                       struct rank_placement ranks) {
+    return (struct supervised_worker_config){k->conf, &k->trainer, k->data, k->model, k->optim, ranks};
+}
 
 /* What the keys say, as they are written. */
 int supervised_config_fill(struct supervised_config *k, const struct conf *c);

@@ -23,7 +23,8 @@ extern char **environ;
 
 struct learner {
     const struct supervised_program *program;
-    struct supervised_config k;
+    struct supervised_config k; /* constant once read */
+    struct rank_placement ranks;
     struct run run;
     struct supervised_worker worker;
     struct tokenizer *tok;
@@ -106,12 +107,12 @@ static int validate(void *ctx) {
 static void state(const void *ctx, json_t *trainer) {
     const struct learner *l = ctx;
     json_object_set_new(trainer, "total_tokens", json_integer(l->total_tokens));
-    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)l->k.grad_chunk));
+    json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)l->k.data.grad_chunk));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
     struct learner *l = ctx;
-    TRY(resume_compare(trainer, "grad_chunk", "data.grad_chunk", l->k.grad_chunk, where));
+    TRY(resume_compare(trainer, "grad_chunk", "data.grad_chunk", l->k.data.grad_chunk, where));
     return json_i64_opt(trainer, "total_tokens", &l->total_tokens, where);
 }
 
@@ -122,23 +123,24 @@ static const json_t *plan(const void *ctx) { return ((const struct learner *)ctx
 /* ---- opening ---- */
 
 static int open_data(struct learner *l) {
-    struct supervised_config *k = &l->k;
-    TRY(tokenizer_open(&l->tok, k->tokenizer_dir));
+    const struct supervised_config *k = &l->k;
+    TRY(tokenizer_open(&l->tok, k->model.tokenizer_dir));
     TRY(chat_template_create(&l->data.chat, l->tok));
     l->data.tok = l->tok;
     TRY(l->program->open_data(&l->data, k));
     const struct data_sampler_args a = {.n_rows = l->data.train.n,
-                                        .batch_size = k->train_batch_size,
-                                        .order = k->sampler.order,
+                                        .batch_size = k->data.train_batch_size,
+                                        .order = k->data.sampler.order,
                                         .keys = l->data.train.keys,
                                         .drop_last = true,
-                                        .seed = k->seed};
-    TRY(run_open_sampler(&l->run, &a, k->total_epochs, k->total_training_steps));
-    train_optim_steps(&k->optim, l->run.total_steps, k->warmup_ratio);
-    if (k->run.early_warnings) train_optim_check_steps(&k->optim, "optim", run_warn_early, &l->run);
+                                        .seed = k->trainer.seed};
+    TRY(run_open_sampler(&l->run, &a, k->trainer.total_epochs, k->trainer.total_training_steps));
+    struct optim_config o = k->optim.config;
+    train_optim_steps(&o, l->run.total_steps, k->optim.warmup_ratio);
+    if (k->trainer.run.early_warnings) train_optim_check_steps(&o, "optim", run_warn_early, &l->run);
     const int64_t epoch = data_sampler_batches(&l->run.sampler);
-    if (k->run.save_freq == RUN_EVERY_EPOCH) l->run.k.save_freq = epoch;
-    if (k->run.test_freq == RUN_EVERY_EPOCH) l->run.k.test_freq = epoch;
+    if (k->trainer.run.save_freq == RUN_EVERY_EPOCH) l->run.k.save_freq = epoch;
+    if (k->trainer.run.test_freq == RUN_EVERY_EPOCH) l->run.k.test_freq = epoch;
     return 0;
 }
 
@@ -149,7 +151,8 @@ static int64_t longest_of(const struct supervised_rows *d, int64_t longest) {
 
 /* The device, or with several ranks their processes. */
 static int open_device(struct learner *l) {
-    if (l->k.n_ranks > 1) return supervised_ranks_start(&l->worker, &l->run);
+    l->worker.k = supervised_worker_config(&l->k, l->ranks);
+    if (l->ranks.n > 1) return supervised_ranks_start(&l->worker, &l->run);
     TRY(run_open_device(&l->run, &l->worker.base.dev));
     worker_open_local(&l->worker.base, NULL);
     return 0;
@@ -157,8 +160,8 @@ static int open_device(struct learner *l) {
 
 static int open_model(struct learner *l, struct checkpoints *models) {
     const int64_t longest = longest_of(&l->data.val, longest_of(&l->data.train, 1));
-    TRY(l->k.n_ranks > 1 ? supervised_ranks_open(&l->worker, l->run.total_steps, longest)
-                         : supervised_worker_open(&l->worker, longest));
+    TRY(l->ranks.n > 1 ? supervised_ranks_open(&l->worker, l->run.total_steps, longest)
+                       : supervised_worker_open(&l->worker, l->run.total_steps, longest));
     l->worker.base.ops->checkpoints(&l->worker.base, models);
     log_info("%s", l->worker.planned.text);
     l->run.k.async_save = l->worker.planned.async_save;
@@ -171,9 +174,9 @@ static struct disk_plan_args disk_args(const struct disk_model *m) {
 
 static int check_disk(struct learner *l) {
     struct model_config shape = {0};
-    const struct disk_model m = {&shape, l->k.model_dir, &l->k.lora, &l->k.optim};
+    const struct disk_model m = {&shape, l->k.model.dir, &l->k.model.lora, &l->k.optim.config};
     struct disk_plan_args a = disk_args(&m);
-    TRY(model_config_load(&shape, l->k.model_dir));
+    TRY(model_config_load(&shape, l->k.model.dir));
     const int rc = disk_plan_check(&a, &l->run);
     model_config_free(&shape);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -183,20 +186,21 @@ static int open_all(struct learner *l, const struct conf *c) {
     static const char *const headlines[][2] = {
         {"train/loss", "loss"}, {"perf/throughput", "tok/s"}, {"train/lr", "lr"}, {"train/grad_norm", "grad_norm"}, {NULL, NULL}};
     const struct supervised_program *const p = l->program;
-    struct supervised_config *const k = &l->k;
+    const struct supervised_config *const k = &l->k;
     struct checkpoints models;
-    TRY(supervised_config_read(k, p, c));
-    TRY(run_check_files("data.train_files", k->train.files, k->train.n_files));
-    TRY(run_check_files("data.val_files", k->val.files, k->val.n_files));
-    TRY(rank_count_decide(c, &k->devices, NULL, k->run.device, &k->n_ranks, &k->n_ray_nodes));
-    TRY(run_model_weights("model.path", k->raw.model_path, k->model_dir));
+    TRY(supervised_config_read(&l->k, p, c));
+    TRY(run_check_files("data.train_files", k->data.train.files, k->data.train.n_files));
+    TRY(run_check_files("data.val_files", k->data.val.files, k->data.val.n_files));
+    l->ranks.n_local = 1;
+    TRY(rank_count_decide(c, &k->trainer.devices, NULL, k->trainer.run.device, true, &l->ranks));
+    TRY(run_model_weights("model.path", k->raw.model_path, k->model.dir));
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
-    l->worker = (struct supervised_worker){.program = p, .k = k};
-    TRY(run_open(&l->run, c, &k->run, &program));
-    const struct resume_model model = {"model.path", k->model_dir, true};
+    l->worker = (struct supervised_worker){.program = p};
+    TRY(run_open(&l->run, c, &k->trainer.run, &program));
+    const struct resume_model model = {"model.path", k->model.dir, true};
     TRY(run_tell_changes(&l->run, c, &model, 1));
-    TRY(resume_check_adapter(&l->run.from, "actor", "model", k->lora.on ? &k->lora.cfg : NULL));
+    TRY(resume_check_adapter(&l->run.from, "actor", "model", k->model.lora.on ? &k->model.lora.cfg : NULL));
     TRY(open_device(l));
     TRY(open_data(l));
     TRY(check_disk(l));
@@ -212,6 +216,7 @@ static void close_all(struct learner *l, int rc) {
     chat_template_destroy(l->data.chat);
     tokenizer_close(l->tok);
     supervised_config_free(&l->k);
+    run_unlock(&l->run);
 }
 
 /* ---- the program ---- */
@@ -231,7 +236,8 @@ static int serve(const struct supervised_program *p, const struct conf *c, const
     struct supervised_config k = {0};
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = supervised_config_read(&k, p, c);
-    const struct workers_args a = {.dir = k.run.default_local_dir, .controller = k.devices.controller, .start_s = RANK_START_S};
+    const struct workers_args a = {
+        .dir = k.trainer.run.default_local_dir, .controller = k.trainer.devices.controller, .start_s = RANK_START_S};
     if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){p->services, supervised_services, NULL});
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
@@ -245,12 +251,12 @@ int supervised_train(const struct supervised_program *p, const struct conf *c) {
     TRY(launch_read(&launch, environ));
     if (workers_started_this(&launch)) return serve(p, c, &launch);
     TRY(supervised_config_fill(&k, c));
-    restart_begin(&restart, k.run.default_local_dir, k.run.device, k.devices.max_restarts);
+    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.trainer.devices.max_restarts);
     int rc = open_all(&l, c);
     if (rc == 0) rc = steps(&l);
-    restart.ranks = l.k.n_ranks;
-    restart.by_ranks = l.k.devices.ranks > 0;
-    restart.ray = l.k.n_ray_nodes > 0;
+    restart.ranks = l.ranks.n;
+    restart.by_ranks = l.k.trainer.devices.ranks > 0;
+    restart.ray = l.ranks.n_ray_nodes > 0;
     close_all(&l, rc);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -292,11 +298,11 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
     const int rc = supervised_config_read(&k, p, c);
     const struct probe_keys keys = {.samples = "data.micro_batch_size_per_gpu",
                                     .tokens = "data.max_token_len_per_gpu",
-                                    .cut = k.cut,
-                                    .most = k.train_batch_size,
-                                    .recompute = k.recompute,
+                                    .cut = k.data.cut,
+                                    .most = k.data.train_batch_size,
+                                    .recompute = k.model.recompute,
                                     .offload = own_memory ? "engine.optimizer_offload" : NULL,
-                                    .offloads = k.optim.host_state};
+                                    .offloads = k.optim.config.host_state};
     if (rc == 0) probe_choices(&keys, out);
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -304,34 +310,37 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
 
 /* ---- `verlc plan` ---- */
 
-static void plan_disk(const struct supervised_config *k, const struct model_config *shape, struct run_plan *out) {
-    const struct disk_model m = {shape, k->model_dir, &k->lora, &k->optim};
+static void plan_disk(const struct supervised_worker_config *k, const struct model_config *shape, struct run_plan *out) {
+    const struct disk_model m = {shape, k->model.dir, &k->model.lora, &k->optim.config};
     struct disk_plan_args a = disk_args(&m);
-    a.run = &k->run;
-    a.steps = k->total_training_steps > 0 ? k->total_training_steps : 0;
+    a.run = &k->trainer->run;
+    a.steps = k->trainer->total_training_steps > 0 ? k->trainer->total_training_steps : 0;
     json_t *disk = disk_plan_print(&a, &out->text);
     if (disk) json_object_set_new(out->json, "disk", disk);
 }
 
 int supervised_plan(const struct supervised_program *program, const struct conf *c, const struct train_plan_args *a,
                     struct run_plan *out) {
-    struct supervised_config k = {0};
+    struct supervised_config read = {0};
     struct model_config shape = {0};
     struct dev dev = {0};
+    struct rank_placement ranks;
     int rc = 0;
-    TRYG(supervised_config_read(&k, program, c), end);
-    k.host_memory = a->host;
-    TRYG(run_plan_ranks(
-             &(struct train_plan_ranks_args){
-                 .conf = c, .keys = &k.devices, .device = k.run.device, .threads = k.run.threads, .plan = a},
-             &dev, &k.n_ranks, &k.n_local),
+    TRYG(supervised_config_read(&read, program, c), end);
+    TRYG(run_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
+                                                        .keys = &read.trainer.devices,
+                                                        .device = read.trainer.run.device,
+                                                        .threads = read.trainer.run.threads,
+                                                        .plan = a},
+                        &dev, &ranks),
          end);
-    TRYG(model_config_load(&shape, k.model_dir), end);
+    TRYG(model_config_load(&shape, read.model.dir), end);
+    struct supervised_worker_config k = supervised_worker_config(&read, ranks);
     rc = supervised_memory_plan_print(&k, &dev, &shape, out);
     if (rc == 0) plan_disk(&k, &shape, out);
     model_config_free(&shape);
 end:
     dev_close(&dev);
-    supervised_config_free(&k);
+    supervised_config_free(&read);
     return rc;
 }

@@ -15,7 +15,7 @@
 
 /* What is planned. */
 struct query {
-    const struct supervised_config *k;
+    const struct supervised_worker_config *k;
     struct dev *dev;
     const struct model_config *c;
     int64_t longest; /* tokens of the longest sample */
@@ -32,48 +32,49 @@ struct plan {
 
 /* All but activations: weights, adapter, master, gradients, optimizer state. */
 static int model_bytes(struct model_memory *m, const struct query *q, int64_t max_rows) {
-    const struct supervised_config *const k = q->k;
-    const struct model_open_args open = {.act = k->act, .flags = MODEL_INFER, .max_len = k->max_length, .quant = k->lora.quant};
+    const struct supervised_worker_config *const k = q->k;
+    const struct model_open_args open = {
+        .act = k->model.act, .flags = MODEL_INFER, .max_len = k->data.max_length, .quant = k->model.lora.quant};
     const struct model_memory_args a = {.config = q->c,
                                         .dev = q->dev,
                                         .open = &open,
-                                        .lora = &k->lora,
-                                        .optim = &k->optim,
+                                        .lora = &k->model.lora,
+                                        .optim = &k->optim.config,
                                         .max_rows = max_rows,
-                                        .grad_chunk = k->grad_chunk,
-                                        .ranks = k->n_ranks,
-                                        .local = k->n_local};
+                                        .grad_chunk = k->data.grad_chunk,
+                                        .ranks = k->ranks.n,
+                                        .local = k->ranks.n_local};
     return model_memory(m, &a);
 }
 
 static size_t pass_bytes(const struct plan *p, const struct query *q) {
-    return dev_working_bytes(q->dev, &p->sizes) + train_pages(trained_model_block_bytes(q->c, q->k->act, &p->a));
+    return dev_working_bytes(q->dev, &p->sizes) + train_pages(trained_model_block_bytes(q->c, q->k->model.act, &p->a));
 }
 
 static int plan_make(struct plan *p, const struct query *q) {
-    const struct supervised_config *const k = q->k;
-    const struct micro_batch_limits cut = k->cut;
+    const struct supervised_worker_config *const k = q->k;
+    const struct micro_batch_limits cut = k->data.cut;
     const bool own = dev_has_own_memory(q->dev);
-    *p = (struct plan){.a = {.dev = q->dev, .train = true, .optim = &k->optim, .grad_chunk = k->grad_chunk}};
+    *p = (struct plan){.a = {.dev = q->dev, .train = true, .optim = &k->optim.config, .grad_chunk = k->data.grad_chunk}};
     struct trained_model_args *const a = &p->a;
     a->max_rows = cut.max_rows == 0 ? size_mul(cut.max_seqs, q->longest) : cut.max_rows > q->longest ? cut.max_rows : q->longest;
-    a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : k->train_batch_size;
+    a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : k->data.train_batch_size;
     TRY(micro_batch_rows_check("data.micro_batch_size_per_gpu", a->max_seqs, q->longest, a->max_rows));
-    p->sizes = model_dev_sizes(q->c, k->act, a->max_rows, a->max_rows, 1);
-    p->limit = plan_memory_limit(q->dev, k->memory_limit);
-    if (!own) p->limit /= (size_t)k->n_local;
+    p->sizes = model_dev_sizes(q->c, k->model.act, a->max_rows, a->max_rows, 1);
+    p->limit = plan_memory_limit(q->dev, k->trainer->memory_limit);
+    if (!own) p->limit /= (size_t)k->ranks.n_local;
     TRY(model_bytes(&p->model, q, a->max_rows));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
-    a->keep = train_keep(k->recompute, q->c, k->act, a->max_rows, 0);
+    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, 0);
     p->pass = pass_bytes(p, q);
     p->least = p->fixed + p->pass;
-    if (own && k->recompute == RECOMPUTE_AUTO && p->least < p->limit) {
-        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->act, a->max_rows, p->limit - p->least);
+    if (own && k->model.recompute == RECOMPUTE_AUTO && p->least < p->limit) {
+        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
-    const size_t host = plan_host_limit(k->host_memory) / (size_t)k->n_local;
-    p->copy =
-        plan_checkpoint_copy(&k->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass, own ? host : p->limit);
+    const size_t host = plan_host_limit(k->ranks.host_memory) / (size_t)k->ranks.n_local;
+    p->copy = plan_checkpoint_copy(&k->trainer->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass,
+                                   own ? host : p->limit);
     if (!own) p->fixed += p->copy;
     return 0;
 }
@@ -81,7 +82,7 @@ static int plan_make(struct plan *p, const struct query *q) {
 /* ---- the refusal ---- */
 
 /* Whether a run with this configuration instead would fit. */
-static bool fits(const struct query *q, const struct supervised_config *k) {
+static bool fits(const struct query *q, const struct supervised_worker_config *k) {
     const struct query other = {k, q->dev, q->c, q->longest};
     struct plan p;
     return plan_make(&p, &other) == 0 && p.least + (dev_has_own_memory(q->dev) ? 0 : p.copy) <= p.limit;
@@ -89,23 +90,23 @@ static bool fits(const struct query *q, const struct supervised_config *k) {
 
 /* The nearest change that fits: first those that leave the result as it is and cost least. */
 static int refuse(const struct plan *p, const struct query *q) {
-    const bool own = dev_has_own_memory(q->dev), samples = q->k->cut.max_seqs > 0;
-    struct supervised_config k = *q->k;
+    const bool own = dev_has_own_memory(q->dev), samples = q->k->data.cut.max_seqs > 0;
+    struct supervised_worker_config k = *q->k;
     char text[160];
     const char *const need = memory_need(text, p->fixed + p->pass, p->limit, "");
-    k.recompute = RECOMPUTE_AUTO;
+    k.model.recompute = RECOMPUTE_AUTO;
     if (fits(q, &k)) return memory_refuse(need, "model.enable_gradient_checkpointing=True, without a trainer.recompute,");
     k = *q->k;
-    while (micro_batch_limits_lower(&k.cut, q->longest))
+    while (micro_batch_limits_lower(&k.data.cut, q->longest))
         if (fits(q, &k))
             return memory_refuse(need, "data.%s=%lld", samples ? "micro_batch_size_per_gpu" : "max_token_len_per_gpu",
-                                 (long long)(samples ? k.cut.max_seqs : k.cut.max_rows));
+                                 (long long)(samples ? k.data.cut.max_seqs : k.data.cut.max_rows));
     k = *q->k;
-    k.grad_chunk = 1;
-    if (q->k->grad_chunk > 1 && fits(q, &k)) return memory_refuse(need, "without data.grad_chunk it");
+    k.data.grad_chunk = 1;
+    if (q->k->data.grad_chunk > 1 && fits(q, &k)) return memory_refuse(need, "without data.grad_chunk it");
     k = *q->k;
-    k.optim.host_master = k.optim.host_state = true;
-    if (own && !q->k->optim.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
+    k.optim.config.host_master = k.optim.config.host_state = true;
+    if (own && !q->k->optim.config.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }
 
@@ -121,19 +122,19 @@ static int plan_check(const struct plan *p, const struct query *q) {
 
 static json_t *add_rows(const struct plan *p, const struct query *q, struct buf *text) {
     struct memory_rows r = {.text = text, .narrow = true};
-    const struct supervised_config *const k = q->k;
-    const bool several = k->n_ranks > 1;
+    const struct supervised_worker_config *const k = q->k;
+    const bool several = k->ranks.n > 1;
     const struct memory_training t = {.model = &p->model,
-                                      .master = k->optim.host_master ? "in host memory"
-                                                : several            ? "a shard"
-                                                                     : "",
-                                      .state = optim_kind_name(k->optim.kind),
-                                      .grad_chunk = k->grad_chunk,
+                                      .master = k->optim.config.host_master ? "in host memory"
+                                                : several                   ? "a shard"
+                                                                            : "",
+                                      .state = optim_kind_name(k->optim.config.kind),
+                                      .grad_chunk = k->data.grad_chunk,
                                       .own_grads = true,
                                       .several = several};
     char note[192], kept[96];
     memory_rows_open(&r, p->fixed + p->pass, p->limit);
-    memory_row(&r, "weights", p->model.weights, k->lora.on ? "frozen" : "");
+    memory_row(&r, "weights", p->model.weights, k->model.lora.on ? "frozen" : "");
     if (p->model.adapter) memory_row(&r, "adapter", p->model.adapter, "compute copies and scratch");
     memory_rows_training(&r, &t);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->a.max_rows,
@@ -151,12 +152,12 @@ void supervised_planned_free(struct supervised_planned *p) {
     *p = (struct supervised_planned){0};
 }
 
-static void plan_offload(struct supervised_config *k, const struct dev *dev) {
-    struct optim_config *const o = &k->optim;
+static void plan_offload(struct supervised_worker_config *k, const struct dev *dev) {
+    struct optim_config *const o = &k->optim.config;
     if (!plan_can_offload(dev, o->host_master)) o->host_master = o->host_state = false;
 }
 
-int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
+int supervised_memory_plan(struct supervised_worker_config *k, struct dev *dev, const struct model_config *c, int64_t longest,
                            struct trained_model_args *a, struct supervised_planned *out) {
     const struct query q = {k, dev, c, longest};
     struct plan p;
@@ -165,8 +166,9 @@ int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const s
     TRY(plan_make(&p, &q));
     *a = p.a;
     TRY(plan_check(&p, &q));
-    out->text = xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
-                          (double)trained_model_block_bytes(c, k->act, a) / 0x1p30, train_keep_text(a->keep, c, kept, sizeof kept));
+    out->text =
+        xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
+                  (double)trained_model_block_bytes(c, k->model.act, a) / 0x1p30, train_keep_text(a->keep, c, kept, sizeof kept));
     out->async_save = p.copy > 0;
     out->json = add_rows(&p, &q, NULL);
     dev->planned = p.fixed + p.pass;
@@ -175,38 +177,40 @@ int supervised_memory_plan(struct supervised_config *k, struct dev *dev, const s
 
 /* How several ranks share the work; the plan of one alone for comparison. */
 static json_t *ranks_table(const struct plan *p, const struct query *q, struct buf *b) {
-    const struct supervised_config *const k = q->k;
-    struct rank_plan r = {.n = k->n_ranks,
-                          .local = k->n_local,
-                          .micro = rank_plan_micro_batches(k->cut, p->a.max_rows, k->max_length, k->train_batch_size),
-                          .chunk = k->grad_chunk,
+    const struct supervised_worker_config *const k = q->k;
+    struct rank_plan r = {.n = k->ranks.n,
+                          .local = k->ranks.n_local,
+                          .micro =
+                              rank_plan_micro_batches(k->data.cut, p->a.max_rows, k->data.max_length, k->data.train_batch_size),
+                          .chunk = k->data.grad_chunk,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
                           .layout = LAYOUT_WHOLE,
                           .least = {[LAYOUT_WHOLE] = p->least}};
-    struct supervised_config one = *k;
+    struct supervised_worker_config one = *k;
     struct plan own;
-    one.n_ranks = one.n_local = 1;
+    one.ranks.n = one.ranks.n_local = 1;
     if (plan_make(&own, &(struct query){&one, q->dev, q->c, q->longest}) == 0) r.one = own.least;
     return rank_plan_print(&r, b);
 }
 
-int supervised_memory_plan_print(struct supervised_config *k, struct dev *dev, const struct model_config *c, struct run_plan *out) {
-    const struct query q = {k, dev, c, k->max_length};
+int supervised_memory_plan_print(struct supervised_worker_config *k, struct dev *dev, const struct model_config *c,
+                                 struct run_plan *out) {
+    const struct query q = {k, dev, c, k->data.max_length};
     struct plan p;
     struct err_saved why;
     struct buf *const b = &out->text;
     plan_offload(k, dev);
     TRY(plan_make(&p, &q));
-    buf_addf(b, "memory plan: %s of %.3f B parameters, %s, samples of up to %lld tokens", k->run.title,
-             (double)model_config_params(c) / 1e9, dtype_name(k->act), (long long)k->max_length);
-    if (k->n_ranks > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->n_ranks);
+    buf_addf(b, "memory plan: %s of %.3f B parameters, %s, samples of up to %lld tokens", k->trainer->run.title,
+             (double)model_config_params(c) / 1e9, dtype_name(k->model.act), (long long)k->data.max_length);
+    if (k->ranks.n > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->ranks.n);
     buf_adds(b, "\n");
     out->json = add_rows(&p, &q, b);
     out->fits = plan_check(&p, &q) == 0;
     err_save(&why);
     json_object_set_new(out->json, "fits", json_boolean(out->fits));
-    if (k->n_ranks > 1) json_object_set_new(out->json, "ranks", ranks_table(&p, &q, b));
+    if (k->ranks.n > 1) json_object_set_new(out->json, "ranks", ranks_table(&p, &q, b));
     err_restore(&why);
     if (!out->fits) buf_addf(b, "  does not fit: %s\n", err_msg());
     return 0;

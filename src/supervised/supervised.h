@@ -42,9 +42,9 @@ struct supervised_program {
     const char *name;                              /* of the command */
     const char *open;                              /* a rank's first call, of `services`: supervised_open_rank */
     const struct worker_process_service *services; /* end with a name NULL */
-    int (*read)(struct supervised_config *k);      /* what else follows from keys; into k->train */
-    /* Reads the data by k->train, k->val. close: after a failure too. */
-    int (*open_data)(struct supervised_data *d, struct supervised_config *k);
+    int (*read)(struct supervised_config *k);      /* what else follows from keys; into k->data */
+    /* Reads the data by k->data. close: after a failure too. */
+    int (*open_data)(struct supervised_data *d, const struct supervised_config *k);
     void (*close_data)(struct supervised_data *d);
     /* The loss of a micro-batch (train/trained_model.h), on the rank that computes it, and its statistics: (of `stats`), zeros. */
     int (*loss)(const struct supervised_batch *b, const struct micro_loss *m, double *stats);

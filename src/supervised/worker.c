@@ -1,6 +1,8 @@
 /* worker.c - see worker.h: the model in this process, and its update. */
 #include "supervised/worker.h"
 
+#include "train/optimizer_keys.h"
+
 #include "base/err.h"
 #include "base/json.h"
 
@@ -9,26 +11,28 @@
 
 /* ---- opening ---- */
 
-int supervised_worker_open(struct supervised_worker *w, int64_t longest) {
-    struct supervised_config *const k = w->k;
+int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int64_t longest) {
+    struct supervised_worker_config *const k = &w->k;
     struct trained_model_args a;
     struct model_config shape;
-    if (k->memory_limit > 0 && (size_t)k->memory_limit < w->base.dev.mem_total) w->base.dev.mem_total = (size_t)k->memory_limit;
-    TRY(tokenizer_files_read(&w->tokenizer, k->tokenizer_dir));
-    TRY(model_config_load(&shape, k->model_dir));
+    const size_t limit = (size_t)k->trainer->memory_limit;
+    if (limit > 0 && limit < w->base.dev.mem_total) w->base.dev.mem_total = limit;
+    train_optim_steps(&k->optim.config, total_steps, k->optim.warmup_ratio);
+    TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
+    TRY(model_config_load(&shape, k->model.dir));
     const int rc = supervised_memory_plan(k, &w->base.dev, &shape, longest, &a, &w->planned);
     model_config_free(&shape);
     TRY(rc);
     if (w->base.comm) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
-    const struct model_open_args m = {.dir = k->model_dir,
-                                      .act = k->act,
-                                      .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
-                                      .max_len = k->max_length,
-                                      .shard = all_reduce_shard(w->devices, &k->optim)};
-    TRY(train_open_model(&w->model, &w->base.dev, &m, &k->lora, k->seed));
+    const struct model_open_args m = {.dir = k->model.dir,
+                                      .act = k->model.act,
+                                      .flags = k->optim.config.host_master ? MODEL_HOST_MASTER : 0,
+                                      .max_len = k->data.max_length,
+                                      .shard = all_reduce_shard(w->devices, &k->optim.config)};
+    TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
     a.model = w->model;
     a.group = w->devices;
-    struct worker_role policy = {.cut = k->cut, .temperature = 1};
+    struct worker_role policy = {.cut = k->data.cut, .temperature = 1};
     TRY(trained_model_create(&policy.model, &a));
     worker_set_role(&w->base, WORKER_POLICY, &policy);
     w->base.parts[w->base.n_parts++] = (struct ckpt_part){"actor", w->model, trained_model_optim(policy.model), w->tokenizer};
@@ -138,9 +142,9 @@ static int read_rows(const struct batch *b, struct packed_seq **seqs, uint8_t **
 
 static int update(struct worker *base, struct run *run, struct batch *b) {
     struct supervised_worker *const w = (struct supervised_worker *)base;
-    const struct supervised_config *const k = w->k;
+    const struct supervised_worker_config *const k = &w->k;
     struct metrics *const m = &run->metrics;
-    const int64_t n = b->n_rows, index = train_lr_index(run->step, 1, k->zero_indexed_step);
+    const int64_t n = b->n_rows, index = train_lr_index(run->step, 1, k->optim.zero_indexed_step);
     struct step s = {.program = w->program, .run = run, .n_rows = n};
     struct update_result r;
     struct batch_col *row;
@@ -152,13 +156,13 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     CHECK(s.n_stats <= SUPERVISED_MAX_STATS);
     int64_t *len = xmalloc((size_t)n * sizeof *len);
     for (int64_t i = 0; i < n; i++) len[i] = s.rows[i].n;
-    struct update u = {.optim = &k->optim,
-                       .lr = optim_lr(&k->optim, index),
+    struct update u = {.optim = &k->optim.config,
+                       .lr = optim_lr(&k->optim.config, index),
                        .n = n,
                        .mini_batch = n,
                        .epochs = 1,
                        .len = len,
-                       .cut = k->cut,
+                       .cut = k->data.cut,
                        .metrics = &s.metrics,
                        .ctx = &s,
                        .take = take_batch,
@@ -172,7 +176,7 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     update_metrics_set(&s.metrics, m);
     TRY(rc);
     if (r.n_steps > 0) metrics_set(m, r.grad_norm, "train/grad_norm");
-    metrics_set(m, optim_lr(&k->optim, index + 1), "train/lr"); /* the next one's, as verl */
+    metrics_set(m, optim_lr(&k->optim.config, index + 1), "train/lr"); /* the next one's, as verl */
     metrics_set(m, r.flops, "train/mfu");
     metrics_set_i64(m, r.n_tokens, "train/global_tokens");
     return 0;

@@ -13,8 +13,7 @@
 struct supervised_worker {
     struct worker base; /* first */
     const struct supervised_program *program;
-    /* Borrowed; n_ranks is how many share an update; the optimizer's steps are set before the model is opened. */
-    struct supervised_config *k;
+    struct supervised_worker_config k; /* set before the rest */
     struct supervised_planned planned; /* after the model */
     /* ---- in this process ---- */
     struct collective *devices; /* with base.comm: the ranks' devices */
@@ -25,7 +24,7 @@ struct supervised_worker {
 };
 /* The device is open (worker_open_local): plans and opens the model. longest: tokens of the longest sample. ERR_NOMEM: it does not
  * fit. */
-int supervised_worker_open(struct supervised_worker *w, int64_t longest);
+int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int64_t longest);
 /* Starts the ranks; they plan and open the model. run: borrowed. */
 int supervised_ranks_start(struct supervised_worker *w, struct run *run);
 int supervised_ranks_open(struct supervised_worker *w, int64_t total_steps, int64_t longest);

@@ -3,7 +3,6 @@
  * Invariant: names and arguments of these calls stand here alone, at both ends. */
 #include "ranks/worker_calls.h"
 #include "supervised/worker.h"
-#include "train/optimizer_keys.h"
 
 #include "base/err.h"
 #include "base/json.h"
@@ -11,15 +10,8 @@
 /* ---- the learner's end ---- */
 
 int supervised_ranks_start(struct supervised_worker *w, struct run *run) {
-    const struct supervised_config *k = w->k;
-    const struct rank_group_args a = {.conf = k->conf,
-                                      .ranks = (int)k->n_ranks,
-                                      .dir = k->run.default_local_dir,
-                                      .controller = k->devices.controller,
-                                      .deadline_s = k->run.deadline_s,
-                                      .run = run,
-                                      .ray_nodes = k->n_ray_nodes,
-                                      .ray_gpus = !rank_count_on_cpu(k->run.device)};
+    const struct supervised_worker_config *k = &w->k;
+    const struct rank_group_args a = rank_group_args_of(k->conf, k->trainer, &k->ranks, run);
     return dispatch_open(&w->base, &w->ranks, &a, w->program->open, NULL, NULL);
 }
 
@@ -57,15 +49,15 @@ int supervised_open_rank(const struct supervised_program *p, struct comm *comm, 
     static const struct worker_update *const updates[] = {&supervised_update, NULL};
     rank_self()->updates = updates;
     rank_self()->close = rank_close;
-    self.w = (struct supervised_worker){.program = p, .k = &self.k};
+    self.w = (struct supervised_worker){.program = p};
     TRY(rank_open_config(comm, call));
     TRY(supervised_config_read(&self.k, p, rank_self()->conf));
-    TRY(rank_open_run(&self.k.run));
-    TRY(rank_open_device(call, &self.w.base.dev, self.k.run.device, self.k.run.threads));
+    TRY(rank_open_run(&self.k.trainer.run));
+    TRY(rank_open_device(call, &self.w.base.dev, self.k.trainer.run.device, self.k.trainer.run.threads));
     worker_open_local(&self.w.base, comm);
     rank_self()->worker = &self.w.base;
-    self.k.n_ranks = comm_size(comm);
-    self.k.n_local = comm_local_size(comm);
+    const struct rank_placement ranks = {.n = comm_size(comm), .n_local = comm_local_size(comm)};
+    self.w.k = supervised_worker_config(&self.k, ranks);
     out->value = json_object();
     rank_describe(out->value, &self.w.base.dev);
     return 0;
@@ -77,8 +69,7 @@ static int rank_open_model(struct comm *comm, const struct comm_call *call, stru
     (void)comm;
     TRY(json_i64(call->args, "total_steps", &total_steps, call->name));
     TRY(json_i64(call->args, "longest", &longest, call->name));
-    train_optim_steps(&self.k.optim, total_steps, self.k.warmup_ratio);
-    TRY(supervised_worker_open(&self.w, longest));
+    TRY(supervised_worker_open(&self.w, total_steps, longest));
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints);
     out->value = json_pack("{s:O, s:s, s:b}", "plan", p->json, "text", p->text, "async_save", p->async_save);
     return 0;

@@ -46,6 +46,11 @@ void train_lora_free(struct train_lora *l) {
     free(l->adapter);
 }
 
+void train_model_config_free(struct train_model_config *m) {
+    free(m->dir);
+    train_lora_free(&m->lora);
+}
+
 static int put_adapter(struct model *m, const struct train_lora *l, uint64_t seed) {
     if (!l->adapter) return model_lora_create(m, &l->cfg, seed);
     TRY(model_lora_load(m, l->adapter));

@@ -6,12 +6,21 @@
 #include "conf/conf.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
+#include "train/activation_recompute.h"
 
 struct train_lora {
     bool on;                /* lora_rank > 0, or lora_adapter_path is set */
     struct lora_config cfg; /* of the adapter to come, or of the one in adapter */
     char *adapter;          /* peft directory to start from; NULL: a new one; owned */
     enum quant_kind quant;  /* of the frozen base */
+};
+/* The group `model` of a configuration; the row of conf/keys is MODEL. */
+struct train_model_config {
+    char *dir; /* owned */
+    const char *tokenizer_dir;
+    struct train_lora lora;
+    enum dtype act;
+    enum train_recompute recompute;
 };
 /* SECTION.* as they are written; filled by the rows ADAPTER of shared_groups.def, and SECTION.quantization. */
 struct train_lora_keys {
@@ -24,6 +33,7 @@ struct train_lora_keys {
  * the base model. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: the adapter to start from. */
 int train_make_lora(struct train_lora *l, const char *section, const struct train_lora_keys *k, const char *model_path);
 void train_lora_free(struct train_lora *l);
+void train_model_config_free(struct train_model_config *m);
 
 /* The model to train: all of it with a master, or frozen with an adapter. of a->flags, where the master is (MODEL_HOST_MASTER)
  * and whether a critic's base is a->base's (MODEL_SHARED_BASE).

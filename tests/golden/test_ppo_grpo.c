@@ -143,7 +143,8 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     a.model = w->model[VERLC_REF];
     a.train = false;
     OK(trained_model_create(&w->base.role[VERLC_REF].model, &a));
-    w->k = &r->k;
+    const struct ppo_placement alone = ppo_placement_alone(0);
+    w->k = ppo_worker_config(&r->k, &alone);
     worker_open_local(&w->base, NULL);
     for (int i = 0; i < N_ROLES; i++) {
         const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};

@@ -76,7 +76,6 @@ static void rig_open(struct rig *r, const char *backend) {
                                              .max_seqs = 9};
         OK(trained_model_create(&w->base.role[roles[i]].model, &a));
     }
-    w->k = &r->k;
     worker_open_local(&w->base, NULL);
     for (int i = 0; i < N_ROLES; i++) {
         const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
@@ -167,6 +166,8 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     double worst = 0, got;
     r->k.actor.agg_mode = r->k.critic.agg_mode = algo_agg_find(agg);
     r->k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
+    const struct ppo_placement alone = ppo_placement_alone(0);
+    r->w.k = ppo_worker_config(&r->k, &alone);
     metrics_reset(&r->run.metrics);
     recorded(r, &b);
     OK(ppo_old_log_probs(&r->stage, &r->k.algorithm, &b));

@@ -263,7 +263,6 @@ static void open_model(struct rig *r, enum verlc_role role) {
                                          .max_seqs = ROWS,
                                          .list = memory_plan_distill_list(&r->k.distill)};
     OK(trained_model_create(&w->base.role[role].model, &a));
-    w->k = &r->k;
     w->base.vocab = w->model[role]->cfg.vocab;
     worker_open_local(&w->base, NULL);
     const struct worker_role x = {w->base.role[role].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
@@ -319,6 +318,8 @@ static void step(enum change what, enum how how, struct metrics *m, float *after
     configure(&r.k, how);
     open_model(&r, trained(how));
     r.k.schedule = r.stage.schedule = PPO_ONE_STEP_OFF;
+    const struct ppo_placement alone = ppo_placement_alone(0);
+    r.w.k = ppo_worker_config(&r.k, &alone);
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);
     add_teacher(&r, &b);

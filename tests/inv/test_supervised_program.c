@@ -18,7 +18,7 @@ static int read_keys(struct supervised_config *k) {
     return 0;
 }
 
-static int open_data(struct supervised_data *d, struct supervised_config *k) {
+static int open_data(struct supervised_data *d, const struct supervised_config *k) {
     struct packed_seq *seqs = xcalloc(ROWS, sizeof *seqs);
     for (int i = 0; i < ROWS; i++) {
         for (int t = 0; t < LEN[i]; t++) ids[i][t] = 3 + (i * 7 + t * 5) % 40;
@@ -26,7 +26,7 @@ static int open_data(struct supervised_data *d, struct supervised_config *k) {
     }
     d->own = seqs;
     d->train = d->val = (struct supervised_rows){.seqs = seqs, .n = ROWS};
-    assert_int_equal(k->train.n_files, 1);
+    assert_int_equal(k->data.train.n_files, 1);
     return 0;
 }
 

@@ -45,7 +45,7 @@ static int load(struct conf **c, const char *schema, const char *path, const cha
     return rc;
 }
 
-static int read_ppo(struct ppo_config *k, const char *const *args, struct conf **c) {
+static int read_ppo(const struct ppo_config **k, const char *const *args, struct conf **c) {
     static const char *const fixed[] = {"algorithm.adv_estimator=grpo",
                                         "data.train_batch_size=8",
                                         ACTOR "ppo_mini_batch_size=8",
@@ -55,7 +55,7 @@ static int read_ppo(struct ppo_config *k, const char *const *args, struct conf *
                                         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
                                         ROLLOUT "name=verlc",
                                         NULL};
-    *k = (struct ppo_config){0};
+    *k = NULL;
     TRY(load(c, "ppo_trainer", MODEL "path", fixed, args));
     return ppo_config_read(k, *c, PPO_PLAN);
 }
@@ -169,10 +169,10 @@ static void test_ppo_refusals(void **state) {
         {{"+trainer.early_stopping.mode=high"}, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct ppo_config k;
+        const struct ppo_config *k;
         struct conf *c = NULL;
         check(&cases[i], read_ppo(&k, cases[i].args, &c));
-        ppo_config_free(&k);
+        ppo_config_free(k);
         conf_free(c);
     }
 }
@@ -205,7 +205,7 @@ static void test_sft_refusals(void **state) {
 
 #define PPO(k, c, ...) assert_int_equal(read_ppo(&(k), (const char *const[]){__VA_ARGS__, NULL}, &(c)), 0)
 
-static void done(struct ppo_config *k, struct conf *c) {
+static void done(const struct ppo_config *k, struct conf *c) {
     ppo_config_free(k);
     conf_free(c);
 }
@@ -213,18 +213,18 @@ static void done(struct ppo_config *k, struct conf *c) {
 /* data.seed is the order's alone; a null data_loader_seed is trainer.seed. */
 static void test_seeds(void **state) {
     (void)state;
-    struct ppo_config k;
+    const struct ppo_config *k;
     struct conf *c = NULL;
     PPO(k, c, "trainer.seed=7");
-    assert_true(k.trainer.seed == 7 && k.data.seed == 7 && k.actor.seed == 42 && k.actor.policy.seed == 7);
-    done(&k, c);
+    assert_true(k->trainer.seed == 7 && k->data.seed == 7 && k->actor.seed == 42 && k->actor.policy.seed == 7);
+    done(k, c);
     PPO(k, c, "trainer.seed=7", "data.seed=9", ACTOR "data_loader_seed=null");
-    assert_true(k.trainer.seed == 7 && k.data.seed == 9 && k.actor.seed == 7 && k.actor.policy.seed == 7);
-    done(&k, c);
+    assert_true(k->trainer.seed == 7 && k->data.seed == 9 && k->actor.seed == 7 && k->actor.policy.seed == 7);
+    done(k, c);
     PPO(k, c, "trainer.seed=7", "algorithm.adv_estimator=gae", "critic.model.path=/", "critic.ppo_micro_batch_size_per_gpu=4",
         "critic.data_loader_seed=null");
-    assert_true(k.critic.seed == 7);
-    done(&k, c);
+    assert_true(k->critic.seed == 7);
+    done(k, c);
 }
 
 /* The same names of dtypes everywhere; what decides between a key and an older one. */
@@ -236,40 +236,40 @@ static void test_choices(void **state) {
     } names[] = {{"bfloat16", DT_BF16}, {"bf16", DT_BF16}, {"auto", DT_BF16},
                  {"float32", DT_F32},   {"fp32", DT_F32},  {"float", DT_F32}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        struct ppo_config k;
+        const struct ppo_config *k;
         struct supervised_config s;
         struct conf *c = NULL;
         char *arg[3] = {xasprintf(ACTOR "fsdp_config.dtype=%s", names[i].word), xasprintf(ROLLOUT "dtype=%s", names[i].word),
                         xasprintf("engine.dtype=%s", names[i].word)};
         PPO(k, c, arg[0]);
-        assert_int_equal(k.model.act, names[i].dt);
-        done(&k, c);
+        assert_int_equal(k->model.act, names[i].dt);
+        done(k, c);
         PPO(k, c, arg[1]);
-        assert_int_equal(k.model.act, names[i].dt);
-        done(&k, c);
+        assert_int_equal(k->model.act, names[i].dt);
+        done(k, c);
         assert_int_equal(read_sft(&s, (const char *const[]){arg[2], NULL}, &c), 0);
-        assert_int_equal(s.act, names[i].dt);
+        assert_int_equal(s.model.act, names[i].dt);
         supervised_config_free(&s);
         conf_free(c);
         for (int j = 0; j < 3; j++) free(arg[j]);
     }
-    struct ppo_config k;
+    const struct ppo_config *k;
     struct conf *c = NULL;
     PPO(k, c, ACTOR "optim.clip_grad=0.5", "trainer.device_memory_limit=1.5GiB", "global_profiler.steps=[1,3]");
-    assert_true(k.actor.optim.clip == 0.5 && k.trainer.memory_limit == (int64_t)3 << 29);
-    assert_true(k.trainer.n_profile_steps == 2 && k.trainer.profile_steps[1] == 3 && k.model.recompute == RECOMPUTE_AUTO);
-    done(&k, c);
+    assert_true(k->actor.optim.clip == 0.5 && k->trainer.memory_limit == (int64_t)3 << 29);
+    assert_true(k->output.n_profile_steps == 2 && k->output.profile_steps[1] == 3 && k->model.recompute == RECOMPUTE_AUTO);
+    done(k, c);
     PPO(k, c, ACTOR "optim.clip_grad=0.5", ACTOR "grad_clip=2", "trainer.profile_steps=[5]", "global_profiler.steps=[1,3]",
         "actor_rollout_ref.model.enable_gradient_checkpointing=False", ACTOR "fsdp_config.optimizer_offload=True");
-    assert_true(k.actor.optim.clip == 2 && k.trainer.n_profile_steps == 1 && k.trainer.profile_steps[0] == 5 &&
-                k.model.recompute == RECOMPUTE_NONE);
-    assert_true(k.actor.optim.host_state && k.actor.optim.host_master);
-    done(&k, c);
+    assert_true(k->actor.optim.clip == 2 && k->output.n_profile_steps == 1 && k->output.profile_steps[0] == 5 &&
+                k->model.recompute == RECOMPUTE_NONE);
+    assert_true(k->actor.optim.host_state && k->actor.optim.host_master);
+    done(k, c);
     PPO(k, c, "trainer.recompute=mlp", ACTOR "use_dynamic_bsz=True", ACTOR "fsdp_config.param_offload=True");
-    assert_true(k.model.recompute == RECOMPUTE_MLP && k.actor.update_cut.max_rows == 16384 && k.actor.update_cut.max_seqs == 0);
-    assert_true(!k.actor.optim.host_state && k.actor.optim.host_master && k.trainer.run.max_bad_steps == 3 &&
-                k.trainer.run.early_stop.patience == 3);
-    done(&k, c);
+    assert_true(k->model.recompute == RECOMPUTE_MLP && k->actor.update_cut.max_rows == 16384 && k->actor.update_cut.max_seqs == 0);
+    assert_true(!k->actor.optim.host_state && k->actor.optim.host_master && k->trainer.run.max_bad_steps == 3 &&
+                k->trainer.run.early_stop.patience == 3);
+    done(k, c);
 }
 
 int main(void) {

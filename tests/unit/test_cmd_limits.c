@@ -164,15 +164,16 @@ static void check_error(const char *arg, int rc) {
 static bool at_least(size_t have, long double want) { return (long double)have >= fminl(want, (long double)SIZE_MOST); }
 
 /* What a run cannot do without, computed without a bound: the plan states no less. */
-static void check_plan(const char *arg, const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m) {
-    const long double length = (long double)k->data.max_prompt_length + (long double)k->data.max_response_length,
-                      batch = (long double)k->data.train_batch_size * (long double)k->rollout.train.n,
+static void check_plan(const char *arg, const struct memory_plan *p, const struct ppo_worker_config *k,
+                       const struct model_config *m) {
+    const long double length = (long double)k->data->max_prompt_length + (long double)k->data->max_response_length,
+                      batch = (long double)k->data->train_batch_size * (long double)k->rollout.train.n,
                       seqs = fminl((long double)k->actor.update_cut.max_seqs, batch),
                       rows = k->actor.update_cut.max_seqs > 0 ? seqs * length
                                                               : fmaxl((long double)k->actor.update_cut.max_rows, length),
                       states = rows * (long double)m->hidden * 4 * (long double)(m->n_layers + 1),
-                      validation = k->data.n_val_files > 0
-                                       ? (long double)k->rollout.val.n * (long double)k->data.max_response_length * 8
+                      validation = k->data->n_val_files > 0
+                                       ? (long double)k->rollout.val.n * (long double)k->data->max_response_length * 8
                                        : 0;
     const bool ok = (long double)p->max_len == length && (long double)p->max_rows_update == rows && rows <= INT32_MAX &&
                     at_least(p->update, states) && at_least(p->host_all, batch * length * 8) && at_least(p->host_all, validation) &&
@@ -180,7 +181,9 @@ static void check_plan(const char *arg, const struct memory_plan *p, const struc
     if (!ok) fail_msg("%s: the plan states less than the run takes", arg);
 }
 
-static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
+static int plan_on(const char *arg, struct dev *dev, const struct ppo_config *read) {
+    const struct ppo_placement alone = ppo_placement_alone(0);
+    struct ppo_worker_config config = ppo_worker_config(read, &alone), *const k = &config;
     struct memory_plan_shapes shapes = {0};
     struct memory_plan p;
     struct buf text = {0};
@@ -199,14 +202,14 @@ static int plan_on(const char *arg, struct dev *dev, struct ppo_config *k) {
 }
 
 static int run_ppo(const char *arg, const struct conf *c) {
-    struct ppo_config k = {0};
+    const struct ppo_config *k;
     int rc = ppo_config_read(&k, c, PPO_PLAN);
     if (rc == 0) {
-        rc = plan_on(arg, &gpu, &k);
+        rc = plan_on(arg, &gpu, k);
         if (rc < 0) check_error(arg, rc);
-        rc = plan_on(arg, &cpu, &k);
+        rc = plan_on(arg, &cpu, k);
     }
-    ppo_config_free(&k);
+    ppo_config_free(k);
     return rc;
 }
 
@@ -216,11 +219,12 @@ static int run_sft(const char *arg, const struct conf *c) {
     struct trained_model_args a;
     struct supervised_planned plan = {0};
     int rc = supervised_config_read(&k, &sft_program, c);
-    if (rc == 0) rc = model_config_load(&shape, k.model_dir);
-    if (rc == 0) rc = supervised_memory_plan(&k, &gpu, &shape, k.max_length, &a, &plan);
+    struct supervised_worker_config w = supervised_worker_config(&k, (struct rank_placement){.n = 1, .n_local = 1});
+    if (rc == 0) rc = model_config_load(&shape, k.model.dir);
+    if (rc == 0) rc = supervised_memory_plan(&w, &gpu, &shape, k.data.max_length, &a, &plan);
     if (rc == 0) {
-        const long double rows = k.cut.max_seqs > 0 ? (long double)k.cut.max_seqs * (long double)k.max_length
-                                                    : fmaxl((long double)k.cut.max_rows, (long double)k.max_length);
+        const long double rows = k.data.cut.max_seqs > 0 ? (long double)k.data.cut.max_seqs * (long double)k.data.max_length
+                                                         : fmaxl((long double)k.data.cut.max_rows, (long double)k.data.max_length);
         if ((long double)a.max_rows != rows || rows > INT32_MAX) fail_msg("%s: another micro-batch than asked for", arg);
     }
     supervised_planned_free(&plan);

@@ -20,7 +20,7 @@
 
 int64_t memory_plan_distill_list(const struct ppo_distill_config *k) { return k->enable && k->loss.list ? k->topk : 0; }
 
-static int load_critic(const struct ppo_config *k, struct memory_plan_shapes *s) {
+static int load_critic(const struct ppo_worker_config *k, struct memory_plan_shapes *s) {
     const int rc = model_config_load(&s->critic, k->critic.model_dir);
     if (rc < 0) return err_wrap(rc, "critic.model.path");
     model_config_make_value(&s->critic);
@@ -32,20 +32,20 @@ static int load_critic(const struct ppo_config *k, struct memory_plan_shapes *s)
     return 0;
 }
 
-static int load_teacher(const struct ppo_config *k, struct memory_plan_shapes *s) {
-    const int rc = model_config_load(&s->teacher, k->distill.teacher_dir);
+static int load_teacher(const struct ppo_worker_config *k, struct memory_plan_shapes *s) {
+    const int rc = model_config_load(&s->teacher, k->distill->teacher_dir);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
     const int64_t least = s->teacher.vocab < s->policy.vocab ? s->teacher.vocab : s->policy.vocab;
-    if (memory_plan_distill_list(&k->distill) > least)
-        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill.topk,
+    if (memory_plan_distill_list(k->distill) > least)
+        FAIL(ERR_INVAL, "distillation.distillation_loss.topk=%lld: the vocabulary has %lld tokens", (long long)k->distill->topk,
              (long long)least);
     return 0;
 }
 
-int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_config *k) {
+int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_worker_config *k) {
     TRY(model_config_load(&s->policy, k->model.dir));
     if (k->critic.enable) TRY(load_critic(k, s));
-    return k->distill.enable ? load_teacher(k, s) : 0;
+    return k->distill->enable ? load_teacher(k, s) : 0;
 }
 
 void memory_plan_shapes_free(struct memory_plan_shapes *s) {
@@ -60,9 +60,9 @@ static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Samples that a rank generates. */
-static int64_t rank_batch(const struct ppo_config *k) {
+static int64_t rank_batch(const struct ppo_worker_config *k) {
     const int64_t ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_ROLLOUT)];
-    return size_mul((k->sizes.open_prompts + ranks - 1) / ranks, k->rollout.train.n);
+    return size_mul((k->sizes->open_prompts + ranks - 1) / ranks, k->rollout.train.n);
 }
 
 /* Rows of the largest micro-batch under a cut, and its samples. key: of the number of samples. */
@@ -82,15 +82,13 @@ enum model_stream_from memory_plan_policy_from(const struct memory_plan *p) {
     return p->layout == LAYOUT_SHARDED ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
-static bool has_reference(const struct ppo_config *k) { return k->actor.use_kl_loss || k->algorithm.use_kl_in_reward; }
-
-enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k) {
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
     if (k->model.lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
     return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
 /* The reference's weights; its rope table is on the device in any case. */
-static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_ref(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
     const enum model_stream_from from = memory_plan_ref_from(p, k);
     struct model_open_args frozen = {.act = k->model.act,
                                      .flags = model_stream_flags(from),
@@ -102,8 +100,8 @@ static void plan_ref(struct memory_plan *p, const struct ppo_config *k, const st
 }
 
 /* Device bytes of the reference's pass. */
-static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes.samples, p->max_len,
+static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
+    TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes->samples, p->max_len,
                    &p->max_rows_ref, &p->max_seqs_ref));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
@@ -112,20 +110,20 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_config *k, const st
 }
 
 /* The same of an update that keeps so many activations. */
-size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                         struct model_keep keep) {
+size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m,
+                         struct dev *dev, struct model_keep keep) {
     const struct trained_model_args a = {.dev = dev,
                                          .train = true,
                                          .keep = keep,
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
-                                         .list = memory_plan_distill_list(&k->distill),
+                                         .list = memory_plan_distill_list(k->distill),
                                          .stream = memory_plan_policy_from(p),
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
     return trained_model_block_bytes(m, k->model.act, &a);
 }
-static size_t critic_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *v,
+static size_t critic_bytes(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *v,
                            struct model_keep keep) {
     const struct trained_model_args a = {.train = true,
                                          .keep = keep,
@@ -153,26 +151,26 @@ static size_t rows_bytes(const char *const *files, int64_t n) {
 }
 
 /* The columns of a step's samples, twice in the update, and the lists of teacher and student. */
-static size_t batch_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+static size_t batch_bytes(const struct ppo_worker_config *k, const struct memory_plan *p) {
     enum { TOKEN = 256, LIST = 32 };
-    return SIZE_OF(k->sizes.samples, p->max_len, TOKEN + LIST * memory_plan_distill_list(&k->distill));
+    return SIZE_OF(k->sizes->samples, p->max_len, TOKEN + LIST * memory_plan_distill_list(k->distill));
 }
 
 /* The samples of a validation, which are kept until it ends. */
-size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows) {
+size_t plan_validation_bytes(const struct ppo_worker_config *k, int64_t rows) {
     enum { SAMPLE = 512, PROMPT = 8, RESPONSE = 32 };
-    return SIZE_OF(rows, k->rollout.val.n, SAMPLE + PROMPT * k->data.max_prompt_length + RESPONSE * k->data.max_response_length);
+    return SIZE_OF(rows, k->rollout.val.n, SAMPLE + PROMPT * k->data->max_prompt_length + RESPONSE * k->data->max_response_length);
 }
 
 /* Rows of the validation data, estimated from the files' sizes before they are read. */
-static int64_t validation_rows(const struct ppo_config *k) {
+static int64_t validation_rows(const struct ppo_worker_config *k) {
     enum { ROW = 1024 };
-    const int64_t rows = k->data.n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->data.val_files, k->data.n_val_files) / ROW) : 0;
-    return k->data.val_max_samples >= 0 ? min_i64(rows, k->data.val_max_samples) : rows;
+    const int64_t rows = k->data->n_val_files > 0 ? 1 + (int64_t)(rows_bytes(k->data->val_files, k->data->n_val_files) / ROW) : 0;
+    return k->data->val_max_samples >= 0 ? min_i64(rows, k->data->val_max_samples) : rows;
 }
 
 /* The program, and what reads and keeps samples. */
-static size_t process_bytes(const struct ppo_config *k) {
+static size_t process_bytes(const struct ppo_worker_config *k) {
     enum { PROGRAM = 12 << 20 };
     char *path = file_join(k->model.tokenizer_dir, "tokenizer.json");
     const int64_t file = file_size(path);
@@ -181,33 +179,34 @@ static size_t process_bytes(const struct ppo_config *k) {
            + (file > 0 ? (size_t)file * 4 : 0); /* tokenizer, and its file while it is read */
 }
 
-static size_t data_bytes(const struct ppo_config *k, const struct memory_plan *p) {
-    return rows_bytes(k->data.train_files, k->data.n_train_files) + rows_bytes(k->data.val_files, k->data.n_val_files) +
+static size_t data_bytes(const struct ppo_worker_config *k, const struct memory_plan *p) {
+    return rows_bytes(k->data->train_files, k->data->n_train_files) + rows_bytes(k->data->val_files, k->data->n_val_files) +
            max_size(p->batch, p->validation); /* one after the other */
 }
 
 /* Of a process with a device. With several ranks it has no data but the batch that it is sent. */
-static size_t host_bytes(const struct ppo_config *k, const struct memory_plan *p) {
+static size_t host_bytes(const struct ppo_worker_config *k, const struct memory_plan *p) {
     enum { ROW = 40 };
     const int64_t blocks = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    return process_bytes(k) + (k->ranks.n > 1 ? p->batch : data_bytes(k, p)) + SIZE_OF(p->max_seqs, blocks, 8) /* block tables */
-           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW;  /* packed arrays */
+    return process_bytes(k) + (k->ranks.all.n > 1 ? p->batch : data_bytes(k, p)) +
+           SIZE_OF(p->max_seqs, blocks, 8)                                                                    /* block tables */
+           + (size_t)(p->max_rows_update + p->max_rows_ref + p->max_rows_critic + p->max_rows_teacher) * ROW; /* packed arrays */
 }
 
 /* A rank's share of what a host has. */
-size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all) {
-    return (all > p->controller ? all - p->controller : 0) / (size_t)k->ranks.n_local;
+size_t plan_rank_share(const struct ppo_worker_config *k, const struct memory_plan *p, size_t all) {
+    return (all > p->controller ? all - p->controller : 0) / (size_t)k->ranks.all.n_local;
 }
 
 /* Which is why a model is planned after the rows of its update. */
-static int plan_model(struct model_memory *out, const struct ppo_config *k, struct model_memory_args a) {
+static int plan_model(struct model_memory *out, const struct ppo_worker_config *k, struct model_memory_args a) {
     a.ranks = k->ranks.pools.n[k->ranks.pool];
-    a.local = k->ranks.n_local;
+    a.local = k->ranks.all.n_local;
     return model_memory(out, &a);
 }
 
 /* The policy of ranks that generate and do not train. */
-static int plan_copy(struct model_memory *out, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
+static int plan_copy(struct model_memory *out, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
                      const struct model_open_args *open) {
     struct optim_plan l = {0};
     if (k->model.lora.on) TRY(optim_plan(&l, m, dev, k->model.act, &k->model.lora.cfg, &k->actor.optim));
@@ -218,7 +217,7 @@ static int plan_copy(struct model_memory *out, const struct ppo_config *k, const
     return 0;
 }
 
-static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
+static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
     const struct model_open_args open = {
         .act = k->model.act,
         .flags = model_stream_flags(memory_plan_policy_from(p)),
@@ -233,19 +232,19 @@ static int plan_policy(struct memory_plan *p, const struct ppo_config *k, const 
                                               .optim = &k->actor.optim,
                                               .max_rows = p->max_rows_update,
                                               .grad_chunk = k->actor.grad_chunk};
-    if (ppo_does(k, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
-    else if (ppo_does(k, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
+    if (ppo_does(&k->ranks, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
+    else if (ppo_does(&k->ranks, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
-    p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.n_local)); /* to send weights */
+    p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.all.n_local)); /* to send weights */
     return 0;
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
-static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const struct model_config *v, struct dev *dev) {
+static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
     const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
     const struct model_open_args open = {.act = k->model.act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
-    const int64_t batch = k->sizes.samples;
+    const int64_t batch = k->sizes->samples;
     struct model_memory own;
     int64_t rows, seqs;
     TRY(cut_limits("critic.ppo_micro_batch_size_per_gpu", c->update_cut, batch, p->max_len, &p->max_rows_critic,
@@ -273,7 +272,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_config *k, const 
 }
 
 /* The reward model scores during generation, so its memory is not part of the block. */
-static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, struct dev *dev) {
+static int plan_reward_model(struct memory_plan *p, const struct ppo_worker_config *k, struct dev *dev) {
     const struct ppo_rm_config *r = &k->rm;
     struct reward_model_args *a = &p->rm_args;
     *a = (struct reward_model_args){.dev = dev,
@@ -284,7 +283,7 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
                                     .policy_tokens = r->policy_tokens};
     if (judge_is_wanted(&r->judge)) {
         const int64_t batch =
-            size_mul(k->sizes.open_prompts, k->rollout.train.n + 1); /* and a baseline: no more are requested at once */
+            size_mul(k->sizes->open_prompts, k->rollout.train.n + 1); /* and a baseline: no more are requested at once */
         a->judge = r->judge;
         a->judge.dev = dev;
         a->judge.dir = r->model_dir;
@@ -299,15 +298,13 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_config *k, 
     return 0;
 }
 
-static int plan_teacher(struct memory_plan *p, const struct ppo_config *k, const struct model_config *t, struct dev *dev) {
+static int plan_teacher(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *t, struct dev *dev) {
     const struct model_open_args open = {.act = k->model.act, .flags = MODEL_INFER, .max_len = p->max_len};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
-    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill.cut, k->sizes.samples,
+    TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill->cut, k->sizes->samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
-    const struct trained_model_args a = {.dev = dev,
-                                         .max_rows = p->max_rows_teacher,
-                                         .max_seqs = p->max_seqs_teacher,
-                                         .list = memory_plan_distill_list(&k->distill)};
+    const struct trained_model_args a = {
+        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = memory_plan_distill_list(k->distill)};
     p->teacher_pass = trained_model_block_bytes(t, k->model.act, &a);
     return 0;
 }
@@ -328,14 +325,15 @@ static size_t block_room(const struct memory_plan *p) {
 }
 
 /* Rows of each phase, and what the ops need for so many. */
-static void plan_working(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+static void plan_working(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                         struct dev *dev) {
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
     const int64_t batch = rank_batch(k);
     p->max_seqs = min_i64(k->rollout.max_num_seqs, batch > k->rollout.val.n ? batch : k->rollout.val.n);
     p->max_rows_roll = k->rollout.max_num_batched_tokens > p->max_seqs ? k->rollout.max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
-    if (!ppo_does(k, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
+    if (!ppo_does(&k->ranks, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
@@ -352,8 +350,8 @@ static void plan_working(struct memory_plan *p, const struct ppo_config *k, cons
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
-static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev) {
-    if (!ppo_does(k, PPO_ROLLOUT)) return;
+static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
+    if (!ppo_does(&k->ranks, PPO_ROLLOUT)) return;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->model.act)) : 0;
@@ -376,7 +374,8 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_config *k, cons
 /* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
  * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
  * so that it is what the block holds in any case. */
-static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                      struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
@@ -390,52 +389,53 @@ static void plan_keep(struct memory_plan *p, const struct ppo_config *k, const s
 }
 
 /* Whether a checkpoint is copied and written during the next steps. */
-static void plan_async_save(struct memory_plan *p, const struct ppo_config *k, const struct dev *dev) {
+static void plan_async_save(struct memory_plan *p, const struct ppo_worker_config *k, const struct dev *dev) {
     const bool own = dev_has_own_memory(dev);
-    p->copy = plan_checkpoint_copy(&k->trainer.run, k->conf, p->copy, own ? p->offload + p->host_all : p->total,
+    p->copy = plan_checkpoint_copy(&k->trainer->run, k->conf, p->copy, own ? p->offload + p->host_all : p->total,
                                    own ? p->host_limit : p->limit);
     if (own) p->offload += p->copy;
     else p->total += p->copy;
 }
 
-void memory_plan_offload(struct ppo_config *k, const struct dev *dev) {
+void memory_plan_offload(struct ppo_worker_config *k, const struct dev *dev) {
     struct optim_config *const o = &k->actor.optim, *const v = &k->critic.optim;
     if (plan_can_offload(dev, o->host_master || v->host_master || k->ref.offload)) return;
     o->host_state = o->host_master = v->host_state = v->host_master = k->ref.offload = false;
 }
 
 /* The trainer's part: the policy's updates, and passes over the reference. */
-static int plan_training(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+static int plan_training(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                         struct dev *dev) {
     const struct model_config *m = &s->policy;
-    if (has_reference(k) && !k->model.lora.on) plan_ref(p, k, m, dev);
+    if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
     p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    return has_reference(k) ? ref_bytes(p, k, m, dev) : 0;
+    return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
 }
 
 /* The plan with this layout. */
-static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
-                       enum weight_layout layout) {
+static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                       struct dev *dev, enum weight_layout layout) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->sizes.max_len, .layout = layout, .flops = train_model_flops(m, dev)};
+    *p = (struct memory_plan){.max_len = k->sizes->max_len, .layout = layout, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
-    if (k->ranks.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
-    p->host_limit = plan_rank_share(k, p, plan_host_limit(k->ranks.host_memory));
-    p->limit = plan_memory_limit(dev, k->trainer.memory_limit);
+    if (k->ranks.all.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
+    p->host_limit = plan_rank_share(k, p, plan_host_limit(k->ranks.all.host_memory));
+    p->limit = plan_memory_limit(dev, k->trainer->memory_limit);
     if (!dev_has_own_memory(dev)) p->limit = plan_rank_share(k, p, p->limit);
-    const bool trains = ppo_does(k, PPO_TRAIN);
+    const bool trains = ppo_does(&k->ranks, PPO_TRAIN);
     if (trains)
-        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, k->sizes.samples, p->max_len,
+        TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, k->sizes->samples, p->max_len,
                        &p->max_rows_update, &p->max_seqs_update));
     TRY(plan_policy(p, k, m, dev));
     p->offload = p->policy.host;
     p->copy = p->policy.copy;
     if (trains) TRY(plan_training(p, k, s, dev));
-    if (s->critic.json && ppo_does(k, PPO_CRITIC)) TRY(plan_critic(p, k, &s->critic, dev));
-    if (s->teacher.json && ppo_does(k, PPO_TEACHER)) TRY(plan_teacher(p, k, &s->teacher, dev));
-    if (k->rm.enable && ppo_does(k, PPO_REWARD)) TRY(plan_reward_model(p, k, dev));
+    if (s->critic.json && ppo_does(&k->ranks, PPO_CRITIC)) TRY(plan_critic(p, k, &s->critic, dev));
+    if (s->teacher.json && ppo_does(&k->ranks, PPO_TEACHER)) TRY(plan_teacher(p, k, &s->teacher, dev));
+    if (k->rm.enable && ppo_does(&k->ranks, PPO_REWARD)) TRY(plan_reward_model(p, k, dev));
     plan_working(p, k, s, dev);
     p->host_all = host_bytes(k, p);
     p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
@@ -450,13 +450,13 @@ static int plan_layout(struct memory_plan *p, const struct ppo_config *k, const 
     return 0;
 }
 
-bool plan_has_ref(const struct ppo_config *k) { return !k->model.lora.on && has_reference(k); }
+bool plan_has_ref(const struct ppo_worker_config *k) { return !k->model.lora.on && k->has_ref; }
 bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
 
 /* Why a run cannot have a layout; NULL: it can. */
-static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
+static const char *no_layout(const struct ppo_worker_config *k, enum weight_layout l) {
     if (l <= LAYOUT_WHOLE) return NULL;
-    if (!ppo_does(k, PPO_TRAIN)) return "these ranks do not train";
+    if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
     if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
     if (k->model.lora.on) return "there is an adapter";
     if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
@@ -464,12 +464,13 @@ static const char *no_layout(const struct ppo_config *k, enum weight_layout l) {
     return k->ref.offload ? "the reference is in host memory" : NULL;
 }
 
-int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
-    const char *const missing = no_layout(k, k->ranks.layout);
+int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                     struct dev *dev) {
+    const char *const missing = no_layout(k, k->layout);
     char why[sizeof p->why] = "";
-    if (k->ranks.layout != LAYOUT_AUTO) {
-        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->ranks.layout));
-        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", rank_plan_layout_name(k->ranks.layout), missing ? ": " : "",
+    if (k->layout != LAYOUT_AUTO) {
+        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
+        snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", rank_plan_layout_name(k->layout), missing ? ": " : "",
                  missing ? missing : "");
         return 0;
     }
@@ -485,23 +486,22 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const st
 
 /* ---- several ranks ---- */
 
-struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                             struct dev *dev) {
-    const int64_t mini = min_i64(k->sizes.mini_batch, k->sizes.samples);
+    const int64_t mini = min_i64(k->sizes->mini_batch, k->sizes->samples);
     struct rank_plan r = {.n = k->ranks.pools.n[PPO_TRAIN],
-                          .local = k->ranks.n_local,
+                          .local = k->ranks.all.n_local,
                           .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),
                           .chunk = k->actor.grad_chunk,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .layout = p->layout,
                           .why = *p->why ? p->why : NULL};
-    struct ppo_config one = *k;
+    struct ppo_worker_config one = *k;
     struct memory_plan q;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
         if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
-    one.ranks.n = one.ranks.n_local = 1;
-    one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
+    one.ranks = ppo_placement_alone(k->ranks.all.host_memory);
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
     return r;
 }

@@ -15,7 +15,7 @@
 struct memory_plan_shapes {
     struct model_config policy, critic, teacher;
 };
-int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_config *k); /* reads config.json files alone */
+int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_worker_config *k); /* reads config.json files alone */
 void memory_plan_shapes_free(struct memory_plan_shapes *s);
 
 struct memory_plan {
@@ -43,27 +43,28 @@ struct memory_plan {
 };
 /* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first
  * memory_plan.gathered bytes where they are sharded. */
-enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_config *k);
+enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_worker_config *k);
 enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
-void memory_plan_offload(struct ppo_config *k, const struct dev *dev);
-/* Sizes everything that one of k->n_ranks allocates, k->n_local of them on a host. Limits are a rank's share of what a host has.
+void memory_plan_offload(struct ppo_worker_config *k, const struct dev *dev);
+/* Sizes everything that a rank of k->ranks.pool allocates. Limits are a rank's share of what a host has.
  * The layout is k's, or the first that fits; where none does, the last. A layout that the run cannot have is replaced by the one
  * before it. */
-int memory_plan_make(struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev);
+int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev);
 /* ERR_NOMEM with the nearest change that fits when it does not. */
-int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev);
+int memory_plan_check(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                      struct dev *dev);
 /* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
-int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows);
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_worker_config *k, const struct dev *dev, int64_t rows);
 /* The table, appended; returns the same as an object, which the caller owns (track/run_db.c has its form). Of several ranks with
  * "ranks": how they share the work, and what one rank or another layout of the weights would need. */
-json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                           struct dev *dev, struct buf *out);
 /* ---- ppo_disk_plan.c ---- */
 /* disk_plan_check of the run: its models, samples and records. */
-int ppo_disk_check(const struct ppo_config *k, struct run *r, int64_t val_rows);
+int ppo_disk_check(const struct ppo_worker_config *k, struct run *r, int64_t val_rows);
 /* steps: 0: not known. NULL: the plan is not. */
-json_t *ppo_disk_print(const struct ppo_config *k, int64_t steps, int64_t val_rows, struct buf *out);
+json_t *ppo_disk_print(const struct ppo_worker_config *k, int64_t steps, int64_t val_rows, struct buf *out);
 
 /* Tokens of the teacher's lists; 0: it has none. */
 int64_t memory_plan_distill_list(const struct ppo_distill_config *k);

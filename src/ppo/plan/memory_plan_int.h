@@ -6,16 +6,16 @@
 #include "ppo/plan/memory_plan.h"
 
 /* Bytes of the block for an update that keeps so many activations. */
-size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                         struct model_keep keep);
+size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m,
+                         struct dev *dev, struct model_keep keep);
 size_t plan_fixed_bytes(const struct memory_plan *p); /* all but the block */
 /* Host memory of the samples of a validation of so many rows. */
-size_t plan_validation_bytes(const struct ppo_config *k, int64_t rows);
+size_t plan_validation_bytes(const struct ppo_worker_config *k, int64_t rows);
 /* A rank's share of what a host has. */
-size_t plan_rank_share(const struct ppo_config *k, const struct memory_plan *p, size_t all);
-bool plan_has_ref(const struct ppo_config *k); /* a reference with weights of its own */
+size_t plan_rank_share(const struct ppo_worker_config *k, const struct memory_plan *p, size_t all);
+bool plan_has_ref(const struct ppo_worker_config *k); /* a reference with weights of its own */
 bool plan_fits_limits(const struct memory_plan *p);
-struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                             struct dev *dev);
 
 #endif

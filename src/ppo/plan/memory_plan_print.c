@@ -5,8 +5,8 @@
 #include "base/buf.h"
 
 /* Why the update recomputes what it does. */
-static void recompute_line(const struct memory_plan *p, const struct ppo_config *k, const struct model_config *m, struct dev *dev,
-                           struct buf *b) {
+static void recompute_line(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m,
+                           struct dev *dev, struct buf *b) {
     const size_t all = plan_update_bytes(p, k, m, dev, MODEL_KEEP_ALL);
     const bool partly = p->update<all, on_host = p->host> 0;
     if (k->model.recompute != RECOMPUTE_AUTO)
@@ -20,7 +20,8 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_config 
 }
 
 /* What a trained policy has in addition to its weights, and the reference. */
-static void training_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
+static void training_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_worker_config *k,
+                          bool several) {
     char adapter[96], state[96];
     snprintf(adapter, sizeof adapter, "of the adapter: %lld parameters", (long long)p->policy.n_train);
     snprintf(state, sizeof state, "%s%s%s", optim_kind_name(k->actor.optim.kind),
@@ -44,8 +45,8 @@ static void training_rows(const struct memory_rows *b, const struct memory_plan 
                        : "");
 }
 
-static void model_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_config *k, bool several) {
-    const bool trains = ppo_does(k, PPO_TRAIN);
+static void model_rows(const struct memory_rows *b, const struct memory_plan *p, const struct ppo_worker_config *k, bool several) {
+    const bool trains = ppo_does(&k->ranks, PPO_TRAIN);
     char note[160];
     if (p->policy.weights)
         memory_row(b, "policy weights", p->policy.weights,
@@ -86,20 +87,20 @@ static void block_rows(const struct memory_rows *b, const struct memory_plan *p,
     memory_row_update(b, "  critic: values and update", p->critic_pass, p->critic_grads + p->critic_chunk, note);
 }
 
-json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                           struct dev *dev, struct buf *text) {
     const struct model_config *m = &s->policy;
     struct memory_rows table = {.text = text}, *const b = &table;
     const int64_t n = k->ranks.pools.n[k->ranks.pool];
-    const bool trains = ppo_does(k, PPO_TRAIN), several = trains && n > 1;
+    const bool trains = ppo_does(&k->ranks, PPO_TRAIN), several = trains && n > 1;
     char ranks[64] = "";
     memory_rows_open(b, p->total, p->limit);
-    if (k->ranks.n > n)
+    if (k->ranks.all.n > n)
         snprintf(ranks, sizeof ranks, "; each of %lld ranks of pool %s:", (long long)n, ppo_pool_name(k->ranks.pool));
     else if (n > 1) snprintf(ranks, sizeof ranks, "; each of %lld ranks:", (long long)n);
     buf_addf(text, "memory plan: %.3f B parameters, %s, %lld prompts x %lld samples x (%lld + %lld) tokens%s\n",
-             (double)model_config_params(m) / 1e9, dtype_name(k->model.act), (long long)k->data.train_batch_size,
-             (long long)k->rollout.train.n, (long long)k->data.max_prompt_length, (long long)k->data.max_response_length, ranks);
+             (double)model_config_params(m) / 1e9, dtype_name(k->model.act), (long long)k->data->train_batch_size,
+             (long long)k->rollout.train.n, (long long)k->data->max_prompt_length, (long long)k->data->max_response_length, ranks);
     model_rows(b, p, k, several);
     if (p->block) block_rows(b, p, s);
     memory_row(b, "scratch", p->working, "of GEMM, LM head and threads");

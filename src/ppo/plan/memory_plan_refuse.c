@@ -13,16 +13,16 @@
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Whether a run with this configuration instead would fit. */
-static bool fits(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+static bool fits(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
     struct memory_plan p;
     return memory_plan_make(&p, k, s, dev) == 0 && plan_fits_limits(&p);
 }
 
 /* The largest cut below `cut` under which the run fits: halved until it does, so that it is found soon. False: none. */
-static bool smaller_cut(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+static bool smaller_cut(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                         struct micro_batch_limits *cut) {
-    struct ppo_config c = *k;
-    while (micro_batch_limits_lower(cut, k->sizes.max_len)) {
+    struct ppo_worker_config c = *k;
+    while (micro_batch_limits_lower(cut, k->sizes->max_len)) {
         c.actor.update_cut = *cut;
         if (c.ref.cut.max_seqs > 0 && c.ref.cut.max_seqs > cut->max_seqs && cut->max_seqs > 0) c.ref.cut.max_seqs = cut->max_seqs;
         if (fits(&c, s, dev)) return true;
@@ -31,11 +31,11 @@ static bool smaller_cut(const struct ppo_config *k, const struct memory_plan_sha
 }
 
 /* The same of the critic's update; its values follow. */
-static bool smaller_critic_cut(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+static bool smaller_critic_cut(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                                struct micro_batch_limits *cut) {
-    struct ppo_config c = *k;
+    struct ppo_worker_config c = *k;
     struct micro_batch_limits *values = &c.critic.values_cut;
-    while (s->critic.json && micro_batch_limits_lower(cut, k->sizes.max_len)) {
+    while (s->critic.json && micro_batch_limits_lower(cut, k->sizes->max_len)) {
         c.critic.update_cut = *cut;
         if (values->max_seqs > cut->max_seqs && cut->max_seqs > 0) values->max_seqs = cut->max_seqs;
         if (values->max_rows > cut->max_rows && cut->max_rows > 0) values->max_rows = cut->max_rows;
@@ -57,7 +57,7 @@ static const char *others_text(const struct dev *dev, char text[96]) {
 #define STATE_KEY "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
 
 /* Offloads all that it can to host memory, as the text of its keys; false: that is offloaded already, or cannot be. */
-static bool offload_all(const struct ppo_config *k, const struct dev *dev, struct ppo_config *c, const char **text) {
+static bool offload_all(const struct ppo_worker_config *k, const struct dev *dev, struct ppo_worker_config *c, const char **text) {
     const bool ref = plan_has_ref(k) && !k->ref.offload, state = !k->actor.optim.host_state;
     if (!dev_has_own_memory(dev) || (!ref && !state)) return false;
     *text = !state ? REF_KEY : ref ? STATE_KEY " with " REF_KEY : STATE_KEY;
@@ -67,8 +67,8 @@ static bool offload_all(const struct ppo_config *k, const struct dev *dev, struc
 }
 
 /* The first of these that makes c fit, as the text of its keys, or NULL; c is as it was then. */
-static void try_offload(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev, struct ppo_config *c,
-                        const char **text) {
+static void try_offload(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+                        struct ppo_worker_config *c, const char **text) {
     const bool ref = plan_has_ref(k) && !k->ref.offload, state = !k->actor.optim.host_state;
     *text = NULL;
     if (!dev_has_own_memory(dev)) return;
@@ -90,7 +90,7 @@ static void try_offload(const struct ppo_config *k, const struct memory_plan_sha
 static bool keeps_more(enum train_recompute r) { return r == RECOMPUTE_NONE || r == RECOMPUTE_MLP; }
 
 /* Lets the plan of c choose what the updates recompute; the keys that say so, or NULL where that takes no less memory. */
-static const char *let_recompute(struct ppo_config *c) {
+static const char *let_recompute(struct ppo_worker_config *c) {
     const bool actor = keeps_more(c->model.recompute), critic = c->critic.enable && keeps_more(c->critic.recompute);
     if (!actor && !critic) return NULL;
     c->model.recompute = c->critic.recompute = RECOMPUTE_AUTO;
@@ -103,14 +103,14 @@ static const char *let_recompute(struct ppo_config *c) {
 }
 
 /* Whether the run fits without the memory of chunks. */
-static bool fits_without_chunks(const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
-    struct ppo_config c = *k;
+static bool fits_without_chunks(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+    struct ppo_worker_config c = *k;
     c.actor.grad_chunk = c.critic.grad_chunk = 1;
     return (k->actor.grad_chunk > 1 || (s->critic.json && k->critic.grad_chunk > 1)) && fits(&c, s, dev);
 }
 
 /* The host memory of samples alone exceeds what the host has. */
-static int refuse_samples(const struct memory_plan *p, const struct ppo_config *k, size_t there) {
+static int refuse_samples(const struct memory_plan *p, const struct ppo_worker_config *k, size_t there) {
     const bool validation = p->validation > p->batch;
     char need[96];
     snprintf(need, sizeof need, "%.2f GiB of host memory, at most %.2f GiB are available", (double)p->host_all / 0x1p30,
@@ -123,26 +123,27 @@ static int refuse_samples(const struct memory_plan *p, const struct ppo_config *
     FAIL(ERR_NOMEM,
          "the samples of a step, data.train_batch_size=%lld x actor_rollout_ref.rollout.n=%lld, of up to %lld tokens "
          "(data.max_prompt_length, data.max_response_length) need %s; lower one of them",
-         (long long)k->data.train_batch_size, (long long)k->rollout.train.n, (long long)p->max_len, need);
+         (long long)k->data->train_batch_size, (long long)k->rollout.train.n, (long long)p->max_len, need);
 }
 
-int memory_plan_validation(const struct memory_plan *p, const struct ppo_config *k, const struct dev *dev, int64_t rows) {
+int memory_plan_validation(const struct memory_plan *p, const struct ppo_worker_config *k, const struct dev *dev, int64_t rows) {
     const bool own = dev_has_own_memory(dev);
     struct memory_plan q = *p;
     q.validation = plan_validation_bytes(k, rows);
     const size_t more = max_size(q.batch, q.validation) - max_size(p->batch, p->validation);
-    if (k->ranks.n > 1) q.controller += more;
+    if (k->ranks.all.n > 1) q.controller += more;
     else q.host_all += more;
     const size_t need = own ? q.offload + q.host_all : q.total - p->host_all + q.host_all,
                  there = plan_rank_share(
-                     k, &q, own ? plan_host_limit(k->ranks.host_memory) : plan_memory_limit(dev, k->trainer.memory_limit));
+                     k, &q, own ? plan_host_limit(k->ranks.all.host_memory) : plan_memory_limit(dev, k->trainer->memory_limit));
     return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
 }
 
 /* The nearest change that fits: first those that leave the result as it is. */
-static int refuse(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                  struct dev *dev) {
     char others[96], text[160];
-    struct ppo_config c = *k;
+    struct ppo_worker_config c = *k;
     struct micro_batch_limits cut = k->actor.update_cut;
     const char *offload;
     const bool tokens = cut.max_seqs == 0, rows = k->critic.update_cut.max_seqs == 0;
@@ -151,9 +152,9 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
                       *const critic = rows ? "max_token_len_per_gpu" : "micro_batch_size_per_gpu";
     if (p->host > 0 && max_size(p->batch, p->validation) > p->limit) return refuse_samples(p, k, p->limit);
     const char *const need = memory_need(text, p->total, p->limit, others_text(dev, others));
-    c.ranks.layout = LAYOUT_AUTO;
-    if (k->ranks.layout != LAYOUT_AUTO && fits(&c, s, dev)) return memory_refuse(need, "trainer.layout=auto");
-    c.ranks.layout = k->ranks.layout;
+    c.layout = LAYOUT_AUTO;
+    if (k->layout != LAYOUT_AUTO && fits(&c, s, dev)) return memory_refuse(need, "trainer.layout=auto");
+    c.layout = k->layout;
     if (smaller_cut(k, s, dev, &cut)) return memory_refuse(need, "%s=%lld", key, (long long)(tokens ? cut.max_rows : cut.max_seqs));
     cut = k->critic.update_cut;
     if (smaller_critic_cut(k, s, dev, &cut))
@@ -189,7 +190,7 @@ static int refuse(const struct memory_plan *p, const struct ppo_config *k, const
     FAIL(ERR_NOMEM, "%s; lower data.max_response_length", need);
 }
 
-int memory_plan_check(const struct memory_plan *p, const struct ppo_config *k, const struct memory_plan_shapes *s,
+int memory_plan_check(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                       struct dev *dev) {
     if (p->copy && (p->offload > p->host_limit || p->total > p->limit) && p->offload - (p->host ? 0 : p->copy) <= p->host_limit &&
         p->total - (p->host ? p->copy : 0) <= p->limit)

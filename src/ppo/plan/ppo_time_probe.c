@@ -18,7 +18,7 @@ static bool begin(void *ctx) { return verlc_begin_step(((struct probe *)ctx)->v)
 
 /* Means of the step's samples. */
 static int lengths(struct probe *x, struct time_probe *p) {
-    const int64_t limit = verlc_controller(x->v)->k.data.max_response_length;
+    const int64_t limit = verlc_controller(x->v)->k->data.max_response_length;
     struct verlc_column prompts, responses;
     TRY(verlc_column(x->v, x->batch, "prompts", &prompts));
     TRY(verlc_column(x->v, x->batch, "responses", &responses));
@@ -42,7 +42,7 @@ static int step(void *ctx, struct time_probe *p) {
     return lengths(x, p);
 }
 
-static void full_length(void *ctx) { verlc_controller(((struct probe *)ctx)->v)->k.rollout.train.ignore_eos = true; }
+static void full_length(void *ctx) { verlc_controller(((struct probe *)ctx)->v)->rollout.train.ignore_eos = true; }
 
 /* A pass over the validation data, or where they are many over rows spread evenly: so many that the tail, where a longest sample
  * runs alone, weighs little. */
@@ -51,37 +51,35 @@ static int validate(void *ctx, struct time_probe *p) {
     struct controller *c = verlc_controller(((struct probe *)ctx)->v);
     const struct stage s = controller_stage(c);
     const struct generation g = controller_generation(c);
-    const int64_t all = c->val_data->n, most = 1 + WAVES * c->k.ranks.n * c->worker.plan.max_seqs / c->k.rollout.val.n;
+    const int64_t all = c->val_data->n, most = 1 + WAVES * c->ranks.all.n * c->worker.plan.max_seqs / c->k->rollout.val.n;
     struct rl_dataset part = *c->val_data;
     part.n = all < most ? all : most;
     part.prompts = xcalloc((size_t)part.n, sizeof *part.prompts);
     for (int64_t i = 0; i < part.n; i++) part.prompts[i] = c->val_data->prompts[i * all / part.n];
     p->validated = part.n;
     p->val_rows = all;
-    const int rc = ppo_validate(&s, &g, &part, c->k.trainer.log_val_generations, &c->validation_dir);
+    const int rc = ppo_validate(&s, &g, &part, c->k->output.log_val_generations, &c->validation_dir);
     free(part.prompts);
     return rc;
 }
 
-/* What the run would do, before a probe leaves it out. Dynamic sampling may find no groups that differ among responses of
+/* What the run would do and a probe leaves out. Dynamic sampling may find no groups that differ among responses of
  * another length, so then there is no step at full length. */
 static int measure(struct probe *x, bool whole, struct time_probe *p) {
     struct controller *c = verlc_controller(x->v);
     const struct probe_calls calls = {.ctx = x,
                                       .begin = begin,
                                       .step = step,
-                                      .full_length = c->k.algorithm.filter.enable ? NULL : full_length,
+                                      .full_length = c->k->algorithm.filter.enable ? NULL : full_length,
                                       .validate = validate};
-    if (c->k.trainer.run.val_only) FAIL(ERR_INVAL, "trainer.val_only=True: there are no steps to measure");
+    const struct run_config *const k = &c->k->trainer.run;
+    if (k->val_only) FAIL(ERR_INVAL, "trainer.val_only=True: there are no steps to measure");
     probe_prepare(p, &c->run, c->worker.base.device, c->worker.base.own_memory);
-    p->validates = c->val_data && (p->test_freq > 0 || c->k.trainer.val_before_train);
-    p->val_first = c->val_data && c->k.trainer.val_before_train;
-    p->policy_from = c->k.critic.actor_from;
-    p->limit = c->k.data.max_response_length;
-    p->n = c->k.rollout.train.n;
-    c->k.trainer.val_before_train = false;
-    c->k.critic.actor_from = 0;
-    c->k.trainer.n_profile_steps = 0;
+    p->validates = c->val_data && (p->test_freq > 0 || k->val_before_train);
+    p->val_first = c->val_data && k->val_before_train;
+    p->policy_from = c->k->critic.actor_from;
+    p->limit = c->k->data.max_response_length;
+    p->n = c->k->rollout.train.n;
     return probe_measure(p, &c->run, &calls, whole);
 }
 
@@ -109,23 +107,23 @@ static int64_t more_samples(const struct ppo_config *k) {
 }
 
 int ppo_choices(const struct conf *conf, bool own_memory, struct buf *out) {
-    struct ppo_config k = {0};
+    const struct ppo_config *k;
     const int rc = ppo_config_read(&k, conf, PPO_PLAN);
     if (rc == 0) {
         const struct probe_keys keys = {.samples = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
                                         .tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-                                        .cut = k.actor.update_cut,
-                                        .most = k.sizes.mini_batch,
-                                        .recompute = k.model.recompute,
+                                        .cut = k->actor.update_cut,
+                                        .most = k->sizes.mini_batch,
+                                        .recompute = k->model.recompute,
                                         .offload = own_memory ? "actor_rollout_ref.actor.fsdp_config.optimizer_offload" : NULL,
-                                        .offloads = k.actor.optim.host_state};
+                                        .offloads = k->actor.optim.host_state};
         probe_choices(&keys, out);
-        if (own_memory && !k.model.lora.on && (k.actor.use_kl_loss || k.algorithm.use_kl_in_reward))
-            buf_addf(out, "actor_rollout_ref.ref.fsdp_config.param_offload=%s\n", k.ref.offload ? "False" : "True");
-        buf_addf(out, "actor_rollout_ref.rollout.n=%lld\n", (long long)more_samples(&k));
-        if (k.data.max_response_length > 1)
-            buf_addf(out, "data.max_response_length=%lld\n", (long long)k.data.max_response_length / 2);
+        if (own_memory && !k->model.lora.on && (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward))
+            buf_addf(out, "actor_rollout_ref.ref.fsdp_config.param_offload=%s\n", k->ref.offload ? "False" : "True");
+        buf_addf(out, "actor_rollout_ref.rollout.n=%lld\n", (long long)more_samples(k));
+        if (k->data.max_response_length > 1)
+            buf_addf(out, "data.max_response_length=%lld\n", (long long)k->data.max_response_length / 2);
     }
-    ppo_config_free(&k);
+    ppo_config_free(k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

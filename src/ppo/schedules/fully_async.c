@@ -29,8 +29,9 @@ struct held {
 };
 
 struct fully_async {
-    struct ppo_config *k;
-    int64_t per;       /* samples of a prompt, with the baseline */
+    const struct ppo_async_config *k;
+    int64_t batch;     /* prompts of a step */
+    int64_t n, per;    /* samples of a prompt without and with the baseline */
     struct held *held; /* those that have ended, in that order, then the others by their number */
     int64_t n_held, cap_held;
     int64_t next;                      /* number of the next prompt */
@@ -49,20 +50,19 @@ struct fully_async {
 
 /* ---- the number of steps ---- */
 
-int fully_async_steps(const struct ppo_config *k, int64_t n_rows, int64_t *steps) {
-    const struct ppo_async_config *a = &k->async;
-    int64_t prompts = size_mul(n_rows, k->trainer.total_epochs);
-    *steps = k->trainer.total_training_steps;
+int fully_async_steps(const struct ppo_async_config *a, const struct trainer_config *t, int64_t batch, int64_t n_rows,
+                      int64_t *steps) {
+    int64_t prompts = size_mul(n_rows, t->total_epochs);
+    *steps = t->total_training_steps;
     if (*steps > 0) return 0;
     if (a->total_prompts > 0 && a->total_prompts < prompts) prompts = a->total_prompts;
-    *steps = prompts / k->data.train_batch_size;
+    *steps = prompts / batch;
     if (*steps < 1)
         FAIL(ERR_INVAL,
              "rollout.total_rollout_steps=%lld and trainer.total_epochs=%lld of %lld rows give %lld prompts, fewer than the %lld "
              "of a "
              "step (async_training.trigger_parameter_sync_step x require_batches x actor_rollout_ref.actor.ppo_mini_batch_size)",
-             (long long)a->total_prompts, (long long)k->trainer.total_epochs, (long long)n_rows, (long long)prompts,
-             (long long)k->data.train_batch_size);
+             (long long)a->total_prompts, (long long)t->total_epochs, (long long)n_rows, (long long)prompts, (long long)batch);
     return 0;
 }
 
@@ -90,8 +90,8 @@ static void drop_old(struct fully_async *a, int32_t version) {
         struct held *h = &a->held[k];
         bool old = false;
         for (int64_t i = 0; i < a->per; i++)
-            for (int64_t t = 0; t < h->samples[i].n; t++) old |= version - h->samples[i].versions[t] > a->k->async.max_lag;
-        if (!old || a->k->async.max_lag < 0) {
+            for (int64_t t = 0; t < h->samples[i].n; t++) old |= version - h->samples[i].versions[t] > a->k->max_lag;
+        if (!old || a->k->max_lag < 0) {
             a->held[n++] = *h;
             continue;
         }
@@ -133,7 +133,7 @@ static int follow(struct fully_async *a, const struct stage *s) {
     }
     if (s->run->step > steps)
         FAIL(ERR_INPUT, "async_training.replay=%s: the record ends with step %lld; trainer.total_training_steps=%lld is more",
-             a->k->async.replay, (long long)steps, (long long)s->run->total_steps);
+             a->k->replay, (long long)steps, (long long)s->run->total_steps);
     while (a->next <= last) begin(a, s);
     for (int64_t k = 0; k < a->n_held; k++) { /* what was never trained is not generated either */
         struct held *h = &a->held[k];
@@ -170,14 +170,14 @@ static int chosen_by_record(const struct fully_async *a, const struct generation
         at[n++][1] = k;
     }
     qsort(at, (size_t)n, sizeof *at, by_place);
-    for (int64_t i = 0; i < n && n <= a->k->data.train_batch_size; i++) kept[i] = at[i][1];
+    for (int64_t i = 0; i < n && n <= a->batch; i++) kept[i] = at[i][1];
     free(at);
-    if (!same || n != a->k->data.train_batch_size)
+    if (!same || n != a->batch)
         FAIL(ERR_INPUT,
              "async_training.replay=%s: step %lld does not come out as recorded; model, data, keys and instruction set must be "
              "those of "
              "the record",
-             a->k->async.replay, (long long)step);
+             a->k->replay, (long long)step);
     return 0;
 }
 
@@ -250,15 +250,14 @@ static int64_t ended_now(const struct generation_state *g) {
 
 /* Held samples continue, with further prompts, under the current weights. */
 static int open_generation(struct fully_async *a, const struct stage *s, const struct generation *in) {
-    const struct ppo_config *k = a->k;
     const bool replay = a->record.n > 0;
-    const int64_t n = k->data.train_batch_size, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
-    const int64_t most = k->async.most_open < left ? k->async.most_open : left;
+    const int64_t n = a->batch, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
+    const int64_t most = a->k->most_open < left ? a->k->most_open : left;
     a->disaggregated = s->worker->disaggregated;
     a->s = *s;
     a->in = *in;
-    a->g = (struct generation_state){.s = &a->s, .in = &a->in, .sp = &k->rollout.train, .partial = true};
-    if (k->async.partial && !replay && !a->disaggregated) a->g.enough = n;
+    a->g = (struct generation_state){.s = &a->s, .in = &a->in, .sp = &in->rollout->train, .partial = true};
+    if (a->k->partial && !replay && !a->disaggregated) a->g.enough = n;
     a->generating = true;
     a->over = false;
     TRY(generation_begin(&a->g));
@@ -274,9 +273,8 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
 /* Whether the prompts that a step needs have ended, with their scores. */
 static bool has_enough(const struct fully_async *a) {
     const struct generation_state *g = &a->g;
-    bool enough = g->n_over >= a->k->data.train_batch_size;
-    for (int64_t i = 0; enough && i < a->k->data.train_batch_size * a->per; i++)
-        enough = g->samples[g->over[i / a->per] * a->per + i % a->per].scored;
+    bool enough = g->n_over >= a->batch;
+    for (int64_t i = 0; enough && i < a->batch * a->per; i++) enough = g->samples[g->over[i / a->per] * a->per + i % a->per].scored;
     return enough;
 }
 
@@ -302,7 +300,7 @@ static int generate_overlapped(void *arg) {
 
 /* The samples of a step, update by update. */
 static int choose(struct fully_async *a, struct batch *out) {
-    const int64_t n = a->k->data.train_batch_size;
+    const int64_t n = a->batch;
     a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
     if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->s.run->step, a->kept));
     for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
@@ -312,12 +310,12 @@ static int choose(struct fully_async *a, struct batch *out) {
 
 /* The exchange of weights is due: what is not chosen is held. */
 static int close_generation(struct fully_async *a) {
-    if (!a->over && a->k->async.partial) TRY(generation_interrupt(&a->g));
+    if (!a->over && a->k->partial) TRY(generation_interrupt(&a->g));
     TRY(generation_run(&a->g));
     const int64_t now = ended_now(&a->g);
     a->generated += now;
     metrics_set_i64(&a->s.run->metrics, now, "fully_async/rollouter/step_generated_samples");
-    hold_rest(a, &a->g, a->kept, a->k->data.train_batch_size);
+    hold_rest(a, &a->g, a->kept, a->batch);
     generation_end(&a->g, 0);
     a->generating = false;
     return 0;
@@ -503,9 +501,9 @@ static void sample_metrics(struct fully_async *a, const struct stage *s, const s
     metrics_set(m, (double)partial / (double)b->n_rows, "fully_async/partial/partial_ratio");
     metrics_set_i64(m, span, "fully_async/partial/max_partial_span");
     metrics_set_i64(m, ended, "fully_async/monitor/queue/mq_queue_size");
-    metrics_set_i64(m, a->k->async.required, "fully_async/static/required_samples");
-    metrics_set_i64(m, a->k->async.most_open, "fully_async/static/max_required_samples");
-    metrics_set(m, a->k->async.staleness, "fully_async/static/staleness_threshold");
+    metrics_set_i64(m, a->k->required, "fully_async/static/required_samples");
+    metrics_set_i64(m, a->k->most_open, "fully_async/static/max_required_samples");
+    metrics_set(m, a->k->staleness, "fully_async/static/staleness_threshold");
     time_metrics(m, b);
 }
 
@@ -551,11 +549,11 @@ struct generation_call {
 static int start(struct fully_async *a, const struct generation_call *c, const struct generation *in) {
     a->started = true;
     if (c->held) TRY(restore(a, c->held, in));
-    if (!a->k->async.replay) return 0;
-    if (a->per > a->k->rollout.train.n)
+    if (!a->k->replay) return 0;
+    if (a->per > a->n)
         FAIL(ERR_INVAL, "async_training.replay: algorithm.adv_estimator=%s has greedy responses, which run.db does not record",
-             a->k->algorithm.adv_estimator);
-    return track_schedule_read(&a->record, a->k->async.replay);
+             in->algorithm->adv_estimator);
+    return track_schedule_read(&a->record, a->k->replay);
 }
 
 static int open_stage(void *arg, const struct stage *s, const struct generation *in) {
@@ -582,7 +580,7 @@ static int close_stage(void *arg, const struct stage *s, const struct generation
 
 /* The rows of update u. */
 static int cut(struct verlc *v, const struct fully_async *a, const struct verlc_batch *all, int64_t u, struct verlc_batch *out) {
-    const int64_t n = a->k->async.required * a->k->rollout.train.n;
+    const int64_t n = a->k->required * a->n;
     int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     for (int64_t i = 0; i < n; i++) rows[i] = u * n + i;
     const int rc = verlc_select(v, all, rows, n, out);
@@ -593,14 +591,14 @@ static int cut(struct verlc *v, const struct fully_async *a, const struct verlc_
 static int train(struct fully_async *a, struct verlc *v, struct verlc_batch *all, struct verlc_batch **part,
                  struct verlc_batch *drawn) {
     struct run *r = &verlc_controller(v)->run;
-    const int64_t n = a->k->async.updates;
+    const int64_t n = a->k->updates;
     struct metrics *each = xcalloc((size_t)n, sizeof *each), whole = {0};
     const struct batch **parts = xmalloc((size_t)n * sizeof *parts);
     struct batch joined;
     int rc = 0;
     for (int64_t u = 0; u < n; u++) TRYG(cut(v, a, all, u, part[u]), out);
     /* the policy of the last exchange, before any update: what verl keeps a copy of the weights for */
-    for (int64_t u = 0; u < n && a->k->async.recompute_log_probs; u++) TRYG(verlc_log_probs(v, VERLC_ACTOR, part[u]), out);
+    for (int64_t u = 0; u < n && a->k->recompute_log_probs; u++) TRYG(verlc_log_probs(v, VERLC_ACTOR, part[u]), out);
     metrics_merge(&whole, &r->metrics);
     for (int64_t u = 0; u < n; u++) {
         metrics_reset(&r->metrics);
@@ -643,12 +641,15 @@ static int step(struct fully_async *a, struct verlc *v, struct verlc_batch *all,
 }
 
 void ppo_fully_async(struct verlc *v) {
-    struct ppo_config *k = &verlc_controller(v)->k;
+    const struct controller *const c = verlc_controller(v);
+    const struct ppo_async_config *const k = &c->k->async;
+    const struct algo_adv_entry *const adv = c->k->algorithm.adv;
+    const int64_t n = c->k->rollout.train.n;
     struct fully_async a = {
-        .k = k, .per = k->rollout.train.n + (k->algorithm.adv && k->algorithm.adv->needs & ALGO_NEEDS_BASELINES ? 1 : 0)};
+        .k = k, .batch = c->k->data.train_batch_size, .n = n, .per = n + (adv && adv->needs & ALGO_NEEDS_BASELINES ? 1 : 0)};
     struct verlc_batch *all = verlc_batch_create(), *drawn = verlc_batch_create(),
-                       **part = xmalloc((size_t)k->async.updates * sizeof *part);
-    for (int64_t u = 0; u < k->async.updates; u++) part[u] = verlc_batch_create();
+                       **part = xmalloc((size_t)k->updates * sizeof *part);
+    for (int64_t u = 0; u < k->updates; u++) part[u] = verlc_batch_create();
     while (verlc_begin_step(v))
         if (step(&a, v, all, part, drawn) < 0) break;
     if (a.generating) generation_end(&a.g, ERR_SIGNAL); /* the run has failed */
@@ -656,7 +657,7 @@ void ppo_fully_async(struct verlc *v) {
     free(a.held);
     free(a.kept);
     track_schedule_free(&a.record);
-    for (int64_t u = 0; u < k->async.updates; u++) verlc_batch_free(part[u]);
+    for (int64_t u = 0; u < k->updates; u++) verlc_batch_free(part[u]);
     free(part);
     verlc_batch_free(all);
     verlc_batch_free(drawn);

@@ -68,11 +68,12 @@ int ppo_generate(const struct stage *s, const struct generation *g, const struct
 /* How many rows of b ended without a score, by reason, as metrics prefix + "timeout", "crash", ... */
 void ppo_reward_counts(struct metrics *m, const struct batch *b, const char *prefix);
 /* What scores by rule or by the user's Python, as the configuration says; g: with data and its slices. config: the whole, as JSON
- * for a manager of the user's; tokenizer: the policy's directory; deadline_s: of a stage. */
+ * for a manager of the user's; tokenizer: the policy's directory; judge_address: of the judge that the
+ * run serves, or NULL; deadline_s: of a stage. */
 struct score_open_args {
     const struct generation *g;
     const json_t *config;
-    const char *tokenizer, *experiment;
+    const char *tokenizer, *experiment, *judge_address;
     double deadline_s;
 };
 int ppo_reward_open(struct reward **out, const struct score_open_args *a);

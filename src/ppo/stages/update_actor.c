@@ -187,7 +187,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct ppo_update_slices slices = ppo_worker_slices(w);
     const struct ppo_actor_config *k = slices.actor;
     /* the schedule begins with the first update, after trainer.critic_warmup */
-    const int64_t first = slices.critic->actor_from > 1 ? slices.critic->actor_from : 1;
+    const int64_t first = slices.critic->actor_from > 1 && !run->probing ? slices.critic->actor_from : 1;
     const int64_t index = train_lr_index(s->run->step, first, k->zero_indexed_step);
     struct actor_update u = {.mini = {.s = s,
                                       .role = VERLC_ACTOR,

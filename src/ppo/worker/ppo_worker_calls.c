@@ -8,7 +8,6 @@
 #include "ranks/rank_group.h"
 #include "ranks/weight_sync.h"
 #include "ranks/worker_calls.h"
-#include "train/optimizer_keys.h"
 
 #include "base/err.h"
 #include "base/json.h"
@@ -19,7 +18,7 @@
 #include <string.h>
 
 static struct {
-    struct ppo_config k;
+    const struct ppo_config *k; /* owned */
     struct ppo_worker w;
     struct comm *senders; /* owned; NULL: none */
     struct tokenizer *tok;
@@ -29,23 +28,21 @@ static void close_all(void) {
     ppo_worker_close(&self.w);
     comm_close(self.senders);
     tokenizer_close(self.tok);
-    ppo_config_free(&self.k);
+    ppo_config_free(self.k);
 }
 
 /* ---- opening ---- */
 
 /* Whose work this rank does, and with whom. */
-static int join_pool(struct comm *comm, const struct comm_call *call) {
-    struct ppo_config *const k = &self.k;
+static int join_pool(struct comm *comm, const struct comm_call *call, struct ppo_placement *p) {
     const int rank = comm_rank(comm), size = comm_size(comm);
-    TRY(ppo_pools_read(&k->ranks.pools, json_object_get(call->args, "pools"), size));
-    k->ranks.n = size;
-    k->ranks.n_local = comm_local_size(comm);
+    *p = (struct ppo_placement){.all = {.n = size, .n_local = comm_local_size(comm)}};
+    TRY(ppo_pools_read(&p->pools, json_object_get(call->args, "pools"), size));
     for (int i = 0; i < PPO_POOLS; i++)
-        if (k->ranks.pools.n[i] > 0 && rank >= ppo_pool_first(&k->ranks.pools, (enum ppo_pool)i)) k->ranks.pool = (enum ppo_pool)i;
-    TRY(rank_open_pool((int)ppo_pool_first(&k->ranks.pools, k->ranks.pool), (int)k->ranks.pools.n[k->ranks.pool]));
-    const int64_t pair = k->ranks.pools.n[PPO_TRAIN] + k->ranks.pools.n[PPO_ROLLOUT];
-    if (k->ranks.pools.n[PPO_ROLLOUT] == 0 || rank >= pair) return 0;
+        if (p->pools.n[i] > 0 && rank >= ppo_pool_first(&p->pools, (enum ppo_pool)i)) p->pool = (enum ppo_pool)i;
+    TRY(rank_open_pool((int)ppo_pool_first(&p->pools, p->pool), (int)p->pools.n[p->pool]));
+    const int64_t pair = p->pools.n[PPO_TRAIN] + p->pools.n[PPO_ROLLOUT];
+    if (p->pools.n[PPO_ROLLOUT] == 0 || rank >= pair) return 0;
     TRY(comm_part(&self.senders, comm, 0, (int)pair));
     self.w.senders = self.senders;
     return 0;
@@ -54,19 +51,22 @@ static int join_pool(struct comm *comm, const struct comm_call *call) {
 static int plan(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     static const struct worker_update *const updates[] = {&ppo_update_actor, &ppo_update_critic, NULL};
     rank_self()->updates = updates;
+    struct ppo_placement ranks;
     rank_self()->close = close_all;
     TRY(rank_open_config(comm, call));
     TRY(ppo_config_read(&self.k, rank_self()->conf, PPO_WORKER));
-    TRY(rank_open_run(&self.k.trainer.run));
-    TRY(rank_open_device(call, &self.w.base.dev, self.k.trainer.run.device, self.k.trainer.run.threads));
-    TRY(join_pool(comm, call));
+    const struct run_config *const run = &self.k->trainer.run;
+    TRY(rank_open_run(run));
+    TRY(rank_open_device(call, &self.w.base.dev, run->device, run->threads));
+    TRY(join_pool(comm, call, &ranks));
+    self.w.k = ppo_worker_config(self.k, &ranks);
     worker_open_local(&self.w.base, rank_self()->pool);
     rank_self()->worker = &self.w.base;
-    TRY(ppo_worker_plan(&self.w, &self.k));
+    TRY(ppo_worker_plan(&self.w));
     const struct model_flops *f = &self.w.plan.flops;
     out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
                            (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge",
-                           self.k.reward.args.router_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
+                           self.w.judge_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
     rank_describe(out->value, &self.w.base.dev);
     return 0;
 }
@@ -76,10 +76,8 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     (void)comm;
     TRY(json_i64(call->args, "total_steps", &total_steps, call->name));
     TRY(json_i64(call->args, "validation_rows", &rows, call->name));
-    train_optim_steps(&self.k.actor.optim, total_steps, self.k.actor.warmup_ratio);
-    train_optim_steps(&self.k.critic.optim, total_steps, self.k.critic.warmup_ratio);
-    TRY(tokenizer_open(&self.tok, self.k.model.tokenizer_dir));
-    TRY(ppo_worker_open(&self.w, self.tok, rows));
+    TRY(tokenizer_open(&self.tok, self.k->model.tokenizer_dir));
+    TRY(ppo_worker_open(&self.w, self.tok, total_steps, rows));
     json_t *roles = json_array(), *collective = json_array();
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints); /* none without a model that is trained */
     for (int i = 0; i < N_ROLES; i++) {
@@ -118,12 +116,12 @@ const struct worker_process_service ppo_worker_services[] = {
     {NULL, NULL}};
 
 int ppo_worker_serve(const struct conf *c, const struct launch *l) {
-    struct ppo_config k;
+    const struct ppo_config *k;
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = ppo_config_read(&k, c, PPO_WORKER);
     const struct workers_args a = {
-        .dir = k.trainer.run.default_local_dir, .controller = k.ranks.devices.controller, .start_s = RANK_START_S};
+        .dir = k->trainer.run.default_local_dir, .controller = k->trainer.devices.controller, .start_s = RANK_START_S};
     if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){ppo_worker_services, NULL});
-    ppo_config_free(&k);
+    ppo_config_free(k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }

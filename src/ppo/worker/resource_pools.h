@@ -6,6 +6,8 @@
 #ifndef VERLC_PPO_WORKER_RESOURCE_POOLS_H
 #define VERLC_PPO_WORKER_RESOURCE_POOLS_H
 
+#include "ranks/rank_count.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,12 +23,21 @@ struct ppo_pool_keys {
 struct ppo_pools {
     int64_t n[PPO_POOLS]; /* ranks of each; but the trainer's 0: it has none of its own */
 };
+/* What a run or a plan finds out of its ranks, once its configuration is read. */
+struct ppo_placement {
+    struct rank_placement all; /* of all pools */
+    struct ppo_pools pools;
+    enum ppo_pool pool; /* of this process, or that is planned; the trainer's in a run of one */
+};
 const char *ppo_pool_name(enum ppo_pool pool); /* "train" */
 /* The ranks that do this part of the work. */
 enum ppo_pool ppo_pool_of(const struct ppo_pools *p, enum ppo_pool part);
 int64_t ppo_pool_first(const struct ppo_pools *p, enum ppo_pool pool); /* its first rank */
 int64_t ppo_pool_ranks(const struct ppo_pools *p);                     /* of all */
 json_t *ppo_pools_json(const struct ppo_pools *p);
+struct ppo_placement ppo_placement_alone(int64_t host_memory); /* one rank */
+/* Whether this process does that part of the work. */
+static inline bool ppo_does(const struct ppo_placement *p, enum ppo_pool part) { return ppo_pool_of(&p->pools, part) == p->pool; }
 int ppo_pools_read(struct ppo_pools *p, const json_t *list, int64_t ranks); /* ERR_FORMAT: not as many ranks */
 
 #endif

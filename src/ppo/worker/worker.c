@@ -4,6 +4,7 @@
 #include "model/files/load.h"
 #include "model/parallel/weight_streaming.h"
 #include "ranks/weight_sync.h"
+#include "train/optimizer_keys.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -29,8 +30,8 @@ static int agree_layout(struct ppo_worker *w, const struct memory_plan_shapes *s
     free(at);
     TRY(rc);
     if (most == (int32_t)w->plan.layout) return 0;
-    struct ppo_config k = *w->k;
-    k.ranks.layout = (enum weight_layout)most;
+    struct ppo_worker_config k = w->k;
+    k.layout = (enum weight_layout)most;
     TRY(memory_plan_make(&w->plan, &k, shapes, &w->base.dev));
     snprintf(w->plan.why, sizeof w->plan.why, "another rank has room for no other");
     return 0;
@@ -38,18 +39,18 @@ static int agree_layout(struct ppo_worker *w, const struct memory_plan_shapes *s
 
 /* A judge that is served is the first rank's of those that score. */
 static int listen_for_judge(struct ppo_worker *w) {
-    struct ppo_config *const k = w->k;
-    if (!ppo_serves_judge(&k->rm) || !ppo_does(k, PPO_REWARD) || (w->base.comm && comm_rank(w->base.comm) != 0)) return 0;
+    const bool first = !w->base.comm || comm_rank(w->base.comm) == 0;
+    if (!ppo_serves_judge(&w->k.rm) || !ppo_does(&w->k.ranks, PPO_REWARD) || !first) return 0;
     TRY(judge_server_listen(&w->judge));
-    k->reward.args.router_address = judge_server_address(w->judge);
+    w->judge_address = judge_server_address(w->judge);
     return 0;
 }
 
-int ppo_worker_plan(struct ppo_worker *w, struct ppo_config *k) {
+int ppo_worker_plan(struct ppo_worker *w) {
+    struct ppo_worker_config *const k = &w->k;
     struct memory_plan_shapes shapes = {0};
     struct buf text = {0};
     int rc = 0;
-    w->k = k;
     memory_plan_offload(k, &w->base.dev);
     TRYG(memory_plan_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->base.dev), out);
@@ -76,14 +77,14 @@ static int open_role(struct ppo_worker *w, enum verlc_role role, struct trained_
 
 /* Of ranks that generate and do not train. */
 static int open_copy(struct ppo_worker *w) {
-    const struct ppo_config *k = w->k;
+    const struct ppo_worker_config *k = &w->k;
     const struct model_open_args m = {.dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
-    if (k->model.lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer.seed);
+    if (k->model.lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer->seed);
     return model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m);
 }
 
 static int open_policy(struct ppo_worker *w) {
-    const struct ppo_config *k = w->k;
+    const struct ppo_worker_config *k = &w->k;
     const struct memory_plan *l = &w->plan;
     const struct model_open_args m = {.dir = k->model.dir,
                                       .act = k->model.act,
@@ -91,11 +92,11 @@ static int open_policy(struct ppo_worker *w) {
                                                model_stream_flags(memory_plan_policy_from(l)),
                                       .max_len = l->max_len,
                                       .shard = all_reduce_shard(w->devices, &k->actor.optim)};
-    return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer.seed);
+    return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer->seed);
 }
 
 static int open_reference_model(struct ppo_worker *w) {
-    const struct ppo_config *k = w->k;
+    const struct ppo_worker_config *k = &w->k;
     const struct memory_plan *l = &w->plan;
     const struct model_open_args frozen = {.dir = k->model.dir,
                                            .act = k->model.act,
@@ -109,22 +110,22 @@ static int open_reference_model(struct ppo_worker *w) {
 static int open_reference(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args a = {
-        .no_adapter = true, .stream = memory_plan_ref_from(l, w->k), .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
+        .no_adapter = true, .stream = memory_plan_ref_from(l, &w->k), .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
     return open_role(w, VERLC_REF, a);
 }
 
 static int open_critic(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
-    const struct ppo_critic_config *k = &w->k->critic;
-    const bool shares = ppo_critic_shares(w->k);
+    const struct ppo_critic_config *k = &w->k.critic;
+    const bool shares = ppo_critic_shares(&w->k);
     const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0);
     const struct model_open_args m = {.dir = k->model_dir,
-                                      .act = w->k->model.act,
+                                      .act = w->k.model.act,
                                       .flags = flags,
                                       .max_len = l->max_len,
                                       .shard = all_reduce_shard(w->devices, &k->optim),
                                       .base = shares ? w->model[VERLC_ACTOR] : NULL};
-    const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k->trainer.seed);
+    const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k.trainer->seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
     const struct trained_model_args a = {.train = true,
                                          .keep = l->critic_keep,
@@ -154,7 +155,7 @@ static int same_tokens(const struct tokenizer *teacher, const struct tokenizer *
 static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok) {
     struct tokenizer *t = NULL;
     const struct model_open_args m = {
-        .dir = w->k->distill.teacher_dir, .act = w->k->model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+        .dir = w->k.distill->teacher_dir, .act = w->k.model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
     int rc = tokenizer_open(&t, m.dir);
     if (rc == 0) rc = same_tokens(t, tok);
     tokenizer_close(t);
@@ -165,9 +166,8 @@ static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok)
 static int open_teacher(struct ppo_worker *w, const struct tokenizer *tok) {
     const int rc = open_teacher_model(w, tok);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
-    const struct trained_model_args a = {.max_rows = w->plan.max_rows_teacher,
-                                         .max_seqs = w->plan.max_seqs_teacher,
-                                         .list = memory_plan_distill_list(&w->k->distill)};
+    const struct trained_model_args a = {
+        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = memory_plan_distill_list(w->k.distill)};
     return open_role(w, VERLC_TEACHER, a);
 }
 
@@ -175,7 +175,7 @@ static int open_reward_model(struct ppo_worker *w, const struct tokenizer *tok) 
     struct reward_model_args a = w->plan.rm_args;
     a.dev = &w->base.dev;
     a.policy_tok = tok;
-    if (ppo_serves_judge(&w->k->rm) && !w->judge) return 0; /* rank 0 serves it */
+    if (ppo_serves_judge(&w->k.rm) && !w->judge) return 0; /* rank 0 serves it */
     const int rc = w->judge ? judge_server_load(w->judge, &a.judge) : reward_model_create(&w->rm, &a);
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
 }
@@ -188,20 +188,20 @@ static int open_decoder(struct ppo_worker *w) {
                                         .max_rows = l->max_rows_roll,
                                         .max_len = l->max_len,
                                         .block = (char *)w->block + l->gathered};
-    struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k->model.act, &limits, SIZE_MAX);
+    struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k.model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
     return decoder_open(&w->base.generator.decoder, &a);
 }
 
 /* The policy's training, and the reference. */
 static int open_training(struct ppo_worker *w) {
-    const struct ppo_config *k = w->k;
+    const struct ppo_worker_config *k = &w->k;
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args policy = {.train = true,
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,
-                                              .list = memory_plan_distill_list(&k->distill),
+                                              .list = memory_plan_distill_list(k->distill),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
                                               .grad_chunk = k->actor.grad_chunk,
@@ -214,8 +214,8 @@ static int open_training(struct ppo_worker *w) {
 /* What a worker's operations use. */
 static void set_operations(struct ppo_worker *w, const struct tokenizer *tok) {
     static const char *const names[] = {[VERLC_ACTOR] = "actor", [VERLC_CRITIC] = "critic", [VERLC_TEACHER] = NULL};
-    const struct ppo_config *const k = w->k;
-    const struct micro_batch_limits cuts[N_ROLES] = {k->rollout.logp_cut, k->ref.cut, k->critic.values_cut, k->distill.cut};
+    const struct ppo_worker_config *const k = &w->k;
+    const struct micro_batch_limits cuts[N_ROLES] = {k->rollout.logp_cut, k->ref.cut, k->critic.values_cut, k->distill->cut};
     struct model *const policy = w->model[VERLC_ACTOR];
     w->base.generator.model = policy;
     w->base.generator.tok = tok;
@@ -235,11 +235,13 @@ static void set_operations(struct ppo_worker *w, const struct tokenizer *tok) {
     ppo_scorer_open_local(&w->scorer, w->rm, w->judge);
 }
 
-int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t validation_rows) {
-    const struct ppo_config *k = w->k;
+int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t total_steps, int64_t validation_rows) {
+    struct ppo_worker_config *const k = &w->k;
     const struct memory_plan *l = &w->plan;
-    const bool trains = ppo_does(k, PPO_TRAIN), generates = ppo_does(k, PPO_ROLLOUT);
-    if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, w->k, &w->base.dev, validation_rows));
+    const bool trains = ppo_does(&k->ranks, PPO_TRAIN), generates = ppo_does(&k->ranks, PPO_ROLLOUT);
+    train_optim_steps(&k->actor.optim, total_steps, k->actor.warmup_ratio);
+    train_optim_steps(&k->critic.optim, total_steps, k->critic.warmup_ratio);
+    if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, k, &w->base.dev, validation_rows));
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));
     if (w->base.comm && (trains || l->critic > 0)) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));

@@ -17,15 +17,16 @@
 
 /* ---- the worker ---- */
 struct ppo_worker {
-    struct worker base;   /* first */
-    struct ppo_config *k; /* borrowed */
+    struct worker base;         /* first */
+    struct ppo_worker_config k; /* set before the plan */
     struct ppo_scorer scorer;
     bool embedded;           /* in a user's program, which a rank's process runs too */
     bool ok;                 /* its ranks may end by themselves: the run has not failed */
     struct ppo_ranks *ranks; /* of a run with several, in its controller, which has no device; else NULL */
     struct memory_plan plan;
-    json_t *plan_json; /* for run.db */
-    char *plan_text;   /* for people */
+    json_t *plan_json;         /* for run.db */
+    char *plan_text;           /* for people */
+    const char *judge_address; /* where the judge is that this run serves, after the plan; NULL: none, or elsewhere */
     /* ---- in this process ---- */
     struct comm *senders;              /* where ranks of their own generate: to those and the trainer's; borrowed; else NULL */
     struct collective *devices;        /* with base.comm: the ranks' devices */
@@ -48,21 +49,21 @@ struct ppo_update_slices {
     enum ppo_schedule schedule;
 };
 static inline struct ppo_update_slices ppo_worker_slices(const struct worker *w) {
-    const struct ppo_config *k = ((const struct ppo_worker *)w)->k;
-    return (struct ppo_update_slices){&k->actor,       &k->critic, &k->distill, &k->data, &k->sizes, k->rollout.train.temperature,
-                                      k->trainer.seed, k->schedule};
+    const struct ppo_worker_config *k = &((const struct ppo_worker *)w)->k;
+    return (struct ppo_update_slices){&k->actor,        &k->critic, k->distill, k->data, k->sizes, k->rollout.train.temperature,
+                                      k->trainer->seed, k->schedule};
 }
-/* base.dev and base.comm are there: sizes what k needs, and with a judge that is served its address is known from here on,
- * k->reward.router_address. ERR_NOMEM: it does not fit. */
-int ppo_worker_plan(struct ppo_worker *w, struct ppo_config *k);
-/* Opens all models as planned. tok: the policy's; validation_rows 0: there are none. */
-int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t validation_rows);
+/* base.dev and base.comm are there: sizes what w->k needs; a judge that is served listens from here on. ERR_NOMEM: it does not
+ * fit. */
+int ppo_worker_plan(struct ppo_worker *w);
+/* Opens all models as planned. tok: the policy's; total_steps: of the run; validation_rows 0: there are none. */
+int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t total_steps, int64_t validation_rows);
 void ppo_worker_close(struct ppo_worker *w); /* a zeroed one is fine */
 
 /* ---- on ranks: worker_ranks.c ---- */
 /* Starts the workers, or under a launcher waits for them: they read the controller's configuration, open their devices and plan.
  * w->plan_json, plan_text and the plan's numbers are rank 0's then. run: borrowed. */
-int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run);
+int ppo_ranks_plan(struct ppo_worker *w, struct run *run);
 int ppo_ranks_open(struct ppo_worker *w, int64_t total_steps, int64_t validation_rows);
 void ppo_ranks_close(struct ppo_ranks *r, bool ok); /* NULL ok */
 

@@ -63,7 +63,7 @@ static int take_plan(struct ppo_worker *w, const json_t *results) {
     double *const flops[] = {&w->plan.flops.token, &w->plan.flops.square, &w->plan.flops.peak};
     for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] = json_number_value(json_array_get(f, i));
     w->base.flops = w->plan.flops;
-    if (judge) w->k->reward.args.router_address = g->judge = xstrdup(judge);
+    if (judge) w->judge_address = g->judge = xstrdup(judge);
     w->plan.copy = (size_t)copy;
     return 0;
 }
@@ -98,19 +98,12 @@ static void set_operations(struct ppo_worker *w) {
     g->base.weight_sync = &g->weight_sync;
 }
 
-int ppo_ranks_plan(struct ppo_worker *w, struct ppo_config *k, struct run *run) {
+int ppo_ranks_plan(struct ppo_worker *w, struct run *run) {
+    const struct ppo_worker_config *const k = &w->k;
     struct ppo_ranks *g = xcalloc(1, sizeof *g);
     json_t *results = NULL;
-    const struct rank_group_args a = {.conf = k->conf,
-                                      .ranks = (int)k->ranks.n,
-                                      .dir = k->trainer.run.default_local_dir,
-                                      .controller = k->ranks.devices.controller,
-                                      .deadline_s = k->trainer.run.deadline_s,
-                                      .run = run,
-                                      .ray_nodes = k->ranks.n_ray_nodes,
-                                      .ray_gpus = !rank_count_on_cpu(k->trainer.run.device),
-                                      .embedded = w->embedded};
-    w->k = k;
+    struct rank_group_args a = rank_group_args_of(k->conf, k->trainer, &k->ranks.all, run);
+    a.embedded = w->embedded;
     w->ranks = g;
     TRY(dispatch_open(&w->base, &g->base, &a, "plan", json_pack("{s:o}", "pools", ppo_pools_json(&k->ranks.pools)), &results));
     make_parts(g, &k->ranks.pools);
