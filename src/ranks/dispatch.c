@@ -29,6 +29,7 @@ static void drop_waiting(struct rank_dispatch *d) {
 
 void rank_dispatch_free(struct rank_dispatch *d) {
     drop_waiting(d);
+    map_free(&d->home);
     free(d->share);
     *d = (struct rank_dispatch){0};
 }
@@ -44,11 +45,16 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
     return 0;
 }
 
+/* A response that continues goes where it was, as its K and V are there; another one to the least loaded. */
 static int generate_add(struct worker *w, const struct engine_request *q) {
-    const struct rank_dispatch *const d = w->ranks->generates;
+    struct rank_dispatch *const d = w->ranks->generates;
+    const int64_t user = (int64_t)(intptr_t)q->user;
     struct rank_share *least = d->share;
+    int64_t home;
     for (int r = 1; r < d->g->n; r++)
         if (d->share[r].open < least->open) least = &d->share[r];
+    if (q->n_begun > 0 && map_get(&d->home, (const char *)&user, sizeof user, &home)) least = &d->share[home];
+    else map_set(&d->home, (const char *)&user, sizeof user, least - d->share);
     CHECK(!least->cache_dropped); /* with d->idle all requests come before the first slice */
     request_list_add(&least->waiting, q);
     least->open += q->n;
@@ -201,6 +207,7 @@ static void generate_end(struct worker *w) {
     if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group has ended */
     idle_ranks_close(d->idle);
     d->idle = NULL;
+    map_free(&d->home);
     d->to = (struct worker_generation){0};
     err_restore(&why);
 }

@@ -11,6 +11,8 @@
 #include "ranks/rank_group.h"
 #include "ranks/worker.h"
 
+#include "base/map.h"
+
 struct rank_share;
 /* Calls that a program makes between slices of generation. */
 struct rank_interleaved {
@@ -24,6 +26,7 @@ struct rank_dispatch { /* a zeroed one may be freed */
     struct rank_interleaved interleaved; /* zeros: none */
     struct idle_ranks *idle;             /* passes for ranks that have nothing left to generate; NULL: none */
     bool interrupting;
+    struct map home;             /* of each `user` of a request the rank that got it */
     struct worker_generation to; /* the generation under way; zeros: there is none */
 };
 void rank_dispatch_init(struct rank_dispatch *d, struct rank_group *g);

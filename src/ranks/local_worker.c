@@ -7,7 +7,11 @@
 #include "model/parallel/weight_streaming.h"
 #include "train/perf_metrics.h"
 
+#include "base/buf.h"
 #include "base/err.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 static int nothing(struct worker *w) {
     (void)w;
@@ -26,9 +30,14 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
 static int generate_add(struct worker *w, const struct engine_request *q) {
     const struct engine_stop_ids stop = engine_stop_ids(&w->generator.model->cfg, w->generator.tok);
     struct engine_request own = *q;
-    own.stop_ids = stop.id;
-    own.n_stop_ids = stop.n;
-    return engine_submit(w->generator.engine, &own, NULL);
+    int32_t *ids = xmalloc((size_t)(stop.n + q->n_stop_ids + 1) * sizeof *ids);
+    memcpy(ids, stop.id, (size_t)stop.n * sizeof *ids);
+    if (q->n_stop_ids) memcpy(ids + stop.n, q->stop_ids, (size_t)q->n_stop_ids * sizeof *ids);
+    own.stop_ids = ids;
+    own.n_stop_ids = stop.n + q->n_stop_ids;
+    const int rc = engine_submit(w->generator.engine, &own, NULL);
+    free(ids);
+    return rc;
 }
 
 static int generate_step(struct worker *w, bool wait) {

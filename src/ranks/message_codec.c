@@ -191,14 +191,16 @@ struct request_item {
 void request_list_add(struct request_list *l, const struct engine_request *q) {
     const size_t begun = (size_t)q->n_begun * 4;
     const int64_t cap = l->cap_begun;
-    CHECK(q->n_stop_ids == 0 && q->n_stop == 0);
+    CHECK(q->n_stop == 0);
     xgrow((void **)&l->items, &l->cap, l->n + 1, sizeof *l->items);
-    xgrow((void **)&l->ids, &l->cap_ids, l->n_ids + q->n_prompt + q->n_begun, sizeof *l->ids);
+    xgrow((void **)&l->ids, &l->cap_ids, l->n_ids + q->n_prompt + q->n_stop_ids + q->n_begun, sizeof *l->ids);
     xgrow((void **)&l->logp, &l->cap_begun, l->n_begun + q->n_begun, sizeof *l->logp);
     if (l->cap_begun != cap) l->kept = xrealloc(l->kept, (size_t)l->cap_begun * sizeof *l->kept);
     l->items[l->n++] = (struct request_item){.q = *q, .user = (int64_t)(intptr_t)q->user};
     memcpy(l->ids + l->n_ids, q->prompt, (size_t)q->n_prompt * sizeof *l->ids);
     l->n_ids += q->n_prompt;
+    if (q->n_stop_ids) memcpy(l->ids + l->n_ids, q->stop_ids, (size_t)q->n_stop_ids * sizeof *l->ids);
+    l->n_ids += q->n_stop_ids;
     if (q->n_begun == 0) return;
     memcpy(l->ids + l->n_ids, q->begun, begun);
     memcpy(l->logp + l->n_begun, q->begun_logp, begun);
@@ -234,18 +236,19 @@ int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct 
     TRY(message_items(r, sizeof *kept, &n_kept, (void **)&kept));
     for (int64_t i = 0; i < n; i++) {
         struct engine_request q = items[i].q;
-        if (q.n_prompt < 0 || q.n_begun < 0 || q.n_prompt > n_ids - at || q.n_begun > n_ids - at - q.n_prompt ||
+        if (q.n_prompt < 0 || q.n_begun < 0 || q.n_stop_ids < 0 || q.n_prompt > n_ids - at ||
+            q.n_stop_ids > n_ids - at - q.n_prompt || q.n_begun > n_ids - at - q.n_prompt - q.n_stop_ids ||
             q.n_begun > n_begun - begun || n_kept != n_begun)
             FAIL(ERR_FORMAT, "%s sent a request without its tokens", r->who);
         q.prompt = ids + at;
-        q.begun = ids + at + q.n_prompt;
+        q.stop_ids = ids + at + q.n_prompt;
+        q.begun = q.stop_ids + q.n_stop_ids;
         q.begun_logp = logp + begun;
         q.begun_logp_kept = items[i].q.begun_logp_kept ? kept + begun : NULL;
-        q.stop_ids = NULL;
         q.stop = NULL;
-        q.n_stop_ids = q.n_stop = 0;
+        q.n_stop = 0;
         q.user = (void *)(intptr_t)items[i].user;
-        at += q.n_prompt + q.n_begun;
+        at += q.n_prompt + q.n_stop_ids + q.n_begun;
         begun += q.n_begun;
         TRY(fn(arg, &q));
     }

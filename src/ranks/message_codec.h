@@ -48,10 +48,10 @@ void message_seqs(struct message *m, const struct packed_seq *seqs, int64_t n);
 int message_read_seqs(struct message_reader *r, struct packed_seq **seqs, int64_t *n);
 
 /* ---- generation ---- */
-/* Requests without stop ids and strings; user is a number. */
+/* Requests without stop strings; user is a number. */
 struct request_list {
     struct request_item *items;
-    int32_t *ids;       /* of each the prompt, then what it has begun with */
+    int32_t *ids;       /* of each the prompt, its stop ids, what it has begun with */
     float *logp, *kept; /* of the latter */
     int64_t n, cap, n_ids, cap_ids, n_begun, cap_begun;
 };

@@ -61,7 +61,8 @@ struct worker_update {
 struct worker_ops {
     /* Before a generation: ranks that only generate get the trainer's weights, unless they have them. */
     int (*send_weights)(struct worker *w);
-    /* Generation: between begin and end requests may be added at any time. Their end tokens are the model's. */
+    /* Generation: between begin and end requests may be added at any time. The model's end tokens end them, too. A response that
+     * continues goes to the rank that had the request of its `user` before, where its K and V are. */
     int (*generate_begin)(struct worker *w, const struct worker_generation *g); /* g: copied */
     int (*generate_add)(struct worker *w, const struct engine_request *q);
     int (*generate_step)(struct worker *w, bool wait); /* 1: work remains. wait: for ranks, briefly */
