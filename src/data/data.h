@@ -191,6 +191,9 @@ struct rl_dataset_args {
     uint64_t seed;
     const char *what;                        /* "data.train_files", for messages */
     const struct data_sampler_spec *sampler; /* NULL: no keys */
+    /* The schemas of the tools that a row's prompt is rendered with, new reference; *out NULL: none. NULL: no row has tools. */
+    int (*tools)(void *arg, const json_t *row, json_t **out);
+    void *tools_arg;
 };
 struct rl_prompt {
     int32_t *ids; /* the rendered prompt, ready to generate from */

@@ -116,7 +116,11 @@ static int add_rows(struct rl_dataset *d, struct opening *o, int64_t lo, int64_t
         json_t *row = json_array_get(o->t.rows, (size_t)*at);
         complete(d, o, row);
         TRYG(check_prompt(d, row), out);
-        json_array_append_new(each, json_pack("{s:O}", "messages", json_object_get(row, d->prompt_key)));
+        json_t *tools = NULL, *q = json_pack("{s:O}", "messages", json_object_get(row, d->prompt_key));
+        json_array_append_new(each, q);
+        if (o->a->tools) TRYG(o->a->tools(o->a->tools_arg, row, &tools), out);
+        if (json_array_size(tools) > 0) json_object_set(q, "tools", tools);
+        json_decref(tools);
     }
     rc = chat_template_encode_many(o->a->chat, o->common, each, ids, &done);
     *at = lo + done;
