@@ -1,12 +1,15 @@
 """Renders chat templates as transformers' apply_chat_template does.
 
-init:    {"template", "tool_template", "special": {"bos_token": ..., ...}}
+init:    {"template", "tool_template", "special": {"bos_token": ..., ...}, "now": Unix seconds}; templates that
+         ask for the date get that of "now"
 request: {"messages", "add_generation_prompt", "tools", "documents",
           "continue_final_message", "chat_template", ...}; other keys become
           variables of the template
 reply:   the rendered text
 request: {"common": {...}, "many": [request, ...]}: each over the keys of common
 reply:   the texts, up to the first request that fails, or to some MiB of them
+request: {"constants": bool}: those of the template, true: of that for tools
+reply:   its text constants
 
 By hand: python3 -m verlc_helpers.chat_template_renderer '{"template": "..."}' < requests.jsonl
 
@@ -52,7 +55,8 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
 
 
 def strftime_now(fmt):
-    return datetime.now().strftime(fmt)
+    now = state.get("now")
+    return (datetime.now() if now is None else datetime.fromtimestamp(now)).strftime(fmt)
 
 
 class TemplateDict:
@@ -183,9 +187,20 @@ def render_many(request):
     return texts
 
 
+def constants(with_tools):
+    text = (state.get("tool_template") if with_tools else None) or state.get("template")
+    if text is None:
+        return []
+    compiled(text)  # a broken template is reported by it
+    found = {node.value for node in state["env"].parse(text).find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return sorted(found)
+
+
 def handle(request):
     if not isinstance(request, dict):
         raise HelperError("a request must be an object with \"messages\"")
+    if "constants" in request:
+        return constants(request["constants"])
     return render_many(request) if "many" in request else render(request)
 
 

@@ -8,8 +8,10 @@
 #include "base/json.h"
 #include "helper/helper.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const double RENDER_TIMEOUT_S = 30; /* a template is a loop over a few messages */
 static const int64_t RENDER_CPU_S = 20;
@@ -20,13 +22,23 @@ struct chat_template {
     struct helper *helper;
 };
 
+/* The moment whose date templates write, Unix seconds: the same for all of a process, so that a run's prompts are the same after
+ * midnight. */
+static int64_t date_moment(void) {
+    static _Atomic int64_t moment;
+    int64_t none = 0;
+    atomic_compare_exchange_strong(&moment, &none, (int64_t)time(NULL));
+    return moment;
+}
+
 int chat_template_create(struct chat_template **out, const struct tokenizer *tok) {
     const char *text = tokenizer_chat_template(tok, false), *tools = tokenizer_chat_template(tok, true);
     if (!text && !tools)
         FAIL(ERR_INPUT, "the model has no chat template; add chat_template.jinja to its directory, or \"chat_template\" "
                         "to its tokenizer_config.json");
     struct chat_template *c = xcalloc(1, sizeof *c);
-    json_t *init = json_pack("{s:s?, s:s?, s:O}", "template", text, "tool_template", tools, "special", tokenizer_special_map(tok));
+    json_t *init = json_pack("{s:s?, s:s?, s:O, s:I}", "template", text, "tool_template", tools, "special",
+                             tokenizer_special_map(tok), "now", (json_int_t)date_moment());
     CHECK(init);
     const int rc = helper_create(
         &c->helper, &(struct helper_args){.module = "verlc_helpers.chat_template_renderer", .init = init, .cpu_s = RENDER_CPU_S});
@@ -83,6 +95,38 @@ static int render_part(struct chat_template *c, const json_t *common, const json
     TRY(rc);
     if (json_is_array(*reply) && (int64_t)json_array_size(*reply) <= n) return 0;
     json_decref(*reply);
+    FAIL(ERR_HELPER, "chat template: the helper's reply is not a list of texts");
+}
+
+int chat_template_render_many(struct chat_template *c, const json_t *common, const json_t *each, json_t **texts) {
+    const int64_t n = (int64_t)json_array_size(each);
+    json_t *all = json_array();
+    for (int64_t done = 0; done < n;) {
+        const int64_t k = n - done < RENDER_MANY ? n - done : RENDER_MANY;
+        json_t *reply;
+        const int rc = render_part(c, common, each, done, k, &reply);
+        if (rc < 0) {
+            json_decref(all);
+            return err_pass(rc, __FILE__, __LINE__);
+        }
+        int64_t got = 0;
+        while (got < (int64_t)json_array_size(reply) && json_is_string(json_array_get(reply, (size_t)got)))
+            json_array_append(all, json_array_get(reply, (size_t)got++));
+        json_decref(reply);
+        done += got;
+        if (got == 0) break;
+    }
+    *texts = all;
+    return 0;
+}
+
+int chat_template_constants(struct chat_template *c, bool with_tools, json_t **texts) {
+    json_t *q = json_pack("{s:b}", "constants", with_tools);
+    const int rc = helper_call(c->helper, q, RENDER_TIMEOUT_S, texts);
+    json_decref(q);
+    TRY(rc);
+    if (json_is_array(*texts)) return 0;
+    json_decref(*texts);
     FAIL(ERR_HELPER, "chat template: the helper's reply is not a list of texts");
 }
 

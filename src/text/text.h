@@ -54,6 +54,14 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, b
 int tokenizer_decode_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, bool skip_special, struct buf *out,
                            uint16_t *bytes);
 
+/* Whether the ids of text are those of its first `at` bytes and then those of the rest, because an added token begins at `at`
+ * and none reaches over it. at < n. */
+bool tokenizer_splits_at(const struct tokenizer *t, const char *text, size_t n, size_t at);
+/* Whether that is decided by these n bytes, whatever follows them: no added token begins at `at` or before and reaches over the
+ * end. */
+bool tokenizer_decided_at(const struct tokenizer *t, const char *text, size_t n, size_t at);
+size_t tokenizer_longest_added(const struct tokenizer *t); /* bytes of the longest added token; 0: none */
+
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1: no such token */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored; NULL: no such id */
 int64_t tokenizer_vocab_size(const struct tokenizer *t);            /* largest id + 1, added tokens included */
@@ -81,7 +89,8 @@ int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out);
 /* ---- chat templates ------------------------------------------------------ */
 
 /* One helper process that renders the tokenizer's template.  Not for use from
- * two threads at once; tok is borrowed until destroy.
+ * two threads at once; tok is borrowed until destroy.  A template that asks for the date gets that of one moment, for all
+ * templates of the process, however long it runs.
  * ERR_INPUT: the model has no chat template. */
 struct chat_template;
 int chat_template_create(struct chat_template **out, const struct tokenizer *tok);
@@ -91,6 +100,12 @@ void chat_template_destroy(struct chat_template *c); /* NULL ok */
  * the template as a variable.  Appends the text.  ERR_FORMAT with the template's
  * own message when it refuses the messages. */
 int chat_template_render(struct chat_template *c, const json_t *request, struct buf *out);
+/* Many of them in few requests to the helper: each is an array of requests, common (an object or NULL) holds the keys that all
+ * of them share. *texts (the caller's): an array of the texts before the first request that fails, all of them if none does. */
+int chat_template_render_many(struct chat_template *c, const json_t *common, const json_t *each, json_t **texts);
+/* The text constants of the template, of that for requests with tools where it is another one: what it may compare a message's
+ * text with. An array, the caller's. */
+int chat_template_constants(struct chat_template *c, bool with_tools, json_t **texts);
 /* The rendered text's ids, without further special tokens. text may be NULL. */
 int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text, struct text_ids *ids);
 /* Many conversations in few requests to the helper: each is an array of requests, common (an

@@ -464,6 +464,47 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, bool
     return rc;
 }
 
+static bool same_pieces(const struct text__piece *a, const struct text__piece *b, int64_t n, int64_t shift) {
+    for (int64_t i = 0; i < n; i++)
+        if (a[i].lo != b[i].lo + shift || a[i].hi != b[i].hi + shift || a[i].id != b[i].id) return false;
+    return true;
+}
+
+bool tokenizer_splits_at(const struct tokenizer *t, const char *text, size_t n, size_t at) {
+    struct text__pieces all = {0}, part = {0};
+    int64_t k = 0;
+    text__added_split(&t->added, &t->added.raw, text, (int64_t)n, &all);
+    while (k < all.n && all.p[k].lo < (int64_t)at) k++;
+    bool ok = k < all.n && all.p[k].lo == (int64_t)at && all.p[k].id >= 0;
+    if (ok) {
+        text__added_split(&t->added, &t->added.raw, text, (int64_t)at, &part);
+        ok = part.n == k && same_pieces(all.p, part.p, k, 0);
+    }
+    if (ok) {
+        text__added_split(&t->added, &t->added.raw, text + at, (int64_t)(n - at), &part);
+        ok = part.n == all.n - k && same_pieces(all.p + k, part.p, part.n, (int64_t)at);
+    }
+    free(all.p);
+    free(part.p);
+    return ok;
+}
+
+bool tokenizer_decided_at(const struct tokenizer *t, const char *text, size_t n, size_t at) {
+    for (int64_t i = 0; i < t->added.n; i++) {
+        const struct text__added_token *a = &t->added.p[i];
+        for (size_t lo = n > a->content_n ? n - a->content_n : 0; lo <= at && lo < n; lo++)
+            if (n - lo < a->content_n && memcmp(text + lo, a->content, n - lo) == 0) return false;
+    }
+    return true;
+}
+
+size_t tokenizer_longest_added(const struct tokenizer *t) {
+    size_t longest = 0;
+    for (int64_t i = 0; i < t->added.n; i++)
+        if (t->added.p[i].content_n > longest) longest = t->added.p[i].content_n;
+    return longest;
+}
+
 /* ---- decoding ------------------------------------------------------------------------------- */
 
 const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n) {
