@@ -1,6 +1,6 @@
 /* trainer_config.h - the group trainer.* of a configuration, as all trainers have it.
  *
- * The rows of conf/keys/sections.def fill it, so a trainer's struct has it as its member `trainer`. */
+ * The rows of conf/keys/shared_groups.def fill it, so a trainer's struct has it as its member `trainer`. */
 #ifndef VERLC_RANKS_TRAINER_CONFIG_H
 #define VERLC_RANKS_TRAINER_CONFIG_H
 
