@@ -1,0 +1,267 @@
+/* tool_agent.c - see tool_agent.h. Where verl's loop has a quirk that decides which tokens are trained, a comment says so. */
+#include "agent/tool_agent.h"
+
+#include "base/err.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct tool_agent {
+    struct tool_agent_rules rules;
+    json_t *messages, *tools;
+    struct text_ids ids; /* the response */
+    int32_t *segments;   /* (n_segments, 2) */
+    int64_t n_segments, cap_segments;
+    int64_t n_turn; /* tokens of the turn drawn last */
+    int64_t n_old;  /* messages whose tokens are in ids */
+    int64_t assistant, user;
+    int64_t n_malformed, n_dropped;
+    struct tool_turn turn; /* the turn drawn last, as parsed; its first n_run calls are run */
+    int64_t n_run, n_results;
+    json_t *record, *tool_rewards, *turn_scores; /* record: all calls that were run */
+    double tool_seconds, slowest;                /* slowest: of the round under way */
+    bool replied, stop;                          /* the new message is an interaction's; it stops */
+    enum tool_agent_end end;
+    char *reason;
+};
+
+const char *tool_agent_end_name(enum tool_agent_end e) {
+    static const char *const names[] = {"stop",    "length", "max_assistant_turns", "max_user_turns", "refused", "error",
+                                        "timeout", "open"};
+    return names[e];
+}
+
+void tool_agent_create(struct tool_agent **out, const struct tool_agent_rules *rules, const json_t *messages, const json_t *tools) {
+    struct tool_agent *a = xcalloc(1, sizeof *a);
+    CHECK(rules->response_length >= 1);
+    a->rules = *rules;
+    a->messages = json_deep_copy(messages);
+    a->tools = json_array_size(tools) > 0 ? json_deep_copy(tools) : NULL;
+    a->n_old = (int64_t)json_array_size(messages);
+    a->record = json_array();
+    a->tool_rewards = json_array();
+    a->turn_scores = json_array();
+    a->end = TOOL_AGENT_OPEN;
+    *out = a;
+}
+
+void tool_agent_destroy(struct tool_agent *a) {
+    if (!a) return;
+    json_decref(a->messages);
+    json_decref(a->tools);
+    json_decref(a->record);
+    json_decref(a->tool_rewards);
+    json_decref(a->turn_scores);
+    tool_turn_free(&a->turn);
+    text_ids_free(&a->ids);
+    free(a->segments);
+    free(a->reason);
+    free(a);
+}
+
+/* ---- the response ---- */
+
+static void add_segment(struct tool_agent *a, enum segment_kind kind, const int32_t *ids, int64_t n) {
+    if (n == 0) return;
+    xgrow((void **)&a->segments, &a->cap_segments, 2 * (a->n_segments + 1), sizeof *a->segments);
+    a->segments[2 * a->n_segments] = (int32_t)n;
+    a->segments[2 * a->n_segments++ + 1] = kind;
+    text_ids_add(&a->ids, ids, n);
+}
+
+/* The last tokens go. A segment that loses all of its tokens stays, so that a call still names it. */
+static void cut_end(struct tool_agent *a, int64_t n) {
+    a->ids.n -= n;
+    for (int64_t k = a->n_segments; n > 0; k--) {
+        int32_t *len = &a->segments[2 * (k - 1)];
+        const int64_t take = n < *len ? n : *len;
+        *len -= (int32_t)take;
+        n -= take;
+    }
+}
+
+static enum tool_agent_next end_as(struct tool_agent *a, enum tool_agent_end why) {
+    const int64_t most = a->rules.response_length;
+    if (a->ids.n > most)
+        cut_end(a, a->ids.n - most); /* a later turn may be drawn beyond it (verl's limit is of the whole stream) */
+    while (a->n_segments > 1 && a->segments[2 * (a->n_segments - 1)] == 0) a->n_segments--;
+    a->end = why;
+    return TOOL_AGENT_END;
+}
+
+/* A text of the model's or of a tool's: of bytes that are no UTF-8 each becomes U+FFFD. */
+static json_t *text_json(const char *p, size_t n) {
+    json_t *text = json_stringn(p, n);
+    struct buf repaired = {0};
+    if (text) return text;
+    if (text_utf8_repair(&repaired, p, n) == 0 && repaired.p) text = json_stringn(repaired.p, repaired.n);
+    buf_free(&repaired);
+    return text ? text : json_string("");
+}
+
+/* ---- a turn ---- */
+
+/* {type, function: {name, arguments}, id}: arguments are an object, or as they are where they are none. */
+static json_t *call_json(const struct tool_call *c) {
+    json_t *arguments = json_loads(c->arguments, JSON_ALLOW_NUL, NULL);
+    if (!json_is_object(arguments)) {
+        json_decref(arguments);
+        arguments = text_json(c->arguments, strlen(c->arguments));
+    }
+    json_t *call = json_pack("{s:s, s:{s:o, s:o}}", "type", "function", "function", "name", text_json(c->name, strlen(c->name)),
+                             "arguments", arguments);
+    CHECK(call != NULL);
+    if (c->id) json_object_set_new(call, "id", text_json(c->id, strlen(c->id)));
+    return call;
+}
+
+/* The policy's message, and the record of the calls that are run. */
+static void add_assistant(struct tool_agent *a, const struct tool_agent_turn *t) {
+    json_t *message = json_pack("{s:s}", "role", "assistant");
+    const bool plain = a->rules.interacts && t->plain; /* verl 0.7.1: the decoded turn, with its calls as text */
+    const char *content = plain ? t->plain : a->turn.content.p ? a->turn.content.p : "";
+    json_object_set_new(message, "content", text_json(content, plain ? t->n_plain : a->turn.content.n));
+    json_t *calls = json_array();
+    for (int64_t k = 0; k < a->n_run; k++) {
+        const struct tool_call *c = &a->turn.calls[k];
+        json_array_append_new(calls, call_json(c));
+        json_array_append_new(a->record, json_pack("{s:I, s:o, s:o}", "segment", (json_int_t)(a->n_segments - 1), "name",
+                                                   text_json(c->name, strlen(c->name)), "arguments",
+                                                   text_json(c->arguments, strlen(c->arguments))));
+    }
+    if (a->n_run > 0) json_object_set(message, "tool_calls", calls);
+    json_decref(calls);
+    json_array_append_new(a->messages, message);
+    a->n_old++;
+}
+
+int tool_agent_drawn(struct tool_agent *a, const struct tool_agent_turn *t, enum tool_agent_next *next) {
+    const struct tool_agent_rules *r = &a->rules;
+    CHECK(a->end == TOOL_AGENT_OPEN);
+    add_segment(a, SEGMENT_POLICY, t->ids, t->n);
+    a->n_turn = t->n;
+    a->assistant++;
+    *next = TOOL_AGENT_END;
+    tool_turn_free(&a->turn);
+    a->n_run = a->n_results = 0;
+    if (a->ids.n >= r->response_length) return end_as(a, TOOL_AGENT_LENGTH), 0;
+    if (r->max_assistant_turns > 0 && a->assistant >= r->max_assistant_turns) return end_as(a, TOOL_AGENT_ASSISTANT_TURNS), 0;
+    if (r->max_user_turns > 0 && a->user >= r->max_user_turns) return end_as(a, TOOL_AGENT_USER_TURNS), 0;
+    TRY(tool_parser_parse(r->parser, t->text, t->n_text, a->tools, &a->turn));
+    a->n_malformed += a->turn.n_malformed;
+    a->n_run = a->turn.n_calls < r->max_parallel_calls ? a->turn.n_calls : r->max_parallel_calls;
+    a->n_dropped += a->turn.n_calls - a->n_run;
+    add_assistant(a, t);
+    if (a->n_run > 0) *next = TOOL_AGENT_TOOLS;
+    else if (r->interacts) *next = TOOL_AGENT_INTERACT;
+    else end_as(a, TOOL_AGENT_STOP);
+    a->replied = a->stop = false;
+    a->slowest = 0;
+    return 0;
+}
+
+const struct tool_call *tool_agent_calls(const struct tool_agent *a, int64_t *n) {
+    *n = a->n_run;
+    return a->turn.calls;
+}
+
+/* ---- what answers it ---- */
+
+static json_t *record_of(const struct tool_agent *a, int64_t k) {
+    return json_array_get(a->record, json_array_size(a->record) - (size_t)(a->n_run - k));
+}
+
+/* The results' messages and rewards, in the order of the calls. */
+static void add_results(struct tool_agent *a) {
+    for (int64_t k = 0; k < a->n_run; k++) {
+        json_t *call = record_of(a, k), *reward = json_object_get(call, "reward");
+        json_t *message = json_pack("{s:s, s:O}", "role", "tool", "content", json_object_get(call, "result"));
+        CHECK(message != NULL);
+        if (a->turn.calls[k].id)
+            json_object_set_new(message, "tool_call_id", text_json(a->turn.calls[k].id, strlen(a->turn.calls[k].id)));
+        json_array_append_new(a->messages, message);
+        if (reward) json_array_append(a->tool_rewards, reward);
+    }
+    a->tool_seconds += a->slowest;
+}
+
+enum tool_agent_next tool_agent_result(struct tool_agent *a, int64_t k, const struct tool_agent_result *r) {
+    CHECK(a->end == TOOL_AGENT_OPEN && k >= 0 && k < a->n_run && a->n_results < a->n_run);
+    json_t *call = record_of(a, k);
+    CHECK(!json_object_get(call, "result"));
+    json_object_set_new(call, "result", text_json(r->text, r->n_text));
+    json_object_set_new(call, "status", json_string(r->status));
+    json_object_set_new(call, "seconds", json_real(r->seconds));
+    if (r->has_reward) json_object_set_new(call, "reward", json_real(r->reward));
+    json_object_set_new(call, "truncated", json_boolean(r->truncated));
+    if (r->seconds > a->slowest) a->slowest = r->seconds;
+    if (++a->n_results < a->n_run) return TOOL_AGENT_TOOLS;
+    add_results(a);
+    return TOOL_AGENT_JOIN;
+}
+
+enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_agent_reply *r) {
+    CHECK(a->end == TOOL_AGENT_OPEN);
+    json_array_append_new(a->messages, json_pack("{s:s, s:o}", "role", "user", "content", text_json(r->text, r->n_text)));
+    if (r->has_score) json_array_append_new(a->turn_scores, json_real(r->score));
+    a->user++;
+    a->replied = true;
+    a->stop = r->stop;
+    return TOOL_AGENT_JOIN;
+}
+
+const json_t *tool_agent_messages(const struct tool_agent *a, int64_t *n_old) {
+    *n_old = a->n_old;
+    return a->messages;
+}
+
+const json_t *tool_agent_tools(const struct tool_agent *a) { return a->tools; }
+
+enum tool_agent_next tool_agent_join(struct tool_agent *a, int64_t n_removed, const int32_t *added, int64_t n_added) {
+    CHECK(a->end == TOOL_AGENT_OPEN && n_removed >= 0 && n_removed <= a->n_turn);
+    if (!a->replied &&
+        a->ids.n - n_removed + n_added >= a->rules.response_length) /* verl drops the results, not an interaction's */
+        return end_as(a, TOOL_AGENT_LENGTH);
+    cut_end(a, n_removed);
+    add_segment(a, SEGMENT_ENVIRONMENT, added, n_added);
+    a->n_old = (int64_t)json_array_size(a->messages);
+    a->n_turn = 0;
+    if (!a->replied) a->user++;
+    if (a->stop) return end_as(a, TOOL_AGENT_STOP);
+    /* verl 0.7.1 draws one more turn here, which the cut at the end takes away */
+    return a->ids.n >= a->rules.response_length ? end_as(a, TOOL_AGENT_LENGTH) : TOOL_AGENT_GENERATE;
+}
+
+void tool_agent_fail(struct tool_agent *a, enum tool_agent_end end, const char *why) {
+    CHECK(a->end == TOOL_AGENT_OPEN && end >= TOOL_AGENT_REFUSED && end < TOOL_AGENT_OPEN);
+    a->reason = xstrdup(why);
+    end_as(a, end);
+}
+
+/* ---- what it was ---- */
+
+const int32_t *tool_agent_ids(const struct tool_agent *a, int64_t *n) {
+    *n = a->ids.n;
+    return a->ids.p;
+}
+
+const int32_t *tool_agent_segments(const struct tool_agent *a, int64_t *n) {
+    *n = a->n_segments;
+    return a->segments;
+}
+
+enum tool_agent_end tool_agent_ended(const struct tool_agent *a) { return a->end; }
+const char *tool_agent_reason(const struct tool_agent *a) { return a->reason; }
+int64_t tool_agent_num_turns(const struct tool_agent *a) { return a->user + a->assistant + 1; }
+int64_t tool_agent_num_calls(const struct tool_agent *a) { return (int64_t)json_array_size(a->record); }
+double tool_agent_tool_seconds(const struct tool_agent *a) { return a->tool_seconds; }
+const json_t *tool_agent_tool_rewards(const struct tool_agent *a) { return a->tool_rewards; }
+const json_t *tool_agent_turn_scores(const struct tool_agent *a) { return a->turn_scores; }
+
+json_t *tool_agent_episode(const struct tool_agent *a) {
+    json_t *e =
+        json_pack("{s:I, s:s, s:I, s:I, s:o}", "turns", (json_int_t)tool_agent_num_turns(a), "end", tool_agent_end_name(a->end),
+                  "malformed", (json_int_t)a->n_malformed, "dropped", (json_int_t)a->n_dropped, "calls", json_deep_copy(a->record));
+    if (a->reason) json_object_set_new(e, "reason", json_string(a->reason));
+    return e;
+}
