@@ -21,7 +21,7 @@ static bool possible(const struct engine *e) {
     if (e->model.max_burst < 2 || e->running.n == 0) return false;
     if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
     for (const struct sample *s = e->running.head; s; s = s->next)
-        if (s->n_tokens - s->n_computed != 1 || s->seen) return false;
+        if (s->n_tokens - s->n_computed != 1 || s->seen || s->req->r.n_top > 0) return false;
     return true;
 }
 
@@ -78,7 +78,7 @@ static int take(struct engine *e, const struct engine_results *r, int64_t i, int
         const int ended = engine__accept(e, s, r->id[k], r->logp[k], r->logp_kept[k]);
         if (ended != 0) return ended;
     }
-    return 0;
+    return have < e->burst.rows[i].left ? engine__progress(e, s) : 0;
 }
 
 int engine__burst(struct engine *e) {

@@ -66,6 +66,7 @@ struct decoder {
     size_t results_bytes;
     int32_t *host_id;
     float *host_logp, *host_kept;
+    float *host_logits; /* of a row whose most probable tokens are wanted; NULL: none yet */
 };
 
 size_t engine_kv_block_bytes(const struct model_config *c, enum dtype act) {
@@ -206,6 +207,7 @@ void decoder_close(struct decoder *d) {
     free(d->host);
     free(d->host_rows);
     free(d->sent_stop);
+    free(d->host_logits);
     free(d);
 }
 
@@ -213,6 +215,34 @@ struct sampled { /* (n_out) on the host */
     int32_t *id;
     float *logp, *logp_kept;
 };
+/* The n largest of a row's logits, largest first. */
+static void largest(const float *logits, int64_t vocab, int64_t n, int32_t *id) {
+    int64_t have = 0;
+    for (int64_t v = 0; v < vocab; v++) {
+        if (have == n && !(logits[v] > logits[id[n - 1]])) continue;
+        int64_t at = have < n ? have++ : n - 1;
+        for (; at > 0 && logits[v] > logits[id[at - 1]]; at--) id[at] = id[at - 1];
+        id[at] = (int32_t)v;
+    }
+}
+
+/* Of the block's rows from lo on, whose logits are still there. */
+static int top_block(struct decoder *d, const struct engine_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
+    const int64_t vocab = d->model->cfg.vocab;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t k = lo + i;
+        if (p->n_top[k] == 0) continue;
+        if (!d->host_logits) d->host_logits = xmalloc((size_t)vocab * sizeof *d->host_logits);
+        TRY(dev_copy_out(d->model->dev, d->host_logits, d->logits + i * vocab, (size_t)vocab * sizeof *d->host_logits));
+        int32_t *id = p->top_id + k * p->max_top;
+        const float *z = d->host_logits, drawn = z[out->id[k]];
+        largest(z, vocab, p->n_top[k], id);
+        for (int32_t t = 0; t < p->n_top[k]; t++) /* the drawn token's log-prob, and how far from it they are */
+            p->top_logp[k * p->max_top + t] = out->logp[k] + (z[id[t]] - drawn) * (p->param[k].greedy ? 1 : p->param[k].inv_temp);
+    }
+    return 0;
+}
+
 static int sample_block(struct decoder *d, const struct engine_plan *p, int64_t lo, int64_t n, const struct sampled *out) {
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
@@ -239,6 +269,7 @@ static int sample_block(struct decoder *d, const struct engine_plan *p, int64_t 
     TRY(dev_copy_out(dev, out->id + lo, d->id, (size_t)n * 4));
     TRY(dev_copy_out(dev, out->logp + lo, d->logp, (size_t)n * 4));
     TRY(dev_copy_out(dev, out->logp_kept + lo, d->logp_kept, (size_t)n * 4));
+    if (p->n_top) TRY(top_block(d, p, lo, n, out));
     return 0;
 }
 

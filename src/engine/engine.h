@@ -36,6 +36,12 @@ struct engine_plan {
     const int32_t *out_row;             /* (n_out) */
     const struct sample_param *param;   /* (n_out) */
     const uint8_t *seen;                /* (n_out, ceil(V/8)) or NULL: no repetition penalty */
+    /* The most probable tokens, where a sample wants them: n_top[k] of row k, written to top_id and top_logp (n_out, max_top) with
+     * their log-probs of the full softmax, largest first, equal ones by id. NULL: no sample does. */
+    int64_t max_top;
+    const int32_t *n_top;
+    int32_t *top_id;
+    float *top_logp;
 };
 /* A multi-step decode burst: many steps of samples that only decode, without the host between them. Each has one token
  * that is not in the KV cache; its blocks have room for every step that it may take. */
@@ -110,8 +116,12 @@ struct engine_request {
     int64_t n_stop_ids;
     const char *const *stop; /* stop strings (copied); need engine_config.tok */
     int64_t n_stop;
+    /* So many most probable tokens come with each one drawn, at most ENGINE_MAX_TOP and the vocabulary; not with `begun`. While a
+     * sample that wants them runs there are no bursts. */
+    int64_t n_top;
     void *user; /* passed through to its samples */
 };
+enum { ENGINE_MAX_TOP = 20 };
 
 /* The tokens that end a response: the model's, and the tokenizer's (NULL: none). */
 struct engine_stop_ids {
@@ -131,7 +141,10 @@ struct engine_sample { /* lives until the callback returns */
     int64_t n_prompt, n;
     const float *logp;      /* (n) full softmax at the request's temperature */
     const float *logp_kept; /* (n) after penalty and truncation */
-    int64_t text_bytes;     /* with a stop string hit: bytes of the decoded response before it; else -1 */
+    const int32_t *top_id;  /* (n, n_top) of the request; NULL: it wants none */
+    const float *top_logp;
+    int64_t n_cached;   /* tokens of the prompt that prefix caching had when it was first scheduled */
+    int64_t text_bytes; /* with a stop string hit: bytes of the decoded response before it; else -1 */
     enum engine_finish finish;
     int64_t n_preempted;
     double seconds; /* from first scheduling to the end; 0: it was not scheduled */
@@ -145,6 +158,9 @@ struct engine_config {
     /* Called as each sample ends, from within engine_step. An error ends the step. */
     int (*done)(void *arg, const struct engine_sample *s);
     void *done_arg;
+    /* Called with the same argument for each sample that has drawn tokens and goes on, after a step or a part of a burst, with all
+     * its tokens so far; finish and text_bytes say nothing yet. NULL: nobody waits for them. An error ends the step. */
+    int (*progress)(void *arg, const struct engine_sample *s);
 };
 
 struct engine_stats {
@@ -171,6 +187,8 @@ int engine_run(struct engine *e);
 /* Passes every running and waiting sample to `done` as ENGINE_INTERRUPTED, with its tokens so far, none or more. A request with
  * `begun` continues it, in this engine or another. */
 int engine_interrupt(struct engine *e);
+/* Drops the waiting and running samples of a request; not to be called by `done` or `progress`. */
+void engine_cancel(struct engine *e, int64_t id);
 /* Drops every waiting and running sample. */
 void engine_cancel_all(struct engine *e);
 struct engine_stats engine_stats(const struct engine *e);

@@ -57,6 +57,9 @@ struct sample {
     int64_t n_keyed;         /* blocks whose key is part of `key` */
     float *logp, *logp_kept; /* (response) */
     int64_t cap_logp;
+    int32_t *top_id; /* (response, n_top of the request), with the most probable tokens only */
+    float *top_logp;
+    int64_t cap_top_id, cap_top_logp, n_cached;
     uint8_t *seen;                 /* bit set over the vocabulary, with a repetition penalty only */
     struct tokenizer_stream *text; /* decoded response, with stop strings only */
     struct buf decoded;
@@ -113,6 +116,8 @@ struct engine {
     struct sample_param *param;
     uint8_t *seen;
     float *out_logp, *out_logp_kept;
+    int32_t *n_top, *top_id; /* (max_seqs), (max_seqs, ENGINE_MAX_TOP); NULL: no sample has wanted any */
+    float *top_logp;
     struct sample **planned; /* (max_seqs) */
     struct burst_arrays burst;
     bool no_room; /* the sample at the head of the queue waits for blocks */
@@ -129,6 +134,8 @@ struct sample_param engine__rule(const struct engine_request *r);
 void engine__publish_full(struct engine *e, struct sample *s, int64_t upto);
 /* Takes the next token of s; 1: that ended it, and s was freed. */
 int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, float logp_kept);
+/* Tells of a sample that has drawn tokens and goes on. */
+int engine__progress(struct engine *e, const struct sample *s);
 /* Tokens of the response at which a sample of q ends or is interrupted. */
 static inline int64_t engine__most_tokens(const struct request *q) {
     return q->r.pause_at > 0 && q->r.pause_at < q->max_tokens ? q->r.pause_at : q->max_tokens;

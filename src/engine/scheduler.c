@@ -76,9 +76,24 @@ static void sample_free(struct engine *e, struct sample *s) {
     free(s->blocks);
     free(s->logp);
     free(s->logp_kept);
+    free(s->top_id);
+    free(s->top_logp);
     free(s->seen);
     request_release(s->req);
     free(s);
+}
+
+void engine_cancel(struct engine *e, int64_t id) {
+    struct list *lists[] = {&e->waiting, &e->running};
+    for (int k = 0; k < 2; k++)
+        for (struct sample *s = lists[k]->head, *next; s; s = next) {
+            next = s->next;
+            if (s->req->id != id) continue;
+            if (s->n_computed < s->req->n_prompt) s->req->planned = 0;
+            list_remove(lists[k], s);
+            sample_free(e, s);
+            e->no_room = false;
+        }
 }
 
 void engine_cancel_all(struct engine *e) {
@@ -107,6 +122,9 @@ void engine_destroy(struct engine *e) {
     free(e->seen);
     free(e->out_logp);
     free(e->out_logp_kept);
+    free(e->n_top);
+    free(e->top_id);
+    free(e->top_logp);
     free(e->planned);
     free(e->burst.rows);
     free(e->burst.stop);
@@ -138,6 +156,9 @@ static int check_request(const struct engine *e, const struct engine_request *r)
     if (r->n_stop > 0 && !e->cfg.tok) FAIL(ERR_INVAL, "generate: stop strings need the model's tokenizer");
     for (int64_t i = 0; i < r->n_stop; i++)
         if (r->stop[i][0] == '\0') FAIL(ERR_INVAL, "generate: a stop string is empty");
+    if (r->n_top < 0 || r->n_top > ENGINE_MAX_TOP || r->n_top > e->model.vocab || (r->n_top > 0 && r->n_begun > 0))
+        FAIL(ERR_INVAL, "generate: %lld most probable tokens; at most %d, and not of a response that continues",
+             (long long)r->n_top, ENGINE_MAX_TOP);
     const int64_t need = engine__blocks_for(r->n_prompt + r->max_tokens - 1); /* the last token's keys are never written */
     if (need > e->model.n_kv_blocks)
         FAIL(ERR_NOMEM,
@@ -343,7 +364,10 @@ static void admit(struct engine *e, struct engine_plan *p) {
         }
         list_remove(&e->waiting, s);
         list_push_back(&e->running, s);
-        if (s->start == 0) s->start = clock_now();
+        if (s->start == 0) {
+            s->start = clock_now();
+            s->n_cached = s->n_computed;
+        }
         e->stats.cached_rows += s->n_computed;
         plan_rows(e, p, s, take);
     }
@@ -368,6 +392,27 @@ void engine__fill_tables(struct engine *e, int64_t n_seqs, int64_t max_blocks) {
         const struct sample *s = e->planned[i];
         for (int64_t k = 0; k < max_blocks; k++) e->block_table[i * max_blocks + k] = k < s->n_blocks ? s->blocks[k] : 0;
     }
+}
+
+/* Whose most probable tokens are wanted. */
+static void plan_tops(struct engine *e, struct engine_plan *p) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->n_seqs; i++) n = e->planned[i]->req->r.n_top > n ? e->planned[i]->req->r.n_top : n;
+    if (n == 0) return;
+    const size_t seqs = (size_t)e->cfg.max_seqs, all = seqs * ENGINE_MAX_TOP;
+    if (!e->n_top) {
+        e->n_top = xmalloc(seqs * sizeof *e->n_top);
+        e->top_id = xmalloc(all * sizeof *e->top_id);
+        e->top_logp = xmalloc(all * sizeof *e->top_logp);
+    }
+    for (int64_t i = 0, k = 0; i < p->n_seqs; i++) {
+        const struct sample *s = e->planned[i];
+        if (s->n_computed + s->n_planned == s->n_tokens) e->n_top[k++] = (int32_t)s->req->r.n_top;
+    }
+    p->max_top = n;
+    p->n_top = e->n_top;
+    p->top_id = e->top_id;
+    p->top_logp = e->top_logp;
 }
 
 /* Block tables and penalty sets of the planned samples. */
@@ -418,10 +463,10 @@ static int find_stop(struct sample *s, int32_t id, int64_t *at) {
     return 0;
 }
 
-/* Passes s, which is in `list`, to `done` and ends it: 1. */
-static int hand_out(struct engine *e, struct list *list, struct sample *s, enum engine_finish why, int64_t text_bytes) {
+/* s as those outside see it. */
+static struct engine_sample view_of(const struct sample *s, enum engine_finish why, int64_t text_bytes) {
     const struct request *q = s->req;
-    const struct engine_sample r = {
+    return (struct engine_sample){
         .user = q->r.user,
         .request = q->id,
         .index = s->index,
@@ -431,11 +476,25 @@ static int hand_out(struct engine *e, struct list *list, struct sample *s, enum 
         .n = s->n_tokens - q->n_prompt,
         .logp = s->logp,
         .logp_kept = s->logp_kept,
+        .top_id = s->top_id,
+        .top_logp = s->top_logp,
+        .n_cached = s->n_cached < q->n_prompt ? s->n_cached : q->n_prompt,
         .text_bytes = text_bytes,
         .finish = why,
         .n_preempted = s->n_preempted,
         .seconds = s->start == 0 ? 0 : clock_now() - s->start,
     };
+}
+
+int engine__progress(struct engine *e, const struct sample *s) {
+    if (!e->cfg.progress) return 0;
+    const struct engine_sample r = view_of(s, ENGINE_INTERRUPTED, -1);
+    return e->cfg.progress(e->cfg.done_arg, &r);
+}
+
+/* Passes s, which is in `list`, to `done` and ends it: 1. */
+static int hand_out(struct engine *e, struct list *list, struct sample *s, enum engine_finish why, int64_t text_bytes) {
+    const struct engine_sample r = view_of(s, why, text_bytes);
     const int rc = e->cfg.done ? e->cfg.done(e->cfg.done_arg, &r) : 0;
     list_remove(list, s);
     sample_free(e, s);
@@ -463,6 +522,16 @@ static void reserve(struct sample *s, int64_t k) {
     xgrow((void **)&s->tokens, &s->cap_tokens, s->n_tokens + 1, sizeof *s->tokens);
     xgrow((void **)&s->logp, &s->cap_logp, k + 1, sizeof *s->logp);
     xgrow((void **)&s->logp_kept, &cap, k + 1, sizeof *s->logp_kept);
+}
+
+/* The most probable tokens of row k of the plan, beside the token that s is about to take. */
+static void take_top(const struct engine *e, const struct engine_plan *p, struct sample *s, int64_t k) {
+    const int64_t n = s->req->r.n_top, have = (s->n_tokens - s->req->n_prompt) * n;
+    if (n == 0) return;
+    xgrow((void **)&s->top_id, &s->cap_top_id, have + n, sizeof *s->top_id);
+    xgrow((void **)&s->top_logp, &s->cap_top_logp, have + n, sizeof *s->top_logp);
+    memcpy(s->top_id + have, e->top_id + k * p->max_top, (size_t)n * sizeof *s->top_id);
+    memcpy(s->top_logp + have, e->top_logp + k * p->max_top, (size_t)n * sizeof *s->top_logp);
 }
 
 int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, float logp_kept) {
@@ -494,6 +563,7 @@ int engine_step(struct engine *e) {
     plan_step(e, &p);
     CHECK(p.n_rows > 0);
     plan_tables(e, &p);
+    plan_tops(e, &p);
     p.ids = e->ids;
     p.pos = e->pos;
     p.slots = e->slots;
@@ -512,7 +582,10 @@ int engine_step(struct engine *e) {
         s->n_computed += s->n_planned;
         s->n_planned = 0;
         if (s->n_computed != s->n_tokens) continue;
-        TRY(engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]));
+        take_top(e, &p, s, k);
+        const int ended = engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]);
+        TRY(ended);
+        if (!ended) TRY(engine__progress(e, s));
         k++;
     }
     return e->waiting.n + e->running.n > 0;

@@ -557,6 +557,72 @@ static void test_pool(void **state) {
     kv_pool_free(&p);
 }
 
+/* ---- progress and cancel ---- */
+
+enum { N_WATCHED = 6 };
+struct watched {
+    int32_t ids[N_WATCHED][64];
+    int64_t n[N_WATCHED], reports;
+    bool ended[N_WATCHED];
+};
+static int watch(struct watched *w, const struct engine_sample *s, bool ended) {
+    const int64_t k = (int64_t)(intptr_t)s->user;
+    assert_true(!w->ended[k] && s->n > w->n[k] - (ended ? 1 : 0));
+    assert_memory_equal(s->ids, w->ids[k], (size_t)w->n[k] * 4); /* what was reported stays */
+    memcpy(w->ids[k], s->ids, (size_t)s->n * 4);
+    w->n[k] = s->n;
+    w->ended[k] = ended;
+    return 0;
+}
+static int watch_progress(void *arg, const struct engine_sample *s) {
+    ((struct watched *)arg)->reports++;
+    return watch(arg, s, false);
+}
+static int watch_done(void *arg, const struct engine_sample *s) { return watch(arg, s, true); }
+
+/* Tokens are reported as they are drawn, step by step and in bursts, and together are the response; a cancelled request reports
+ * nothing more and changes no other one. */
+static void test_progress_and_cancel(void **state) {
+    (void)state;
+    for (int64_t burst = 1; burst <= 8; burst *= 8) {
+        struct fake *f = fake_new(64);
+        struct watched w = {0};
+        const struct engine_model m = fake_model(f, burst);
+        const struct engine_config cfg = {
+            .max_rows = 16, .max_seqs = 4, .done = watch_done, .progress = watch_progress, .done_arg = &w};
+        struct engine *e;
+        int32_t prompt[20];
+        int64_t id[N_WATCHED];
+        for (int i = 0; i < 20; i++) prompt[i] = i;
+        assert_int_equal(engine_create(&e, &m, &cfg), 0);
+        struct engine_request r = {
+            .prompt = prompt, .n_prompt = 20, .n = 1, .max_tokens = 30, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+        for (int64_t k = 0; k < N_WATCHED; k++) {
+            r.uid = (uint64_t)k;
+            r.user = (void *)(intptr_t)k;
+            assert_int_equal(engine_submit(e, &r, &id[k]), 0);
+        }
+        for (int i = 0; i < 4; i++) assert_int_equal(engine_step(e), 1);
+        engine_cancel(e, id[1]); /* running */
+        engine_cancel(e, id[5]); /* waiting */
+        const int64_t had = w.n[1];
+        assert_int_equal(engine_run(e), 0);
+        assert_true(w.n[1] == had && !w.ended[1] && w.n[5] == 0 && w.reports > 4);
+        for (int64_t k = 0; k < N_WATCHED; k++) {
+            int32_t want[64];
+            float logp[64];
+            r.uid = (uint64_t)k;
+            if (k == 1 || k == 5) continue;
+            assert_true(w.ended[k]);
+            assert_int_equal(w.n[k], expected(&r, 0, want, logp));
+            assert_memory_equal(w.ids[k], want, (size_t)w.n[k] * 4);
+        }
+        assert_int_equal(engine_stats(e).kv_blocks_used, 0);
+        engine_destroy(e);
+        fake_free(f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool),
@@ -567,6 +633,7 @@ int main(void) {
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_interrupted_refusals),
         cmocka_unit_test(test_stop_string_in_segment),
+        cmocka_unit_test(test_progress_and_cancel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
