@@ -6,12 +6,12 @@
 
 #include <stdio.h>
 
-enum { MAX_ROOTS = 64 };
+enum { MAX_ROOTS = 64, FIRST_PORT = 8266 /* Ray's dashboard has the one before */ };
 
 int cmd_view(int argc, char **argv) {
     const char *roots[MAX_ROOTS];
     int n = 0;
-    struct http_server_args a = {.host = "127.0.0.1", .handle = view_answer};
+    struct http_server_args a = {.first_port = FIRST_PORT, .host = "127.0.0.1", .handle = view_answer};
     const struct cmd_opt opts[] = {
         {"--port", CMD_I64("int[1,65535]"), &a.port, "N", "the port (default: 8266, or a free one)"},
         {"--host", CMD_STR, &a.host, "ADDRESS", "listen there (default 127.0.0.1); beyond this machine a token is required"},

@@ -1,13 +1,9 @@
-/* server.c - see server.h. evhttp of libevent reads requests and writes answers; here are access control and limits:
- * of connections and of each peer's, of a request's size, of the time of a request and of an answer.
+/* server.c - see server.h. evhttp of libevent reads requests and writes answers; here are listening, access control and the
+ * answers of handlers. connections.c has the limits, exchange.c the requests that are answered later.
  *
- * What connections there are is read from the process's sockets, by number and inode: libevent does not report when it closes
- * one. A connection is dropped by shutdown(2), and libevent does the rest.
- *
- * It knows nothing of runs. One thread: a handler is short or answers with a stream. */
-#include "http/server.h"
+ * It knows nothing of runs or models. One thread: a handler is short or answers with a stream. */
+#include "http/http_int.h"
 
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -16,53 +12,20 @@
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
-#include <event2/event.h>
-#include <event2/http.h>
 #include <event2/keyvalq_struct.h>
-#include <event2/listener.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/queue.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
-    FIRST_PORT = 8266, /* Ray's dashboard has the one before */
     N_PORTS = 20,
-    MAX_CONNECTIONS = 64,
-    MAX_OF_PEER = 32, /* of one address */
-    MAX_FD = 1024,
     MAX_HEADER_BYTES = 16 << 10,
-    IDLE_S = 20,    /* of silence */
-    REQUEST_S = 10, /* of a whole request, from the connection or the answer before on */
-    ANSWER_S = 600,
-    TOKEN_BYTES = 16
-};
-
-/* A connection, at its descriptor's place. */
-struct connection {
-    ino_t inode;  /* 0: none */
-    double since; /* clock_awake: of the connection, of its last answer's end, of its request */
-    bool busy, dropped;
-    struct sockaddr_storage peer;
-};
-
-struct http_server {
-    struct http_server_args a;
-    struct event_base *base;
-    struct evhttp *http;
-    struct evconnlistener *listener;
-    struct event *on_int, *on_term, *reopen, *tick;
-    struct connection connections[MAX_FD];
-    struct stream *streams; /* all that are under way */
-    char token[2 * TOKEN_BYTES + 1], cookie[32], *url;
-    int port;
-    bool loopback;
+    IDLE_S = 20, /* of silence */
 };
 
 #ifdef STATIC_LIBEVENT
@@ -107,17 +70,23 @@ int http_params(const struct http_get *g, const char *name, const char **out, in
 
 /* ---- who may ask ---- */
 
-static int make_token(char *out) {
-    unsigned char r[TOKEN_BYTES];
+static int make_token(struct http_server *s) {
+    unsigned char r[HTTP_TOKEN_BYTES];
+    char text[2 * HTTP_TOKEN_BYTES + 1];
+    if (s->a.key) {
+        s->token = xstrdup(s->a.key);
+        return 0;
+    }
     if (getrandom(r, sizeof r, 0) != sizeof r) FAIL(ERR_INTERNAL, "no random numbers for a token: %s", strerror(errno));
-    for (int i = 0; i < TOKEN_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", r[i]);
+    for (int i = 0; i < HTTP_TOKEN_BYTES; i++) snprintf(text + 2 * i, 3, "%02x", r[i]);
+    s->token = xstrdup(text);
     return 0;
 }
 
 /* In a time that does not depend on where they differ. */
 static bool same_token(const char *token, const char *got, size_t n) {
     unsigned char differ = 0;
-    if (n != 2 * TOKEN_BYTES) return false;
+    if (n != strlen(token)) return false;
     for (size_t i = 0; i < n; i++) differ |= (unsigned char)(token[i] ^ got[i]);
     return differ == 0;
 }
@@ -146,7 +115,7 @@ static bool host_is_ours(const struct http_server *s, const char *host) {
 
 /* ---- answers ---- */
 
-static void add_headers(struct evhttp_request *r, const char *type) {
+void http__add_headers(struct evhttp_request *r, const char *type) {
     static const char *const fixed[][2] = {
         {"Content-Security-Policy",
          "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
@@ -159,25 +128,45 @@ static void add_headers(struct evhttp_request *r, const char *type) {
     evhttp_add_header(h, "Content-Type", type);
 }
 
-static void reply_error(struct evhttp_request *r, int status, const char *reason, const char *message) {
+const char *http__reason(int status) {
+    static const struct {
+        int status;
+        const char *reason;
+    } names[] = {{200, "OK"},
+                 {400, "Bad Request"},
+                 {401, "Unauthorized"},
+                 {403, "Forbidden"},
+                 {404, "Not Found"},
+                 {405, "Method Not Allowed"},
+                 {409, "Conflict"},
+                 {413, "Content Too Large"},
+                 {429, "Too Many Requests"},
+                 {500, "Internal Server Error"},
+                 {503, "Service Unavailable"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].status == status) return names[i].reason;
+    return "Error";
+}
+
+static void reply_error(struct evhttp_request *r, int status, const char *message) {
     struct buf text = {0};
     json_t *o = json_object();
     struct evbuffer *body = evbuffer_new();
     json_t *value = json_string(message);
     json_object_set_new(o, "error", value ? value : json_string("the message is not UTF-8"));
     if (json_dump_line(&text, o) == 0 && body) evbuffer_add(body, text.p, text.n);
-    add_headers(r, "application/json");
+    http__add_headers(r, "application/json");
     if (status == 405) evhttp_add_header(evhttp_request_get_output_headers(r), "Allow", "GET");
-    evhttp_send_reply(r, status, reason, body);
+    evhttp_send_reply(r, status, http__reason(status), body);
     if (body) evbuffer_free(body);
     json_decref(o);
     buf_free(&text);
 }
 
 static void reply_failed(struct evhttp_request *r, int rc) {
-    if (rc == ERR_INPUT) reply_error(r, 404, "Not Found", err_msg());
-    else if (rc == ERR_INVAL) reply_error(r, 400, "Bad Request", err_msg());
-    else reply_error(r, 500, "Internal Server Error", err_msg());
+    if (rc == ERR_INPUT) reply_error(r, 404, err_msg());
+    else if (rc == ERR_INVAL) reply_error(r, 400, err_msg());
+    else reply_error(r, 500, err_msg());
 }
 
 static void free_body(const void *data, size_t n, void *extra) {
@@ -255,110 +244,13 @@ static void stream_start(struct http_server *s, struct evhttp_request *r, const 
     stream_go_on(t);
 }
 
-/* ---- connections ---- */
-
-static void drop(struct http_server *s, int fd) {
-    s->connections[fd].dropped = true;
-    shutdown(fd, SHUT_RDWR);
-}
-
-/* Notes those that were opened and closed; how many there are. */
-static int look_at_connections(struct http_server *s) {
-    int n = 0;
-    for (int fd = 3; fd < MAX_FD; fd++) {
-        struct connection *c = &s->connections[fd];
-        struct sockaddr_storage peer = {0};
-        struct stat st;
-        const bool there = getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0 && fstat(fd, &st) == 0;
-        if (there && st.st_ino != c->inode) *c = (struct connection){.inode = st.st_ino, .since = clock_awake(), .peer = peer};
-        else if (!there && !c->dropped) c->inode = 0;
-        else if (!there && fcntl(fd, F_GETFD) < 0) *c = (struct connection){0}; /* shut down, it has no peer until it is closed */
-        n += c->inode != 0;
-    }
-    return n;
-}
-
-static bool same_peer(const struct sockaddr_storage *a, const struct sockaddr_storage *b) {
-    if (a->ss_family != b->ss_family) return false;
-    if (a->ss_family == AF_INET)
-        return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
-    return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
-                  sizeof(struct in6_addr)) == 0;
-}
-
-/* Drops the oldest connection without a request, of that peer or (NULL) of any; false: there is none. */
-static bool drop_oldest(struct http_server *s, const struct sockaddr_storage *peer) {
-    int oldest = -1;
-    for (int fd = 3; fd < MAX_FD; fd++) {
-        const struct connection *c = &s->connections[fd];
-        if (!c->inode || c->dropped || c->busy || (peer && !same_peer(peer, &c->peer))) continue;
-        if (oldest < 0 || c->since < s->connections[oldest].since) oldest = fd;
-    }
-    if (oldest >= 0) drop(s, oldest);
-    return oldest >= 0;
-}
-
-/* Those that are not dropped, of that peer or of any. */
-static int count_of(const struct http_server *s, const struct sockaddr_storage *peer) {
-    int n = 0;
-    for (int fd = 3; fd < MAX_FD; fd++) {
-        const struct connection *c = &s->connections[fd];
-        n += c->inode && !c->dropped && (!peer || same_peer(peer, &c->peer));
-    }
-    return n;
-}
-
-/* A connection of a peer with too many is dropped, then the one that waits longest. */
-static void keep_to_limits(struct http_server *s) {
-    for (int fd = 3; fd < MAX_FD; fd++) {
-        const struct connection *c = &s->connections[fd];
-        while (c->inode && !c->dropped && count_of(s, &c->peer) > MAX_OF_PEER)
-            if (!drop_oldest(s, &c->peer)) break;
-    }
-    while (count_of(s, NULL) > MAX_CONNECTIONS)
-        if (!drop_oldest(s, NULL)) break;
-}
-
-/* A slow sender or a slow reader holds no connection for ever. */
-static void on_tick(evutil_socket_t fd, short what, void *arg) {
-    (void)fd, (void)what;
-    struct http_server *s = arg;
-    look_at_connections(s);
-    for (int i = 3; i < MAX_FD; i++) {
-        const struct connection *c = &s->connections[i];
-        if (c->inode && !c->dropped && clock_awake() - c->since > (c->busy ? ANSWER_S : REQUEST_S)) drop(s, i);
-    }
-}
-
-static struct connection *connection_of(struct http_server *s, struct evhttp_request *r) {
-    struct evhttp_connection *c = evhttp_request_get_connection(r);
-    const int fd = c ? bufferevent_getfd(evhttp_connection_get_bufferevent(c)) : -1;
-    return fd >= 0 && fd < MAX_FD ? &s->connections[fd] : NULL;
-}
-
-static void on_answered(struct evhttp_request *r, void *arg) {
-    struct connection *c = connection_of(arg, r);
-    if (!c) return;
-    c->busy = false;
-    c->since = clock_awake();
-}
-
-static void on_asked(struct http_server *s, struct evhttp_request *r) {
-    look_at_connections(s);
-    struct connection *c = connection_of(s, r);
-    evhttp_request_set_on_complete_cb(r, on_answered, s);
-    if (!c) return;
-    c->busy = true;
-    c->since = clock_awake();
-}
-
 /* ---- one request ---- */
 
 /* ?token=...: from now on a cookie has it, and the address bar does not. */
 static void admit(const struct http_server *s, struct evhttp_request *r) {
     struct evkeyvalq *h = evhttp_request_get_output_headers(r);
     char *cookie = xasprintf("%s=%s; HttpOnly; SameSite=Lax; Path=/", s->cookie, s->token);
-    add_headers(r, "text/plain");
+    http__add_headers(r, "text/plain");
     evhttp_add_header(h, "Set-Cookie", cookie);
     evhttp_add_header(h, "Location", "/");
     evhttp_send_reply(r, 303, "See Other", NULL);
@@ -370,13 +262,33 @@ static bool allowed(const struct http_server *s, struct evhttp_request *r, const
     const struct evkeyvalq *h = evhttp_request_get_input_headers(r);
     const char *token = http_param(get, "token");
     if (!host_is_ours(s, evhttp_find_header(h, "Host"))) {
-        reply_error(r, 403, "Forbidden", "the request is for another host; open the address that verlc view printed");
+        reply_error(r, 403, "the request is for another host; open the address that verlc view printed");
         return false;
     }
     if (!s->token[0] || cookie_is_right(s, evhttp_find_header(h, "Cookie"))) return true;
     if (token && strcmp(get->path, "/") == 0 && same_token(s->token, token, strlen(token))) admit(s, r);
-    else reply_error(r, 403, "Forbidden", "a token is needed; open the address that verlc view printed");
+    else reply_error(r, 403, "a token is needed; open the address that verlc view printed");
     return false;
+}
+
+/* As clients of APIs send it: Authorization: Bearer TOKEN, or x-api-key: TOKEN. */
+static bool key_is_right(const struct http_server *s, const struct evkeyvalq *h) {
+    const char *bearer = evhttp_find_header(h, "Authorization"), *key = evhttp_find_header(h, "x-api-key");
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0 && same_token(s->token, bearer + 7, strlen(bearer + 7))) return true;
+    return key && same_token(s->token, key, strlen(key));
+}
+
+/* A request of an exchange: a page of a browser is another site's, for this server has none. */
+static void exchange(struct http_server *s, struct evhttp_request *r, const struct http_get *get) {
+    const struct evkeyvalq *h = evhttp_request_get_input_headers(r);
+    struct http_exchange *x = http__exchange_create(s, r, get->params);
+    const bool open = s->a.open_path && strcmp(get->path, s->a.open_path) == 0;
+    if (!host_is_ours(s, evhttp_find_header(h, "Host"))) s->a.refused(s->a.arg, x, 403, "the request is for another host");
+    else if (s->token[0] && !open && !key_is_right(s, h))
+        s->a.refused(s->a.arg, x, 401, "the API key is missing or wrong: Authorization: Bearer KEY, or x-api-key: KEY");
+    else if (!s->token[0] && evhttp_find_header(h, "Origin"))
+        s->a.refused(s->a.arg, x, 403, "a browser's page is not answered without an API key");
+    else s->a.serve(s->a.arg, x);
 }
 
 static void answer(struct http_server *s, struct evhttp_request *r, const struct http_get *get) {
@@ -387,7 +299,7 @@ static void answer(struct http_server *s, struct evhttp_request *r, const struct
         reply_failed(r, rc);
         return;
     }
-    add_headers(r, reply.type);
+    http__add_headers(r, reply.type);
     if (reply.stream.next) {
         stream_start(s, r, &reply);
         return;
@@ -402,17 +314,18 @@ static void answer(struct http_server *s, struct evhttp_request *r, const struct
 
 static void on_request(struct evhttp_request *r, void *arg) {
     struct http_server *s = arg;
-    on_asked(s, r);
+    http__asked(s, r);
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(r);
     const char *path = uri ? evhttp_uri_get_path(uri) : NULL, *query = uri ? evhttp_uri_get_query(uri) : NULL;
     struct evkeyvalq params = {0};
     TAILQ_INIT(&params);
-    if (evhttp_request_get_command(r) != EVHTTP_REQ_GET) reply_error(r, 405, "Method Not Allowed", "only GET is answered");
+    if (!s->a.serve && evhttp_request_get_command(r) != EVHTTP_REQ_GET) reply_error(r, 405, "only GET is answered");
     else if (!path || evhttp_uri_get_host(uri) || (query && evhttp_parse_query_str(query, &params) < 0))
-        reply_error(r, 400, "Bad Request", "the address is not valid; a proxy is not served");
+        reply_error(r, 400, "the address is not valid; a proxy is not served");
     else {
         const struct http_get get = {.path = *path ? path : "/", .params = &params};
-        if (allowed(s, r, &get)) answer(s, r, &get);
+        if (s->a.serve) exchange(s, r, &get);
+        else if (allowed(s, r, &get)) answer(s, r, &get);
     }
     evhttp_clear_headers(&params);
 }
@@ -421,27 +334,23 @@ static void on_request(struct evhttp_request *r, void *arg) {
 
 static void on_signal(evutil_socket_t fd, short what, void *arg) {
     (void)fd, (void)what;
-    event_base_loopbreak(arg);
+    struct http_server *s = arg;
+    if (s->a.signalled) s->a.signalled(s->a.arg);
+    else event_base_loopbreak(s->base);
 }
 
-static void on_reopen(evutil_socket_t fd, short what, void *arg) {
+static void on_tick(evutil_socket_t fd, short what, void *arg) {
     (void)fd, (void)what;
     struct http_server *s = arg;
-    if (look_at_connections(s) < MAX_CONNECTIONS) evconnlistener_enable(s->listener);
-    else event_add(s->reopen, &(struct timeval){0, 50000});
+    http__connections_tick(s);
+    if (s->a.tick) s->a.tick(s->a.arg);
 }
 
-/* Before each connection: at the limits another one makes room. None is accepted while those dropped are not closed, or where
- * all are busy. */
-static struct bufferevent *on_accept(struct event_base *base, void *arg) {
+static void on_woken(evutil_socket_t fd, short what, void *arg) {
     struct http_server *s = arg;
-    const int open = look_at_connections(s);
-    keep_to_limits(s);
-    if (open > MAX_CONNECTIONS) {
-        evconnlistener_disable(s->listener);
-        event_add(s->reopen, &(struct timeval){0, 1000});
-    }
-    return bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
+    uint64_t n;
+    (void)what;
+    if (read(fd, &n, sizeof n) == sizeof n && s->a.woken) s->a.woken(s->a.arg);
 }
 
 static void on_log(int severity, const char *text) {
@@ -456,7 +365,8 @@ static bool is_loopback(const struct sockaddr_storage *at) {
 static struct evhttp_bound_socket *bind_port(const struct http_server *s) {
     if (s->a.port > 0) return evhttp_bind_socket_with_handle(s->http, s->a.host, (ev_uint16_t)s->a.port);
     struct evhttp_bound_socket *b = NULL;
-    for (int i = 0; i < N_PORTS && !b; i++) b = evhttp_bind_socket_with_handle(s->http, s->a.host, (ev_uint16_t)(FIRST_PORT + i));
+    for (int64_t i = 0; s->a.first_port > 0 && i < N_PORTS && !b; i++)
+        b = evhttp_bind_socket_with_handle(s->http, s->a.host, (ev_uint16_t)(s->a.first_port + i));
     return b ? b : evhttp_bind_socket_with_handle(s->http, s->a.host, 0);
 }
 
@@ -485,8 +395,22 @@ static void make_url(struct http_server *s) {
     if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0)
         if (gethostname(name, sizeof name - 1) == 0) host = name;
     const bool bare6 = strchr(host, ':') != NULL;
-    s->url = xasprintf("http://%s%s%s:%d/%s%s", bare6 ? "[" : "", host, bare6 ? "]" : "", s->port, s->token[0] ? "?token=" : "",
-                       s->token);
+    s->address = xasprintf("http://%s%s%s:%d", bare6 ? "[" : "", host, bare6 ? "]" : "", s->port);
+    s->url = xasprintf("%s/%s%s", s->address, s->token[0] ? "?token=" : "", s->token);
+}
+
+static int add_events(struct http_server *s) {
+    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
+    s->woken = s->wake_fd >= 0 ? event_new(s->base, s->wake_fd, EV_READ | EV_PERSIST, on_woken, s) : NULL;
+    if (!s->tick || !s->woken || event_add(s->tick, &(struct timeval){1, 0}) < 0 || event_add(s->woken, NULL) < 0)
+        FAIL(ERR_NOMEM, "no memory for the server");
+    if (s->a.stepped) return 0;
+    s->on_int = evsignal_new(s->base, SIGINT, on_signal, s);
+    s->on_term = evsignal_new(s->base, SIGTERM, on_signal, s);
+    if (!s->on_int || !s->on_term || event_add(s->on_int, NULL) < 0 || event_add(s->on_term, NULL) < 0)
+        FAIL(ERR_NOMEM, "no memory for the server");
+    return 0;
 }
 
 static int open_server(struct http_server *s) {
@@ -495,19 +419,14 @@ static int open_server(struct http_server *s) {
     if (!s->http) FAIL(ERR_NOMEM, "no memory for the server");
     evhttp_set_allowed_methods(s->http, (ev_uint16_t)~0u); /* refused in on_request, with a message */
     evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
-    evhttp_set_max_body_size(s->http, 0);
-    evhttp_set_timeout(s->http, IDLE_S);
+    evhttp_set_max_body_size(s->http, s->a.max_body);
+    evhttp_set_timeout(s->http, s->a.request_s > IDLE_S ? (int)s->a.request_s : IDLE_S);
     evhttp_set_gencb(s->http, on_request, s);
-    evhttp_set_bevcb(s->http, on_accept, s);
-    s->reopen = evtimer_new(s->base, on_reopen, s);
-    s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
-    s->on_int = evsignal_new(s->base, SIGINT, on_signal, s->base);
-    s->on_term = evsignal_new(s->base, SIGTERM, on_signal, s->base);
-    if (!s->reopen || !s->tick || !s->on_int || !s->on_term || event_add(s->on_int, NULL) < 0 || event_add(s->on_term, NULL) < 0 ||
-        event_add(s->tick, &(struct timeval){1, 0}) < 0)
-        FAIL(ERR_NOMEM, "no memory for the server");
+    TRY(http__connections_open(s));
+    TRY(add_events(s));
     TRY(listen_on(s));
-    if (!s->loopback || s->a.token) TRY(make_token(s->token));
+    if (!s->loopback || s->a.token || s->a.key) TRY(make_token(s));
+    else s->token = xstrdup("");
     snprintf(s->cookie, sizeof s->cookie, "verlc_view_%d", s->port); /* cookies of one host are those of all its ports */
     make_url(s);
     return 0;
@@ -516,6 +435,7 @@ static int open_server(struct http_server *s) {
 int http_server_open(struct http_server **out, const struct http_server_args *a) {
     struct http_server *s = xcalloc(1, sizeof *s);
     s->a = *a;
+    s->wake_fd = -1;
     event_set_log_callback(on_log);
     const int rc = open_server(s);
     if (rc < 0) http_server_close(s);
@@ -529,18 +449,40 @@ void http_server_close(struct http_server *s) {
         evhttp_connection_set_closecb(evhttp_request_get_connection(s->streams->request), NULL, NULL);
         stream_end(s->streams);
     }
+    http__exchanges_close(s);
     if (s->http) evhttp_free(s->http);
-    struct event *const events[] = {s->on_int, s->on_term, s->reopen, s->tick};
+    http__connections_close(s);
+    struct event *const events[] = {s->on_int, s->on_term, s->tick, s->woken};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i]) event_free(events[i]);
     if (s->base) event_base_free(s->base);
+    if (s->wake_fd >= 0) close(s->wake_fd);
+    free(s->token);
     free(s->url);
+    free(s->address);
     free(s);
 }
 
 const char *http_server_url(const struct http_server *s) { return s->url; }
+const char *http_server_address(const struct http_server *s) { return s->address; }
+const char *http_server_token(const struct http_server *s) { return s->token; }
 
 int http_server_run(struct http_server *s) {
     event_base_dispatch(s->base);
     return 0;
+}
+
+void http_server_stop(struct http_server *s) { event_base_loopbreak(s->base); }
+
+void http_server_wake(struct http_server *s) { (void)!write(s->wake_fd, &(uint64_t){1}, sizeof(uint64_t)); }
+
+int http_server_step(struct http_server *s) {
+    if (event_base_loop(s->base, EVLOOP_NONBLOCK) < 0) FAIL(ERR_IO, "the HTTP server cannot wait for requests");
+    return 0;
+}
+
+void http_server_drain(struct http_server *s) {
+    s->draining = true;
+    evconnlistener_disable(s->listener);
+    http__connections_drop_idle(s);
 }

@@ -1,27 +1,20 @@
-/* judge_server.c - see judge_server.h. evhttp of libevent reads requests and writes answers. */
+/* judge_server.c - see judge_server.h. The server of http/server.h reads requests and writes answers. */
 #include "reward_model/judge_server.h"
 
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "http/server.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <event2/buffer.h>
-#include <event2/event.h>
-#include <event2/http.h>
-#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/socket.h>
 #include <time.h>
 
-enum { MAX_HEADER_BYTES = 16 << 10, MAX_BODY_BYTES = 16 << 20, IDLE_S = 60 };
+enum { MAX_BODY_BYTES = 16 << 20, MAX_CONNECTIONS = 4096, REQUEST_S = 3600, ANSWER_S = 24 * 3600 };
 
 struct open_request { /* a request that the judge works on */
     struct judge_server *server;
-    struct evhttp_request *request; /* NULL: its client has left */
+    struct http_exchange *exchange; /* NULL: its client has left */
     char *model;                    /* as the request names it */
     uint64_t uid;
     struct open_request *next;
@@ -29,32 +22,29 @@ struct open_request { /* a request that the judge works on */
 struct judge_server {
     struct judge_args a;
     struct judge *judge;
-    struct event_base *base;
-    struct evhttp *http;
+    struct http_server *http;
     struct open_request *open;
-    char *address;
 };
 
 /* ---- answers ---- */
 
-static void reply(struct evhttp_request *r, int status, const char *reason, json_t *value) {
+static void reply(struct http_exchange *x, int status, json_t *value) {
     struct buf text = {0};
-    struct evbuffer *body = evbuffer_new();
-    struct evkeyvalq *h = evhttp_request_get_output_headers(r);
-    CHECK(value && body && json_dump_line(&text, value) == 0 && evbuffer_add(body, text.p, text.n) == 0);
-    evhttp_add_header(h, "Content-Type", "application/json");
-    evhttp_add_header(h, "Connection", "close"); /* nothing is read between two generations */
-    evhttp_send_reply(r, status, reason, body);
-    evbuffer_free(body);
-    buf_free(&text);
+    CHECK(value && json_dump_line(&text, value) == 0);
     json_decref(value);
+    http_exchange_add_header(x, "Connection", "close"); /* nothing is read between two generations */
+    http_exchange_reply(x, status, "application/json", &text);
 }
 
-static void reply_error(struct evhttp_request *r, int status, const char *reason, const char *message) {
+static void reply_error(struct http_exchange *x, int status, const char *message) {
     json_t *text = json_string(message);
-    reply(r, status, reason,
+    reply(x, status,
           json_pack("{s:{s:o, s:s, s:i}}", "error", "message", text ? text : json_string("the message is not UTF-8"), "type",
                     status < 500 ? "invalid_request_error" : "server_error", "code", status));
+}
+static void refused(void *arg, struct http_exchange *x, int status, const char *message) {
+    (void)arg;
+    reply_error(x, status, message);
 }
 
 static void open_request_free(struct open_request *q) {
@@ -63,7 +53,6 @@ static void open_request_free(struct open_request *q) {
             *p = q->next;
             break;
         }
-    if (q->request) evhttp_connection_set_closecb(evhttp_request_get_connection(q->request), NULL, NULL);
     free(q->model);
     free(q);
 }
@@ -71,14 +60,12 @@ static void open_request_free(struct open_request *q) {
 static void on_answer(void *arg, int64_t tag, const struct judge_answer *a) {
     (void)arg;
     struct open_request *q = (struct open_request *)(intptr_t)tag;
-    struct evhttp_request *r = q->request;
-    if (r) {
+    struct http_exchange *x = q->exchange;
+    if (x) {
         char id[32];
         snprintf(id, sizeof id, "chatcmpl-%016llx", (unsigned long long)q->uid);
         json_t *message = json_pack("{s:s, s:s%}", "role", "assistant", "content", a->text, a->n_text);
-        evhttp_connection_set_closecb(evhttp_request_get_connection(r), NULL, NULL);
-        q->request = NULL;
-        reply(r, 200, "OK",
+        reply(x, 200,
               json_pack("{s:s, s:s, s:I, s:s, s:[{s:i, s:o, s:s}], s:{s:I, s:I, s:I}}", "id", id, "object", "chat.completion",
                         "created", (json_int_t)time(NULL), "model", q->model, "choices", "index", 0, "message", message,
                         "finish_reason", engine_finish_name(a->finish), "usage", "prompt_tokens", (json_int_t)a->n_prompt,
@@ -154,96 +141,69 @@ static int read_question(const struct judge_server *s, const json_t *body, struc
     return 0;
 }
 
-static void on_close(struct evhttp_connection *c, void *arg) { /* the client has left; its answer is dropped */
-    (void)c;
-    struct open_request *q = arg;
-    if (!evhttp_request_get_connection(q->request)) evhttp_request_free(q->request); /* taken from its connection, so ours */
-    q->request = NULL;
-}
+static void on_close(void *arg) { ((struct open_request *)arg)->exchange = NULL; } /* the client has left; its answer is dropped */
 
-static int submit(struct judge_server *s, struct evhttp_request *r, const json_t *body) {
+static int submit(struct judge_server *s, struct http_exchange *x, const json_t *body) {
     struct judge_question q;
     TRY(read_question(s, body, &q));
     const char *model = json_string_value(json_object_get(body, "model"));
     struct open_request *one = xcalloc(1, sizeof *one);
-    *one =
-        (struct open_request){.server = s, .request = r, .model = xstrdup(model ? model : s->a.dir), .uid = q.uid, .next = s->open};
+    *one = (struct open_request){
+        .server = s, .exchange = x, .model = xstrdup(model ? model : s->a.dir), .uid = q.uid, .next = s->open};
     s->open = one;
     const int rc = judge_ask(s->judge, &q, (int64_t)(intptr_t)one);
     if (rc < 0) open_request_free(one);
-    else evhttp_connection_set_closecb(evhttp_request_get_connection(r), on_close, one);
+    else http_exchange_on_close(x, on_close, one);
     return rc;
 }
 
-static void complete(struct judge_server *s, struct evhttp_request *r) {
-    struct evbuffer *in = evhttp_request_get_input_buffer(r);
-    const size_t n = evbuffer_get_length(in);
-    const char *text = n ? (const char *)evbuffer_pullup(in, -1) : "";
+static void complete(struct judge_server *s, struct http_exchange *x) {
+    size_t n;
+    const char *text = http_exchange_body(x, &n);
     json_t *body = NULL;
     int rc = json_parse(&body, text, n, "the request");
-    if (rc == 0) rc = submit(s, r, body);
+    if (rc == 0) rc = submit(s, x, body);
     json_decref(body);
-    if (rc == ERR_NOMEM || rc == ERR_INTERNAL) reply_error(r, 500, "Internal Server Error", err_msg());
-    else if (rc < 0) reply_error(r, 400, "Bad Request", err_msg());
+    if (rc < 0) reply_error(x, rc == ERR_NOMEM || rc == ERR_INTERNAL ? 500 : 400, err_msg());
 }
 
-static void list_models(const struct judge_server *s, struct evhttp_request *r) {
+static void list_models(const struct judge_server *s, struct http_exchange *x) {
     reply(
-        r, 200, "OK",
+        x, 200,
         json_pack("{s:s, s:[{s:s, s:s, s:s}]}", "object", "list", "data", "id", s->a.dir, "object", "model", "owned_by", "verlc"));
 }
 
-/* A page of a browser whose name was made to lead here (DNS rebinding) sends its own name. */
-static bool host_is_ours(const struct judge_server *s, const char *host) {
-    const char *port = strchr(s->address, ':');
-    return host && (strcmp(host, s->address) == 0 || (strncasecmp(host, "localhost", 9) == 0 && strcmp(host + 9, port) == 0));
-}
-
-static void on_request(struct evhttp_request *r, void *arg) {
+static void on_request(void *arg, struct http_exchange *x) {
     struct judge_server *s = arg;
-    const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(r);
-    const char *path = uri ? evhttp_uri_get_path(uri) : NULL;
-    const enum evhttp_cmd_type how = evhttp_request_get_command(r);
-    const struct evkeyvalq *h = evhttp_request_get_input_headers(r);
-    const bool chat = path && strcmp(path, "/v1/chat/completions") == 0, models = path && strcmp(path, "/v1/models") == 0;
-    if (!host_is_ours(s, evhttp_find_header(h, "Host"))) reply_error(r, 403, "Forbidden", "the request is for another host");
-    else if (evhttp_find_header(h, "Origin")) reply_error(r, 403, "Forbidden", "a browser's page is not answered");
-    else if (!chat && !models) reply_error(r, 404, "Not Found", "there are POST /v1/chat/completions and GET /v1/models");
-    else if (how != (chat ? EVHTTP_REQ_POST : EVHTTP_REQ_GET))
-        reply_error(r, 405, "Method Not Allowed", chat ? "POST is wanted" : "GET is wanted");
-    else if (chat) complete(s, r);
-    else list_models(s, r);
+    const char *path = http_exchange_path(x), *how = http_exchange_method(x);
+    const bool chat = strcmp(path, "/v1/chat/completions") == 0, models = strcmp(path, "/v1/models") == 0;
+    if (!chat && !models) reply_error(x, 404, "there are POST /v1/chat/completions and GET /v1/models");
+    else if (strcmp(how, chat ? "POST" : "GET") != 0) reply_error(x, 405, chat ? "POST is wanted" : "GET is wanted");
+    else if (chat) complete(s, x);
+    else list_models(s, x);
 }
 
 /* ---- listening ---- */
 
-static int open_server(struct judge_server *s) {
-    struct sockaddr_in at = {0};
-    socklen_t n = sizeof at;
-    s->base = event_base_new();
-    s->http = s->base ? evhttp_new(s->base) : NULL;
-    if (!s->http) FAIL(ERR_NOMEM, "no memory for the judge's server");
-    evhttp_set_allowed_methods(s->http, (ev_uint16_t)~0u); /* refused in on_request, with a message */
-    evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
-    evhttp_set_max_body_size(s->http, MAX_BODY_BYTES);
-    evhttp_set_timeout(s->http, IDLE_S);
-    evhttp_set_gencb(s->http, on_request, s);
-    struct evhttp_bound_socket *b = evhttp_bind_socket_with_handle(s->http, "127.0.0.1", 0);
-    if (!b || getsockname(evhttp_bound_socket_get_fd(b), (struct sockaddr *)&at, &n) < 0)
-        FAIL(ERR_IO, "the judge cannot listen on 127.0.0.1: %s", strerror(errno));
-    s->address = xasprintf("127.0.0.1:%d", ntohs(at.sin_port));
-    return 0;
-}
-
 int judge_server_listen(struct judge_server **out) {
     struct judge_server *s = xcalloc(1, sizeof *s);
-    const int rc = open_server(s);
+    const struct http_server_args a = {.host = "127.0.0.1",
+                                       .max_connections = MAX_CONNECTIONS,
+                                       .max_of_peer = MAX_CONNECTIONS,
+                                       .max_body = MAX_BODY_BYTES,
+                                       .request_s = REQUEST_S, /* of which an update of the policy may be a part */
+                                       .answer_s = ANSWER_S,
+                                       .stepped = true,
+                                       .serve = on_request,
+                                       .refused = refused,
+                                       .arg = s};
+    const int rc = http_server_open(&s->http, &a);
     if (rc < 0) judge_server_close(s);
     else *out = s;
-    return rc;
+    return rc < 0 ? err_wrap(rc, "the judge's server") : 0;
 }
 
-const char *judge_server_address(const struct judge_server *s) { return s->address; }
+const char *judge_server_address(const struct judge_server *s) { return http_server_address(s->http) + strlen("http://"); }
 
 int judge_server_load(struct judge_server *s, const struct judge_args *a) {
     s->a = *a;
@@ -252,14 +212,14 @@ int judge_server_load(struct judge_server *s, const struct judge_args *a) {
 }
 
 int judge_server_step(struct judge_server *s) {
-    if (event_base_loop(s->base, EVLOOP_NONBLOCK) < 0) FAIL(ERR_IO, "the judge's server cannot wait for requests");
+    TRY(http_server_step(s->http));
     return judge_step(s->judge);
 }
 
 void judge_server_drop(struct judge_server *s) {
     if (s->judge) judge_drop(s->judge);
     while (s->open) {
-        if (s->open->request) reply_error(s->open->request, 503, "Service Unavailable", "the samples were given up");
+        if (s->open->exchange) reply_error(s->open->exchange, 503, "the samples were given up");
         open_request_free(s->open);
     }
 }
@@ -268,8 +228,6 @@ void judge_server_close(struct judge_server *s) {
     if (!s) return;
     judge_server_drop(s);
     judge_destroy(s->judge);
-    if (s->http) evhttp_free(s->http);
-    if (s->base) event_base_free(s->base);
-    free(s->address);
+    http_server_close(s->http);
     free(s);
 }
