@@ -19,6 +19,7 @@
     X(ppo, "train with PPO, GRPO and related algorithms: verl.trainer.main_ppo's command line")   \
     X(sft, "supervised fine-tuning: verl's sft_trainer command line")                             \
     X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")          \
+    X(serve, "a model behind OpenAI's and Anthropic's HTTP interfaces")                           \
     X(eval, "score the responses in a file: verl's main_eval command line")                       \
     X(exec, "run a launcher of verl as it stands: bash run.sh, torchrun, uv run, ray job submit") \
     X(data, "prepare datasets: gsm8k, arith")                                                     \

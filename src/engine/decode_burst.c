@@ -99,6 +99,7 @@ int engine__burst(struct engine *e) {
             TRY(ended);
             if (ended) e->planned[i] = NULL;
         }
+        if (e->cfg.part) TRY(e->cfg.part(e->cfg.done_arg));
     }
     return 1;
 }

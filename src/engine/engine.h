@@ -141,7 +141,8 @@ struct engine_sample { /* lives until the callback returns */
     int64_t n_prompt, n;
     const float *logp;      /* (n) full softmax at the request's temperature */
     const float *logp_kept; /* (n) after penalty and truncation */
-    const int32_t *top_id;  /* (n, n_top) of the request; NULL: it wants none */
+    int64_t n_top;          /* of the request */
+    const int32_t *top_id;  /* (n, n_top) */
     const float *top_logp;
     int64_t n_cached;   /* tokens of the prompt that prefix caching had when it was first scheduled */
     int64_t text_bytes; /* with a stop string hit: bytes of the decoded response before it; else -1 */
@@ -161,6 +162,8 @@ struct engine_config {
     /* Called with the same argument for each sample that has drawn tokens and goes on, after a step or a part of a burst, with all
      * its tokens so far; finish and text_bytes say nothing yet. NULL: nobody waits for them. An error ends the step. */
     int (*progress)(void *arg, const struct engine_sample *s);
+    /* Called after each part of a burst whose results were reported, while the device goes on; NULL: not wanted. */
+    int (*part)(void *arg);
 };
 
 struct engine_stats {

@@ -476,6 +476,7 @@ static struct engine_sample view_of(const struct sample *s, enum engine_finish w
         .n = s->n_tokens - q->n_prompt,
         .logp = s->logp,
         .logp_kept = s->logp_kept,
+        .n_top = q->r.n_top,
         .top_id = s->top_id,
         .top_logp = s->top_logp,
         .n_cached = s->n_cached < q->n_prompt ? s->n_cached : q->n_prompt,
@@ -524,7 +525,7 @@ static void reserve(struct sample *s, int64_t k) {
     xgrow((void **)&s->logp_kept, &cap, k + 1, sizeof *s->logp_kept);
 }
 
-/* The most probable tokens of row k of the plan, beside the token that s is about to take. */
+/* The most probable tokens of row k of the plan, before s takes its token. */
 static void take_top(const struct engine *e, const struct engine_plan *p, struct sample *s, int64_t k) {
     const int64_t n = s->req->r.n_top, have = (s->n_tokens - s->req->n_prompt) * n;
     if (n == 0) return;

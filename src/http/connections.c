@@ -84,16 +84,16 @@ static int count_of(const struct http_connections *t, const struct sockaddr_stor
     return n;
 }
 
-/* A connection of a peer with too many is dropped, then the one that waits longest; of many, several more for those to come. */
+/* A connection of a peer with too many is dropped, then the one that waits longest; of many, several at a time. */
 static void keep_to_limits(struct http_connections *t) {
-    const int spare = t->max / 64 - 1, most = t->max_of_peer;
+    const int more = t->max / 64 - 1, most = t->max_of_peer;
     for (int fd = 3; fd < t->max_fd && t->open > most; fd++) {
         const struct http_connection *c = &t->at[fd];
         if (!c->inode || c->dropped) continue;
         for (int over = count_of(t, &c->peer) - most; over > 0 && drop_oldest(t, &c->peer); over--) t->open--;
     }
     const int n = count_of(t, NULL);
-    for (int over = n > t->max ? n - t->max + spare : 0; over > 0 && drop_oldest(t, NULL); over--) t->open--;
+    for (int over = n > t->max ? n - t->max + more : 0; over > 0 && drop_oldest(t, NULL); over--) t->open--;
 }
 
 void http__connections_tick(struct http_server *s) {
@@ -110,6 +110,14 @@ void http__connections_drop_idle(struct http_server *s) {
     look(t);
     for (int i = 3; i < t->max_fd; i++)
         if (t->at[i].inode && !t->at[i].dropped && !t->at[i].busy) drop(t, i);
+}
+
+bool http__connections_busy(struct http_server *s) {
+    struct http_connections *t = &s->connections;
+    look(t);
+    for (int i = 3; i < t->max_fd; i++)
+        if (t->at[i].inode && !t->at[i].dropped && t->at[i].busy) return true;
+    return false;
 }
 
 /* ---- requests ---- */

@@ -49,6 +49,7 @@ int http__connections_open(struct http_server *s);
 void http__connections_close(struct http_server *s);
 void http__asked(struct http_server *s, struct evhttp_request *r); /* a whole request has come */
 void http__connections_drop_idle(struct http_server *s);
+bool http__connections_busy(struct http_server *s);
 void http__connections_tick(struct http_server *s); /* drops those whose time is over */
 
 /* exchange.c */

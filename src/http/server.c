@@ -485,4 +485,7 @@ void http_server_drain(struct http_server *s) {
     s->draining = true;
     evconnlistener_disable(s->listener);
     http__connections_drop_idle(s);
+    event_add(s->tick, &(struct timeval){0, 20000}); /* for whoever waits for the end */
 }
+
+bool http_server_is_busy(struct http_server *s) { return http__connections_busy(s); }

@@ -39,7 +39,7 @@ struct http_reply {
 };
 
 /* One request that is answered when its owner has the answer: at once, or from a later callback on the server's thread. It lives
- * until http_exchange_reply or http_exchange_end, or until its client leaves, which `closed` reports; then it is gone. */
+ * until http_exchange_reply or http_exchange_end, or until its client leaves, which `closed` reports; not after it. */
 struct http_exchange;
 const char *http_exchange_method(const struct http_exchange *x);                   /* "GET", "POST", ... */
 const char *http_exchange_path(const struct http_exchange *x);                     /* as it was sent, without the query */
@@ -90,5 +90,6 @@ void http_server_wake(struct http_server *s);                 /* any thread: `wo
 int http_server_step(struct http_server *s);
 /* No new connections; those without a request are closed, the others after their answer. */
 void http_server_drain(struct http_server *s);
+bool http_server_is_busy(struct http_server *s); /* a request is not answered, or its answer not sent to its end */
 
 #endif
