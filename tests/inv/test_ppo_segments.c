@@ -381,6 +381,52 @@ static void environment_is_context_alone(void **state) {
     }
 }
 
+/* An agent loop's output may be empty, and one may begin with the environment's tokens: no stage minds. */
+static void empty_and_led_by_the_environment(void **state) {
+    (void)state;
+    enum { N = 3 };
+    static const int64_t lens[N] = {4, 0, 3}, pairs[N] = {4, 0, 2}, prompt[N] = {2, 2, 2}, uid[N] = {0, 0, 0};
+    static const int32_t segments[] = {2, SEGMENT_ENVIRONMENT, 2, SEGMENT_POLICY, 3, SEGMENT_POLICY};
+    static const double score[N] = {1, 0, 0.5};
+    struct rig r;
+    struct batch b, dropped;
+    struct batch_col *c;
+    double v;
+    rig_open(&r);
+    configure(&r.k, KL_LOSS);
+    open_model(&r, VERLC_ACTOR);
+    r.k.algorithm.adv = algo_adv_find("rloo");
+    batch_init(&b, N);
+    OK(batch_add(&b, "prompts", BATCH_I32, prompt, NULL, NULL));
+    OK(batch_add(&b, "responses", BATCH_I32, lens, NULL, &c));
+    for (int64_t t = 0; t < c->off[N]; t++) c->i32[t] = (int32_t)(5 + t);
+    OK(batch_add(&b, "rollout_log_probs", BATCH_F32, lens, NULL, &c));
+    for (int64_t t = 2; t < c->off[N]; t++) c->f32[t] = -1;
+    OK(batch_add(&b, BATCH_SEGMENTS, BATCH_I32, pairs, segments, NULL));
+    OK(batch_add(&b, "uid", BATCH_I64, NULL, uid, NULL));
+    OK(batch_add(&b, "group", BATCH_I64, NULL, uid, NULL));
+    OK(batch_add(&b, "score", BATCH_F64, NULL, score, NULL));
+    OK(batch_add(&b, "ref_log_prob", BATCH_F64, lens, NULL, NULL));
+    OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
+    OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b));
+    OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
+    OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
+    OK(ppo_data_metrics(&r.stage, &r.k.data, &b));
+    static const struct {
+        const char *name;
+        double value;
+    } want[] = {
+        {"response/aborted_ratio", 1 / 3.0},           {"response_length/min", 0},     {"response_length_non_aborted/min", 3},
+        {"response_length_non_aborted/mean", 3.5},     {"critic/score/mean", 1.5 / 2}, {"critic/score/min", 0.5},
+        {"critic/advantages/max", 1 - (0.5 + 0) / 2.0}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        if (!metrics_get(&r.run.metrics, want[i].name, &v) || fabs(v - want[i].value) > 1e-9)
+            fail_msg("%s is %g, not %g", want[i].name, v, want[i].value);
+    batch_free(&b);
+    close_model(&r, VERLC_ACTOR);
+    rig_close(&r);
+}
+
 /* ---- how conversations with tools go ---- */
 
 static void tools_as_shares(void **state) {
@@ -472,8 +518,11 @@ static void recorded_in_run_db(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl), cmocka_unit_test(episodes_have_one_score),
-                                       cmocka_unit_test(environment_is_context_alone), cmocka_unit_test(tools_as_shares),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(estimators_like_verl),
+                                       cmocka_unit_test(episodes_have_one_score),
+                                       cmocka_unit_test(environment_is_context_alone),
+                                       cmocka_unit_test(empty_and_led_by_the_environment),
+                                       cmocka_unit_test(tools_as_shares),
                                        cmocka_unit_test(recorded_in_run_db)};
     return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
 }

@@ -96,11 +96,13 @@ static void variance_proxy(struct metrics *m, const struct batch *b) {
     metrics_set(m, w_is, "variance_proxy/expected_w");
 }
 
+/* Of responses that have a token. */
 static struct spread row_sums(const struct batch *b, const char *name) {
     struct spread s = {0};
     const struct batch_col *c = batch_find(b, name);
     for (int64_t i = 0; c && i < b->n_rows; i++) {
         double sum = 0;
+        if (batch_len(c, i) == 0) continue;
         for (int64_t t = c->off[i]; t < c->off[i + 1]; t++) sum += c->f64[t];
         spread_add(&s, sum);
     }
@@ -117,6 +119,22 @@ static struct spread lengths(const struct batch *b, const char *name, int64_t wi
     }
     *clip = b->n_rows ? (double)full / (double)b->n_rows : 0;
     return s;
+}
+
+/* An agent loop may give an output without a token; verl calls it aborted. */
+static struct spread response_lengths(struct metrics *m, const struct batch *b, int64_t width) {
+    const struct batch_col *c = batch_find(b, "responses");
+    struct spread some = {0};
+    double clip;
+    const struct spread all = lengths(b, "responses", width, &clip);
+    for (int64_t i = 0; i < b->n_rows; i++)
+        if (batch_len(c, i) > 0) spread_add(&some, (double)batch_len(c, i));
+    spread_set(m, &all, "response_length");
+    metrics_set(m, clip, "response_length/clip_ratio");
+    spread_set(m, &some, "response_length_non_aborted");
+    metrics_set(m, some.n > 0 ? clip * (double)all.n / (double)some.n : NAN, "response_length_non_aborted/clip_ratio");
+    metrics_set(m, all.n > 0 ? (double)(all.n - some.n) / (double)all.n : 0, "response/aborted_ratio");
+    return all;
 }
 
 /* How many versions before the one that is trained the tokens were drawn. */
@@ -185,12 +203,7 @@ int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, co
     if (batch_find(b, "values") && batch_find(b, "returns")) metrics_set(m, explained_variance(b), "critic/vf_explained_var");
     variance_proxy(m, b);
     if (st->schedule != PPO_SYNC) version_lag(st, b);
-    const struct spread resp = lengths(b, "responses", k->max_response_length, &clip);
-    spread_set(m, &resp, "response_length");
-    metrics_set(m, clip, "response_length/clip_ratio");
-    spread_set(m, &resp, "response_length_non_aborted"); /* nothing is aborted: every response has a token */
-    metrics_set(m, clip, "response_length_non_aborted/clip_ratio");
-    metrics_set(m, 0, "response/aborted_ratio");
+    const struct spread resp = response_lengths(m, b, k->max_response_length);
     const struct spread prompt = lengths(b, "prompts", k->max_prompt_length, &clip);
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
