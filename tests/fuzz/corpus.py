@@ -164,6 +164,10 @@ def track():
     yield b"\1[1]\n\n{}\n{\"step\": -1}\n{\"step\": 1.5}\n"
 
 
+EPISODE = ('{"turns": 3, "end": "stop", "malformed": 1, "calls": [{"segment": 0, "name": "add", "arguments": "{}", "result": "2", '
+           '"status": "ok", "seconds": 0.5, "reward": 1, "truncated": true}]}')
+
+
 def run_db():
     """Runs of format 1 and 2 with three samples, in small pages so that changed bytes meet every structure."""
     def blob(kind, *v):
@@ -172,7 +176,7 @@ def run_db():
         with tempfile.TemporaryDirectory() as d:
             db = sqlite3.connect(Path(d) / "run.db")
             blobs = ("entropy", "ref_logp", "advantages", "token_bytes", "prompt_bytes")
-            more = "".join(f", {c} BLOB" for c in blobs) + ", reward_message TEXT" if version == 2 else ""
+            more = "".join(f", {c} BLOB" for c in blobs) + ", reward_message TEXT, segments BLOB, episode TEXT" if version == 2 else ""
             db.executescript(f"""PRAGMA page_size=512; CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);
                 CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID;
                 CREATE TABLE samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,
@@ -197,7 +201,8 @@ def run_db():
                 row = [i + 1, 1, i == 2, 3, i, "d", "a\nb", "4é", "4", 0.5, 1, "score", "stop", blob("i", 5), blob("i", 1, 2),
                        blob("f", -1, 0), '{"acc": 1}']
                 if version == 2:
-                    row += [blob("f", 1, 2), blob("f", -1, -2), blob("f", 1, -1), blob("H", 1, 2), blob("H", 3), "no"]
+                    row += [blob("f", 1, 2), blob("f", -1, -2), blob("f", 1, -1), blob("H", 1, 2), blob("H", 3), "no",
+                            *((blob("i", 1, 0, 1, 1), EPISODE) if i else (None, None))]
                 db.execute(f"INSERT INTO samples VALUES({','.join('?' * len(row))})", row)
             db.commit()
             db.close()

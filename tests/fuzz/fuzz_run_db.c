@@ -2,6 +2,7 @@
  * a message, or text. */
 #include "fuzz.h"
 
+#include "view/run_episode.h"
 #include "view/run_reader.h"
 #include "view/show.h"
 
@@ -19,6 +20,8 @@ static int sample(void *arg, const struct run_sample *s) {
         CHECK(s->prompt_ends[i] >= 0 && s->prompt_ends[i] <= (int64_t)s->prompt.n);
     const struct track_text m = run_user_message(s, NULL);
     CHECK(m.p >= s->prompt.p && m.p + m.n <= s->prompt.p + s->prompt.n);
+    json_decref(run_episode_tools(s->episode));
+    CHECK(run_episode_of(s->episode).turns >= 0);
     CHECK(s->response.p[s->response.n] == '\0' && s->prompt.p[s->prompt.n] == '\0');
     return 0;
 }
@@ -70,6 +73,9 @@ static void show(struct run_reader *r) {
             a.by = (enum show_colour)by;
             fuzz_check_rc(show_sample(r, &a, &out));
         }
+        a.fits = (struct run_episode_filter){.tool = "add", .failed = json, .min_turns = 1, .max_turns = 9};
+        fuzz_check_rc(show_step(r, &a, &out));
+        a.fits = (struct run_episode_filter){0};
         a.step = a.uid = -1;
     }
     CHECK(out.n == 0 || memchr(out.p, '\0', out.n) == NULL);
