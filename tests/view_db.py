@@ -2,7 +2,7 @@
 
     python3 tests/view_db.py OUT_DIR [--steps 2000] [--samples 1024] [--group 8] [--tokens 48]
 
-The schema is the one in src/track/run_db.c."""
+The schema is the one in src/track/run_db_schema.c."""
 
 import argparse
 import array
@@ -25,7 +25,7 @@ WORDS = (
 
 def schema():
     """The statements that make format 2, from the C source."""
-    text = (ROOT / "src/track/run_db.c").read_text()
+    text = (ROOT / "src/track/run_db_schema.c").read_text()
     tables = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', re.search(r"schema\[\] =(.*?);\n(?:static|/\*)", text, re.S)[1]))
     columns = re.findall(r'\{"(\w+)", "(\w+)"\}', re.search(r"added\[\]\[2\] = \{(.*?)\};", text, re.S)[1])
     return tables + "".join(f"ALTER TABLE samples ADD COLUMN {name} {kind};" for name, kind in columns)

@@ -1,5 +1,5 @@
-/* memory_rows.h - a memory plan as rows: a table for people, and the same as JSON for run.db and programs (track/run_db.c has the
- * form); and the refusal of a run that does not fit, by the nearest change of keys that does. The same in every program.
+/* memory_rows.h - a memory plan as rows: a table for people, and the same as JSON for run.db and programs (run_db_schema.c has
+ * its form); and the refusal of a run that does not fit, by the nearest change of keys that does. The same in every program.
  *
  * Knows no sizes: a program plans them.
  * Invariant: text and JSON have the same rows. */

@@ -21,7 +21,7 @@ struct train_plan_args {
 };
 struct run_plan {
     struct buf text; /* a table */
-    json_t *json;    /* the same: total, limit, parts (track/run_db.c has their form), fits, of several ranks "ranks" */
+    json_t *json;    /* the same: total, limit, parts (track/run_db_schema.c has their form), fits, of several ranks "ranks" */
     bool fits;
 };
 void run_plan_free(struct run_plan *p);

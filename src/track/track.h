@@ -88,7 +88,7 @@ struct track_args {
     const json_t *config;                         /* resolved configuration */
     const json_t *set;                            /* the keys of it that the user set, a list; NULL: not known */
     const json_t *special_tokens;                 /* {"151645": "<|im_end|>", ...}, those without text; NULL: not known */
-    const json_t *plan;                           /* the memory plan (run_db.c says its form); NULL: none */
+    const json_t *plan;                           /* the memory plan (run_db_schema.c says its form); NULL: none */
     int64_t total_steps;                          /* for the progress bar; 0: unknown */
     int64_t resume_step;                          /* > 0: append, and drop what is newer than this step */
     const char *title;                            /* "grpo", "sft": in front of the bar */

@@ -1,4 +1,4 @@
-/* run_reader.h - reads run.db (src/track/run_db.c has the schema), while its run goes on or afterwards.
+/* run_reader.h - reads run.db (src/track/run_db_schema.c has the schema), while its run goes on or afterwards.
  *
  * Changes nothing in the database; SQLite may make its -wal and -shm files next to it. Each call is one short read of what
  * is committed, so that it never holds up the run. What a file does not have (format 1: entropy, histograms, events,

@@ -56,7 +56,7 @@ int memory_plan_check(const struct memory_plan *p, const struct ppo_worker_confi
                       struct dev *dev);
 /* The same once the rows of the validation data are counted. ERR_NOMEM: their samples do not fit. */
 int memory_plan_validation(const struct memory_plan *p, const struct ppo_worker_config *k, const struct dev *dev, int64_t rows);
-/* The table, appended; returns the same as an object, which the caller owns (track/run_db.c has its form). Of several ranks with
+/* The table, appended; returns the same as an object, which the caller owns (run_db_schema.c has its form). Of several ranks with
  * "ranks": how they share the work, and what one rank or another layout of the weights would need. */
 json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                           struct dev *dev, struct buf *out);
