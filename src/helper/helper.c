@@ -25,26 +25,7 @@
 #define DEFAULT_MEMORY ((int64_t)8 << 30)
 #define DEFAULT_REPLY ((int64_t)256 << 20)
 #define DEFAULT_START_S 60.0
-enum { HEAD = 4, LINE_MAX_BYTES = 512, SLICE_MS = 100, LINES_A_SECOND = 20 };
-
-struct helper {
-    struct helper_args a; /* module and init point to our copies */
-    char *python, *dir;
-    struct helper__proc proc;
-    bool ready; /* init has been answered */
-    double start_deadline;
-    struct buf out; /* frames not yet written, from out_pos on */
-    size_t out_pos;
-    struct buf in;    /* bytes read, at most one incomplete frame after a step */
-    int64_t last_id;  /* of the request sent last */
-    int64_t *pending; /* ids sent and not answered, oldest first */
-    int64_t n_pending, cap_pending;
-    /* its stdout and stderr, line by line */
-    char line[LINE_MAX_BYTES], last_line[LINE_MAX_BYTES];
-    size_t n_line;
-    double second;           /* since when n_shown counts */
-    int64_t n_shown, n_kept; /* lines to the log in this second; lines kept from it since */
-};
+enum { HEAD = 4, SLICE_MS = 100 };
 
 int helper_create(struct helper **out, const struct helper_args *args) {
     int rc = 0;
@@ -66,78 +47,7 @@ fail:
     return rc;
 }
 
-/* --- the process's state --- */
-
-static void say_kept(struct helper *h) {
-    if (h->n_kept)
-        log_info("%s: %lld more lines (at most %d a second are shown; VERL_LOGGING_LEVEL=DEBUG shows all)", h->a.log_as,
-                 (long long)h->n_kept, LINES_A_SECOND);
-    h->n_kept = 0;
-}
-
-/* A line that it printed, to the log; one that prints without end must not fill the disk. */
-static void show_line(struct helper *h) {
-    const double now = clock_now();
-    if (!h->a.log_as || log_level() == LOG_DEBUG) {
-        log_debug("%s: %s", h->a.module, h->line);
-        return;
-    }
-    if (now - h->second >= 1) {
-        say_kept(h);
-        h->second = now;
-        h->n_shown = 0;
-    }
-    if (h->n_shown++ < LINES_A_SECOND) log_info("%s: %s", h->a.log_as, h->line);
-    else h->n_kept++;
-}
-
-static void take_line(struct helper *h) {
-    h->n_line = utf8_cut(h->line, h->n_line); /* a long line was cut */
-    while (h->n_line && (h->line[h->n_line - 1] == ' ' || h->line[h->n_line - 1] == '\r')) h->n_line--;
-    if (h->n_line == 0) return;
-    h->line[h->n_line] = '\0';
-    memcpy(h->last_line, h->line, h->n_line + 1);
-    show_line(h);
-    h->n_line = 0;
-}
-
-/* What it printed goes to the log; the last line is kept for messages. */
-static void drain_output(struct helper *h) {
-    char chunk[4096];
-    if (h->proc.err < 0) return;
-    for (int rounds = 0; rounds < 1024; rounds++) { /* a helper that prints without end must not hold us */
-        const ssize_t n = read(h->proc.err, chunk, sizeof chunk);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return;
-        for (ssize_t i = 0; i < n; i++) {
-            if (chunk[i] == '\n') take_line(h);
-            else if (h->n_line < LINE_MAX_BYTES - 1) h->line[h->n_line++] = (unsigned char)chunk[i] < 0x20 ? ' ' : chunk[i];
-        }
-    }
-}
-
-/* Ends the process and forgets every pending request. */
-static void stop(struct helper *h, double grace_s, char *how, size_t n) {
-    drain_output(h);
-    /* the last output comes after the socket's end: wait for the exit before the last read */
-    for (const double until = clock_awake() + grace_s;
-         h->proc.process.pid > 0 && !process_exited(&h->proc.process) && clock_awake() < until;)
-        poll(NULL, 0, 5);
-    drain_output(h);
-    take_line(h);
-    helper__stop(&h->proc, 0, how, n);
-    buf_free(&h->out);
-    buf_free(&h->in);
-    h->out_pos = 0;
-    h->ready = false;
-    h->last_id = h->n_pending = 0;
-    h->n_line = 0;
-}
-
-void helper__kill(struct helper *h) { stop(h, 0, NULL, 0); }
-
-/* The init (id 0) or a request. */
-static int queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id, double timeout_s) {
+int helper__queue_frame(struct helper *h, const char *key, const json_t *value, int64_t id, double timeout_s) {
     const size_t start = h->out.n;
     int rc = 0;
     TRYG(buf_add(&h->out, "\0\0\0\0", HEAD), fail);
@@ -156,24 +66,12 @@ fail:
     return rc;
 }
 
-static int start(struct helper *h) {
-    const struct helper__spawn_args a = {h->python, h->dir, h->a.module, h->a.memory_bytes};
-    h->last_line[0] = '\0';
-    TRY(helper__spawn(&h->proc, &a));
-    h->start_deadline = clock_awake() + h->a.start_timeout_s;
-    int rc = queue_frame(h, "init", h->a.init, 0, 0);
-    if (rc < 0) stop(h, 0, NULL, 0);
-    return rc;
-}
-
 void helper_destroy(struct helper *h) {
     if (!h) return;
     if (h->proc.process.pid > 0) {
         /* a helper that still owes replies gets no request, it is only ended */
         const double grace = h->n_pending == 0 ? 2.0 : 0.0;
-        drain_output(h);
-        helper__stop(&h->proc, grace, NULL, 0);
-        say_kept(h);
+        helper__end(h, grace);
     }
     buf_free(&h->out);
     buf_free(&h->in);
@@ -183,68 +81,6 @@ void helper_destroy(struct helper *h) {
     free(h->python);
     free(h->dir);
     free(h);
-}
-
-/* --- messages --- */
-
-/* "No module named 'pyarrow'" as the last line of a failed start: name the command that fixes it. */
-static bool missing_package(const struct helper *h, char name[64]) {
-    const char *s = strstr(h->last_line, "No module named '");
-    if (!s) return false;
-    s += strlen("No module named '");
-    const size_t n = strcspn(s, "'.");
-    if (n == 0 || n >= 64) return false;
-    memcpy(name, s, n);
-    name[n] = '\0';
-    return true;
-}
-
-static int say_missing(const struct helper *h, const char *package) {
-    if (strcmp(package, "verlc_helpers") == 0)
-        FAIL(ERR_HELPER,
-             "helper %s: its Python files are not all in %s; check out or install verlc again, or set "
-             "VERLC_HELPERS_DIR",
-             h->a.module, h->dir);
-    /* A distribution's own Python refuses pip; there a private environment is the way. */
-    if (strncmp(h->python, "/usr/bin/", 9) == 0) {
-        const char *slash = strrchr(h->dir, '/');
-        const int top = slash ? (int)(slash - h->dir) : 0; /* python/ lies in verlc's directory */
-        FAIL(ERR_HELPER,
-             "helper %s needs the Python package '%s'; run 'apt-get install python3-venv && cd %.*s && python3 -m venv .venv "
-             "&& .venv/bin/pip install -r python/requirements.txt %s' (or set VERLC_PYTHON)",
-             h->a.module, package, top, h->dir, package);
-    }
-    FAIL(ERR_HELPER, "helper %s needs the Python package '%s'; install it with '%s -m pip install %s'", h->a.module, package,
-         h->python, package);
-}
-
-/* The process is dead (what == NULL) or has broken the protocol: end it, say why. */
-static int died(struct helper *h, const char *what) {
-    char how[64], package[64], words[LINE_MAX_BYTES + 40] = "";
-    const char *when = h->ready ? "while serving a request" : "while starting";
-    const char *advice = h->ready ? "the next request starts it again" : "run it by hand to see why";
-    const bool starting = !h->ready;
-    stop(h, what ? 0 : 1.0, how, sizeof how);
-    if (starting && missing_package(h, package)) return say_missing(h, package);
-    if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
-    if (what) FAIL(ERR_HELPER, "helper %s %s %s and was killed%s; %s", h->a.module, what, when, words, advice);
-    if (strstr(h->last_line, "MemoryError") || strstr(h->last_line, "bad_alloc") || strncmp(how, "signal 9 ", 9) == 0)
-        advice = "it was probably out of memory: give it smaller requests or a larger limit";
-    if (h->a.cpu_s > 0 && strncmp(how, "signal 24 ", 10) == 0)
-        advice = "it used up the processor time of a request: give it smaller requests or a larger limit";
-    FAIL(ERR_HELPER, "helper %s died %s: %s%s; %s", h->a.module, when, how, words, advice);
-}
-
-int helper__expire(struct helper *h, double timeout_s) {
-    const bool starting = !h->ready;
-    char words[LINE_MAX_BYTES + 40] = "";
-    stop(h, 0, NULL, 0);
-    if (h->last_line[0]) snprintf(words, sizeof words, "; its last output: %s", h->last_line);
-    if (starting)
-        FAIL(ERR_TIMEOUT, "helper %s was not ready after %g s and was killed%s; run '%s -m %s' in %s by hand to see why",
-             h->a.module, h->a.start_timeout_s, words, h->python, h->a.module, h->dir);
-    FAIL(ERR_TIMEOUT, "helper %s did not answer within %g s and was killed%s; the next request starts it again", h->a.module,
-         timeout_s, words);
 }
 
 /* --- one step --- */
@@ -269,14 +105,14 @@ static int take_frame(struct helper *h, json_t **frame) {
     if ((int64_t)n > h->a.max_reply_bytes) {
         char what[128];
         snprintf(what, sizeof what, "sent a reply of %zu bytes (limit %lld) or garbage", n, (long long)h->a.max_reply_bytes);
-        return died(h, what);
+        return helper__died(h, what);
     }
     if (h->in.n < HEAD + n) return 0;
     json_error_t e;
     json_t *v = json_loadb(h->in.p + HEAD, n, JSON_ALLOW_NUL, &e);
     if (!json_is_object(v)) {
         json_decref(v);
-        return died(h, "sent a reply that is not a JSON object");
+        return helper__died(h, "sent a reply that is not a JSON object");
     }
     h->in.n -= HEAD + n;
     memmove(h->in.p, h->in.p + HEAD + n, h->in.n);
@@ -289,7 +125,7 @@ static int io_write(struct helper *h) {
         const ssize_t n = send(h->proc.sock, h->out.p + h->out_pos, h->out.n - h->out_pos, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EPIPE || errno == ECONNRESET)) return 0; /* a death shows in io_read */
-        if (n < 0) return died(h, "cannot be written to");
+        if (n < 0) return helper__died(h, "cannot be written to");
         h->out_pos += (size_t)n;
     }
     buf_reset(&h->out);
@@ -329,7 +165,7 @@ static int give_reply(struct helper *h, json_t *frame, struct helper__reply *r) 
     const bool known = h->ready ? settle(h, id) : json_is_integer(id) && json_integer_value(id) == 0;
     if (!known || (!ok && !json_is_string(text))) {
         json_decref(frame);
-        return died(h, "broke the protocol");
+        return helper__died(h, "broke the protocol");
     }
     *r = (struct helper__reply){.id = (int64_t)json_integer_value(id), .value = h->ready && ok ? json_incref(ok) : NULL};
     if (!ok) {
@@ -340,7 +176,7 @@ static int give_reply(struct helper *h, json_t *frame, struct helper__reply *r) 
     json_decref(frame);
     if (h->ready) return 1;
     if (r->rc == 0) h->ready = true;
-    else stop(h, 0, NULL, 0); /* refused its init: useless, and the pending requests with it */
+    else helper__kill(h); /* refused its init: useless, and the pending requests with it */
     return r->rc;
 }
 
@@ -354,12 +190,12 @@ int helper__step(struct helper *h, struct helper__reply *r) {
             if (rc != 0) return rc;
             continue; /* the start was answered; its first reply may be here as well */
         }
-        if (ended) return died(h, NULL);
+        if (ended) return helper__died(h, NULL);
         const size_t before = h->in.n;
         /* Looked at before the read, so that its last reply is not missed.  A grandchild
          * that keeps the socket open must not hide the helper's death. */
         const bool exited = process_exited(&h->proc.process);
-        drain_output(h);
+        helper__drain_output(h);
         TRY(io_write(h));
         const int rc = io_read(h);
         if (rc < 0) return rc;
@@ -381,12 +217,8 @@ int64_t helper_pending(const struct helper *h) { return h->n_pending; }
 /* --- requests --- */
 
 int helper__send(struct helper *h, const json_t *request, double timeout_s, int64_t *id) {
-    if (h->proc.process.pid > 0 && helper_pending(h) == 0 && process_exited(&h->proc.process)) {
-        log_debug("helper %s ended between two requests; starting it again", h->a.module);
-        stop(h, 0, NULL, 0);
-    }
-    if (h->proc.process.pid <= 0) TRY(start(h));
-    TRY(queue_frame(h, "req", request, h->last_id + 1, timeout_s));
+    TRY(helper__ensure_started(h));
+    TRY(helper__queue_frame(h, "req", request, h->last_id + 1, timeout_s));
     *id = ++h->last_id;
     xgrow((void **)&h->pending, &h->cap_pending, h->n_pending + 1, sizeof *h->pending);
     h->pending[h->n_pending++] = *id;
@@ -409,7 +241,7 @@ int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
         if (rc < 0) return rc;
         if (rc == 1 && r.id != oldest) {
             json_decref(r.value);
-            return died(h, "broke the protocol: it answered out of order");
+            return helper__died(h, "broke the protocol: it answered out of order");
         }
         if (rc == 1) {
             *reply = r.value;
