@@ -1,8 +1,7 @@
 /* custom_reward_function.c - calls the user's Python scorer, compute_score or a reward manager, in helper processes.
  *
- * A def runs once at a time in each process; calls of an async def run up to max_concurrent at once on the event loop of
- * each. Some scorers take all samples in one call, when there are no more to come. Knows nothing of native graders,
- * penalties or groups.
+ * concurrency.c says how many calls run at once. Some scorers take all samples in one call, when there are no more to come.
+ * Knows nothing of native graders, penalties or groups.
  * Invariant: every sample gives one result, in the order of finishing; what goes wrong in it is a status. */
 #include "reward/reward_int.h"
 
@@ -19,41 +18,21 @@
 
 #define DEFAULT_TIMEOUT_S 300.                /* verl's for a reward call */
 #define USER_MEMORY_BYTES ((int64_t)32 << 30) /* user code may import torch, which maps much */
-enum { DEFAULT_CONCURRENT = 256, TRIES = 8 }; /* TRIES: processes that a sample may end before it is a crash */
 
-struct sample {
-    int64_t tag, response_len;
-};
 struct in_flight { /* one call */
-    struct sample *samples;
+    struct reward__sample *samples;
     int64_t n;
-};
-struct held { /* a call that a limit holds back; or a sample of the batch to come */
-    json_t *call;
-    struct sample sample;
-};
-struct held_list { /* v[head .. n) */
-    struct held *v;
-    int64_t head, n, cap;
 };
 struct reward__calls {
     struct helper_pool *pool;
     double timeout_s;
-    bool batch;               /* one call takes all samples */
-    int64_t max_in_flight;    /* over all processes; 0: no limit */
-    struct reward__rate rate; /* with max_in_flight */
-    struct held_list held;
+    bool batch;                                         /* one call takes all samples, which are held until reward__calls_flush */
+    struct reward__limit limit;                         /* with max_in_flight */
     struct in_flight *flight;                           /* of ticket first_ticket + i */
     int64_t n_flight, flight_cap, first_ticket, n_sent; /* n_sent: samples in flight */
     struct reward__called *done;                        /* of a batch: done[done_head .. n_done) */
     int64_t done_head, n_done, done_cap;
 };
-
-static void hold(struct held_list *l, json_t *call, struct sample s) {
-    if (l->head == l->n) l->head = l->n = 0;
-    xgrow((void **)&l->v, &l->cap, l->n + 1, sizeof *l->v);
-    l->v[l->n++] = (struct held){call, s};
-}
 
 /* ---- start and end ---- */
 
@@ -151,17 +130,13 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     int rc = 0;
     CHECK(init != NULL);
     c->timeout_s = a->timeout_s > 0 ? a->timeout_s : DEFAULT_TIMEOUT_S;
-    c->max_in_flight = a->max_in_flight;
-    c->rate.bucket[0] = (struct reward__bucket){.rate = a->max_rpm / 60, .cost = 1};
-    c->rate.bucket[1] = (struct reward__bucket){.rate = a->max_tpm / 60, .cost = a->tokens_per_request};
+    reward__limit_open(&c->limit, a);
     TRYG(check_path("custom_reward_function.path", path), out);
     TRYG(check_path("reward.reward_manager.module.path", json_string_value(json_object_get(a->manager, "path"))), out);
     TRYG(load_once(&h, a, &is_async, &c->batch), out);
-    const int64_t concurrent = a->max_concurrent > 0 ? a->max_concurrent : DEFAULT_CONCURRENT;
-    const struct helper_pool_args pool = {
-        .n = a->n_workers > 0 ? a->n_workers : 1, .n_calls = is_async ? concurrent : 1, .n_tries = TRIES};
+    const struct helper_pool_args pool = reward__pool_size(a, is_async);
     TRYG(helper_pool_create(&c->pool, &h, &pool), out);
-    if (c->max_in_flight > 0) TRYG(start_all(c->pool, pool.n), out);
+    if (c->limit.max_in_flight > 0) TRYG(start_all(c->pool, pool.n), out);
 out:
     json_decref(init);
     free(path);
@@ -179,7 +154,7 @@ void reward__calls_destroy(struct reward__calls *c) {
     if (!c) return;
     if (c->pool) reward__calls_cancel(c);
     helper_pool_destroy(c->pool);
-    free(c->held.v);
+    free(c->limit.held);
     free(c->flight);
     free(c->done);
     free(c);
@@ -188,15 +163,14 @@ void reward__calls_destroy(struct reward__calls *c) {
 void reward__calls_cancel(struct reward__calls *c) {
     helper_pool_cancel(c->pool);
     forget_flights(c);
-    for (; c->held.head < c->held.n; c->held.head++) json_decref(c->held.v[c->held.head].call);
+    reward__limit_drop(&c->limit);
     for (; c->done_head < c->n_done; c->done_head++) reward_result_free(&c->done[c->done_head].result);
-    reward__rate_sent(&c->rate);
 }
 
 /* ---- to the helpers ---- */
 
 /* Takes call; samples are its own. */
-static int send(struct reward__calls *c, json_t *call, const struct sample *samples, int64_t n) {
+static int send(struct reward__calls *c, json_t *call, const struct reward__sample *samples, int64_t n) {
     int64_t ticket;
     const int rc = helper_pool_send(c->pool, call, c->timeout_s, &ticket);
     json_decref(call);
@@ -213,36 +187,31 @@ static int send(struct reward__calls *c, json_t *call, const struct sample *samp
 
 /* Sends what the limits admit. Seconds until more may go: INFINITY where that waits for a call to end, or nothing is held. */
 static int send_held(struct reward__calls *c, double *wait_s) {
+    struct reward__held next;
     *wait_s = INFINITY;
     if (c->batch) return 0;
-    while (c->held.head < c->held.n) {
-        const double wait = reward__rate_wait(&c->rate, clock_awake());
-        if (wait > 0) *wait_s = wait;
-        if (wait > 0 || helper_pool_pending(c->pool) >= c->max_in_flight) return 0;
-        reward__rate_sent(&c->rate);
-        const struct held *h = &c->held.v[c->held.head++];
-        TRY(send(c, h->call, &h->sample, 1));
-    }
+    while (reward__limit_next(&c->limit, helper_pool_pending(c->pool), clock_awake(), &next, wait_s))
+        TRY(send(c, next.call, &next.sample, 1));
     return 0;
 }
 
 int reward__call_send(struct reward__calls *c, const struct reward_request *q, int64_t tag) {
-    const struct sample s = {tag, q->response_len};
+    const struct reward__sample s = {tag, q->response_len};
     double wait;
     json_t *call = request_json(q);
     if (!call) FAIL(ERR_INPUT, "a response or its data_source is not valid UTF-8, and cannot be scored");
-    if (!c->batch && c->max_in_flight <= 0) return send(c, call, &s, 1);
-    hold(&c->held, call, s);
+    if (!c->batch && c->limit.max_in_flight <= 0) return send(c, call, &s, 1);
+    reward__limit_hold(&c->limit, call, s);
     return send_held(c, &wait);
 }
 
 int reward__calls_flush(struct reward__calls *c) {
-    const int64_t n = c->held.n - c->held.head;
+    const int64_t n = c->limit.n - c->limit.head;
     if (!c->batch || n == 0) return 0;
-    struct sample *samples = xmalloc((size_t)n * sizeof *samples);
+    struct reward__sample *samples = xmalloc((size_t)n * sizeof *samples);
     json_t *all = json_array();
     for (int64_t i = 0; i < n; i++) {
-        const struct held *h = &c->held.v[c->held.head++];
+        const struct reward__held *h = &c->limit.held[c->limit.head++];
         samples[i] = h->sample;
         json_array_append_new(all, h->call);
     }
@@ -315,5 +284,5 @@ int reward__call_take(struct reward__calls *c, double wait_s, struct reward__cal
 }
 
 int64_t reward__calls_pending(const struct reward__calls *c) {
-    return c->held.n - c->held.head + c->n_sent + c->n_done - c->done_head;
+    return c->limit.n - c->limit.head + c->n_sent + c->n_done - c->done_head;
 }

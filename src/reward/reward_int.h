@@ -48,6 +48,28 @@ struct reward__rate {
 double reward__rate_wait(struct reward__rate *r, double now);
 void reward__rate_sent(struct reward__rate *r);
 
+/* --- concurrency.c --- */
+struct helper_pool_args reward__pool_size(const struct reward_args *a, bool is_async); /* processes, and calls of each */
+struct reward__sample {
+    int64_t tag, response_len;
+};
+struct reward__held { /* a call that waits; owned by the list */
+    json_t *call;
+    struct reward__sample sample;
+};
+struct reward__limit {     /* over all processes; its calls are held[head .. n) */
+    int64_t max_in_flight; /* 0: no limit */
+    struct reward__rate rate;
+    struct reward__held *held;
+    int64_t head, n, cap;
+};
+void reward__limit_open(struct reward__limit *l, const struct reward_args *a);
+void reward__limit_hold(struct reward__limit *l, json_t *call, struct reward__sample s); /* takes call */
+/* True: *next is taken out and to be sent at once, in_flight others being under way. False: *wait_s until it may be, INFINITY where
+ * that waits for a call to end, or nothing is held. */
+bool reward__limit_next(struct reward__limit *l, int64_t in_flight, double now, struct reward__held *next, double *wait_s);
+void reward__limit_drop(struct reward__limit *l); /* forgets what it holds */
+
 /* --- one answer under way (grading.c) --- */
 /* A grader is a function of the text and of what the helper has answered so far: where it needs another answer, it sends a request,
  * and is called again from the start with that one too. */
