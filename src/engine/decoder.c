@@ -1,10 +1,12 @@
 /* decoder.c - the real decoder behind struct engine_model: the KV cache on the device, one model_forward a
  * step, then head and sampler over the rows to sample; and multi-step decode bursts, as CUDA graphs where
- * there are such.  Schedules nothing.
+ * there are such (decode_graph.c).  Schedules nothing.
  *
  * Invariant: it calls the same model_forward and the same head arithmetic as training, so log-probs come
  * out bit-equal. */
 #include "engine/engine.h"
+
+#include "engine/decode_graph.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -15,21 +17,14 @@
 #include <string.h>
 
 enum {
-    OUT_BLOCK = 128,        /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
-    MAX_BURST = 16,         /* steps, where the device has CUDA graphs */
-    BURST_PARTS = 4,        /* in which results are copied out */
-    RESULT_COPY_STREAM = 3, /* of the first part; the others' follow */
-    MAX_STOP = 32,          /* end tokens of a row */
-    MAX_GRAPHS = 64,
+    OUT_BLOCK = 128,                               /* rows of logits held at a time: 128 x 152k x 4 B = 78 MB */
+    MAX_BURST = 16,                                /* steps, where the device has CUDA graphs */
+    BURST_PARTS = 4,                               /* in which results are copied out */
+    RESULT_COPY_STREAM = 3,                        /* of the first part; the others' follow */
+    MAX_STOP = 32,                                 /* end tokens of a row */
     MOST_KV_BLOCKS = INT32_MAX / KV_BLOCK_LEN - 1, /* a slot is an int32 */
 };
 _Static_assert(RESULT_COPY_STREAM + BURST_PARTS <= DEV_COPY_STREAMS, "each part has a stream of its own");
-
-/* CUDA graphs are captured at these batch sizes; padding rows write to a dummy block. */
-static int64_t bucket_of(int64_t n) {
-    const int64_t unit = n <= 4 ? 1 : n <= 32 ? 4 : n <= 128 ? 8 : n <= 512 ? 32 : 128;
-    return (n + unit - 1) / unit * unit;
-}
 
 struct decoder {
     struct model *model;
@@ -46,17 +41,13 @@ struct decoder {
     float *logp, *logp_kept, *logits;
     void *hidden;
     uint8_t *seen;
-    /* device, of bursts: n is bucket_of(max_seqs) */
+    /* device, of bursts: n is decode_graph_rows(max_seqs) */
     struct decode_row *rows;
     int32_t *stop, *step, *iota;     /* (n, MAX_STOP), (1), (n + 1): 0, 1, 2, ... */
     int32_t *burst_table, *burst_id; /* (n, max_blocks), (max_burst, n) */
     float *burst_logp, *burst_kept;  /* (max_burst, n) */
-    struct {
-        int64_t rows;
-        void *graph; /* NULL: this batch size has run once and can be captured */
-    } graphs[MAX_GRAPHS];
-    int n_graphs;
-    int32_t *host; /* as uploaded: the largest of the arrays above */
+    struct decode_graphs graphs;     /* of burst_step */
+    int32_t *host;                   /* as uploaded: the largest of the arrays above */
     struct decode_row *host_rows;
     int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
     int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
@@ -101,7 +92,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
     d->logits = arena_take(m, SIZE_OF(out, c->vocab, 4));
     d->seen = arena_take(m, SIZE_OF(out, (c->vocab + 7) / 8));
     if (d->max_burst > 1) {
-        const int64_t n = bucket_of(d->max_seqs);
+        const int64_t n = decode_graph_rows(d->max_seqs);
         const size_t results = SIZE_OF(n, d->max_burst, 4);
         d->rows = arena_take(m, SIZE_OF(n, (int64_t)sizeof *d->rows));
         d->stop = arena_take(m, SIZE_OF(n, MAX_STOP, 4));
@@ -125,7 +116,7 @@ static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
     d->max_blocks = max_blocks_of(a);
     d->out_block = d->max_seqs < OUT_BLOCK ? d->max_seqs : OUT_BLOCK;
     if (d->max_burst == 1) return;
-    d->out_block = bucket_of(d->max_seqs); /* a CUDA graph samples all its rows at once */
+    d->out_block = decode_graph_rows(d->max_seqs); /* a CUDA graph samples all its rows at once */
     if (d->max_rows < d->out_block) d->max_rows = d->out_block;
 }
 
@@ -179,7 +170,7 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     decoder_layout(d, &m, c, a->model->act);
     TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
     if (d->max_burst > 1) {
-        const size_t n = (size_t)bucket_of(d->max_seqs), wide = d->max_blocks > MAX_STOP ? (size_t)d->max_blocks : MAX_STOP;
+        const size_t n = (size_t)decode_graph_rows(d->max_seqs), wide = d->max_blocks > MAX_STOP ? (size_t)d->max_blocks : MAX_STOP;
         const size_t results = n * (size_t)d->max_burst;
         d->host = xmalloc((n + 1) * wide * sizeof *d->host);
         d->host_rows = xmalloc(n * sizeof *d->host_rows);
@@ -199,7 +190,7 @@ fail:
 
 void decoder_close(struct decoder *d) {
     if (!d) return;
-    for (int i = 0; i < d->n_graphs; i++) dev_graph_free(d->model->dev, d->graphs[i].graph);
+    decode_graphs_free(&d->graphs, d->model->dev);
     model_acts_destroy(d->acts);
     if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
@@ -313,7 +304,8 @@ static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, flo
 /* ---- bursts ---- */
 
 /* One step of n rows, each the next token of its sequence. */
-static int burst_step(struct decoder *d, int64_t n, int64_t max_kv) {
+static int burst_step(void *ctx, int64_t n) {
+    struct decoder *d = ctx;
     struct dev *dev = d->model->dev;
     const struct model_config *c = &d->model->cfg;
     const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
@@ -326,7 +318,7 @@ static int burst_step(struct decoder *d, int64_t n, int64_t max_kv) {
             {
                 .n = n,
                 .max_q = 1,
-                .max_kv = max_kv,
+                .max_kv = d->max_blocks * KV_BLOCK_LEN,
                 .q_start = tensor_1d(d->iota, DT_I32, n + 1),
                 .pos0 = tensor_1d(d->pos, DT_I32, n),
                 .block_table = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
@@ -353,32 +345,6 @@ static int burst_step(struct decoder *d, int64_t n, int64_t max_kv) {
     TRY(model_forward(d->model, &b, d->acts));
     TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
     return dev_decode_next(dev, &next);
-}
-
-/* The CUDA graph for n rows; NULL before its first run and on devices without graphs. */
-static int graph_for(struct decoder *d, int64_t n, void **graph) {
-    struct dev *dev = d->model->dev;
-    *graph = NULL;
-    if (!dev_has_graphs(dev)) return 0;
-    int i = 0;
-    while (i < d->n_graphs && d->graphs[i].rows != n) i++;
-    if (i == d->n_graphs) { /* first time: run without capture, which also warms up */
-        if (i < MAX_GRAPHS) {
-            d->graphs[i].rows = n;
-            d->graphs[i].graph = NULL;
-            d->n_graphs++;
-        }
-        return 0;
-    }
-    if (!d->graphs[i].graph) {
-        TRY(dev_graph_begin(dev));
-        const int rc = burst_step(d, n, d->max_blocks * KV_BLOCK_LEN);
-        const int end = dev_graph_end(dev, &d->graphs[i].graph);
-        TRY(rc);
-        TRY(end);
-    }
-    *graph = d->graphs[i].graph;
-    return 0;
 }
 
 static int upload(struct decoder *d, void *to, int64_t n) {
@@ -440,17 +406,14 @@ static int send_results(struct decoder *d, int64_t lo, int64_t hi) {
 
 static int decoder_burst(void *ctx, const struct engine_burst *b) {
     struct decoder *d = ctx;
-    const int64_t n = dev_has_graphs(d->model->dev) ? bucket_of(b->n_seqs) : b->n_seqs, part = part_of(d);
+    const int64_t n = dev_has_graphs(d->model->dev) ? decode_graph_rows(b->n_seqs) : b->n_seqs, part = part_of(d);
     CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
     TRY(burst_upload(d, b, n));
     d->burst_rows = n;
     d->burst_steps = b->steps;
     for (int64_t t = 0; t < b->steps; t++) {
-        void *graph = NULL;
-        TRY(graph_for(d, n, &graph));
-        if (graph) TRY(dev_graph_run(d->model->dev, graph));
-        else TRY(burst_step(d, n, d->max_blocks * KV_BLOCK_LEN));
+        TRY(decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d));
         if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
     return 0;

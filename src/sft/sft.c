@@ -1,9 +1,7 @@
 /* sft.c - supervised fine-tuning: verl's sft_trainer (engine keys) and fsdp_sft_trainer (the older keys, which conf moves to the
- * new ones), as keys, data and a loss of the supervised learner.
- *
- * Loss: the mean of -log p over the batch's target tokens (verl sft_loss), defined over the whole batch, so that micro-batches do
- * not change it. */
+ * new ones), as keys, data and a loss of the supervised learner. */
 #include "sft/sft.h"
+#include "sft/sft_loss.h"
 
 #include "base/err.h"
 
@@ -83,27 +81,6 @@ static void close_data(struct supervised_data *d) {
     free(own);
 }
 
-/* ---- loss ---- */
-
-static int loss(const struct supervised_batch *b, const struct micro_loss *m, double *stats) {
-    const double scale = b->targets ? 1.0 / (double)b->targets : 0;
-    double sum = 0;
-    for (int64_t t = 0; t < m->t1 - m->t0; t++) {
-        sum -= (double)m->out[t];
-        m->dout[t] = (float)-scale;
-    }
-    stats[0] = sum * scale;
-    return 0;
-}
-
-static void validate(const struct supervised_rows *val, const float *logp, struct metrics *out) {
-    int64_t targets = 0;
-    double sum = 0;
-    for (int64_t i = 0; i < val->n; i++) targets += packed_seq_targets(&val->seqs[i]);
-    for (int64_t t = 0; t < targets; t++) sum -= (double)logp[t];
-    metrics_set(out, targets ? sum / (double)targets : 0, "val/loss");
-}
-
 /* ---- the program ---- */
 
 static int open_rank(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
@@ -118,9 +95,9 @@ const struct supervised_program sft_program = {
     .read = read_columns,
     .open_data = open_data,
     .close_data = close_data,
-    .loss = loss,
+    .loss = sft_loss,
     .stats = (const struct supervised_stat[]){{"train/loss", REDUCE_SUM}, {NULL}},
-    .validate = validate,
+    .validate = sft_loss_validate,
 };
 
 int sft_train(const struct conf *c) { return supervised_train(&sft_program, c); }
