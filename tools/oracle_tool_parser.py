@@ -6,6 +6,7 @@ Run: python tools/oracle_tool_parser.py [--verl DIR] [--seed N] [--turns N] (--o
 A turn is written as the format has it, with values of every kind, and then bent: cut at any character, pieces of the markup
 put in, taken out, doubled and exchanged, blocks in blocks, characters that Python takes for blanks, digits or cases.
 """
+
 import argparse
 import asyncio
 import collections
@@ -64,45 +65,64 @@ class Text:
 
 # ---- what models write ----
 
-TYPES = ["string", "str", "text", "varchar", "char", "enum", "integer", "int", "int32", "uint8", "long", "short", "unsigned",
-         "number", "num", "float", "float64", "boolean", "bool", "binary", "object", "dict", "dict[str, int]", "array", "list",
-         "tuple", "null", "any", "", " Integer ", "NUMBER", "Boolean", ["integer", "number"], ["string", "null"]]
-NAMES = ["get_weather", "get_weather", "get_weather", "calc", "calc", "search", "f", "Calc", "a-b", "weather.get", "日本", "é_1", "name with blank", "x" * 40]
-KEYS = ["city", "x", "count", "flag", "items", "opts", "ключ", "a b", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9"]
-NUMBERS = ["0", "1", "-1", "+5", "007", "3.0", "3.5", "-0", "-0.0", "1e5", "1E-7", "1e400", "-1e400", "1_000", "1__0", "_1", "1_",
-           "12345678901234567890123", "0x1F", "0xff_ff", "0b101", "0o17", "017", "00", "0_0", ".5", "5.", "1.5e3", "1e", "nan", "NaN",
-           "inf", "Infinity", "-Infinity", "-nan", "+inf", "1j", "2+3j", "-1-2.5j", "1+2", "--1", "+-1", "- 1", "(1)", "1.", "1.e2",
-           "٣", "１２", "−5", " 7 ", "\u00a08\u2003", "\x1c9", "1e22", "1e16", "123456789012345680.0", "0.0001", "0.00001", "1e-5",
-           "0.1", "0.30000000000000004", "1.10", "100.0", "5e-324", "1.7976931348623157e308", "9007199254740993.0", "1_0.5_0e1_0",
-           "1" * 4300, "1" * 4301, "0" * 4301, "9" * 310, "0x" + "f" * 3571, "0x" + "f" * 3572, "-0x" + "7" * 4000, "0b" + "1" * 14284,
-           "0b" + "1" * 14285, "0o" + "7" * 500, "True", "false", "None", "null", "NULL", "Null", "tRue", "FALSE", "true "]
-TEXTS = ["", "Berlin", "two words", " padded ", "\nline\n", "\n\n", "\r\n", "a\nb", "ünïcödé", "日本語", "😀", "\\", '"', "'", "<b>",
-         "</b>", "a > b", "x<y", "&amp;", "\t", "\x00", "\x1f", "\x7f", "\u2028", "\ufeff1", "{", "}", "[", "a,b", "k:v", "null",
-         "\u0130", "ſ", "İnt", "\x85", "x" * 300]
-STRINGS = [r'"\u00e9"', r'"\ud83d\ude00"', r'"\ud800"', r'"\udc00x"', r'"\ud83d\u0041"', r'"\x41"', r'"a\/b"', r'"\b\f\n\r\t"',
-           '"\t"', '"\n"', r'"\u12"', r'"\u00G0"', '"open', r'"\"', '"\x7f"', '"\u2028"', '"\x00"', r'"\u0000"', r'"\\"', '""']
-LITERALS = ["'a'", '"a"', "'a' 'b'", "'''a\nb'''", '"""q"q"""', "r'\\d'", "u'x'", "b'x'", "rb'\\x'", "Rb'y'", "ur'x'", "f'x'", "'a' b'b'",
-            "b'a' b'b'", "b'é'", "'\\x41'", "'\\x4'", "'\\101'", "'\\777'", "'\\u00e9'", "'\\ud800'", "'\\ud83d\\ude00'", "'\\U0001f600'",
-            "'\\U00110000'", "'\\q'", "'a\\\nb'", "'a\nb'", "'", "''", "''''''", "'''", "()", "(1,)", "(1, 2)", "1, 2", "1,", ",", "(,)",
-            "[,]", "[1,]", "[1,,2]", "[1 2]", "{}", "{1}", "{1, 2}", "{'a': 1}", "{'a': 1,}", "{'a'}", "{1: 2, 3}", "{,}", "{**{}}", "[*[1]]",
-            "{1: 'a', True: 'b', 1.0: 'c'}", "{True: 1, 1: 2}", "{None: 1}", "{1.5: 1, '1.5': 2}", "{(1, 2): 3}", "{[1]: 2}", "{(1, [2]): 3}",
-            "{1j: 1}", "{1: 2, 1+0j: 3}", "{0: 1, -0.0: 2, False: 3}", "{2**3: 1}", "{9007199254740993: 1, 9007199254740992.0: 2}",
-            "{1e999: 1}", "{b'a': 1}", "{1: b'a', 1: 2}", "set()", "[set()]", "(set)()", "set ( )", "set(1)", "set", "{set(): 1}", "frozenset()",
-            "...", ". . .", "[...]", "-True", "not True", "~1", "1 if 1 else 2", "__import__('os')", "[x for x in y]", "lambda: 1", "1 # c",
-            "# c\n1", "\n1", "\n 1", " 1", "\t1", "1\n", "1\n ", "1\n\n", "1\n2", "1;", "1\\\n", "\\\n1", "(1\n)", "[1, # c\n 2]", "[1,\n\n2]",
-            "\f1", "\v1", "\n\f1", " \f1", "\n \f1", "1\r", "1\r\n", "'''\r\n'''", "(1)(2)", "1(2)", "'a'.x", "'a'[0]", "1 .real", "1if 1else 2",
-            "[" * 200 + "]" * 200, "[" * 201 + "]" * 201, "(" * 200 + "1" + ")" * 200, "(" * 201 + "1" + ")" * 201,
-            "{1:" * 199 + "1" + "}" * 199, "[(" * 101 + ")]" * 101, "-(1)", "-(-1)", "(-1)", "(-1)+2j", "1+(2j)", "(1+2j)", "-(1+2j)", "1+2j+3j",
-            "1-2j", "True+2j", "2j+1", "0xffj", "9" * 400 + "+1j", "01j", "09.5", "09", "0_7", "0x", "0x_1", "0b2", "0o8", "1_000j", "1e5j",
-            "NoneNone", "None None", "Nonex", "𝐓𝐫𝐮𝐞", "print", "a", "é", "(", ")", "[", "{", "[1", "[1)", "{1:", "{1:2", "$", "?", "!", "1 2"]
+TYPES = ["string", "str", "text", "varchar", "char", "enum", "integer", "int", "int32", "uint8", "long", "short",
+         "unsigned", "number", "num", "float", "float64", "boolean", "bool", "binary", "object", "dict",
+         "dict[str, int]", "array", "list", "tuple", "null", "any", "", " Integer ", "NUMBER", "Boolean",
+         ["integer", "number"], ["string", "null"]]
+NAMES = ["get_weather", "get_weather", "get_weather", "calc", "calc", "search", "f", "Calc", "a-b", "weather.get",
+         "日本", "é_1", "name with blank", "x" * 40]
+KEYS = ["city", "x", "count", "flag", "items", "opts", "ключ", "a b", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8",
+        "k9"]
+NUMBERS = ["0", "1", "-1", "+5", "007", "3.0", "3.5", "-0", "-0.0", "1e5", "1E-7", "1e400", "-1e400", "1_000", "1__0",
+           "_1", "1_", "12345678901234567890123", "0x1F", "0xff_ff", "0b101", "0o17", "017", "00", "0_0", ".5", "5.",
+           "1.5e3", "1e", "nan", "NaN", "inf", "Infinity", "-Infinity", "-nan", "+inf", "1j", "2+3j", "-1-2.5j", "1+2",
+           "--1", "+-1", "- 1", "(1)", "1.", "1.e2", "٣", "１２", "−5", " 7 ", "\u00a08\u2003", "\x1c9", "1e22", "1e16",
+           "123456789012345680.0", "0.0001", "0.00001", "1e-5", "0.1", "0.30000000000000004", "1.10", "100.0",
+           "5e-324", "1.7976931348623157e308", "9007199254740993.0", "1_0.5_0e1_0", "1" * 4300, "1" * 4301, "0" * 4301,
+           "9" * 310, "0x" + "f" * 3571, "0x" + "f" * 3572, "-0x" + "7" * 4000, "0b" + "1" * 14284, "0b" + "1" * 14285,
+           "0o" + "7" * 500, "True", "false", "None", "null", "NULL", "Null", "tRue", "FALSE", "true "]
+TEXTS = ["", "Berlin", "two words", " padded ", "\nline\n", "\n\n", "\r\n", "a\nb", "ünïcödé", "日本語", "😀", "\\", '"',
+         "'", "<b>", "</b>", "a > b", "x<y", "&amp;", "\t", "\x00", "\x1f", "\x7f", "\u2028", "\ufeff1", "{", "}", "[",
+         "a,b", "k:v", "null", "\u0130", "ſ", "İnt", "\x85", "x" * 300]
+STRINGS = [r'"\u00e9"', r'"\ud83d\ude00"', r'"\ud800"', r'"\udc00x"', r'"\ud83d\u0041"', r'"\x41"', r'"a\/b"',
+           r'"\b\f\n\r\t"', '"\t"', '"\n"', r'"\u12"', r'"\u00G0"', '"open', r'"\"', '"\x7f"', '"\u2028"', '"\x00"',
+           r'"\u0000"', r'"\\"', '""']
+LITERALS = ["'a'", '"a"', "'a' 'b'", "'''a\nb'''", '"""q"q"""', "r'\\d'", "u'x'", "b'x'", "rb'\\x'", "Rb'y'", "ur'x'",
+            "f'x'", "'a' b'b'", "b'a' b'b'", "b'é'", "'\\x41'", "'\\x4'", "'\\101'", "'\\777'", "'\\u00e9'",
+            "'\\ud800'", "'\\ud83d\\ude00'", "'\\U0001f600'", "'\\U00110000'", "'\\q'", "'a\\\nb'", "'a\nb'", "'",
+            "''", "''''''", "'''", "()", "(1,)", "(1, 2)", "1, 2", "1,", ",", "(,)", "[,]", "[1,]", "[1,,2]", "[1 2]",
+            "{}", "{1}", "{1, 2}", "{'a': 1}", "{'a': 1,}", "{'a'}", "{1: 2, 3}", "{,}", "{**{}}", "[*[1]]",
+            "{1: 'a', True: 'b', 1.0: 'c'}", "{True: 1, 1: 2}", "{None: 1}", "{1.5: 1, '1.5': 2}", "{(1, 2): 3}",
+            "{[1]: 2}", "{(1, [2]): 3}", "{1j: 1}", "{1: 2, 1+0j: 3}", "{0: 1, -0.0: 2, False: 3}", "{2**3: 1}",
+            "{9007199254740993: 1, 9007199254740992.0: 2}", "{1e999: 1}", "{b'a': 1}", "{1: b'a', 1: 2}", "set()",
+            "[set()]", "(set)()", "set ( )", "set(1)", "set", "{set(): 1}", "frozenset()", "...", ". . .", "[...]",
+            "-True", "not True", "~1", "1 if 1 else 2", "__import__('os')", "[x for x in y]", "lambda: 1", "1 # c",
+            "# c\n1", "\n1", "\n 1", " 1", "\t1", "1\n", "1\n ", "1\n\n", "1\n2", "1;", "1\\\n", "\\\n1", "(1\n)",
+            "[1, # c\n 2]", "[1,\n\n2]", "\f1", "\v1", "\n\f1", " \f1", "\n \f1", "1\r", "1\r\n", "'''\r\n'''",
+            "(1)(2)", "1(2)", "'a'.x", "'a'[0]", "1 .real", "1if 1else 2", "[" * 200 + "]" * 200,
+            "[" * 201 + "]" * 201, "(" * 200 + "1" + ")" * 200, "(" * 201 + "1" + ")" * 201,
+            "{1:" * 199 + "1" + "}" * 199, "[(" * 101 + ")]" * 101, "-(1)", "-(-1)", "(-1)", "(-1)+2j", "1+(2j)",
+            "(1+2j)", "-(1+2j)", "1+2j+3j", "1-2j", "True+2j", "2j+1", "0xffj", "9" * 400 + "+1j", "01j", "09.5", "09",
+            "0_7", "0x", "0x_1", "0b2", "0o8", "1_000j", "1e5j", "NoneNone", "None None", "Nonex", "𝐓𝐫𝐮𝐞", "print",
+            "a", "é", "(", ")", "[", "{", "[1", "[1)", "{1:", "{1:2", "$", "?", "!", "1 2"]
 
 
 def scalar(rng):
     kind = rng.randrange(10)
     if kind < 3:
         return rng.choice(TEXTS)
-    return rng.choice([rng.randint(-10**6, 10**6), rng.choice([0, -1, 10**30, 2**63]), rng.random() * 10**rng.randint(-8, 20), True, False, None,
-                       round(rng.random(), 2), float(rng.randint(-5, 5))])
+    return rng.choice(
+        [
+            rng.randint(-(10**6), 10**6),
+            rng.choice([0, -1, 10**30, 2**63]),
+            rng.random() * 10 ** rng.randint(-8, 20),
+            True,
+            False,
+            None,
+            round(rng.random(), 2),
+            float(rng.randint(-5, 5)),
+        ]
+    )
 
 
 def value(rng, depth=0):
@@ -115,10 +135,35 @@ def value(rng, depth=0):
 
 def json_text(rng, v):
     if rng.random() < 0.08:
-        return rng.choice(STRINGS + NUMBERS + TEXTS + ["[" * 300 + "]" * 300, "[" * 2000 + "]" * 2000, '{"a": 1, "a": 2}', '{"a": 1,}', "[1,]",
-                                                       "{'a': 1}", "[1 2]", "{1: 2}", '{"a" 1}', "[NaN, -Infinity]", '{"a":{"a":1,"b":2,"a":[]}}'])
-    text = json.dumps(v, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, None, None, 1]), separators=rng.choice([None, None, (",", ":")]))
-    return rng.choice(["", "", "", " ", "\n", "\t\r\n", "\u00a0"]) + text + rng.choice(["", "", "", " ", "\n", "\n\n", ";", "\x0c"])
+        return rng.choice(
+            STRINGS
+            + NUMBERS
+            + TEXTS
+            + [
+                "[" * 300 + "]" * 300,
+                "[" * 2000 + "]" * 2000,
+                '{"a": 1, "a": 2}',
+                '{"a": 1,}',
+                "[1,]",
+                "{'a': 1}",
+                "[1 2]",
+                "{1: 2}",
+                '{"a" 1}',
+                "[NaN, -Infinity]",
+                '{"a":{"a":1,"b":2,"a":[]}}',
+            ]
+        )
+    text = json.dumps(
+        v,
+        ensure_ascii=rng.random() < 0.5,
+        indent=rng.choice([None, None, None, 1]),
+        separators=rng.choice([None, None, (",", ":")]),
+    )
+    return (
+        rng.choice(["", "", "", " ", "\n", "\t\r\n", "\u00a0"])
+        + text
+        + rng.choice(["", "", "", " ", "\n", "\n\n", ";", "\x0c"])
+    )
 
 
 def raw_text(rng, v):
@@ -144,7 +189,11 @@ def literal(rng, depth=0):
     blank = lambda: rng.choice(["", "", "", " ", "\n", "\t", " # c\n", "\\\n"])
     kind = rng.randrange(8 if depth < 3 else 3)
     if kind < 3:
-        return blank() + rng.choice(rng.choice([LITERALS[:36], NUMBERS[:46], ["1", "'a'", "None", "True", "2.5"]])) + blank()
+        return (
+            blank()
+            + rng.choice(rng.choice([LITERALS[:36], NUMBERS[:46], ["1", "'a'", "None", "True", "2.5"]]))
+            + blank()
+        )
     inner = [literal(rng, depth + 1) for _ in range(rng.randrange(4))]
     comma = blank() + "," + blank()
     end = rng.choice(["", "", ","])
@@ -163,8 +212,10 @@ def bent_literal(rng):
     text = rng.choice([literal(rng), rng.choice(LITERALS)])[:300]
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(text) + 1)
-        put = rng.choice(list("()[]{},:'\"\\\n\r #\f\t+-.jJ01xe_ruUbfBF") + ["\'\'\'", "set", "\\x4", "\\u00", "\r\n", "é"])
-        text = text[:at] + put + text[at + rng.choice([0, 0, 1]):]
+        put = rng.choice(
+            list("()[]{},:'\"\\\n\r #\f\t+-.jJ01xe_ruUbfBF") + ["'''", "set", "\\x4", "\\u00", "\r\n", "é"]
+        )
+        text = text[:at] + put + text[at + rng.choice([0, 0, 1]) :]
     return text
 
 
@@ -176,35 +227,64 @@ def gap(rng):
     return rng.choice(["", "", "\n", "\n", " ", "\n\n", "\r\n", "\u2003", "\x1c", "text"])
 
 
+def line(rng):
+    return rng.choice(["", "\n", "\n"])
+
+
 def hermes(rng):
     call = {"name": rng.choice(NAMES), "arguments": dict(pairs(rng))}
     if rng.random() < 0.25:
-        call = rng.choice([{"name": "f"}, {"arguments": {}}, {"name": 1, "arguments": {}}, {"name": None, "arguments": 1}, [1], "x", 5, None,
-                           {"name": "f", "arguments": '{"x": 1}'}, {"arguments": [1, "a"], "name": "", "more": {}}, {"name": "f\0g", "arguments": 0}])
+        call = rng.choice(
+            [
+                {"name": "f"},
+                {"arguments": {}},
+                {"name": 1, "arguments": {}},
+                {"name": None, "arguments": 1},
+                [1],
+                "x",
+                5,
+                None,
+                {"name": "f", "arguments": '{"x": 1}'},
+                {"arguments": [1, "a"], "name": "", "more": {}},
+                {"name": "f\0g", "arguments": 0},
+            ]
+        )
     return f"<tool_call>{gap(rng)}{json_text(rng, call)}{gap(rng)}</tool_call>"
 
 
 def qwen3_coder(rng):
-    body = "".join(f"{gap(rng)}<parameter={k}>{rng.choice(['', chr(10), chr(10)])}{raw_text(rng, v)}{rng.choice(['', chr(10), chr(10)])}</parameter>"
-                   for k, v in pairs(rng))
-    functions = "".join(f"{gap(rng)}<function={rng.choice(NAMES)}>{body}{gap(rng)}</function>" for _ in range(rng.choice([1, 1, 1, 2])))
+    body = "".join(
+        f"{gap(rng)}<parameter={k}>{line(rng)}{raw_text(rng, v)}{line(rng)}</parameter>"
+        for k, v in pairs(rng)
+    )
+    functions = "".join(
+        f"{gap(rng)}<function={rng.choice(NAMES)}>{body}{gap(rng)}</function>" for _ in range(rng.choice([1, 1, 1, 2]))
+    )
     return f"<tool_call>{functions}{gap(rng)}</tool_call>"
 
 
 def glm(rng):
-    body = "".join(f"<arg_key>{gap(rng)}{k}</arg_key>{gap(rng)}<arg_value>{raw_text(rng, v)}</arg_value>{gap(rng)}" for k, v in pairs(rng))
+    body = "".join(
+        f"<arg_key>{gap(rng)}{k}</arg_key>{gap(rng)}<arg_value>{raw_text(rng, v)}</arg_value>{gap(rng)}"
+        for k, v in pairs(rng)
+    )
     return f"<tool_call>{gap(rng)}{rng.choice(NAMES)}{gap(rng)}{body}</tool_call>"
 
 
 def seed(rng):
     body = "".join(f"{gap(rng)}<parameter={k}>{raw_text(rng, v)}</parameter>" for k, v in pairs(rng))
-    functions = "".join(f"{gap(rng)}<function={rng.choice(NAMES)}>{body}{gap(rng)}</function>" for _ in range(rng.choice([1, 1, 1, 2])))
+    functions = "".join(
+        f"{gap(rng)}<function={rng.choice(NAMES)}>{body}{gap(rng)}</function>" for _ in range(rng.choice([1, 1, 1, 2]))
+    )
     return f"<seed:tool_call>{functions}{gap(rng)}</seed:tool_call>"
 
 
 def minimax(rng):
     body = "".join(f'{gap(rng)}<parameter name="{k}">{raw_text(rng, v)}</parameter>' for k, v in pairs(rng))
-    calls = "".join(f'{gap(rng)}<invoke name="{rng.choice(NAMES)}">{body}{gap(rng)}</invoke>' for _ in range(rng.choice([1, 1, 2, 3])))
+    calls = "".join(
+        f'{gap(rng)}<invoke name="{rng.choice(NAMES)}">{body}{gap(rng)}</invoke>'
+        for _ in range(rng.choice([1, 1, 2, 3]))
+    )
     return f"<minimax:tool_call>{calls}{gap(rng)}</minimax:tool_call>"
 
 
@@ -212,9 +292,14 @@ def kimi(rng):
     def call():
         name = rng.choice(NAMES + ["calc2", "GET-WEATHER", "functions.ÉTÉ", "functions.f_calc", "unknown", "été"])
         of = rng.choice([f"functions.{name}:{rng.randrange(3)}", name, f" {name} ", name.upper(), ""])
-        return f"<|tool_call_begin|>{of}<|tool_call_argument_begin|>{json_text(rng, rng.choice([dict(pairs(rng)), dict(pairs(rng)), value(rng)]))}<|tool_call_end|>"
+        arguments = json_text(rng, rng.choice([dict(pairs(rng)), dict(pairs(rng)), value(rng)]))
+        return f"<|tool_call_begin|>{of}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
 
-    return "<|tool_calls_section_begin|>" + "".join(call() + gap(rng) for _ in range(rng.choice([1, 1, 2, 3]))) + "<|tool_calls_section_end|>"
+    return (
+        "<|tool_calls_section_begin|>"
+        + "".join(call() + gap(rng) for _ in range(rng.choice([1, 1, 2, 3])))
+        + "<|tool_calls_section_end|>"
+    )
 
 
 def deepseek_v4(rng):
@@ -223,7 +308,10 @@ def deepseek_v4(rng):
         return f'{gap(rng)}<｜DSML｜parameter name="{k}" string="{string}">{raw_text(rng, v)}</｜DSML｜parameter>'
 
     body = "".join(parameter(k, v) for k, v in pairs(rng))
-    calls = "".join(f'{gap(rng)}<｜DSML｜invoke name="{rng.choice(NAMES)}">{body}{gap(rng)}</｜DSML｜invoke>' for _ in range(rng.choice([1, 1, 2])))
+    calls = "".join(
+        f'{gap(rng)}<｜DSML｜invoke name="{rng.choice(NAMES)}">{body}{gap(rng)}</｜DSML｜invoke>'
+        for _ in range(rng.choice([1, 1, 2]))
+    )
     return rng.choice(["", "\n\n", "\n"]) + f"<｜DSML｜tool_calls>{calls}{gap(rng)}</｜DSML｜tool_calls>"
 
 
@@ -238,23 +326,40 @@ def gemma4(rng):
 
 
 def gpt_oss(rng):
-    to = rng.choice([" to=functions.", " to=functions.", " to=functions.", "to=functions.", " to=functions.a to=functions.", " to="])
+    to = rng.choice(
+        [" to=functions.", " to=functions.", " to=functions.", "to=functions.", " to=functions.a to=functions.", " to="]
+    )
     channel = rng.choice(["commentary", "commentary", "analysis", "", "final", " "])
-    return (f"<|start|>assistant<|channel|>{channel}{to}{rng.choice(NAMES + [''])}{rng.choice([' ', ' ', '', '  '])}"
-            f"<|constrain|>json<|message|>{json_text(rng, dict(pairs(rng)))}<|call|>")
+    return (
+        f"<|start|>assistant<|channel|>{channel}{to}{rng.choice(NAMES + [''])}{rng.choice([' ', ' ', '', '  '])}"
+        f"<|constrain|>json<|message|>{json_text(rng, dict(pairs(rng)))}<|call|>"
+    )
 
 
-FORMATS = {"hermes": hermes, "qwen3_coder": qwen3_coder, "gpt-oss": gpt_oss, "glm": glm, "seed": seed, "minimax": minimax, "kimi": kimi,
-           "deepseek_v4": deepseek_v4, "gemma4": gemma4}
-AROUND = ["", "", "I look it up.", "<think>so</think>", "<think>\nso <tool_call> it\n</think>\n\n", " \n<think>a</think>b", "</think>x", "\u2003</think>",
-          "<think>open", "日本語 😀\n", "<|im_end|>", "<|observation|>", "<｜end▁of▁sentence｜>", "<|channel|>analysis<|message|>so<|end|>",
-          "<|start|>assistant<|channel|>analysis<|message|>a to=functions.f b<|end|>", "<|channel|>final<|message|>done<|return|>", "\n", "\r\n"]
-MARKS = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", ">", "\n", "<", "<arg_key>", "</arg_key>",
-         "<arg_value>", "</arg_value>", "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="',
-         '">', "</invoke>", '<parameter name="', '"', "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
-         "<|tool_call_end|>", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="', "</｜DSML｜invoke>", '<｜DSML｜parameter name="',
-         '" string="true">', '" string="false">', "</｜DSML｜parameter>", "<｜end▁of▁sentence｜>", "</think>", "<think>", "<|tool_call>call:",
-         "<|tool_call>", "}<tool_call|>", '<|"|>', "{", "}", ",", ":", "<|start|>assistant<|channel|>", "<|channel|>analysis<|message|>", "<|end|>",
+FORMATS = {
+    "hermes": hermes,
+    "qwen3_coder": qwen3_coder,
+    "gpt-oss": gpt_oss,
+    "glm": glm,
+    "seed": seed,
+    "minimax": minimax,
+    "kimi": kimi,
+    "deepseek_v4": deepseek_v4,
+    "gemma4": gemma4,
+}
+AROUND = ["", "", "I look it up.", "<think>so</think>", "<think>\nso <tool_call> it\n</think>\n\n",
+          " \n<think>a</think>b", "</think>x", "\u2003</think>", "<think>open", "日本語 😀\n", "<|im_end|>",
+          "<|observation|>", "<｜end▁of▁sentence｜>", "<|channel|>analysis<|message|>so<|end|>",
+          "<|start|>assistant<|channel|>analysis<|message|>a to=functions.f b<|end|>",
+          "<|channel|>final<|message|>done<|return|>", "\n", "\r\n"]
+MARKS = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", ">", "\n", "<",
+         "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<seed:tool_call>", "</seed:tool_call>",
+         "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', '">', "</invoke>", '<parameter name="', '"',
+         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+         "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="', "</｜DSML｜invoke>",
+         '<｜DSML｜parameter name="', '" string="true">', '" string="false">', "</｜DSML｜parameter>",
+         "<｜end▁of▁sentence｜>", "</think>", "<think>", "<|tool_call>call:", "<|tool_call>", "}<tool_call|>", '<|"|>',
+         "{", "}", ",", ":", "<|start|>assistant<|channel|>", "<|channel|>analysis<|message|>", "<|end|>",
          " to=functions.", " <|constrain|>json<|message|>", "<|call|>", " ", "\u2003", "\x1c", "\\", "'", "null", "0"]
 
 
@@ -268,7 +373,7 @@ def bent(rng, text):
         elif kind == 1:
             text = text[:a] + rng.choice(MARKS) + text[a:]
         elif kind == 2:
-            text = text[:a] + text[a + rng.choice([1, 1, 2, 5, 20]):]
+            text = text[:a] + text[a + rng.choice([1, 1, 2, 5, 20]) :]
         elif kind == 3:
             text = text[:b] + text[a:]
         elif kind == 4:
@@ -295,16 +400,23 @@ def turn(rng, name):
 def tools(rng):
     def tool():
         of = rng.choice([TYPES, TYPES, ["array"], ["object"]])
-        properties = {k: {"type": rng.choice(of), "description": "d"} for k in rng.sample(KEYS, rng.choice([len(KEYS), rng.randrange(len(KEYS))]))}
+        properties = {
+            k: {"type": rng.choice(of), "description": "d"}
+            for k in rng.sample(KEYS, rng.choice([len(KEYS), rng.randrange(len(KEYS))]))
+        }
         required = [k for k in properties if rng.random() < 0.2]
         kind = "function" if rng.random() < 0.95 else "other"
         parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
-        return {"type": kind, "function": {"name": rng.choice(NAMES + ["ÉTÉ"]), "description": "d", "parameters": parameters}}
+        return {
+            "type": kind,
+            "function": {"name": rng.choice(NAMES + ["ÉTÉ"]), "description": "d", "parameters": parameters},
+        }
 
     return [tool() for _ in range(rng.choice([1, 2, 4, 8]))] if rng.random() < 0.9 else None
 
 
 # ---- verl's answers ----
+
 
 class Verl:
     def __init__(self, directory):
@@ -325,7 +437,11 @@ class Verl:
             one = [c.name, c.arguments, c.tool_call_id]
             clean = [s and s.replace("\0", "\ufffd") for s in one]
             self.named["tool-call-nul"] += clean != one
-            plain = [clean[0].encode(errors="surrogatepass").decode(errors="replace"), clean[1].encode(errors="backslashreplace").decode(), clean[2]]
+            plain = [
+                clean[0].encode(errors="surrogatepass").decode(errors="replace"),
+                clean[1].encode(errors="backslashreplace").decode(),
+                clean[2],
+            ]
             self.named["tool-call-surrogate"] += plain != clean
             out.append(plain)
         return {"content": content, "calls": out}
@@ -352,7 +468,7 @@ def turns(verl, seed_, n):
 def write(path, rows):
     with open(path, "w") as f:
         for row in rows:
-            f.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+            f.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
 def short(rows, most):

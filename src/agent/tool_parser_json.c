@@ -1,8 +1,8 @@
 /* tool_parser_json.c - json.loads of Python, whose JSON is not quite jansson's: NaN and Infinity are numbers, integers have up to
  * 4300 digits, a lone surrogate is a character, and of equal keys the last one counts.
  *
- * Invariant: what it accepts is what Python 3.11's json.loads accepts, but for the depth: there it is what is left of the
- * interpreter's 1000 calls, here TOOL_JSON_DEPTH. */
+ * Invariant: what it accepts is what Python 3.11's json.loads accepts, but for the depth: lists in lists are TOOL_JSON_DEPTH at
+ * most here, and there as many as the interpreter has calls to go. */
 #include "agent/tool_parser_int.h"
 
 struct reader {

@@ -4,8 +4,6 @@
 #include "agent/tool_parser_int.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <utf8proc.h>
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -109,15 +107,14 @@ struct tool_parser__value *tool_parser__float_of(struct tool_parser__memory *m, 
     return v;
 }
 
-struct tool_parser__value *tool_parser__whole(struct tool_parser__memory *m, double v) {
-    char text[512];
-    const int n = snprintf(text, sizeof text, "%.0f", fabs(v));
-    return tool_parser__int(m, v < 0, (struct tool_parser__span){text, (size_t)n});
-}
+/* ---- powers of two in decimal ---- */
 
-/* ---- hexadecimal, octal, binary ---- */
-
-enum { LIMB = 1000000000, PIECE = 28, MOST_BITS = 14285 }; /* 10^4300 has 14285 bits */
+enum {
+    LIMB = 1000000000,
+    LIMBS = TOOL_INT_DIGITS / 9 + 4,
+    MOST_SHIFT = 34,  /* a limb has 30 bits */
+    MOST_BITS = 14285 /* of 10^4300 */
+};
 
 /* limbs (n) of nine decimal digits, lowest first: times 2^bits, plus add. */
 static int scale(uint32_t *limbs, int n, int bits, uint32_t add) {
@@ -127,15 +124,44 @@ static int scale(uint32_t *limbs, int n, int bits, uint32_t add) {
         limbs[i] = (uint32_t)(carry % LIMB);
         carry /= LIMB;
     }
-    if (carry) limbs[n++] = (uint32_t)carry;
+    for (; carry; carry /= LIMB) limbs[n++] = (uint32_t)(carry % LIMB);
     return n;
 }
 
+/* The limbs' digits, in text (9 * LIMBS bytes). */
+static struct tool_parser__span print(const uint32_t *limbs, int n, char *text) {
+    char *p = text + 9 * LIMBS;
+    for (int i = 0; i < n; i++) {
+        uint32_t limb = limbs[i];
+        for (int k = 0; k < 9; k++, limb /= 10) *--p = (char)('0' + limb % 10);
+    }
+    if (n == 0) *--p = '0';
+    while (p < text + 9 * LIMBS - 1 && *p == '0') p++;
+    return (struct tool_parser__span){p, (size_t)(text + 9 * LIMBS - p)};
+}
+
+/* v = mantissa 2^exponent, by limbs: printf takes three times as long. */
+struct tool_parser__value *tool_parser__whole(struct tool_parser__memory *m, double v) {
+    uint32_t limbs[LIMBS] = {0};
+    char text[9 * LIMBS];
+    int exponent, n = 0;
+    uint64_t mantissa = (uint64_t)ldexp(frexp(fabs(v), &exponent), 53);
+    exponent -= 53;
+    for (; exponent < 0 && mantissa; exponent++) mantissa >>= 1;
+    for (; mantissa; mantissa /= LIMB) limbs[n++] = (uint32_t)(mantissa % LIMB);
+    for (int bits; exponent > 0; exponent -= bits) {
+        bits = exponent < MOST_SHIFT ? exponent : MOST_SHIFT;
+        n = scale(limbs, n, bits, 0);
+    }
+    return tool_parser__int(m, v < 0, print(limbs, n, text));
+}
+
+/* As many digits as make 28 bits at a time. */
 struct tool_parser__value *tool_parser__int_bits(struct tool_parser__memory *m, struct tool_parser__span digits, int bits) {
-    enum { LIMBS = TOOL_INT_DIGITS / 9 + 4 };
+    enum { PIECE = 28 };
     uint32_t limbs[LIMBS] = {0}, piece = 0;
-    char text[9 * LIMBS + 8];
-    int n = 0, held = 0, length = 0;
+    char text[9 * LIMBS];
+    int n = 0, held = 0;
     while (digits.n && digits.p[0] == '0') digits = tool_parser__sub(digits, 1, digits.n);
     if (digits.n > MOST_BITS / (size_t)bits + 1) return tool_parser__value(m, TOOL_LONG_INT);
     for (size_t i = 0; i < digits.n; i++) {
@@ -147,9 +173,6 @@ struct tool_parser__value *tool_parser__int_bits(struct tool_parser__memory *m, 
         piece = 0;
         held = 0;
     }
-    if (n == 0) return tool_parser__int(m, false, TOOL_SPAN("0"));
-    length = snprintf(text, sizeof text, "%u", limbs[n - 1]);
-    for (int i = n - 2; i >= 0; i--) length += snprintf(text + length, sizeof text - (size_t)length, "%09u", limbs[i]);
-    struct tool_parser__value *v = tool_parser__int(m, false, (struct tool_parser__span){text, (size_t)length});
+    struct tool_parser__value *v = tool_parser__int(m, false, print(limbs, n, text));
     return v ? v : tool_parser__value(m, TOOL_LONG_INT);
 }

@@ -227,11 +227,8 @@ static struct tool_parser__value *gemma_arguments(struct tool_parser__run *r, st
             continue;
         }
         const size_t lo = colon + 1, text = lo + quote.n;
-        size_t hi = TOOL_NONE;
-        if (tool_parser__at(s, lo, quote)) {
-            const char *const line = memchr(s.p + text, '\n', s.n - text);
-            hi = tool_parser__find(tool_parser__sub(s, 0, line ? (size_t)(line - s.p) : s.n), text, quote);
-        }
+        size_t hi = tool_parser__at(s, lo, quote) ? tool_parser__find(s, text, quote) : TOOL_NONE;
+        if (hi != TOOL_NONE && memchr(s.p + text, '\n', hi - text)) hi = TOOL_NONE; /* one line */
         if (hi != TOOL_NONE) {
             v = tool_parser__string(&r->memory, s.p + text, hi - text);
             len = hi + quote.n;

@@ -351,9 +351,21 @@ def comm():
     yield b"\5PMI_RANK=1\nPMI_SIZE=2\nMPI_LOCALRANKID=1\nMPI_LOCALNRANKS=2\nVERLC_RANK=1\nVERLC_RANKS=2"
 
 
+def tool_parser():
+    """A format, whether tools follow as a line of JSON, the turn."""
+    formats = "hermes qwen3_coder gpt-oss glm seed minimax kimi deepseek_v4 gemma4 llama3_json".split()
+    for row in every(jsonl("agent/tool_parser.jsonl"), 120):
+        head = bytes([formats.index(row["format"]) + 16 * bool(row["tools"])])
+        yield head + (compact(row["tools"]) + b"\n" if row["tools"] else b"") + row["text"].encode()
+    for text in ('{"name": "f", "parameters": {"x": 1}}<|eom_id|>',
+                 '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": 1}',
+                 '<|python_tag|>search.call(query="a b", k="2")<|eom_id|>'):
+        yield bytes([9]) + text.encode()
+
+
 def main(out):
     for make in (algo, ckpt, comm, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, sft, text,
-                 tokenizer, torch, track, user):
+                 tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
