@@ -27,5 +27,5 @@ int cmd_worker(int argc, char **argv) {
     if (rc != 0) return rc > 0 ? 0 : rc;
     TRY(launch_read(&l, environ));
     if (!l.by || strcmp(l.by, "verlc") != 0) FAIL(ERR_INVAL, "verlc worker is started by verlc itself: VERLC_RANK is not set");
-    return rank_serve(&l, NULL, tables);
+    return rank_serve(&l, NULL, NULL, tables);
 }

@@ -217,8 +217,8 @@ static int serve(const struct conf *c, const struct launch *l) {
     int rc = generate_config_read(&k, c);
     if (rc == 0) {
         dir = generate_output_dir(&k);
-        const struct workers_args a = {.dir = dir, .controller = k.trainer.devices.controller, .start_s = RANK_START_S};
-        rc = rank_serve(l, &a, (const struct worker_process_service *const[]){generator_services, NULL});
+        rc = rank_serve(l, dir, k.trainer.devices.controller,
+                        (const struct worker_process_service *const[]){generator_services, NULL});
     }
     free(dir);
     generate_config_free(&k);
@@ -227,14 +227,14 @@ static int serve(const struct conf *c, const struct launch *l) {
 
 int generate_run(const struct conf *c) {
     struct generate g = {0};
-    struct restart restart = {0};
+    struct restart restart;
     struct launch l;
     int rc = 0;
     TRY(launch_read(&l, environ));
     if (workers_started_this(&l)) return serve(c, &l);
+    restart_begin(&restart);
     TRYG(generate_config_read(&g.k, c), out);
-    restart_begin(&restart, NULL, g.k.trainer.run.device, g.k.trainer.devices.max_restarts);
-    TRYG(rank_count_decide(c, &g.k.trainer.devices, NULL, g.k.trainer.run.device, true, &g.placement), out);
+    TRYG(rank_count_decide(c, &g.k.trainer, NULL, true, &g.placement), out);
     TRYG(run_model_weights("model.path", g.k.raw.model_path, g.k.model.dir), out);
     TRYG(tokenizer_open(&g.tok, g.k.model.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
@@ -243,9 +243,8 @@ int generate_run(const struct conf *c) {
     TRYG(sample_all(&g), out);
     rc = write_rows(&g);
 out:
-    restart.ranks = g.placement.n;
-    restart.by_ranks = g.k.trainer.devices.ranks > 0;
-    restart.ray = g.placement.n_ray_nodes > 0;
+    restart.k = &g.k.trainer;
+    restart.ranks = g.placement;
     generate_close(&g, rc == 0);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -271,12 +270,7 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     struct rank_placement ranks;
     int rc = 0;
     TRYG(generate_config_read(&k, c), end);
-    TRYG(
-        run_plan_ranks(
-            &(struct train_plan_ranks_args){
-                .conf = c, .keys = &k.trainer.devices, .device = k.trainer.run.device, .threads = k.trainer.run.threads, .plan = a},
-            &dev, &ranks),
-        end);
+    TRYG(run_plan_ranks(c, &k.trainer, NULL, a, &dev, &ranks), end);
     size_t adapter;
     TRYG(model_config_load(&shape, k.model.dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);

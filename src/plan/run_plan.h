@@ -26,15 +26,8 @@ struct run_plan {
 };
 void run_plan_free(struct run_plan *p);
 
-struct train_plan_ranks_args {
-    const struct conf *conf;
-    const struct train_devices_keys *keys;
-    const struct train_pool_devices *pools; /* NULL: none */
-    const char *device;                     /* trainer.device */
-    int threads;
-    const struct train_plan_args *plan;
-};
-/* For a plan: its device and its ranks. ERR_INVAL: GPUs of unknown size, since there is none. */
-int run_plan_ranks(const struct train_plan_ranks_args *a, struct dev *dev, struct rank_placement *out);
+/* For a plan: its device and its ranks. pools NULL: none. ERR_INVAL: GPUs of unknown size, since there is none. */
+int run_plan_ranks(const struct conf *c, const struct trainer_config *k, const struct train_pool_devices *pools,
+                   const struct train_plan_args *a, struct dev *dev, struct rank_placement *out);
 
 #endif

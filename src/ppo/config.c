@@ -3,7 +3,6 @@
  * Every later stage reads that struct; no other file of ppo names a key. Rules between keys are validate_config.c's, but for
  * those that need what is derived here. */
 #include "ppo/config.h"
-#include "ppo/validate_config.h"
 #include "run/directories.h"
 
 #include "base/buf.h"
@@ -101,7 +100,7 @@ static int derive_model(struct ppo_config *k) {
 }
 
 /* micro, dynamic: the keys, for the message. */
-static int derive_cut(const struct ppo_config *k, const struct ppo_cut_keys *w, const char *micro, const char *dynamic,
+static int derive_cut(const struct ppo_config *k, const struct micro_batch_keys *w, const char *micro, const char *dynamic,
                       struct micro_batch_limits *cut) {
     const char *per_gpu = strstr(micro, "_per_gpu");
     *cut = w->dynamic ? (struct micro_batch_limits){.max_rows = w->tokens}
@@ -270,8 +269,6 @@ static int derive_actor(struct ppo_config *k) {
                    &k->actor.update_cut));
     TRY(train_make_optim(&k->actor.optim, ARR "actor.optim", &k->raw.optim, &k->raw.offload));
     k->actor.optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
-    k->actor.warmup_ratio = k->raw.optim.warmup_ratio;
-    k->actor.zero_indexed_step = train_zero_indexed(&k->raw.optim);
     k->ref.offload &=
         !k->model.lora.on && (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward); /* else there are no reference weights */
     return 0;
@@ -279,7 +276,7 @@ static int derive_actor(struct ppo_config *k) {
 
 static int derive_critic_updates(struct ppo_config *k) {
     struct ppo_critic_config *v = &k->critic;
-    struct ppo_cut_keys values = k->raw.values_cut;
+    struct micro_batch_keys values = k->raw.values_cut;
     values.dynamic = k->raw.critic_cut.dynamic;
     TRY(derive_cut(k, &k->raw.critic_cut, "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->update_cut));
     TRY(derive_cut(k, &values, "critic.forward_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->values_cut));
@@ -287,8 +284,6 @@ static int derive_critic_updates(struct ppo_config *k) {
     v->seed = conf_is_null(k->conf, "critic.data_loader_seed") ? k->trainer.seed : (uint64_t)k->raw.critic_seed;
     TRY(train_make_optim(&v->optim, "critic.optim", &k->raw.critic_optim, &k->raw.critic_offload));
     v->optim.clip = largest_norm(k->conf, "critic.grad_clip", k->raw.critic_grad_clip, k->raw.critic_optim.clip_grad);
-    v->warmup_ratio = k->raw.critic_optim.warmup_ratio;
-    v->zero_indexed_step = train_zero_indexed(&k->raw.critic_optim);
     return 0;
 }
 
@@ -653,7 +648,7 @@ static void note_no_pools(const struct ppo_config *k) {
 /* ---- what is not set ---- */
 
 /* Micro-batches by tokens where no key gives their size. own: the key that requests them. */
-static void default_cut(const struct ppo_config *k, const char *own, struct ppo_cut_keys *w, struct buf *said) {
+static void default_cut(const struct ppo_config *k, const char *own, struct micro_batch_keys *w, struct buf *said) {
     if (w->all || w->each || w->dynamic || conf_is_set(k->conf, own) || conf_is_set(k->conf, ARR "actor.use_dynamic_bsz")) return;
     w->dynamic = true;
     buf_addf(said, "%s%s", said->n ? ", " : "", own);
@@ -749,21 +744,9 @@ int ppo_config_read(const struct ppo_config **out, const struct conf *c, enum pp
 }
 
 struct ppo_worker_config ppo_worker_config(const struct ppo_config *k, const struct ppo_placement *ranks) {
-    return (struct ppo_worker_config){.conf = k->conf,
-                                      .data = &k->data,
-                                      .distill = &k->distill,
-                                      .trainer = &k->trainer,
-                                      .sizes = &k->sizes,
-                                      .model = k->model,
-                                      .rollout = k->rollout,
-                                      .ref = k->ref,
-                                      .actor = k->actor,
-                                      .critic = k->critic,
-                                      .rm = k->rm,
-                                      .ranks = *ranks,
-                                      .layout = k->layout,
-                                      .schedule = k->schedule,
-                                      .has_ref = k->actor.use_kl_loss || k->algorithm.use_kl_in_reward};
+    const bool ref = k->actor.use_kl_loss || k->algorithm.use_kl_in_reward;
+    return (struct ppo_worker_config){k->conf,  &k->data,  &k->distill, &k->trainer, &k->sizes, k->model,    k->rollout, k->ref,
+                                      k->actor, k->critic, k->rm,       *ranks,      k->layout, k->schedule, ref};
 }
 
 int ppo_config_fetch(const struct ppo_config *k) {

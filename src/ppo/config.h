@@ -39,10 +39,9 @@ struct ppo_critic_config {
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, cliprange;
     int64_t mini_batch_size, epochs, grad_chunk; /* mini-batch in prompts */
-    bool shuffle, zero_indexed_step;
+    bool shuffle;
     uint64_t seed; /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
-    double warmup_ratio;
     int64_t actor_from; /* trainer.critic_warmup: the policy is updated from this step on */
 };
 
@@ -99,12 +98,6 @@ enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
 
 enum { MAX_PROFILE_STEPS = 64 };
 
-/* How a batch is cut, as it is written: by tokens where dynamic, else by samples of a device or of all devices. */
-struct ppo_cut_keys {
-    bool dynamic;
-    int64_t tokens, each, all;
-};
-
 /* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
@@ -119,7 +112,7 @@ struct ppo_raw_config {
     struct train_optim_keys optim, critic_optim;
     struct train_offload_keys offload, critic_offload;
     struct train_lora_keys lora, critic_lora;
-    struct ppo_cut_keys update_cut, ref_cut, logp_cut, critic_cut, values_cut; /* values_cut: dynamic is critic_cut's */
+    struct micro_batch_keys update_cut, ref_cut, logp_cut, critic_cut, values_cut; /* values_cut: dynamic is critic_cut's */
     struct algo_corr_spec corr;
     struct {
         const char *loss_mode, *policy_loss_mode;
@@ -188,8 +181,6 @@ struct ppo_actor_config { /* actor_rollout_ref.actor */
     int64_t grad_chunk;              /* micro-batches whose gradients are summed first */
     uint64_t seed;                   /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
-    double warmup_ratio;
-    bool zero_indexed_step; /* the schedule's first step is 0 (verl 0.9.1), else 1 */
 };
 struct ppo_reward_config { /* reward */
     struct reward_args args;
@@ -240,11 +231,15 @@ struct ppo_config {
 };
 /* The keys as they are written, strings and JSON borrowed; nothing to free. */
 int ppo_config_fill(struct ppo_config *k, const struct conf *c);
-/* Fills, checks the rules between keys (validate_config.h), derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
+/* Fills, checks the rules between keys, derives. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a
  * directory or file that a key names; ERR_IO: another run has the directory. The caller frees *out after an error too. */
 int ppo_config_read(const struct ppo_config **out, const struct conf *c, enum ppo_config_use use);
 void ppo_config_free(const struct ppo_config *k); /* NULL ok */
 void ppo_config_sizes(struct ppo_config *k);      /* by ppo_config_read */
+/* ---- validate_config.c: verl's rules between keys, of k as ppo_config_fill and ppo_config_sizes leave it ---- */
+/* validate_config of verl/utils/config.py: batch sizes that divide, micro-batch sizes set once, modes that exist. ERR_INVAL. */
+int ppo_validate_config(const struct ppo_config *k);
+int ppo_validate_critic_config(const struct ppo_config *k); /* of it what is about a critic */
 /* The weights of the models that keys name by a hub id, where the local cache lacks them (run_model_dir). Before a run,
  * after its configuration was found good. */
 int ppo_config_fetch(const struct ppo_config *k);

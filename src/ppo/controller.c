@@ -14,24 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct stage controller_stage(struct controller *c) {
-    return (struct stage){&c->worker.base, &c->run, &c->worker.scorer, c->k->trainer.seed, c->k->schedule};
-}
-
-struct generation controller_generation(const struct controller *c) {
-    const struct ppo_config *k = c->k;
-    return (struct generation){.tok = c->tok,
-                               .reward = c->reward,
-                               .data = c->train_data,
-                               .threads = c->threads,
-                               .rollout = &c->rollout,
-                               .rows = &k->data,
-                               .algorithm = &k->algorithm,
-                               .scores = &k->reward,
-                               .rm = &k->rm,
-                               .critic_idle = c->ranks.pools.n[PPO_CRITIC] == 0};
-}
-
 /* ---- callbacks of the run ---- */
 
 /* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
@@ -73,9 +55,7 @@ static json_t *special_tokens(const void *ctx) { return tokenizer_special_tokens
 
 static int validate(void *ctx) {
     struct controller *c = ctx;
-    const struct stage s = controller_stage(c);
-    const struct generation g = controller_generation(c);
-    return ppo_validate(&s, &g, c->val_data, c->k->output.log_val_generations, &c->validation_dir);
+    return ppo_validate(&c->stage, &c->generation, c->val_data, c->k->output.log_val_generations, &c->validation_dir);
 }
 
 /* ---- opening ---- */
@@ -127,12 +107,6 @@ static int check_stop_metric(const struct controller *c) {
     return rc;
 }
 
-/* Warns of a warm-up that is as long as the run. */
-static void check_warm_up(struct controller *c, struct optim_config o, double warmup_ratio, const char *section) {
-    train_optim_steps(&o, c->run.total_steps, warmup_ratio);
-    train_optim_check_steps(&o, section, run_warn_early, &c->run);
-}
-
 static int open_data(struct controller *c) {
     const struct ppo_config *k = c->k;
     int64_t steps = k->trainer.total_training_steps;
@@ -150,8 +124,8 @@ static int open_data(struct controller *c) {
         TRY(fully_async_steps(&k->async, &k->trainer, k->data.train_batch_size, c->train_data->n, &steps));
     TRY(run_open_sampler(&c->run, &a, k->trainer.total_epochs, steps));
     if (!k->trainer.run.early_warnings) return 0;
-    check_warm_up(c, k->actor.optim, k->actor.warmup_ratio, "actor_rollout_ref.actor.optim");
-    if (k->critic.enable) check_warm_up(c, k->critic.optim, k->critic.warmup_ratio, "critic.optim");
+    train_optim_check_steps(k->actor.optim, c->run.total_steps, "actor_rollout_ref.actor.optim", run_warn_early, &c->run);
+    if (k->critic.enable) train_optim_check_steps(k->critic.optim, c->run.total_steps, "critic.optim", run_warn_early, &c->run);
     return 0;
 }
 
@@ -255,15 +229,31 @@ static int open_worker(struct controller *c) {
     return ppo_worker_open(&c->worker, c->tok, c->run.total_steps, val_rows);
 }
 
+/* What the stages take, but the scorer, which open_scores has. */
+static void set_stages(struct controller *c) {
+    const struct ppo_config *k = c->k;
+    c->stage = (struct stage){&c->worker.base, &c->run, &c->worker.scorer, k->trainer.seed, k->schedule};
+    c->generation = (struct generation){.tok = c->tok,
+                                        .data = c->train_data,
+                                        .threads = c->threads,
+                                        .rollout = &k->rollout,
+                                        .rows = &k->data,
+                                        .algorithm = &k->algorithm,
+                                        .scores = &k->reward,
+                                        .rm = &k->rm,
+                                        .critic_idle = c->ranks.pools.n[PPO_CRITIC] == 0};
+}
+
 static int open_scores(struct controller *c) {
-    const struct generation g = controller_generation(c);
-    struct score_open_args a = {.g = &g,
+    struct score_open_args a = {.g = &c->generation,
                                 .judge_address = c->worker.judge_address,
                                 .tokenizer = c->k->model.dir,
                                 .experiment = c->k->trainer.run.experiment,
                                 .deadline_s = c->k->trainer.run.deadline_s};
     if (c->k->reward.own_manager) TRY(conf_json(c->k->conf, "", &a.config));
-    return ppo_reward_open(&c->reward, &a);
+    TRY(ppo_reward_open(&c->reward, &a));
+    c->generation.reward = c->reward;
+    return 0;
 }
 
 /* What the run will read, before a model is fetched or a plan is made. */
@@ -277,8 +267,7 @@ static int check_files(const struct ppo_config *k) {
 /* The ranks of the run, and what each is for. */
 static int place_ranks(struct controller *c) {
     const struct train_pool_devices other = ppo_config_pool_devices(c->k);
-    c->ranks = ppo_placement_alone(0);
-    TRY(rank_count_decide(c->k->conf, &c->k->trainer.devices, &other, c->k->trainer.run.device, true, &c->ranks.all));
+    TRY(rank_count_decide(c->k->conf, &c->k->trainer, &other, true, &c->ranks.all));
     ppo_config_pools(c->k, rank_count_launched(), &c->ranks);
     return 0;
 }
@@ -288,7 +277,6 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(ppo_config_read(&c->k, conf, PPO_RUN));
     const struct ppo_config *const k = c->k;
     TRY(place_ranks(c));
-    c->rollout = k->rollout;
     c->rollout_dir = k->output.rollout_data_dir;
     c->validation_dir = k->output.validation_data_dir;
     TRY(check_files(k));
@@ -303,6 +291,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     log_info("%s", c->worker.plan_text);
     c->run.k.async_save = c->worker.plan.copy > 0;
     TRY(open_data(c));
+    set_stages(c);
     TRY(ppo_disk_check(&c->worker.k, &c->run, c->val_data ? c->val_data->n : 0));
     TRY(open_scores(c));
     TRY(check_data_sources(c));
@@ -323,6 +312,6 @@ void controller_close(struct controller *c, int rc) {
     close_data(c);
     batch_free(&c->carried);
     json_decref(c->async);
+    if (!c->k || c->run.k.lock != c->k->trainer.run.lock) run_lock_release(c->run.k.lock);
     ppo_config_free(c->k);
-    run_unlock(&c->run);
 }

@@ -11,7 +11,6 @@
 struct controller {
     const struct ppo_config *k; /* owned */
     struct ppo_placement ranks;
-    struct ppo_rollout_config rollout; /* k's; a time probe has responses go on to their full length */
     struct run run;
     struct tokenizer *tok;
     struct pool *threads; /* for text */
@@ -24,6 +23,8 @@ struct controller {
     json_t *async;             /* what fully_async.c keeps with a checkpoint; owned, NULL: nothing */
     struct batch carried;      /* those of the checkpoint that the run resumes from, until they are taken; n_cols 0: none */
     struct ppo_worker worker;
+    struct stage stage; /* what the stages take */
+    struct generation generation;
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */
 void controller_close(struct controller *c, int rc);                /* rc: how the run ended */
@@ -33,8 +34,6 @@ struct controller_rows {
 /* Opens tokenizer and data as a run would, looks for the reward's file, and closes them: for a plan. rows: of the data, 0 where
  * they could not be read. */
 int controller_try_data(const struct ppo_config *k, struct controller_rows *rows);
-struct stage controller_stage(struct controller *c);
-struct generation controller_generation(const struct controller *c);
 
 /* ---- the run as include/verlc.h has it (verlc_api.c) ---- */
 struct verlc *verlc_open_conf(const struct conf *c); /* never NULL */

@@ -57,17 +57,15 @@ int ppo_train(const struct conf *c) {
     if (workers_started_this(&l)) return ppo_worker_serve(c, &l);
     static void (*const schedules[])(struct verlc * v) = {
         [PPO_SYNC] = in_turn, [PPO_ONE_STEP_OFF] = ppo_one_step_off, [PPO_FULLY_ASYNC] = ppo_fully_async};
-    struct ppo_config k;
     struct restart restart;
-    TRY(ppo_config_fill(&k, c));
-    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.trainer.devices.max_restarts);
+    restart_begin(&restart);
     struct verlc *v = verlc_open_conf(c);
     const struct controller *const run = verlc_controller(v);
     schedules[run->k->schedule](v);
-    restart.ranks = run->ranks.all.n;
-    restart.pool_ranks = restart.ranks - run->ranks.pools.n[PPO_TRAIN];
-    restart.by_ranks = k.trainer.devices.ranks > 0;
-    restart.ray = run->ranks.all.n_ray_nodes > 0;
+    const struct trainer_config trainer = run->k->trainer;
+    restart.k = &trainer;
+    restart.ranks = run->ranks.all;
+    restart.pool_ranks = restart.ranks.n - run->ranks.pools.n[PPO_TRAIN];
     const int rc = verlc_end(v);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -103,14 +101,8 @@ static void plan_disk(const struct ppo_worker_config *k, const struct controller
 /* What is planned: the configuration on the ranks that it would have. */
 static int place(const struct ppo_config *k, const struct train_plan_args *a, struct dev *dev, struct ppo_worker_config *out) {
     const struct train_pool_devices other = ppo_config_pool_devices(k);
-    const struct train_plan_ranks_args args = {.conf = k->conf,
-                                               .keys = &k->trainer.devices,
-                                               .pools = &other,
-                                               .device = k->trainer.run.device,
-                                               .threads = k->trainer.run.threads,
-                                               .plan = a};
     struct ppo_placement ranks = {0};
-    TRY(run_plan_ranks(&args, dev, &ranks.all));
+    TRY(run_plan_ranks(k->conf, &k->trainer, &other, a, dev, &ranks.all));
     ppo_config_pools(k, false, &ranks);
     *out = ppo_worker_config(k, &ranks);
     memory_plan_offload(out, dev);

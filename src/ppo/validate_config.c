@@ -3,7 +3,7 @@
  * RolloutConfig (verl/workers/config).  Left out are the rules about GPU
  * engines and about what splits of a model divide: here no model is split.
  * Messages carry verl's key names, the values, and what to change. */
-#include "ppo/validate_config.h"
+#include "ppo/config.h"
 
 #include "base/err.h"
 #include "base/log.h"
@@ -15,7 +15,7 @@
 #define ROLLOUT "actor_rollout_ref.rollout"
 
 /* "exactly one of NAME and NAME_per_gpu" */
-static int set_once(const char *section, const char *name, const struct ppo_cut_keys *w) {
+static int set_once(const char *section, const char *name, const struct micro_batch_keys *w) {
     if (!w->all && !w->each)
         FAIL(ERR_INVAL, "[%s] Please set at least one of '%s.%s' or '%s.%s_per_gpu'.", section, section, name, section, name);
     if (w->all && w->each)
@@ -34,7 +34,7 @@ static int divides(const char *what_a, int64_t a, const char *what_b, int64_t b)
 
 /* Rules of the actor and, with the same names, of the critic; mini: prompts of a mini-batch, and its samples. */
 static int check_updates(const struct ppo_config *k, const char *section, int64_t mini, int64_t samples,
-                         const struct ppo_cut_keys *w) {
+                         const struct micro_batch_keys *w) {
     char key[128], what[256];
     const int64_t devices = rank_count_data_parallel(k->conf, &k->trainer.devices, section);
     if (w->dynamic) return 0;

@@ -247,10 +247,8 @@ struct batch *verlc_batch_data(struct verlc_batch *b) {
 int verlc_stage(struct verlc *v, const char *name, int (*fn)(void *arg, const struct stage *s, const struct generation *in),
                 void *arg) {
     TRY(ready(v, name));
-    const struct stage s = controller_stage(&v->c);
-    const struct generation g = controller_generation(&v->c);
     phase_begin(v->c.run.stages, name);
-    return ended(v, fn(arg, &s, &g));
+    return ended(v, fn(arg, &v->c.stage, &v->c.generation));
 }
 
 /* 0: a generation may begin. */
@@ -262,19 +260,15 @@ static int no_open_rollout(struct verlc *v, const char *call) {
 
 int verlc_rollout(struct verlc *v, struct verlc_batch *b) {
     TRY(no_open_rollout(v, "verlc_rollout"));
-    const struct stage s = controller_stage(&v->c);
-    const struct generation g = controller_generation(&v->c);
     batch_free(&b->b);
     phase_begin(v->c.run.stages, "gen");
-    return ended(v, ppo_rollout(&s, &g, &b->b));
+    return ended(v, ppo_rollout(&v->c.stage, &v->c.generation, &b->b));
 }
 
 int verlc_rollout_start(struct verlc *v) {
     TRY(no_open_rollout(v, "verlc_rollout_start"));
-    const struct stage s = controller_stage(&v->c);
-    const struct generation g = controller_generation(&v->c);
     phase_begin(v->c.run.stages, v->c.worker.base.disaggregated ? "sync_rollout_weights" : "gen");
-    return ended(v, ppo_rollout_start(&s, &g, &v->rollout));
+    return ended(v, ppo_rollout_start(&v->c.stage, &v->c.generation, &v->rollout));
 }
 
 int verlc_rollout_wait(struct verlc *v, struct verlc_batch *b) {
@@ -293,15 +287,15 @@ static int reward(const struct stage *s, const struct controller *c, struct verl
     phase_begin(s->run->stages, "reward");
     struct batch dropped;
     const int rc = ppo_reward(s, &c->k->reward, &b->b, &dropped);
-    if (rc == 0) ppo_record(s, c->tok, &dropped, &c->rollout.train, false); /* what is not trained on can be looked at, too */
+    if (rc == 0)
+        ppo_record(s, c->tok, &dropped, &c->generation.rollout->train, false); /* what is not trained on can be looked at, too */
     batch_free(&dropped);
     return rc;
 }
 
 int verlc_reward(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_reward"));
-    const struct stage s = controller_stage(&v->c);
-    return ended(v, reward(&s, &v->c, b));
+    return ended(v, reward(&v->c.stage, &v->c, b));
 }
 
 /* 0: the run has a model of this role. */
@@ -329,8 +323,7 @@ static int log_probs(const struct stage *s, const struct controller *c, enum ver
 
 int verlc_log_probs(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_log_probs"));
-    const struct stage s = controller_stage(&v->c);
-    return ended(v, log_probs(&s, &v->c, role, b));
+    return ended(v, log_probs(&v->c.stage, &v->c, role, b));
 }
 
 static int values(const struct stage *s, struct verlc_batch *b) {
@@ -342,8 +335,7 @@ static int values(const struct stage *s, struct verlc_batch *b) {
 
 int verlc_values(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_values"));
-    const struct stage s = controller_stage(&v->c);
-    return ended(v, values(&s, b));
+    return ended(v, values(&v->c.stage, b));
 }
 
 static int advantage(const struct stage *s, const struct ppo_algorithm_config *k, struct algo_kl_ctrl *kl, struct verlc_batch *b) {
@@ -359,8 +351,7 @@ static int advantage(const struct stage *s, const struct ppo_algorithm_config *k
 
 int verlc_advantage(struct verlc *v, struct verlc_batch *b) {
     TRY(ready(v, "verlc_advantage"));
-    const struct stage s = controller_stage(&v->c);
-    return ended(v, advantage(&s, &v->c.k->algorithm, &v->c.kl_ctrl, b));
+    return ended(v, advantage(&v->c.stage, &v->c.k->algorithm, &v->c.kl_ctrl, b));
 }
 
 static int resample(const struct stage *s, const struct ppo_algorithm_config *k, const struct verlc_batch *b,
@@ -372,8 +363,7 @@ static int resample(const struct stage *s, const struct ppo_algorithm_config *k,
 
 int verlc_resample(struct verlc *v, const struct verlc_batch *b, struct verlc_batch *out) {
     TRY(ready(v, "verlc_resample"));
-    const struct stage s = controller_stage(&v->c);
-    return ended(v, resample(&s, &v->c.k->algorithm, b, out));
+    return ended(v, resample(&v->c.stage, &v->c.k->algorithm, b, out));
 }
 
 static int update(const struct stage *s, enum verlc_role role, struct verlc_batch *b) {
@@ -390,10 +380,10 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
     if (role != VERLC_ACTOR) FAIL(ERR_INVAL, "%s: the reference and the teacher are frozen", call);
     TRY(want(b, call, "old_log_probs", BATCH_F64, "verlc_log_probs"));
     TRY(want(b, call, "advantages", BATCH_F64, "verlc_advantage"));
-    const struct ppo_update_slices k = ppo_worker_slices(w);
-    if (k.actor->use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
-    if (k.distill->enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
-    if (s->run->step < k.critic->actor_from && !s->run->probing) return w->ops->join(w);
+    const struct ppo_worker_config *const k = ppo_worker_slices(w);
+    if (k->actor.use_kl_loss) TRY(want(b, call, "ref_log_prob", BATCH_F64, "verlc_log_probs with VERLC_REF"));
+    if (k->distill->enable) TRY(want(b, call, "teacher_logprobs", BATCH_F32, "verlc_log_probs with VERLC_TEACHER"));
+    if (s->run->step < k->critic.actor_from && !s->run->probing) return w->ops->join(w);
     phase_begin(s->run->stages, "update_actor");
     TRY(w->ops->update(w, &ppo_update_actor, s->run, &b->b));
     return w->ops->join(w);
@@ -401,8 +391,7 @@ static int update(const struct stage *s, enum verlc_role role, struct verlc_batc
 
 int verlc_update(struct verlc *v, enum verlc_role role, struct verlc_batch *b) {
     TRY(ready(v, "verlc_update"));
-    const struct stage s = controller_stage(&v->c);
-    const int rc = update(&s, role, b);
+    const int rc = update(&v->c.stage, role, b);
     run_updated(&v->c.run);
     return ended(v, rc);
 }
@@ -450,14 +439,13 @@ bool verlc_begin_step(struct verlc *v) {
 
 /* Metrics and samples of a step whose updates are done. */
 static int record(struct controller *c, struct verlc_batch *b) {
-    const struct stage s = controller_stage(c);
     struct run *const r = &c->run;
     TRY(want_samples(b, "verlc_end_step"));
     TRY(want(b, "verlc_end_step", "score", BATCH_F64, "verlc_rollout"));
     TRY(c->worker.base.ops->join(&c->worker.base));
     phase_begin(r->stages, "dump_rollout_generations");
-    ppo_dump(&s, c->tok, &b->b, &c->rollout_dir);
-    ppo_record(&s, c->tok, &b->b, &c->rollout.train, false);
+    ppo_dump(&c->stage, c->tok, &b->b, &c->rollout_dir);
+    ppo_record(&c->stage, c->tok, &b->b, &c->generation.rollout->train, false);
     phase_end(r->stages);
     if (profiled(c)) {
         phase_begin(r->stages, "stop_profile");
@@ -465,7 +453,7 @@ static int record(struct controller *c, struct verlc_batch *b) {
         phase_end(r->stages);
     }
     phases_metrics(r->stages, &r->metrics);
-    TRY(ppo_data_metrics(&s, &c->k->data, &b->b));
+    TRY(ppo_data_metrics(&c->stage, &c->k->data, &b->b));
     metrics_set_i64(&r->metrics, r->step, "training/global_step");
     metrics_set_i64(&r->metrics, r->sampler.epoch, "training/epoch");
     return 0;

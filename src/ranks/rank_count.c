@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "device/device.h"
 #include "ranks/launcher.h"
+#include "ranks/trainer_config.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -147,17 +148,18 @@ bool rank_count_launched(void) {
     return launch_read(&l, environ) == 0 && l.size > 1;
 }
 
-int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                      const char *device, bool ray, struct rank_placement *p) {
+int rank_count_decide(const struct conf *c, const struct trainer_config *k, const struct train_pool_devices *pools, bool ray,
+                      struct rank_placement *p) {
     struct launch l;
     TRY(launch_read(&l, environ));
     const struct train_ranks_args a = {.conf = c,
-                                       .keys = k,
+                                       .keys = &k->devices,
                                        .pools = pools ? *pools : (struct train_pool_devices){0},
-                                       .device = device,
+                                       .device = k->run.device,
                                        .launch = &l,
                                        .n_gpus = dev_cuda_count,
-                                       .ray = ray && ray_is_there(k->nnodes + (pools ? pools->nodes : 0))};
+                                       .ray = ray && ray_is_there(k->devices.nnodes + (pools ? pools->nodes : 0))};
+    p->n_local = 1;
     p->n = rank_count_asked(&a, &p->n_ray_nodes);
     return 0;
 }

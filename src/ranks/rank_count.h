@@ -7,7 +7,8 @@
 
 #include "conf/conf.h"
 
-struct launch; /* ranks/launcher.h */
+struct launch;         /* ranks/launcher.h */
+struct trainer_config; /* ranks/trainer_config.h */
 
 /* trainer.nnodes, trainer.n_gpus_per_node, trainer.ranks, trainer.controller and trainer.max_restarts as they are written; ranks
  * 0, controller NULL: null. */
@@ -53,9 +54,9 @@ bool rank_count_on_cpu(const char *device);
  * *ray_nodes: on how many nodes Ray is to start them, as many on each; 0: they are this host's, or the launcher's. */
 int64_t rank_count_asked(const struct train_ranks_args *a, int *ray_nodes);
 /* The same of this process: its environment, its GPUs. pools NULL: none. ray: where there is a Ray cluster, it may start them.
- * Into p->n and p->n_ray_nodes. ERR_INVAL: a launcher's variables make no sense. */
-int rank_count_decide(const struct conf *c, const struct train_devices_keys *k, const struct train_pool_devices *pools,
-                      const char *device, bool ray, struct rank_placement *p);
+ * n_local is 1, host_memory stays. ERR_INVAL: a launcher's variables make no sense. */
+int rank_count_decide(const struct conf *c, const struct trainer_config *k, const struct train_pool_devices *pools, bool ray,
+                      struct rank_placement *p);
 /* Whether a launcher says how many ranks there are. */
 bool rank_count_launched(void);
 

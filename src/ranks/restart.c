@@ -24,10 +24,10 @@ enum { MOST_GPUS = 1024 };
 
 extern char **environ;
 
-void restart_begin(struct restart *r, const char *dir, const char *device, int64_t most) {
+void restart_begin(struct restart *r) {
     const char *env = getenv(RESTART_ENV);
     long long done = 0, step = -1;
-    *r = (struct restart){.most = most, .dir = dir, .device = device, .began = clock_wall(), .suspect = -1};
+    *r = (struct restart){.began = clock_wall(), .suspect = -1};
     if (env && sscanf(env, "%lld %lf %d %lld", &done, &r->began, &r->suspect, &step) == 4) r->done = done;
     r->suspect_step = step;
     unsetenv(RESTART_ENV); /* processes that the run starts do not inherit it */
@@ -37,7 +37,7 @@ void restart_begin(struct restart *r, const char *dir, const char *device, int64
 static char *find_own(const struct restart *r, int64_t *step) {
     char *dir = NULL;
     struct stat st = {0};
-    if (!r->dir || ckpt_find(r->dir, step, &dir) < 0 || *step < 0) return NULL;
+    if (!r->k->run.default_local_dir || ckpt_find(r->k->run.default_local_dir, step, &dir) < 0 || *step < 0) return NULL;
     char *manifest = file_join(dir, "manifest.json");
     const bool own = stat(manifest, &st) == 0 && (double)st.st_mtim.tv_sec + 1 >= r->began;
     free(manifest);
@@ -89,21 +89,22 @@ static int own_arguments(char ***argv, size_t *n, bool resumes, bool fewer) {
 
 /* why: the failure's message, which the calls before would have overwritten. Does not return where it works. */
 static int become(const struct restart *r, const char *why, int suspect, bool leave_out, const char *from, int64_t step) {
+    const char *const device = r->k->run.device;
     char **argv = NULL, *env = xasprintf("%lld %.6f %d %lld", (long long)r->done + 1, r->began, leave_out ? -1 : suspect,
                                          (long long)(from ? step : -1));
     size_t n = 0;
-    const int gpus = rank_count_on_cpu(r->device) ? 0 : dev_cuda_count();
-    const bool by_ranks = gpus == 0 || r->by_ranks,
-               own_gpu = r->ranks <= gpus && !(r->device && strncmp(r->device, "cuda:", 5) == 0);
+    const int gpus = rank_count_on_cpu(device) ? 0 : dev_cuda_count();
+    const bool by_ranks = gpus == 0 || r->k->devices.ranks > 0,
+               own_gpu = r->ranks.n <= gpus && !(device && strncmp(device, "cuda:", 5) == 0);
     char where[64] = "the beginning";
     TRY(own_arguments(&argv, &n, from != NULL, leave_out && by_ranks));
     if (from) add(&argv, &n, xstrdup("trainer.resume_mode=resume_path"));
     if (from) add(&argv, &n, xasprintf("trainer.resume_from_path=%s", from));
     if (from) snprintf(where, sizeof where, "step %lld", (long long)step);
-    if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks - r->pool_ranks - 1)));
+    if (leave_out && by_ranks) add(&argv, &n, xasprintf("trainer.ranks=%lld", (long long)(r->ranks.n - r->pool_ranks - 1)));
     if (leave_out && own_gpu) hide_gpu(suspect, gpus);
     log_warn("%s; restart %lld of %lld (trainer.max_restarts), from %s on %lld ranks", why, (long long)r->done + 1,
-             (long long)r->most, where, (long long)r->ranks - leave_out);
+             (long long)r->k->devices.max_restarts, where, (long long)r->ranks.n - leave_out);
     setenv(RESTART_ENV, env, 1);
     fflush(NULL);
     execve("/proc/self/exe", argv, environ);
@@ -116,7 +117,7 @@ int restart_run(const struct restart *r, int rc, bool stopped) {
     int64_t step = -1;
     const bool lost = rc == ERR_RANK || rc == ERR_TIMEOUT || rc == ERR_DEVICE;
     err_save(&why);
-    if (!lost || r->ranks < 2 || r->done >= r->most || stopped || launch_read(&l, environ) < 0) {
+    if (!lost || r->ranks.n < 2 || r->done >= r->k->devices.max_restarts || stopped || launch_read(&l, environ) < 0) {
         err_restore(&why);
         return rc;
     }
@@ -127,8 +128,8 @@ int restart_run(const struct restart *r, int rc, bool stopped) {
         free(from);
         return err_append(rc, "; %s started the ranks and starts them again, not trainer.max_restarts", l.by);
     }
-    const bool leave_out =
-        !r->ray && r->ranks - r->pool_ranks > 1 && suspect >= 0 && suspect == r->suspect && (from ? step : -1) == r->suspect_step;
+    const bool leave_out = r->ranks.n_ray_nodes == 0 && r->ranks.n - r->pool_ranks > 1 && suspect >= 0 && suspect == r->suspect &&
+                           (from ? step : -1) == r->suspect_step;
     const int failed = become(r, why.msg, suspect, leave_out, from, step);
     free(from);
     return failed;

@@ -479,11 +479,13 @@ static size_t add_services(struct worker_process_service *all, size_t most, size
     return n;
 }
 
-int rank_serve(const struct launch *l, const struct workers_args *a, const struct worker_process_service *const *tables) {
+int rank_serve(const struct launch *l, const char *dir, const char *controller,
+               const struct worker_process_service *const *tables) {
+    const struct workers_args a = {.dir = dir, .controller = controller, .start_s = RANK_START_S};
     struct worker_process_service all[MOST_SERVICES] = {0};
     size_t n = add_services(all, MOST_SERVICES, 0, shared);
     for (; *tables; tables++) n = add_services(all, MOST_SERVICES, n, *tables);
-    const int rc = worker_process_serve(a ? a : &(struct workers_args){.start_s = RANK_START_S}, l, all);
+    const int rc = worker_process_serve(&a, l, all);
     close_all();
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

@@ -31,7 +31,7 @@ struct rank *rank_self(void);
 /* A rank of somebody else's run: serves the calls of rank_group.h and dispatch.h, and those of `tables` (ended by NULL; each
  * ends with a name NULL), until the controller ends the group; then rank_self is closed. A table is a program's: its first call,
  * and others. a: where a launcher's ranks find the controller; NULL: the environment says. */
-int rank_serve(const struct launch *l, const struct workers_args *a, const struct worker_process_service *const *tables);
+int rank_serve(const struct launch *l, const char *dir, const char *controller, const struct worker_process_service *const *tables);
 
 /* ---- opening: a program's first call, in this order ---- */
 /* The configuration. ERR_INPUT: it is not the controller's. */

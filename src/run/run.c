@@ -43,9 +43,7 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
     r->loggers.trace = k->trace.backend != NULL;
     TRY(track_choose(&r->loggers, k->loggers, k->n_loggers, conf_is_set(c, "trainer.logger")));
     TRY(early_stop_read(&r->early, &k->early_stop, k->stop_metric, k->validates));
-    const int locked = run_config_lock(&r->k);
-    if (!k->lock) r->own_lock = r->k.lock;
-    TRY(locked);
+    TRY(run_config_lock(&r->k));
     TRY(conf_yaml(c, &yaml));
     r->config_yaml = buf_take(&yaml);
     TRY(phases_create(&r->stages, k->deadline_s));
@@ -388,11 +386,6 @@ int run_fail(struct run *r, int rc) {
 }
 
 /* ---- closing ---- */
-
-void run_unlock(struct run *r) {
-    run_lock_release(r->own_lock);
-    r->own_lock = NULL;
-}
 
 void run_close(struct run *r, int rc) {
     struct err_saved why;

@@ -78,8 +78,7 @@ struct bad_gradient {
 };
 
 struct run {
-    struct run_config k;       /* of k, save_freq, test_freq and async_save are the program's to replace */
-    struct run_lock *own_lock; /* k.lock, where run_open has taken it; else NULL */
+    struct run_config k; /* save_freq, test_freq and async_save are the program's to replace */
     struct run_program program;
     struct checkpoints checkpoints; /* owned; close NULL until run_ready */
     struct phases *stages;
@@ -108,8 +107,8 @@ struct run {
 };
 
 /* ---- opening, in this order; run_close takes a run at any of them ---- */
-/* The directory and its lock (k's, or its own until run_unlock), watchdog, early stopping; finds what to
- * resume from. Stage "start" until run_ready. */
+/* The directory and its lock (r->k.lock, k's or a new one, which the caller releases after run_close), watchdog, early stopping;
+ * finds what to resume from. Stage "start" until run_ready. */
 int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p);
 /* Logs what a resumed run changes, and takes the fingerprints of any run's models for its checkpoints (resume_changes.h).
  * ERR_INPUT: a model has changed that may not. */
@@ -123,8 +122,6 @@ int run_open_sampler(struct run *r, const struct data_sampler_args *a, int64_t e
 int run_ready(struct run *r, const struct conf *c, const struct checkpoints *models);
 /* rc: how the run ended, or 0. Logs what it did, and closes; the error's message stays. */
 void run_close(struct run *r, int rc);
-/* After run_close, once nothing writes there any more. */
-void run_unlock(struct run *r);
 
 /* ---- steps ---- */
 /* The next step; false: there is none. */

@@ -10,13 +10,6 @@
 
 /* ---- keys ---- */
 
-static const char **terminated(const char *const *v, int64_t n) {
-    if (n == 0) return NULL;
-    const char **out = xcalloc((size_t)n + 1, sizeof *out);
-    memcpy(out, v, (size_t)n * sizeof *out);
-    return out;
-}
-
 static int read_columns(struct supervised_config *k) {
     const struct supervised_columns *r = &k->columns;
     struct sft_dataset_args *t = &k->data.train;
@@ -30,8 +23,8 @@ static int read_columns(struct supervised_config *k) {
     if (!r->response_key) FAIL(ERR_INVAL, "data.response_key is not set; data.prompt_key=%s needs it", r->prompt_key);
     t->prompt_key = r->prompt_key;
     t->response_key = r->response_key;
-    t->prompt_dict_keys = k->data.prompt_dict_keys = terminated(r->prompt_dict_keys, r->n_prompt_dict_keys);
-    t->response_dict_keys = k->data.response_dict_keys = terminated(r->response_dict_keys, r->n_response_dict_keys);
+    t->prompt_dict_keys = r->prompt_dict_keys;
+    t->response_dict_keys = r->response_dict_keys;
     return 0;
 }
 

@@ -41,19 +41,13 @@ static int derive_model(struct supervised_config *k, const struct conf *c) {
     TRY(train_make_lora(&k->model.lora, "model", &k->raw.lora, k->raw.model_path));
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (conf_is_null(c, "trainer.recompute")) k->model.recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
-    k->optim.warmup_ratio = k->raw.optim.warmup_ratio;
-    k->optim.zero_indexed_step = train_zero_indexed(&k->raw.optim);
-    return train_make_optim(&k->optim.config, "optim", &k->raw.optim, &k->raw.offload);
-}
-
-int supervised_config_fill(struct supervised_config *k, const struct conf *c) {
-    k->conf = c;
-    k->trainer.run.early_stop.threshold = NAN; /* null: none */
-    return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
+    return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
 }
 
 int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {
-    TRY(supervised_config_fill(k, c));
+    k->conf = c;
+    k->trainer.run.early_stop.threshold = NAN; /* null: none */
+    TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->trainer.seed = (uint64_t)k->raw.seed;
     TRY(derive_data(k, p, c));
     k->trainer.run.title = p->name;
@@ -74,6 +68,4 @@ void supervised_config_free(struct supervised_config *k) {
     run_lock_release(k->trainer.run.lock);
     train_model_config_free(&k->model);
     json_decref(k->data.chat_kwargs);
-    free(k->data.prompt_dict_keys);
-    free(k->data.response_dict_keys);
 }

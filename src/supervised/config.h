@@ -28,10 +28,7 @@ struct supervised_raw_config {
     int64_t seed;
     const json_t *chat_kwargs;
     bool checkpointing;
-    struct {
-        bool dynamic;
-        int64_t tokens, each;
-    } cut;
+    struct micro_batch_keys cut;
     struct train_optim_keys optim;
     struct train_offload_keys offload;
     struct train_lora_keys lora;
@@ -43,12 +40,6 @@ struct supervised_data_config { /* data */
     struct micro_batch_limits cut;
     int64_t train_batch_size, grad_chunk, max_length;
     json_t *chat_kwargs;
-    const char **prompt_dict_keys, **response_dict_keys; /* NULL-terminated, owned */
-};
-struct supervised_optim_config { /* optim */
-    struct optim_config config;
-    double warmup_ratio;
-    bool zero_indexed_step;
 };
 
 /* The configuration, constant once it is read. */
@@ -58,7 +49,7 @@ struct supervised_config {
     struct supervised_columns columns;
     struct supervised_data_config data;
     struct train_model_config model;
-    struct supervised_optim_config optim;
+    struct optim_config optim;
     struct trainer_config trainer;
 };
 
@@ -68,7 +59,7 @@ struct supervised_worker_config {
     const struct trainer_config *trainer;
     struct supervised_data_config data;
     struct train_model_config model;
-    struct supervised_optim_config optim;
+    struct optim_config optim;
     struct rank_placement ranks;
 };
 static inline struct supervised_worker_config supervised_worker_config(const struct supervised_config *k,
@@ -76,10 +67,7 @@ static inline struct supervised_worker_config supervised_worker_config(const str
     return (struct supervised_worker_config){k->conf, &k->trainer, k->data, k->model, k->optim, ranks};
 }
 
-/* What the keys say, as they are written. */
-int supervised_config_fill(struct supervised_config *k, const struct conf *c);
-/* With what follows from it. ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k
- * after an error too. */
+/* ERR_INVAL names the key; ERR_INPUT, ERR_FORMAT: a directory that a key names. The caller frees k after an error too. */
 int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c);
 void supervised_config_free(struct supervised_config *k);
 

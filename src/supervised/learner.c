@@ -135,9 +135,7 @@ static int open_data(struct learner *l) {
                                         .drop_last = true,
                                         .seed = k->trainer.seed};
     TRY(run_open_sampler(&l->run, &a, k->trainer.total_epochs, k->trainer.total_training_steps));
-    struct optim_config o = k->optim.config;
-    train_optim_steps(&o, l->run.total_steps, k->optim.warmup_ratio);
-    if (k->trainer.run.early_warnings) train_optim_check_steps(&o, "optim", run_warn_early, &l->run);
+    if (k->trainer.run.early_warnings) train_optim_check_steps(k->optim, l->run.total_steps, "optim", run_warn_early, &l->run);
     const int64_t epoch = data_sampler_batches(&l->run.sampler);
     if (k->trainer.run.save_freq == RUN_EVERY_EPOCH) l->run.k.save_freq = epoch;
     if (k->trainer.run.test_freq == RUN_EVERY_EPOCH) l->run.k.test_freq = epoch;
@@ -174,7 +172,7 @@ static struct disk_plan_args disk_args(const struct disk_model *m) {
 
 static int check_disk(struct learner *l) {
     struct model_config shape = {0};
-    const struct disk_model m = {&shape, l->k.model.dir, &l->k.model.lora, &l->k.optim.config};
+    const struct disk_model m = {&shape, l->k.model.dir, &l->k.model.lora, &l->k.optim};
     struct disk_plan_args a = disk_args(&m);
     TRY(model_config_load(&shape, l->k.model.dir));
     const int rc = disk_plan_check(&a, &l->run);
@@ -191,8 +189,7 @@ static int open_all(struct learner *l, const struct conf *c) {
     TRY(supervised_config_read(&l->k, p, c));
     TRY(run_check_files("data.train_files", k->data.train.files, k->data.train.n_files));
     TRY(run_check_files("data.val_files", k->data.val.files, k->data.val.n_files));
-    l->ranks.n_local = 1;
-    TRY(rank_count_decide(c, &k->trainer.devices, NULL, k->trainer.run.device, true, &l->ranks));
+    TRY(rank_count_decide(c, &k->trainer, NULL, true, &l->ranks));
     TRY(run_model_weights("model.path", k->raw.model_path, k->model.dir));
     const struct run_program program = {
         .ctx = l, .state = state, .restore = restore, .validate = validate, .phase = phase, .plan = plan, .headlines = headlines};
@@ -216,7 +213,7 @@ static void close_all(struct learner *l, int rc) {
     chat_template_destroy(l->data.chat);
     tokenizer_close(l->tok);
     supervised_config_free(&l->k);
-    run_unlock(&l->run);
+    run_lock_release(l->run.k.lock);
 }
 
 /* ---- the program ---- */
@@ -236,27 +233,23 @@ static int serve(const struct supervised_program *p, const struct conf *c, const
     struct supervised_config k = {0};
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = supervised_config_read(&k, p, c);
-    const struct workers_args a = {
-        .dir = k.trainer.run.default_local_dir, .controller = k.trainer.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){p->services, supervised_services, NULL});
+    const struct worker_process_service *const tables[] = {p->services, supervised_services, NULL};
+    if (rc == 0) rc = rank_serve(l, k.trainer.run.default_local_dir, k.trainer.devices.controller, tables);
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }
 
 int supervised_train(const struct supervised_program *p, const struct conf *c) {
-    struct supervised_config k = {0};
     struct learner l = {.program = p};
     struct restart restart;
     struct launch launch;
     TRY(launch_read(&launch, environ));
     if (workers_started_this(&launch)) return serve(p, c, &launch);
-    TRY(supervised_config_fill(&k, c));
-    restart_begin(&restart, k.trainer.run.default_local_dir, k.trainer.run.device, k.trainer.devices.max_restarts);
+    restart_begin(&restart);
     int rc = open_all(&l, c);
     if (rc == 0) rc = steps(&l);
-    restart.ranks = l.ranks.n;
-    restart.by_ranks = l.k.trainer.devices.ranks > 0;
-    restart.ray = l.ranks.n_ray_nodes > 0;
+    restart.k = &l.k.trainer;
+    restart.ranks = l.ranks;
     close_all(&l, rc);
     return rc < 0 ? err_pass(restart_run(&restart, rc, phase_stop_signal() != 0), __FILE__, __LINE__) : 0;
 }
@@ -302,7 +295,7 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
                                     .most = k.data.train_batch_size,
                                     .recompute = k.model.recompute,
                                     .offload = own_memory ? "engine.optimizer_offload" : NULL,
-                                    .offloads = k.optim.config.host_state};
+                                    .offloads = k.optim.host_state};
     if (rc == 0) probe_choices(&keys, out);
     supervised_config_free(&k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -311,7 +304,7 @@ int supervised_choices(const struct supervised_program *p, const struct conf *c,
 /* ---- `verlc plan` ---- */
 
 static void plan_disk(const struct supervised_worker_config *k, const struct model_config *shape, struct run_plan *out) {
-    const struct disk_model m = {shape, k->model.dir, &k->model.lora, &k->optim.config};
+    const struct disk_model m = {shape, k->model.dir, &k->model.lora, &k->optim};
     struct disk_plan_args a = disk_args(&m);
     a.run = &k->trainer->run;
     a.steps = k->trainer->total_training_steps > 0 ? k->trainer->total_training_steps : 0;
@@ -327,13 +320,7 @@ int supervised_plan(const struct supervised_program *program, const struct conf 
     struct rank_placement ranks;
     int rc = 0;
     TRYG(supervised_config_read(&read, program, c), end);
-    TRYG(run_plan_ranks(&(struct train_plan_ranks_args){.conf = c,
-                                                        .keys = &read.trainer.devices,
-                                                        .device = read.trainer.run.device,
-                                                        .threads = read.trainer.run.threads,
-                                                        .plan = a},
-                        &dev, &ranks),
-         end);
+    TRYG(run_plan_ranks(c, &read.trainer, NULL, a, &dev, &ranks), end);
     TRYG(model_config_load(&shape, read.model.dir), end);
     struct supervised_worker_config k = supervised_worker_config(&read, ranks);
     rc = supervised_memory_plan_print(&k, &dev, &shape, out);

@@ -39,7 +39,7 @@ static int model_bytes(struct model_memory *m, const struct query *q, int64_t ma
                                         .dev = q->dev,
                                         .open = &open,
                                         .lora = &k->model.lora,
-                                        .optim = &k->optim.config,
+                                        .optim = &k->optim,
                                         .max_rows = max_rows,
                                         .grad_chunk = k->data.grad_chunk,
                                         .ranks = k->ranks.n,
@@ -55,7 +55,7 @@ static int plan_make(struct plan *p, const struct query *q) {
     const struct supervised_worker_config *const k = q->k;
     const struct micro_batch_limits cut = k->data.cut;
     const bool own = dev_has_own_memory(q->dev);
-    *p = (struct plan){.a = {.dev = q->dev, .train = true, .optim = &k->optim.config, .grad_chunk = k->data.grad_chunk}};
+    *p = (struct plan){.a = {.dev = q->dev, .train = true, .optim = &k->optim, .grad_chunk = k->data.grad_chunk}};
     struct trained_model_args *const a = &p->a;
     a->max_rows = cut.max_rows == 0 ? size_mul(cut.max_seqs, q->longest) : cut.max_rows > q->longest ? cut.max_rows : q->longest;
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : k->data.train_batch_size;
@@ -105,8 +105,8 @@ static int refuse(const struct plan *p, const struct query *q) {
     k.data.grad_chunk = 1;
     if (q->k->data.grad_chunk > 1 && fits(q, &k)) return memory_refuse(need, "without data.grad_chunk it");
     k = *q->k;
-    k.optim.config.host_master = k.optim.config.host_state = true;
-    if (own && !q->k->optim.config.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
+    k.optim.host_master = k.optim.host_state = true;
+    if (own && !q->k->optim.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }
 
@@ -125,10 +125,10 @@ static json_t *add_rows(const struct plan *p, const struct query *q, struct buf 
     const struct supervised_worker_config *const k = q->k;
     const bool several = k->ranks.n > 1;
     const struct memory_training t = {.model = &p->model,
-                                      .master = k->optim.config.host_master ? "in host memory"
-                                                : several                   ? "a shard"
-                                                                            : "",
-                                      .state = optim_kind_name(k->optim.config.kind),
+                                      .master = k->optim.host_master ? "in host memory"
+                                                : several            ? "a shard"
+                                                                     : "",
+                                      .state = optim_kind_name(k->optim.kind),
                                       .grad_chunk = k->data.grad_chunk,
                                       .own_grads = true,
                                       .several = several};
@@ -153,7 +153,7 @@ void supervised_planned_free(struct supervised_planned *p) {
 }
 
 static void plan_offload(struct supervised_worker_config *k, const struct dev *dev) {
-    struct optim_config *const o = &k->optim.config;
+    struct optim_config *const o = &k->optim;
     if (!plan_can_offload(dev, o->host_master)) o->host_master = o->host_state = false;
 }
 

@@ -17,7 +17,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
     struct model_config shape;
     const size_t limit = (size_t)k->trainer->memory_limit;
     if (limit > 0 && limit < w->base.dev.mem_total) w->base.dev.mem_total = limit;
-    train_optim_steps(&k->optim.config, total_steps, k->optim.warmup_ratio);
+    train_optim_steps(&k->optim, total_steps);
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(model_config_load(&shape, k->model.dir));
     const int rc = supervised_memory_plan(k, &w->base.dev, &shape, longest, &a, &w->planned);
@@ -26,9 +26,9 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
     if (w->base.comm) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     const struct model_open_args m = {.dir = k->model.dir,
                                       .act = k->model.act,
-                                      .flags = k->optim.config.host_master ? MODEL_HOST_MASTER : 0,
+                                      .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
                                       .max_len = k->data.max_length,
-                                      .shard = all_reduce_shard(w->devices, &k->optim.config)};
+                                      .shard = all_reduce_shard(w->devices, &k->optim)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
     a.model = w->model;
     a.group = w->devices;
@@ -156,8 +156,8 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     CHECK(s.n_stats <= SUPERVISED_MAX_STATS);
     int64_t *len = xmalloc((size_t)n * sizeof *len);
     for (int64_t i = 0; i < n; i++) len[i] = s.rows[i].n;
-    struct update u = {.optim = &k->optim.config,
-                       .lr = optim_lr(&k->optim.config, index),
+    struct update u = {.optim = &k->optim,
+                       .lr = optim_lr(&k->optim, index),
                        .n = n,
                        .mini_batch = n,
                        .epochs = 1,
@@ -176,7 +176,7 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     update_metrics_set(&s.metrics, m);
     TRY(rc);
     if (r.n_steps > 0) metrics_set(m, r.grad_norm, "train/grad_norm");
-    metrics_set(m, optim_lr(&k->optim.config, index + 1), "train/lr"); /* the next one's, as verl */
+    metrics_set(m, optim_lr(&k->optim, index + 1), "train/lr"); /* the next one's, as verl */
     metrics_set(m, r.flops, "train/mfu");
     metrics_set_i64(m, r.n_tokens, "train/global_tokens");
     return 0;

@@ -21,7 +21,12 @@ struct packed_seq {
 };
 int64_t packed_seq_targets(const struct packed_seq *s);
 
-/* How a batch is cut. Exactly one limit is > 0. */
+/* How a batch is cut, as it is written: by tokens where dynamic, else by samples of a device or of all devices. */
+struct micro_batch_keys {
+    bool dynamic;
+    int64_t tokens, each, all;
+};
+/* The same as it is done. Exactly one limit is > 0. */
 struct micro_batch_limits {
     int64_t max_seqs; /* ppo_micro_batch_size_per_gpu: samples */
     int64_t max_rows; /* ppo_max_token_len_per_gpu with use_dynamic_bsz: tokens */

@@ -110,6 +110,8 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .alpha = 0.99,
                                .schedule = k->schedule,
                                .warmup_steps = k->warmup_steps,
+                               .warmup_ratio = k->warmup_ratio,
+                               .zero_indexed_step = k->zero_indexed_step || strcmp(k->schedule, "cosine") != 0, /* as verl */
                                .min_lr_ratio = k->min_lr_ratio,
                                .num_cycles = k->num_cycles,
                                .init_lr_ratio = k->init_lr_ratio,
@@ -125,19 +127,18 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
     return k->options ? read_options(o, k->options, key) : 0;
 }
 
-bool train_zero_indexed(const struct train_optim_keys *k) { return k->zero_indexed_step || strcmp(k->schedule, "cosine") != 0; }
-
-void train_optim_check_steps(const struct optim_config *o, const char *section, void (*say)(void *arg, const char *line),
-                             void *arg) {
-    if (o->total_steps <= 1 || o->warmup_steps < o->total_steps) return;
-    char *line =
-        xasprintf("unusual_setting: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
-                  section, (long long)o->warmup_steps, (long long)o->total_steps, o->lr);
-    say(arg, line);
-    free(line);
+void train_optim_steps(struct optim_config *o, int64_t total_steps) {
+    o->total_steps = total_steps;
+    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(o->warmup_ratio * (double)total_steps);
 }
 
-void train_optim_steps(struct optim_config *o, int64_t total_steps, double warmup_ratio) {
-    o->total_steps = total_steps;
-    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(warmup_ratio * (double)total_steps);
+void train_optim_check_steps(struct optim_config o, int64_t total_steps, const char *section,
+                             void (*say)(void *arg, const char *line), void *arg) {
+    train_optim_steps(&o, total_steps);
+    if (o.total_steps <= 1 || o.warmup_steps < o.total_steps) return;
+    char *line =
+        xasprintf("unusual_setting: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
+                  section, (long long)o.warmup_steps, (long long)o.total_steps, o.lr);
+    say(arg, line);
+    free(line);
 }

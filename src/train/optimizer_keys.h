@@ -24,16 +24,14 @@ struct train_offload_keys {
 /* The optimizer that they describe. ERR_INVAL names the key below section. */
 int train_make_optim(struct optim_config *o, const char *section, const struct train_optim_keys *k,
                      const struct train_offload_keys *offload);
-/* Whether the schedule's first step has index 0: the key, and always but for the cosine, which alone has it in verl. */
-bool train_zero_indexed(const struct train_optim_keys *k);
 /* The schedule's index in a step; first: the step of the first update. */
 static inline int64_t train_lr_index(int64_t step, int64_t first, bool zero_indexed) {
     return step - first + (zero_indexed ? 0 : 1);
 }
 /* After the number of steps is known: lr_warmup_steps, else the ratio (verl: when it is not positive). */
-void train_optim_steps(struct optim_config *o, int64_t total_steps, double warmup_ratio);
-/* After that: a line where the warm-up is as long as the run. */
-void train_optim_check_steps(const struct optim_config *o, const char *section, void (*say)(void *arg, const char *line),
-                             void *arg);
+void train_optim_steps(struct optim_config *o, int64_t total_steps);
+/* A line where the warm-up would be as long as the run. */
+void train_optim_check_steps(struct optim_config o, int64_t total_steps, const char *section,
+                             void (*say)(void *arg, const char *line), void *arg);
 
 #endif

@@ -104,8 +104,8 @@ static void configure(struct ppo_config *k, const struct variant *v, struct micr
                         .clip = v->grad_clip,
                         .schedule = "constant",
                         .warmup_steps = v->warmup,
-                        .total_steps = v->steps},
-        .actor.zero_indexed_step = true,
+                        .total_steps = v->steps,
+                        .zero_indexed_step = true},
         .trainer.run = {.default_local_dir = dir, .max_bad_steps = 1},
     };
     k->actor.policy.clip_ratio_low = 0.2;
@@ -143,7 +143,7 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     a.model = w->model[VERLC_REF];
     a.train = false;
     OK(trained_model_create(&w->base.role[VERLC_REF].model, &a));
-    const struct ppo_placement alone = ppo_placement_alone(0);
+    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
     w->k = ppo_worker_config(&r->k, &alone);
     worker_open_local(&w->base, NULL);
     for (int i = 0; i < N_ROLES; i++) {

@@ -166,7 +166,7 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     double worst = 0, got;
     r->k.actor.agg_mode = r->k.critic.agg_mode = algo_agg_find(agg);
     r->k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
-    const struct ppo_placement alone = ppo_placement_alone(0);
+    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
     r->w.k = ppo_worker_config(&r->k, &alone);
     metrics_reset(&r->run.metrics);
     recorded(r, &b);

@@ -318,7 +318,7 @@ static void step(enum change what, enum how how, struct metrics *m, float *after
     configure(&r.k, how);
     open_model(&r, trained(how));
     r.k.schedule = r.stage.schedule = PPO_ONE_STEP_OFF;
-    const struct ppo_placement alone = ppo_placement_alone(0);
+    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
     r.w.k = ppo_worker_config(&r.k, &alone);
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);

@@ -182,7 +182,7 @@ static void check_plan(const char *arg, const struct memory_plan *p, const struc
 }
 
 static int plan_on(const char *arg, struct dev *dev, const struct ppo_config *read) {
-    const struct ppo_placement alone = ppo_placement_alone(0);
+    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
     struct ppo_worker_config config = ppo_worker_config(read, &alone), *const k = &config;
     struct memory_plan_shapes shapes = {0};
     struct memory_plan p;

@@ -1,6 +1,6 @@
 /* test_ppo_validate_config.c - verl's rules across keys, each with a command line that breaks it. */
 #include "base/err.h"
-#include "ppo/validate_config.h"
+#include "ppo/config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -101,7 +101,7 @@ static void open_fix(struct fix *f, bool beside, int64_t save_freq) {
 static void close_fix(struct fix *f, int rc, const char *calls) {
     run_close(&f->run, rc);
     assert_string_equal(f->calls.p, calls);
-    run_unlock(&f->run);
+    run_lock_release(f->run.k.lock);
     conf_free(f->conf);
     buf_free(&f->calls);
     OK(file_remove_tree(f->dir));

@@ -36,7 +36,8 @@ struct optim_config {
     bool muon_original_lr;        /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
     const char *schedule;         /* constant | cosine | linear | wsd */
     int64_t warmup_steps, total_steps;
-    double min_lr_ratio, num_cycles, init_lr_ratio;
+    double warmup_ratio, min_lr_ratio, num_cycles, init_lr_ratio; /* warmup_ratio: of total_steps, where warmup_steps is 0 */
+    bool zero_indexed_step;                                       /* the schedule's first step is 0 (verl 0.9.1), else 1 */
 };
 double optim_lr(const struct optim_config *c, int64_t step); /* factor * lr at 0-based step, by c->schedule */
 

@@ -501,7 +501,8 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
     struct memory_plan q;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
         if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
-    one.ranks = ppo_placement_alone(k->ranks.all.host_memory);
+    one.ranks.all.n = one.ranks.all.n_local = 1;
+    one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;
     return r;
 }

@@ -12,6 +12,7 @@
 struct probe {
     struct verlc *v;
     struct verlc_batch *batch, *drawn;
+    struct ppo_rollout_config full; /* responses of full length */
 };
 
 static bool begin(void *ctx) { return verlc_begin_step(((struct probe *)ctx)->v); }
@@ -42,15 +43,19 @@ static int step(void *ctx, struct time_probe *p) {
     return lengths(x, p);
 }
 
-static void full_length(void *ctx) { verlc_controller(((struct probe *)ctx)->v)->rollout.train.ignore_eos = true; }
+static void full_length(void *ctx) {
+    struct probe *x = ctx;
+    struct controller *c = verlc_controller(x->v);
+    x->full = c->k->rollout;
+    x->full.train.ignore_eos = true;
+    c->generation.rollout = &x->full;
+}
 
 /* A pass over the validation data, or where they are many over rows spread evenly: so many that the tail, where a longest sample
  * runs alone, weighs little. */
 static int validate(void *ctx, struct time_probe *p) {
     enum { WAVES = 8 }; /* as many samples as fit at a time, so often */
     struct controller *c = verlc_controller(((struct probe *)ctx)->v);
-    const struct stage s = controller_stage(c);
-    const struct generation g = controller_generation(c);
     const int64_t all = c->val_data->n, most = 1 + WAVES * c->ranks.all.n * c->worker.plan.max_seqs / c->k->rollout.val.n;
     struct rl_dataset part = *c->val_data;
     part.n = all < most ? all : most;
@@ -58,7 +63,7 @@ static int validate(void *ctx, struct time_probe *p) {
     for (int64_t i = 0; i < part.n; i++) part.prompts[i] = c->val_data->prompts[i * all / part.n];
     p->validated = part.n;
     p->val_rows = all;
-    const int rc = ppo_validate(&s, &g, &part, c->k->output.log_val_generations, &c->validation_dir);
+    const int rc = ppo_validate(&c->stage, &c->generation, &part, c->k->output.log_val_generations, &c->validation_dir);
     free(part.prompts);
     return rc;
 }
@@ -85,7 +90,7 @@ static int measure(struct probe *x, bool whole, struct time_probe *p) {
 
 int ppo_probe(const struct conf *conf, bool whole, struct time_probe *p) {
     *p = probe_opening();
-    struct probe x = {verlc_open_conf(conf), verlc_batch_create(), verlc_batch_create()};
+    struct probe x = {.v = verlc_open_conf(conf), .batch = verlc_batch_create(), .drawn = verlc_batch_create()};
     probe_opened(p);
     int rc = verlc_failed(x.v);
     if (rc == 0) rc = measure(&x, whole, p);

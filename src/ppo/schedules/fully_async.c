@@ -40,8 +40,6 @@ struct fully_async {
     struct track_schedule record;      /* to replay; n 0: none */
     bool started;
     /* the generation of a step */
-    struct stage s;
-    struct generation in;
     struct generation_state g;
     int64_t *kept;         /* groups of g that the step trains */
     bool generating, over; /* it is open; all of it has ended */
@@ -254,9 +252,7 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
     const int64_t n = a->batch, left = (s->run->total_steps - s->run->step + 1) * n; /* no more are trained */
     const int64_t most = a->k->most_open < left ? a->k->most_open : left;
     a->disaggregated = s->worker->disaggregated;
-    a->s = *s;
-    a->in = *in;
-    a->g = (struct generation_state){.s = &a->s, .in = &a->in, .sp = &in->rollout->train, .partial = true};
+    a->g = (struct generation_state){.s = s, .in = in, .sp = &in->rollout->train, .partial = true};
     if (a->k->partial && !replay && !a->disaggregated) a->g.enough = n;
     a->generating = true;
     a->over = false;
@@ -302,7 +298,7 @@ static int generate_overlapped(void *arg) {
 static int choose(struct fully_async *a, struct batch *out) {
     const int64_t n = a->batch;
     a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
-    if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->s.run->step, a->kept));
+    if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->g.s->run->step, a->kept));
     for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
     TRY(generation_collect(&a->g, a->kept, n, out));
     return add_places(&a->g, a->kept, out);
@@ -314,7 +310,7 @@ static int close_generation(struct fully_async *a) {
     TRY(generation_run(&a->g));
     const int64_t now = ended_now(&a->g);
     a->generated += now;
-    metrics_set_i64(&a->s.run->metrics, now, "fully_async/rollouter/step_generated_samples");
+    metrics_set_i64(&a->g.s->run->metrics, now, "fully_async/rollouter/step_generated_samples");
     hold_rest(a, &a->g, a->kept, a->batch);
     generation_end(&a->g, 0);
     a->generating = false;

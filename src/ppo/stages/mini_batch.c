@@ -86,7 +86,7 @@ static int64_t loss_tokens(const struct ppo_mini *u) {
 
 static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m) {
     struct ppo_mini *u = ctx;
-    const struct ppo_update_slices *k = &u->k;
+    const struct ppo_worker_config *k = u->k;
     TRY(batch_select(&u->b, u->whole, rows, n));
     TRY(ppo_sequences(&u->b, &u->seqs));
     u->mask = ppo_mask(&u->b, "response_mask");
@@ -98,13 +98,14 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     u->agg.batch_num_tokens = loss_tokens(u);
     u->agg.global_batch_size = u->agg.batch_rows = n;
     u->agg.width = k->data->max_response_length;
-    *m = (struct mini_batch){
-        .seqs = u->seqs, .n = n, .temperature = (float)k->temperature, .loss = u->loss, .on_record = u->report, .arg = u};
+    const float temperature = (float)k->rollout.train.temperature;
+    *m =
+        (struct mini_batch){.seqs = u->seqs, .n = n, .temperature = temperature, .loss = u->loss, .on_record = u->report, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
     if (k->distill->enable) ppo_distillation_begin(&u->distill, k->distill, u->s->worker->vocab, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
     m->entropy = true;
-    m->entropy_grad = k->actor->entropy_coeff != 0;
+    m->entropy_grad = k->actor.entropy_coeff != 0;
     return 0;
 }
 

@@ -498,8 +498,6 @@ int ppo_generate(const struct stage *s, const struct generation *in, const struc
 /* ---- a rollout that is overlapped with other stages ---- */
 
 struct rollout_async {
-    struct stage s;
-    struct generation in;
     struct generation_state g;
     struct batch prompts; /* n_cols 0: taken one by one (filter_groups) */
     bool over;
@@ -517,10 +515,8 @@ static const struct batch *prompts_of(const struct rollout_async *a) { return a-
 
 int ppo_rollout_start(const struct stage *s, const struct generation *in, struct rollout_async **out) {
     struct rollout_async *a = xcalloc(1, sizeof *a);
-    a->s = *s;
-    a->in = *in;
-    a->g = (struct generation_state){.s = &a->s,
-                                     .in = &a->in,
+    a->g = (struct generation_state){.s = s,
+                                     .in = in,
                                      .sp = &in->rollout->train,
                                      .filter = in->algorithm->filter.enable,
                                      .overlapped = s->worker->disaggregated};
@@ -540,7 +536,7 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
 
 /* Frees it. */
 static void rollout_async_free(struct rollout_async *a) {
-    a->s.worker->overlapped.step = NULL;
+    a->g.s->worker->overlapped.step = NULL;
     batch_free(&a->prompts);
     free(a);
 }
@@ -548,7 +544,7 @@ static void rollout_async_free(struct rollout_async *a) {
 int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
     const bool overlapped = a->g.overlapped;
     int rc = 0;
-    a->s.worker->overlapped.step = NULL;
+    a->g.s->worker->overlapped.step = NULL;
     a->g.overlapped = false;
     if (overlapped) rc = generation_run(&a->g);
     if (rc == 0) rc = collect(&a->g, prompts_of(a), out);

@@ -37,7 +37,7 @@ struct generation {
  * are kept depends on the order of the data alone, never on which sample ended first. */
 int ppo_rollout(const struct stage *s, const struct generation *g, struct batch *out);
 /* The same in two parts of one step. Where generation has ranks of its own it is overlapped with the stages between the two; else
- * it is done when start returns. wait and drop free *out. */
+ * it is done when start returns. s, g: borrowed; wait and drop free *out. */
 struct rollout_async;
 int ppo_rollout_start(const struct stage *s, const struct generation *g, struct rollout_async **out);
 int ppo_rollout_wait(struct rollout_async *a, struct batch *out);
@@ -145,8 +145,8 @@ int ppo_sequences(const struct batch *b, struct packed_seq **seqs);
 
 /* The stage of a worker_update, in the process that has the device. */
 static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
-    const struct ppo_update_slices k = ppo_worker_slices(w);
-    return (struct stage){.worker = w, .run = run, .seed = k.seed, .schedule = k.schedule};
+    const struct ppo_worker_config *const k = ppo_worker_slices(w);
+    return (struct stage){.worker = w, .run = run, .seed = k->trainer->seed, .schedule = k->schedule};
 }
 /* What mini-batches are made of, and what is written of one whose gradient is not finite. */
 #define PPO_MINI_READS                                                                                                        \
@@ -156,7 +156,7 @@ static inline struct stage ppo_update_stage(struct worker *w, struct run *run) {
 struct ppo_mini {
     const struct stage *s;
     enum verlc_role role;
-    struct ppo_update_slices k;
+    const struct ppo_worker_config *k;
     const struct batch *whole;
     micro_loss_fn *loss; /* its argument, and that of report, is this struct */
     micro_record_fn *report;

@@ -119,8 +119,8 @@ static int report_policy(void *arg, const struct pack_micro *x, const void *reco
 static int policy_loss(void *arg, const struct micro_loss *x) {
     struct actor_update *u = arg;
     struct ppo_mini *const mini = &u->mini;
-    const struct ppo_actor_config *k = mini->k.actor;
-    const struct ppo_distill_config *d = mini->k.distill;
+    const struct ppo_actor_config *k = &mini->k->actor;
+    const struct ppo_distill_config *d = mini->k->distill;
     const struct algo_ragged r = {.n = x->hi - x->lo, .off = mini->off + x->lo, .mask = mini->mask};
     struct algo_metrics m = {0};
     double *const logp = mini->work, *const entropy = logp + mini->n_tokens, *const dlogp = entropy + mini->n_tokens,
@@ -164,10 +164,10 @@ static int policy_loss(void *arg, const struct micro_loss *x) {
 
 /* actor/entropy, as verl has it: of the whole batch before rejection, aggregated without a mini-batch's counts. Tokens without a
  * forward pass (a mini-batch with a bad gradient ended the stage) are left out. */
-static int entropy_metric(const struct stage *s, const struct ppo_update_slices *k, const struct batch *b, const float *entropy) {
+static int entropy_metric(const struct stage *s, const struct ppo_worker_config *k, const struct batch *b, const float *entropy) {
     const struct batch_col *c = batch_find(b, "responses");
     const struct algo_agg agg = {
-        .mode = k->actor->agg_mode, .loss_scale_factor = k->actor->loss_scale_factor, .width = k->data->max_response_length};
+        .mode = k->actor.agg_mode, .loss_scale_factor = k->actor.loss_scale_factor, .width = k->data->max_response_length};
     uint8_t *mask = ppo_policy_mask(b);
     const struct algo_ragged r = {.n = b->n_rows, .off = c->off, .mask = mask};
     double *v = xmalloc((size_t)c->off[b->n_rows] * sizeof *v + 1), sum;
@@ -184,11 +184,11 @@ static int entropy_metric(const struct stage *s, const struct ppo_update_slices 
 
 static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct stage own = ppo_update_stage(w, run), *const s = &own;
-    const struct ppo_update_slices slices = ppo_worker_slices(w);
-    const struct ppo_actor_config *k = slices.actor;
+    const struct ppo_worker_config *const slices = ppo_worker_slices(w);
+    const struct ppo_actor_config *k = &slices->actor;
     /* the schedule begins with the first update, after trainer.critic_warmup */
-    const int64_t first = slices.critic->actor_from > 1 && !run->probing ? slices.critic->actor_from : 1;
-    const int64_t index = train_lr_index(s->run->step, first, k->zero_indexed_step);
+    const int64_t first = slices->critic.actor_from > 1 && !run->probing ? slices->critic.actor_from : 1;
+    const int64_t index = train_lr_index(s->run->step, first, k->optim.zero_indexed_step);
     struct actor_update u = {.mini = {.s = s,
                                       .role = VERLC_ACTOR,
                                       .k = slices,
@@ -199,7 +199,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                                       .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}}};
     struct update a = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
-                       .mini_batch = slices.sizes->mini_batch,
+                       .mini_batch = slices->sizes->mini_batch,
                        .epochs = k->epochs,
                        .cut = k->update_cut,
                        .shuffle = k->shuffle,
@@ -209,7 +209,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
     for (int64_t t = 0; t < n_tokens; t++) u.entropy[t] = NAN;
     int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1));
     batch_drop(b, "entropys");
-    if (rc == 0) rc = entropy_metric(s, &slices, b, u.entropy);
+    if (rc == 0) rc = entropy_metric(s, slices, b, u.entropy);
     if (rc == 0) rc = ppo_add_like(b, "entropys", BATCH_F32, "responses", 1, u.entropy);
     free(u.entropy);
     TRY(rc);

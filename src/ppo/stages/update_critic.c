@@ -27,7 +27,7 @@ static int value_loss(void *arg, const struct micro_loss *x) {
                                       .vpreds = vpreds,
                                       .values = ppo_column(&mini->b, "values"),
                                       .returns = ppo_column(&mini->b, "returns"),
-                                      .cliprange_value = mini->k.critic->cliprange,
+                                      .cliprange_value = mini->k->critic.cliprange,
                                       .agg = mini->agg};
     struct algo_metrics m = {0};
     double loss;
@@ -39,9 +39,9 @@ static int value_loss(void *arg, const struct micro_loss *x) {
 
 static int update(struct worker *w, struct run *run, struct batch *b) {
     const struct stage own = ppo_update_stage(w, run), *const s = &own;
-    const struct ppo_update_slices slices = ppo_worker_slices(w);
-    const struct ppo_critic_config *k = slices.critic;
-    const int64_t index = train_lr_index(s->run->step, 1, k->zero_indexed_step);
+    const struct ppo_worker_config *const slices = ppo_worker_slices(w);
+    const struct ppo_critic_config *k = &slices->critic;
+    const int64_t index = train_lr_index(s->run->step, 1, k->optim.zero_indexed_step);
     struct ppo_mini mini = {.s = s,
                             .role = VERLC_CRITIC,
                             .k = slices,
@@ -52,7 +52,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                             .agg = {.mode = k->agg_mode, .loss_scale_factor = k->loss_scale_factor}};
     struct update u = {.optim = &k->optim,
                        .lr = optim_lr(&k->optim, index),
-                       .mini_batch = slices.sizes->critic_mini_batch,
+                       .mini_batch = slices->sizes->critic_mini_batch,
                        .epochs = k->epochs,
                        .cut = k->update_cut,
                        .shuffle = k->shuffle,

@@ -119,9 +119,8 @@ int ppo_worker_serve(const struct conf *c, const struct launch *l) {
     const struct ppo_config *k;
     log_set_level(LOG_WARN); /* what is logged once is logged by the controller */
     int rc = ppo_config_read(&k, c, PPO_WORKER);
-    const struct workers_args a = {
-        .dir = k->trainer.run.default_local_dir, .controller = k->trainer.devices.controller, .start_s = RANK_START_S};
-    if (rc == 0) rc = rank_serve(l, &a, (const struct worker_process_service *const[]){ppo_worker_services, NULL});
+    const struct worker_process_service *const tables[] = {ppo_worker_services, NULL};
+    if (rc == 0) rc = rank_serve(l, k->trainer.run.default_local_dir, k->trainer.devices.controller, tables);
     ppo_config_free(k);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : rc;
 }

@@ -25,10 +25,6 @@ int64_t ppo_pool_ranks(const struct ppo_pools *p) {
     return n;
 }
 
-struct ppo_placement ppo_placement_alone(int64_t host_memory) {
-    return (struct ppo_placement){.all = {.n = 1, .n_local = 1, .host_memory = host_memory}, .pools = {.n = {[PPO_TRAIN] = 1}}};
-}
-
 json_t *ppo_pools_json(const struct ppo_pools *p) {
     json_t *list = json_array();
     for (int i = 0; i < PPO_POOLS; i++) json_array_append_new(list, json_integer((json_int_t)p->n[i]));

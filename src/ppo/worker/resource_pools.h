@@ -35,7 +35,6 @@ enum ppo_pool ppo_pool_of(const struct ppo_pools *p, enum ppo_pool part);
 int64_t ppo_pool_first(const struct ppo_pools *p, enum ppo_pool pool); /* its first rank */
 int64_t ppo_pool_ranks(const struct ppo_pools *p);                     /* of all */
 json_t *ppo_pools_json(const struct ppo_pools *p);
-struct ppo_placement ppo_placement_alone(int64_t host_memory); /* one rank */
 /* Whether this process does that part of the work. */
 static inline bool ppo_does(const struct ppo_placement *p, enum ppo_pool part) { return ppo_pool_of(&p->pools, part) == p->pool; }
 int ppo_pools_read(struct ppo_pools *p, const json_t *list, int64_t ranks); /* ERR_FORMAT: not as many ranks */

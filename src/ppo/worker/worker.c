@@ -239,8 +239,8 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     struct ppo_worker_config *const k = &w->k;
     const struct memory_plan *l = &w->plan;
     const bool trains = ppo_does(&k->ranks, PPO_TRAIN), generates = ppo_does(&k->ranks, PPO_ROLLOUT);
-    train_optim_steps(&k->actor.optim, total_steps, k->actor.warmup_ratio);
-    train_optim_steps(&k->critic.optim, total_steps, k->critic.warmup_ratio);
+    train_optim_steps(&k->actor.optim, total_steps);
+    train_optim_steps(&k->critic.optim, total_steps);
     if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, k, &w->base.dev, validation_rows));
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));

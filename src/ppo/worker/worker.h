@@ -37,21 +37,8 @@ struct ppo_worker {
     struct reward_model *rm;           /* NULL without one */
     struct judge_server *judge;        /* or this, and a scorer that calls it */
 };
-/* What updates read of the configuration. */
-struct ppo_update_slices {
-    const struct ppo_actor_config *actor;
-    const struct ppo_critic_config *critic;
-    const struct ppo_distill_config *distill;
-    const struct ppo_data_config *data;
-    const struct ppo_sizes *sizes;
-    double temperature; /* of the samples */
-    uint64_t seed;      /* trainer.seed */
-    enum ppo_schedule schedule;
-};
-static inline struct ppo_update_slices ppo_worker_slices(const struct worker *w) {
-    const struct ppo_worker_config *k = &((const struct ppo_worker *)w)->k;
-    return (struct ppo_update_slices){&k->actor,        &k->critic, k->distill, k->data, k->sizes, k->rollout.train.temperature,
-                                      k->trainer->seed, k->schedule};
+static inline const struct ppo_worker_config *ppo_worker_slices(const struct worker *w) {
+    return &((const struct ppo_worker *)w)->k;
 }
 /* base.dev and base.comm are there: sizes what w->k needs; a judge that is served listens from here on. ERR_NOMEM: it does not
  * fit. */
