@@ -15,12 +15,12 @@ struct tool_agent {
     int64_t n_turn; /* tokens of the turn drawn last */
     int64_t n_old;  /* messages whose tokens are in ids */
     int64_t assistant, user;
-    int64_t n_malformed, n_dropped;
+    int64_t n_malformed, n_dropped, n_asked;
     struct tool_turn turn; /* the turn drawn last, as parsed; its first n_run calls are run */
     int64_t n_run, n_results;
-    json_t *record, *tool_rewards, *turn_scores; /* record: all calls that were run */
-    double tool_seconds, slowest;                /* slowest: of the round under way */
-    bool replied, stop;                          /* the new message is an interaction's; it stops */
+    json_t *record, *tool_rewards, *turn_scores, *extra_fields; /* record: all calls that were run */
+    double tool_seconds, slowest;                               /* slowest: of the round under way */
+    bool replied, stop;                                         /* the new message is an interaction's; it stops */
     enum tool_agent_end end;
     char *reason;
 };
@@ -36,11 +36,12 @@ void tool_agent_create(struct tool_agent **out, const struct tool_agent_rules *r
     CHECK(rules->response_length >= 1);
     a->rules = *rules;
     a->messages = json_deep_copy(messages);
-    a->tools = json_array_size(tools) > 0 ? json_deep_copy(tools) : NULL;
+    a->tools = json_array_size(tools) > 0 ? json_incref((json_t *)(uintptr_t)tools) : NULL; /* renders are kept by its address */
     a->n_old = (int64_t)json_array_size(messages);
     a->record = json_array();
     a->tool_rewards = json_array();
     a->turn_scores = json_array();
+    a->extra_fields = json_object();
     a->end = TOOL_AGENT_OPEN;
     *out = a;
 }
@@ -52,6 +53,7 @@ void tool_agent_destroy(struct tool_agent *a) {
     json_decref(a->record);
     json_decref(a->tool_rewards);
     json_decref(a->turn_scores);
+    json_decref(a->extra_fields);
     tool_turn_free(&a->turn);
     text_ids_free(&a->ids);
     free(a->segments);
@@ -152,6 +154,7 @@ int tool_agent_drawn(struct tool_agent *a, const struct tool_agent_turn *t, enum
     a->n_run = a->turn.n_calls < r->max_parallel_calls ? a->turn.n_calls : r->max_parallel_calls;
     a->n_dropped += a->turn.n_calls - a->n_run;
     add_assistant(a, t);
+    a->n_asked += a->n_run > 0 || r->interacts;
     if (a->n_run > 0) *next = TOOL_AGENT_TOOLS;
     else if (r->interacts) *next = TOOL_AGENT_INTERACT;
     else end_as(a, TOOL_AGENT_STOP);
@@ -205,6 +208,7 @@ enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_
     json_array_append_new(a->messages, json_pack("{s:s, s:o}", "role", "user", "content", text_json(r->text, r->n_text)));
     if (r->has_score) json_array_append_new(a->turn_scores, json_real(r->score));
     a->user++;
+    a->tool_seconds += r->seconds;
     a->replied = true;
     a->stop = r->stop;
     return TOOL_AGENT_JOIN;
@@ -257,6 +261,14 @@ int64_t tool_agent_num_calls(const struct tool_agent *a) { return (int64_t)json_
 double tool_agent_tool_seconds(const struct tool_agent *a) { return a->tool_seconds; }
 const json_t *tool_agent_tool_rewards(const struct tool_agent *a) { return a->tool_rewards; }
 const json_t *tool_agent_turn_scores(const struct tool_agent *a) { return a->turn_scores; }
+
+bool tool_agent_asked(const struct tool_agent *a) { return a->n_asked > 0; }
+json_t *tool_agent_extra_fields(const struct tool_agent *a) { return a->extra_fields; }
+
+json_t *tool_agent_data(const struct tool_agent *a) {
+    return json_pack("{s:O, s:I, s:I, s:O, s:O}", "messages", a->messages, "user_turns", (json_int_t)a->user, "assistant_turns",
+                     (json_int_t)a->assistant, "tool_rewards", a->tool_rewards, "turn_scores", a->turn_scores);
+}
 
 json_t *tool_agent_episode(const struct tool_agent *a) {
     json_t *e =

@@ -43,7 +43,7 @@ enum tool_agent_end {
 const char *tool_agent_end_name(enum tool_agent_end e); /* "stop", "length", "max_assistant_turns", ... */
 
 struct tool_agent;
-/* messages: the prompt's; tools: their schemas, NULL or [] for none. Both are copied; the parser is borrowed. The first thing to do
+/* messages: the prompt's, copied; tools: their schemas, NULL or [] for none, shared; the parser is borrowed. The first thing to do
  * is TOOL_AGENT_GENERATE. */
 void tool_agent_create(struct tool_agent **out, const struct tool_agent_rules *rules, const json_t *messages, const json_t *tools);
 void tool_agent_destroy(struct tool_agent *a); /* NULL ok */
@@ -79,7 +79,7 @@ struct tool_agent_reply {
     const char *text;
     size_t n_text;
     bool stop, has_score;
-    double score;
+    double score, seconds;
 };
 enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_agent_reply *r);
 
@@ -106,6 +106,13 @@ int64_t tool_agent_num_calls(const struct tool_agent *a);          /* calls that
 double tool_agent_tool_seconds(const struct tool_agent *a);        /* of a round of calls its slowest; and of interactions */
 const json_t *tool_agent_tool_rewards(const struct tool_agent *a); /* numbers, in the order of the calls; borrowed */
 const json_t *tool_agent_turn_scores(const struct tool_agent *a);  /* an interaction's; borrowed */
+bool tool_agent_asked(const struct tool_agent *a);                 /* a tool or an interaction has heard of it */
+/* verl's AgentData.extra_fields: what tools keep over the calls of an episode, and the reward function sees. An object, borrowed;
+ * whoever has the tools' results changes it. */
+json_t *tool_agent_extra_fields(const struct tool_agent *a);
+/* Further fields of AgentData: messages, user_turns, assistant_turns, tool_rewards, turn_scores; not the tokens, which would be
+ * sent with each call. New reference; messages are the episode's own. */
+json_t *tool_agent_data(const struct tool_agent *a);
 /* {turns, end, reason, malformed, dropped, calls: [{segment, name, arguments, result, status, seconds, reward, truncated}]}: the
  * column `episode`. segment: which of the response's segments called. New reference. */
 json_t *tool_agent_episode(const struct tool_agent *a);
