@@ -134,6 +134,25 @@ static int derive_rollout(struct ppo_config *k) {
                       &k->ref.cut);
 }
 
+/* The agent loop of rows that name none, and how a model writes its calls. */
+static int derive_agent(struct ppo_config *k) {
+#define MULTI_TURN ARR "rollout.multi_turn."
+    struct ppo_agent_config *a = &k->agent;
+    if (strcmp(a->default_loop, "single_turn_agent") != 0 && strcmp(a->default_loop, "tool_agent") != 0)
+        FAIL(ERR_INVAL,
+             ARR "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent (a class of your "
+                 "own, agent.agent_loop_config_path, is not supported)",
+             a->default_loop);
+    a->parser = tool_parser_find(a->format);
+    if (!a->parser) FAIL(ERR_INVAL, MULTI_TURN "format=%s: expected one of %s", a->format, tool_parser_names());
+    if (strcmp(a->truncate_side, "left") == 0 || strcmp(a->truncate_side, "right") == 0)
+        log_note(MULTI_TURN "tool_response_truncate_side=%s leaves out the %s of a longer text, as verl from 0.8 on; until 0.7.1 "
+                            "left and right were exchanged there",
+                 a->truncate_side, a->truncate_side[0] == 'l' ? "beginning" : "end");
+    return 0;
+#undef MULTI_TURN
+}
+
 /* gdpo's rewards: keys of the scorer's dict, and their weights. */
 static int derive_gdpo(struct ppo_config *k) {
     const json_t *w = k->raw.gdpo_weights;
@@ -725,6 +744,7 @@ static int read(struct ppo_config *k, const struct conf *c, enum ppo_config_use 
     TRY(derive_algorithm(k));
     TRY(derive_actor(k));
     TRY(derive_rollout(k));
+    TRY(derive_agent(k));
     TRY(derive_correction(k));
     TRY(derive_filter(k));
     TRY(derive_critic(k));

@@ -5,6 +5,7 @@
 #ifndef VERLC_PPO_CONFIG_H
 #define VERLC_PPO_CONFIG_H
 
+#include "agent/tool_parser.h"
 #include "algo/advantage.h"
 #include "algo/custom/user.h"
 #include "algo/distillation.h"
@@ -143,6 +144,14 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     double memory_fraction;
     struct micro_batch_limits logp_cut;
 };
+struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
+    bool multi_turn, need_tools_kwargs;
+    const char *default_loop, *format, *truncate_side, *tool_config_path, *function_tool_path, *interaction_config_path;
+    int64_t max_assistant_turns, max_user_turns, max_parallel_calls, max_tool_response_length,
+        tool_processes;               /* turns 0: no limit */
+    double tool_timeout;              /* seconds of a call */
+    const struct tool_parser *parser; /* of format */
+};
 struct ppo_ref_config { /* actor_rollout_ref.ref */
     struct micro_batch_limits cut;
     bool offload; /* its weights are in host memory */
@@ -215,6 +224,7 @@ struct ppo_config {
     struct ppo_data_config data;
     struct train_model_config model; /* actor_rollout_ref.model */
     struct ppo_rollout_config rollout;
+    struct ppo_agent_config agent;
     struct ppo_ref_config ref;
     struct ppo_algorithm_config algorithm;
     struct ppo_actor_config actor;

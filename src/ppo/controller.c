@@ -1,5 +1,6 @@
 /* controller.c - see controller.h. */
 #include "ppo/controller.h"
+#include "ppo/stages/agent_loop.h"
 
 #include "run/directories.h"
 #include "train/optimizer_keys.h"
@@ -17,7 +18,8 @@
 /* ---- callbacks of the run ---- */
 
 /* Columns of a batch that are not a function of weights, data and seeds: a checkpoint has none of them. */
-static const char *const timed[] = {"seconds", "scoring_seconds", "ended", "num_preempted", NULL};
+static const char *const timed[] = {"seconds", "scoring_seconds", "ended", "tool_seconds", "num_preempted", NULL};
+enum { TIMED_F64 = 4 }; /* the first of them */
 
 static void state(const void *ctx, json_t *trainer) {
     const struct controller *c = ctx;
@@ -41,7 +43,7 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     if (c->k->schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
     TRY(batch_of_json(&c->carried, carried, where));
-    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < 3 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
+    for (int i = 0; timed[i]; i++) TRY(batch_add(&c->carried, timed[i], i < TIMED_F64 ? BATCH_F64 : BATCH_I64, NULL, NULL, NULL));
     return 0;
 }
 
@@ -66,6 +68,10 @@ static int open_text(struct controller *c) {
     const int threads = c->k->trainer.run.threads > 0 ? (int)c->k->trainer.run.threads : pool_default_threads();
     TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
     TRY(tokenizer_open(&c->tok, c->k->model.tokenizer_dir));
+    agents_create(
+        &c->agents,
+        &(struct agents_args){
+            .k = &c->k->agent, .rows = &c->k->data, .schedule = c->k->schedule, .tok = c->tok, .model_dir = c->k->model.tokenizer_dir});
     return chat_template_create(&c->chat, c->tok);
 }
 
@@ -86,7 +92,9 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
                                       .shuffle = train && k->data.shuffle,
                                       .seed = k->data.seed,
                                       .what = train ? "data.train_files" : "data.val_files",
-                                      .sampler = train ? &k->data.sampler : NULL};
+                                      .sampler = train ? &k->data.sampler : NULL,
+                                      .tools = agents_row,
+                                      .tools_arg = c->agents};
     return rl_dataset_open(out, &a);
 }
 
@@ -113,6 +121,7 @@ static int open_data(struct controller *c) {
     TRY(open_text(c));
     TRY(open_dataset(c, true, &c->train_data));
     if (k->data.n_val_files > 0) TRY(open_dataset(c, false, &c->val_data));
+    agents_check(c->agents);
     if (c->val_data) TRY(check_stop_metric(c));
     const struct data_sampler_args a = {.n_rows = c->train_data->n,
                                         .batch_size = k->schedule == PPO_FULLY_ASYNC ? 1 : k->data.train_batch_size,
@@ -132,6 +141,7 @@ static int open_data(struct controller *c) {
 static void close_data(struct controller *c) {
     rl_dataset_close(c->val_data);
     rl_dataset_close(c->train_data);
+    agents_destroy(c->agents);
     chat_template_destroy(c->chat);
     pool_destroy(c->threads);
     tokenizer_close(c->tok);
@@ -236,6 +246,7 @@ static void set_stages(struct controller *c) {
     c->generation = (struct generation){.tok = c->tok,
                                         .data = c->train_data,
                                         .threads = c->threads,
+                                        .agents = c->agents,
                                         .rollout = &k->rollout,
                                         .rows = &k->data,
                                         .algorithm = &k->algorithm,

@@ -12,6 +12,7 @@ struct controller {
     const struct ppo_config *k; /* owned */
     struct ppo_placement ranks;
     struct run run;
+    struct agents *agents; /* of rows with several turns */
     struct tokenizer *tok;
     struct pool *threads; /* for text */
     struct chat_template *chat;

@@ -3,6 +3,7 @@
 #ifndef VERLC_PPO_STAGES_GENERATION_H
 #define VERLC_PPO_STAGES_GENERATION_H
 
+#include "ppo/stages/agent_loop.h"
 #include "ppo/stages/stages.h"
 
 struct generation_sample {
@@ -17,7 +18,8 @@ struct generation_sample {
     double requested, scoring; /* clock_now at the request of its score; seconds until it arrived */
     struct reward_result reward;
     bool scored;
-    float *precomputed[2]; /* (n) results of gen.generation's passes by idle ranks; NULL: none */
+    struct tool_agent *agent; /* its conversation of several turns; NULL: it has one */
+    float *precomputed[2];    /* (n) results of gen.generation's passes by idle ranks; NULL: none */
     /* with gen.partial */
     bool over, earlier; /* it has ended; it had ended before this generation */
     int64_t pause_at;   /* tokens at which it is interrupted; 0: it is not; where it has them already nothing is drawn */
@@ -34,15 +36,24 @@ struct generation_group {
     int64_t n_over, number; /* gen.partial: finished samples; its place in the order of the data */
 };
 
+/* A call of a tool that has not answered, or with call -1 an interaction. */
+struct agent_wait {
+    int64_t ticket, sample, call;
+};
+
 struct generation_state {
     const struct stage *s;
     const struct generation *in;
     const struct ppo_sampling *sp;
     struct generation_group *groups;
     int64_t n_groups, cap_groups;
-    struct generation_sample *samples;  /* (n_groups * per), group by group; the greedy baseline last */
-    int64_t cap_samples, n, per;        /* samples of a prompt without and with the baseline */
-    int64_t *ended, n_ended, cap_ended; /* finished samples that are not decoded yet */
+    struct generation_sample *samples;     /* (n_groups * per), group by group; the greedy baseline last */
+    int64_t cap_samples, n, per;           /* samples of a prompt without and with the baseline */
+    int64_t *ended, n_ended, cap_ended;    /* finished samples that are not decoded yet */
+    int64_t *turned, n_turned, cap_turned; /* samples whose turn has ended, and the calls that are out (agent_loop.c) */
+    struct agent_wait *waits;
+    int64_t n_waits, cap_waits;
+    bool idle; /* the engine had nothing to do when it was asked last */
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: the last report of progress */
@@ -72,6 +83,9 @@ int generation_decode(const struct generation *in, struct generation_sample *s);
 uint64_t generation_epoch_seed(const struct stage *s);
 /* The next prompt of the training data joins the running engine. */
 int generation_add_next_prompt(struct generation_state *g);
+/* The request of sample i's group for this sample alone: its first turn, prompt and sampling rule borrowed. */
+int generation_request(const struct generation_state *g, int64_t i, struct engine_request *q);
+void generation_ended(struct generation_state *g, int64_t i); /* sample i has its last token */
 /* Sample i has its score, or why it has none; takes ownership of r. */
 int generation_take_score(struct generation_state *g, int64_t i, const struct reward_result *r);
 void generation_drop_sample(struct generation_sample *s);

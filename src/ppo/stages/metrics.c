@@ -151,23 +151,26 @@ static void version_lag(const struct stage *st, const struct batch *b) {
 /* Seconds from a sample's request to its end, and on to its score, as verl's agent loop has them. */
 static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
     const struct batch_col *seconds = batch_find(b, "seconds"), *preempted = batch_find(b, "num_preempted"),
-                           *scoring = batch_find(b, "scoring_seconds");
+                           *scoring = batch_find(b, "scoring_seconds"), *tool = batch_find(b, "tool_seconds");
     struct spread time = {0}, tools = {0}, score = {0}, times_preempted = {0};
     int64_t slowest = 0;
+    double most = -1;
     if (!seconds || !scoring || !preempted || b->n_rows == 0) return;
     for (int64_t i = 0; i < b->n_rows; i++) {
         spread_add(&time, seconds->f64[i]);
-        spread_add(&tools, 0);
+        spread_add(&tools, tool ? tool->f64[i] : 0);
         spread_add(&score, scoring->f64[i]);
         spread_add(&times_preempted, (double)preempted->i64[i]);
-        if (seconds->f64[i] + scoring->f64[i] > seconds->f64[slowest] + scoring->f64[slowest]) slowest = i;
+        const double all = seconds->f64[i] + scoring->f64[i] + (tool ? tool->f64[i] : 0);
+        if (all > most) slowest = i;
+        if (all > most) most = all;
     }
     spread_set(m, &time, "timing_s/agent_loop/generate_sequences");
     spread_set(m, &tools, "timing_s/agent_loop/tool_calls");
     spread_set(m, &score, "timing_s/agent_loop/compute_score");
     spread_set(m, &times_preempted, "timing_s/agent_loop/num_preempted");
     metrics_set(m, seconds->f64[slowest], "timing_s/agent_loop/slowest/generate_sequences");
-    metrics_set(m, 0, "timing_s/agent_loop/slowest/tool_calls");
+    metrics_set(m, tool ? tool->f64[slowest] : 0, "timing_s/agent_loop/slowest/tool_calls");
     metrics_set(m, scoring->f64[slowest], "timing_s/agent_loop/slowest/compute_score");
     metrics_set_i64(m, preempted->i64[slowest], "timing_s/agent_loop/slowest/num_preempted");
     metrics_set_i64(m, batch_len(batch_find(b, "prompts"), slowest), "timing_s/agent_loop/slowest/prompt_length");
@@ -176,13 +179,30 @@ static void agent_loop_metrics(struct metrics *m, const struct batch *b) {
 
 /* As verl's agent loop counts: the prompt, and whenever policy and environment take turns. */
 static struct spread turns(const struct batch *b) {
+    const struct batch_col *counted = batch_find(b, "num_turns");
     struct spread s = {0};
     for (int64_t i = 0; i < b->n_rows; i++) {
-        int n = 2;
-        for (int64_t k = 1; k < batch_n_segments(b, i); k++) n += batch_segment(b, i, k).kind != batch_segment(b, i, k - 1).kind;
-        spread_add(&s, n);
+        int64_t n = counted ? counted->i64[i] : 2;
+        for (int64_t k = 1; !counted && k < batch_n_segments(b, i); k++)
+            n += batch_segment(b, i, k).kind != batch_segment(b, i, k - 1).kind;
+        spread_add(&s, (double)n);
     }
     return s;
+}
+
+void ppo_turn_metrics(struct metrics *m, const struct batch *b, const char *prefix) {
+    const struct spread s = turns(b);
+    metrics_set(m, s.min, "%snum_turns/min", prefix);
+    metrics_set(m, s.max, "%snum_turns/max", prefix);
+    metrics_set(m, s.sum / (double)s.n, "%snum_turns/mean", prefix);
+}
+
+/* Calls of tools in an episode. */
+static void tool_metrics(struct metrics *m, const struct batch *b) {
+    const struct batch_col *calls = batch_find(b, "num_tool_calls");
+    struct spread s = {0};
+    for (int64_t i = 0; calls && i < b->n_rows; i++) spread_add(&s, (double)calls->i64[i]);
+    if (s.n > 0) spread_set(m, &s, "tool_call_counts");
 }
 
 int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, const struct batch *b) {
@@ -209,10 +229,8 @@ int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, co
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);
     ppo_episode_metrics(m, b);
-    s = turns(b);
-    metrics_set(m, s.min, "num_turns/min");
-    metrics_set(m, s.max, "num_turns/max");
-    metrics_set(m, s.sum / (double)s.n, "num_turns/mean");
+    ppo_turn_metrics(m, b, "");
+    tool_metrics(m, b);
     /* groups that teach nothing: every sample of the prompt has the same score */
     const struct batch_col *group = batch_find(b, "group"), *score = batch_find(b, "score");
     int64_t groups = 0, flat = 0;
@@ -361,7 +379,7 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
                            *text = batch_find(b, "text"), *message = batch_find(b, "reward_message"),
                            *versions = s->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions"),
-                           *segments = batch_find(b, BATCH_SEGMENTS);
+                           *segments = batch_find(b, BATCH_SEGMENTS), *episode = batch_find(b, "episode");
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -384,6 +402,7 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .versions = versions ? versions->i32 + versions->off[i] : NULL,
         .segments = segments ? segments->i32 + segments->off[i] : NULL,
         .n_segments = batch_n_segments(b, i),
+        .episode = episode ? episode->json[i] : NULL,
         .prompt_number = number_of(b, "prompt_number", i),
         .place = number_of(b, "place", i),
     };

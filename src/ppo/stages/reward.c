@@ -29,7 +29,7 @@ static const json_t *ground_truth_of(const struct generation_group *g) {
     return json_object_get(data_of(g, "reward_model"), "ground_truth");
 }
 
-/* The fields of verl's agent loop for sample i, a conversation of one turn. */
+/* The fields of verl's agent loop for sample i. */
 static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *extra) {
     const struct generation_sample *x = &g->samples[i];
     const int64_t now = g->validation ? g->s->run->step : g->s->run->step - 1; /* the version of the weights */
@@ -37,9 +37,13 @@ static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *
     json_object_set_new(extra, "global_steps", json_integer(last));
     json_object_set_new(extra, "min_global_steps", json_integer(first));
     json_object_set_new(extra, "max_global_steps", json_integer(last));
-    json_object_set_new(extra, "turn_scores", json_array());
-    json_object_set_new(extra, "tool_rewards", json_array());
+    json_object_set_new(extra, "turn_scores", x->agent ? json_deep_copy(tool_agent_turn_scores(x->agent)) : json_array());
+    json_object_set_new(extra, "tool_rewards", x->agent ? json_deep_copy(tool_agent_tool_rewards(x->agent)) : json_array());
     json_object_set(extra, "raw_prompt", messages_of(&g->groups[i / g->per]));
+    if (!x->agent) return;
+    json_t *fields = json_deep_copy(tool_agent_extra_fields(x->agent)); /* what tools have kept */
+    json_object_update(extra, fields);
+    json_decref(fields);
 }
 
 static json_t *reward_scores(const struct generation_group *group) {
@@ -51,7 +55,7 @@ static json_t *reward_scores(const struct generation_group *group) {
 static void add_rollout(const struct generation_state *g, int64_t i, json_t *extra) {
     const struct ppo_reward_config *k = g->in->scores;
     if (k->extra_agent_loop) add_agent_loop(g, i, extra);
-    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer(2)); /* a question and an answer */
+    if (k->extra_turns) json_object_set_new(extra, "num_turns", json_integer((json_int_t)agent_loop_num_turns(&g->samples[i])));
     if (k->extra_scores) json_object_set_new(extra, "rollout_reward_scores", reward_scores(&g->groups[i / g->per]));
     if (k->extra_experiment) json_object_set_new(extra, "experiment_name", json_string(g->s->run->k.experiment));
 }
@@ -93,7 +97,7 @@ static json_t *manager_data(const struct generation_state *g, int64_t i, json_t 
     add_agent_loop(g, i, fields);
     json_object_set_new(columns, g->in->rows->reward_fn_key, json_string(source->str[group->row]));
     json_object_set_new(columns, "uid", json_integer(uid->i64[group->row]));
-    json_object_set_new(columns, "__num_turns__", json_integer(2));
+    json_object_set_new(columns, "__num_turns__", json_integer((json_int_t)agent_loop_num_turns(s)));
     json_object_set_new(columns, "reward_scores", reward_scores(group));
     json_object_set_new(columns, "tool_extra_fields", fields);
     json_object_set(columns, "raw_prompt", messages_of(group));
@@ -213,6 +217,8 @@ int ppo_reward_submit(struct generation_state *g, int64_t i) {
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
     s->requested = clock_now();
+    char *failure = agent_loop_failure(s);
+    if (failure) return generation_take_score(g, i, &(struct reward_result){.status = REWARD_CRASH, .message = failure});
     if (!ppo_scores_by_model(g->in->rm)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),

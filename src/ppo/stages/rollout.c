@@ -31,6 +31,11 @@ static void count_over(struct generation_state *g, int64_t i) {
     if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
 }
 
+void generation_ended(struct generation_state *g, int64_t i) {
+    xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
+    g->ended[g->n_ended++] = i;
+}
+
 /* Submits a sample that the step trains to the idle ranks. */
 static void add_idle_passes(struct generation_state *g, int64_t i) {
     const struct generation_group *group = &g->groups[i / g->per];
@@ -64,8 +69,12 @@ static int on_sample(void *arg, const struct engine_sample *s) {
     o->ended = clock_wall();
     o->n_preempted += s->n_preempted;
     if (s->finish == ENGINE_INTERRUPTED) return 0;
-    xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
-    g->ended[g->n_ended++] = i;
+    if (!o->agent) {
+        generation_ended(g, i);
+        return 0;
+    }
+    xgrow((void **)&g->turned, &g->cap_turned, g->n_turned + 1, sizeof *g->turned);
+    g->turned[g->n_turned++] = i;
     return 0;
 }
 
@@ -121,6 +130,7 @@ static void choose_idle_passes(struct generation_state *g) {
     const struct worker *const w = g->s->worker;
     struct worker_generation *const x = &g->generation;
     if (g->validation || g->partial || g->filter || g->s->schedule != PPO_SYNC) return;
+    if (agents_active(g->in->agents)) return; /* turns are requested while others end */
     if (w->has[VERLC_REF] && !w->collective[VERLC_REF])
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_REF, .phase = "ref_log_prob"};
     if (w->has[VERLC_CRITIC] && g->in->critic_idle)
@@ -136,6 +146,8 @@ void generation_drop_sample(struct generation_sample *s) {
     free(s->precomputed[0]);
     free(s->precomputed[1]);
     buf_free(&s->text);
+    tool_agent_destroy(s->agent);
+    s->agent = NULL;
     s->ids = NULL;
     s->token_bytes = NULL;
     s->versions = NULL;
@@ -145,30 +157,28 @@ void generation_drop_sample(struct generation_sample *s) {
 
 /* ---- submitting ---- */
 
-/* Sample i of a group that is partly generated, by the request of its group. */
-static int submit_part(struct generation_state *g, int64_t i, struct engine_request q) {
+/* Sample i of a group that is partly generated. */
+static int submit_part(struct generation_state *g, int64_t i) {
     const struct generation_sample *o = &g->samples[i];
-    const bool baseline = i % g->per == g->n;
+    struct engine_request q;
     if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
-    q.n = 1;
-    q.first_index = baseline ? 0 : i % g->per;
+    TRY(generation_request(g, i, &q));
     q.begun = o->ids;
     q.begun_logp = o->logp;
     q.begun_logp_kept = o->sampling_logp;
     q.n_begun = o->n;
     q.pause_at = o->pause_at;
-    if (baseline) q.temperature = 0;
-    if (baseline) q.user = (void *)((intptr_t)q.user + 1);
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
-static int submit_group(struct generation_state *g, int64_t k) {
+/* All samples of a group but the baseline. */
+static int group_request(const struct generation_state *g, int64_t k, struct engine_request *q) {
     const struct generation_group *group = &g->groups[k];
     const struct ppo_sampling *sp = g->sp;
     struct batch_col *prompts, *uid;
     TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
     TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
-    struct engine_request q = {
+    *q = (struct engine_request){
         .prompt = prompts->i32 + prompts->off[group->row],
         .n_prompt = batch_len(prompts, group->row),
         .n = sp->n,
@@ -183,15 +193,35 @@ static int submit_group(struct generation_state *g, int64_t k) {
         .ignore_eos = sp->ignore_eos,
         .user = (void *)(intptr_t)(2 * k),
     };
+    if (g->samples[k * g->per].agent) q->stop_ids = agents_stop_ids(g->in->agents, &q->n_stop_ids);
+    return 0;
+}
+
+static void for_baseline(struct engine_request *q) {
+    q->temperature = 0;
+    q->user = (void *)((intptr_t)q->user + 1);
+}
+
+int generation_request(const struct generation_state *g, int64_t i, struct engine_request *q) {
+    const bool baseline = i % g->per == g->n;
+    TRY(group_request(g, i / g->per, q));
+    q->n = 1;
+    q->first_index = baseline ? 0 : i % g->per;
+    if (baseline) for_baseline(q);
+    return 0;
+}
+
+static int submit_group(struct generation_state *g, int64_t k) {
+    struct engine_request q;
+    TRY(group_request(g, k, &q));
     bool parts = false;
     for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
-    for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i, q));
+    for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i));
     if (parts) return 0;
     TRY(g->s->worker->ops->generate_add(g->s->worker, &q));
     if (!g->baseline) return 0;
     q.n = 1;
-    q.temperature = 0;
-    q.user = (void *)(intptr_t)(2 * k + 1);
+    for_baseline(&q);
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
@@ -209,6 +239,8 @@ int generation_add_group(struct generation_state *g, const struct generation_gro
         g->samples[i].earlier = g->samples[i].over;
         if (g->samples[i].over) count_over(g, i);
     }
+    for (int64_t i = had; i < had + g->per; i++)
+        if (agents_active(g->in->agents)) TRY(agent_loop_begin(g, i));
     return submit_group(g, g->n_groups++);
 }
 
@@ -267,15 +299,19 @@ int generation_interrupt(struct generation_state *g) {
 
 int generation_step(struct generation_state *g, bool wait) {
     struct worker *const w = g->s->worker;
-    const int more = w->ops->generate_step(w, wait);
-    TRY(more);
+    const int drawn = w->ops->generate_step(w, wait && !(g->idle && agent_loop_waits(g)));
+    TRY(drawn);
+    g->idle = drawn == 0;
+    TRY(agent_loop_step(g, wait && g->idle));
     TRY(take_ended(g));
-    if (more && g->enough > 0 && g->n_over >= g->enough) TRY(generation_interrupt(g));
-    TRY(ppo_reward_take(g, more, wait));     /* may add further prompts */
-    if (more) phase_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
     const struct engine_stats st = w->ops->generate_stats(w);
-    show_progress(g, st.sampled);
-    if (!more && st.waiting + st.running == 0 && ppo_reward_pending(g) == 0) return 0;
+    const bool more = drawn || st.waiting + st.running > 0 || agent_loop_waits(g);
+    if (drawn && g->enough > 0 && g->n_over >= g->enough) TRY(generation_interrupt(g));
+    TRY(ppo_reward_take(g, more, wait));      /* may add further prompts */
+    if (drawn) phase_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
+    const struct engine_stats now = w->ops->generate_stats(w);
+    show_progress(g, now.sampled);
+    if (!more && now.waiting + now.running == 0 && ppo_reward_pending(g) == 0) return 0;
     if (!g->overlapped) TRY(phase_check_stop());
     return 1;
 }
@@ -298,6 +334,14 @@ static int add_precomputed(struct generation_state *g, const int64_t *kept, stru
             if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
     }
     free(lens);
+    return rc;
+}
+
+static int add_episodes(struct generation_state *g, const int64_t *kept, struct batch *b) {
+    const struct generation_sample **at = xmalloc((size_t)b->n_rows * sizeof *at + 1);
+    for (int64_t i = 0; i < b->n_rows; i++) at[i] = SAMPLE(i);
+    const int rc = agent_loop_columns(at, b);
+    free(at);
     return rc;
 }
 
@@ -369,6 +413,7 @@ static int add_columns(struct generation_state *g, const int64_t *kept, struct b
         preempted->i64[i] = s->n_preempted;
     }
     TRYG(add_precomputed(g, kept, b), out);
+    if (agents_active(g->in->agents)) TRYG(add_episodes(g, kept, b), out);
     if (!g->baseline) goto out;
     struct batch_col *baseline;
     TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
@@ -434,6 +479,7 @@ static void end_generation(const struct stage *s) {
 
 static void gen_free(struct generation_state *g) {
     end_generation(g->s);
+    agent_loop_end(g);
     for (int64_t i = 0; i < g->n_groups * g->per; i++) {
         generation_drop_sample(&g->samples[i]);
         if (g->samples[i].scored) reward_result_free(&g->samples[i].reward);

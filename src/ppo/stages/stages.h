@@ -25,6 +25,7 @@ struct generation {
     struct reward *reward;
     const struct rl_dataset *data; /* of training; its order is the run's sampler */
     struct pool *threads;          /* decode samples that end together */
+    struct agents *agents;         /* of rows with several turns (agent_loop.h) */
     const struct ppo_rollout_config *rollout;
     const struct ppo_data_config *rows;
     const struct ppo_algorithm_config *algorithm;
@@ -55,7 +56,8 @@ bool ppo_on_policy(const struct stage *s, const struct batch *b);
  *   token; finish, text, reward_status, reward_message (string; the last "" for a score);
  *   score f64 (NaN unless scored), reward_extra_info JSON, sample_index i64, group i64 (which
  *   prompt of this batch), seconds f64, ended f64 (wall clock); for an estimator that needs it reward_baselines f64,
- *   the score of a greedy response (NaN unless scored), in training alone */
+ *   the score of a greedy response (NaN unless scored), in training alone; where rows of the data have several turns segments,
+ *   episode JSON (agent/tool_agent.h), num_turns i64, num_tool_calls i64, tool_seconds f64 */
 struct ppo_generate_args {
     const struct batch *prompts;
     const struct ppo_sampling *sampling;
@@ -190,6 +192,8 @@ int ppo_mini_reported(void *mini, const struct pack_micro *x, const void *record
 int ppo_data_metrics(const struct stage *s, const struct ppo_data_config *k, const struct batch *b);
 /* episode_metrics.c: of conversations with tools (BATCH_EPISODE) agent_loop/tool_errors/mean and others; without them nothing. */
 void ppo_episode_metrics(struct metrics *m, const struct batch *b);
+/* verl's num_turns of its samples as PREFIXnum_turns/min, max and mean. */
+void ppo_turn_metrics(struct metrics *m, const struct batch *b, const char *prefix);
 /* Every sample of the batch to run.db, and as traces those that actor_rollout_ref.rollout.trace selects. */
 /* sp: what drew its samples. */
 void ppo_record(const struct stage *s, const struct tokenizer *tok, const struct batch *b, const struct ppo_sampling *sp,

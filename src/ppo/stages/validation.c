@@ -410,9 +410,7 @@ int ppo_validate(const struct stage *s, const struct generation *g, const struct
     if (rc == 0) {
         metrics_set_i64(&s->run->metrics, rows.errors, "val-aux/reward_errors");
         ppo_reward_counts(&s->run->metrics, &whole, "val-aux/reward_errors/");
-        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/min");
-        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/max");
-        metrics_set(&s->run->metrics, 2, "val-aux/num_turns/mean");
+        ppo_turn_metrics(&s->run->metrics, &whole, "val-aux/");
         ppo_dump(s, g->tok, &whole, dump_dir);
         if (shown > 0) show_samples(s, g->tok, &whole, shown);
     }

@@ -1,0 +1,457 @@
+/* agent_loop.c - see agent_loop.h. A turn that has ended is parsed; its calls go to the tools at once, and when the last of them
+ * has answered, what they say is appended as tokens and the engine goes on with the response. */
+#include "ppo/stages/agent_loop.h"
+#include "ppo/stages/generation.h"
+
+#include "agent/continuous_tokens.h"
+#include "agent/tools.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MULTI_TURN "actor_rollout_ref.rollout.multi_turn."
+enum { MODEL_CONFIG_BYTES = 1 << 24 };
+
+struct agents {
+    struct agents_args a;
+    struct tools *tools;
+    struct continuous_tokens *join;
+    int32_t *stop_ids; /* of the parser */
+    int64_t n_stop_ids, n_rows, n_without_kwargs;
+    int64_t n_refused, n_cut, n_results; /* since the last report */
+};
+
+void agents_create(struct agents **out, const struct agents_args *a) {
+    *out = xcalloc(1, sizeof **out);
+    (*out)->a = *a;
+}
+
+void agents_destroy(struct agents *a) {
+    if (!a) return;
+    continuous_tokens_destroy(a->join);
+    tools_close(a->tools);
+    free(a->stop_ids);
+    free(a);
+}
+
+bool agents_active(const struct agents *a) { return a && a->n_rows > 0; }
+
+/* ---- rows ---- */
+
+static int model_type(const struct agents *a, json_t **config, const char **type) {
+    char *path = file_join(a->a.model_dir, "config.json");
+    const int rc = json_load(config, path, MODEL_CONFIG_BYTES);
+    free(path);
+    TRY(rc);
+    *type = json_string_value(json_object_get(*config, "model_type"));
+    return 0;
+}
+
+static int open_join(struct agents *a) {
+    json_t *config = NULL;
+    const char *type = NULL;
+    int rc = model_type(a, &config, &type);
+    if (rc == 0) rc = continuous_tokens_create(&a->join, a->a.tok, type ? type : "", a->a.rows->chat_kwargs);
+    json_decref(config);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int find_stop_ids(struct agents *a) {
+    const char *const *names = tool_parser_stop_tokens(a->a.k->parser);
+    int64_t n = 0;
+    while (names[n]) n++;
+    a->stop_ids = xcalloc((size_t)n + 1, sizeof *a->stop_ids);
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t id = tokenizer_id(a->a.tok, names[i]);
+        if (id >= 0) a->stop_ids[a->n_stop_ids++] = id;
+        else log_warn(MULTI_TURN "format=%s ends a turn at %s, which the tokenizer does not have", a->a.k->format, names[i]);
+    }
+    return 0;
+}
+
+static int open_all(struct agents *a) {
+    const struct ppo_agent_config *k = a->a.k;
+    if (a->join) return 0;
+    if (a->a.schedule == PPO_FULLY_ASYNC)
+        FAIL(ERR_UNSUPPORTED, "agent loop tool_agent in fully asynchronous training is not built; take "
+                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
+    TRY(tools_open(&a->tools, &(struct tools_config){.tool_config_path = k->tool_config_path,
+                                                     .function_tool_path = k->function_tool_path,
+                                                     .interaction_config_path = k->interaction_config_path,
+                                                     .max_response_length = k->max_tool_response_length,
+                                                     .truncate_side = k->truncate_side,
+                                                     .timeout_s = k->tool_timeout,
+                                                     .n_processes = (int)k->tool_processes}));
+    TRY(find_stop_ids(a));
+    return open_join(a);
+}
+
+/* Whether a row's loop is tool_agent. */
+static int is_tool_agent(const struct agents *a, const json_t *row, bool *yes) {
+    const struct ppo_agent_config *k = a->a.k;
+    const json_t *own = json_object_get(row, "agent_name");
+    const char *name = own && !json_is_null(own) ? json_string_value(own) : k->default_loop;
+    if (!name) FAIL(ERR_INPUT, "column 'agent_name' is not text");
+    if (a->a.schedule == PPO_FULLY_ASYNC && !k->multi_turn) name = "single_turn_agent"; /* verl's rule */
+    *yes = strcmp(name, "tool_agent") == 0;
+    if (!*yes && strcmp(name, "single_turn_agent") != 0)
+        FAIL(ERR_INPUT, "agent_name '%s': the agent loops there are: single_turn_agent, tool_agent", name);
+    return 0;
+}
+
+static const json_t *info_of(const json_t *row, const char *key) {
+    return json_object_get(json_object_get(row, "extra_info"), key);
+}
+
+/* With interactions every row of a tool_agent has one, as in verl 0.7.1. */
+static bool interacts(const struct agents *a) { return json_array_size(tools_interactions(a->tools)) > 0; }
+
+int agents_row(void *agents, const json_t *row, json_t **tools) {
+    struct agents *a = agents;
+    bool several;
+    *tools = NULL;
+    TRY(is_tool_agent(a, row, &several));
+    if (!several) return 0;
+    TRY(open_all(a));
+    a->n_rows++;
+    a->n_without_kwargs += json_object_size(info_of(row, "tools_kwargs")) == 0;
+    *tools = tools_select(a->tools, info_of(row, "tool_selection"));
+    return interacts(a) ? tools_check_interaction(a->tools, info_of(row, "interaction_kwargs")) : 0;
+}
+
+const int32_t *agents_stop_ids(const struct agents *a, int64_t *n) {
+    *n = a->n_stop_ids;
+    return a->stop_ids;
+}
+
+void agents_check(const struct agents *a) {
+    const struct ppo_agent_config *k = a->a.k;
+    const bool tools = k->tool_config_path || k->function_tool_path || k->interaction_config_path;
+    if (a->n_rows == 0 && tools)
+        log_warn("no row of the data has several turns: " MULTI_TURN "%s chooses no agent loop, as in verl. Set "
+                 "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent, or give rows a column agent_name with tool_agent",
+                 k->multi_turn ? "enable=True" : "tool_config_path");
+    if (a->n_rows > 0 && !tools)
+        log_warn("%lld rows are of a tool_agent, and there are no tools: set " MULTI_TURN "tool_config_path or " MULTI_TURN
+                 "function_tool_path",
+                 (long long)a->n_rows);
+    if (k->need_tools_kwargs && a->n_without_kwargs > 0)
+        log_warn("data.need_tools_kwargs=True: %lld rows of a tool_agent have no extra_info.tools_kwargs",
+                 (long long)a->n_without_kwargs);
+}
+
+/* ---- an episode ---- */
+
+static const json_t *row_of(const struct generation_state *g, int64_t i) {
+    const struct generation_group *group = &g->groups[i / g->per];
+    return batch_find(group->prompts, "row")->json[group->row];
+}
+
+int agent_loop_begin(struct generation_state *g, int64_t i) {
+    struct agents *const a = g->in->agents;
+    const struct generation_group *group = &g->groups[i / g->per];
+    bool several = false;
+    if (!agents_active(a)) return 0;
+    TRY(is_tool_agent(a, row_of(g, i), &several));
+    if (!several) return 0;
+    json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));
+    const struct tool_agent_rules rules = {.response_length = g->in->rows->max_response_length,
+                                           .max_assistant_turns = a->a.k->max_assistant_turns,
+                                           .max_user_turns = a->a.k->max_user_turns,
+                                           .max_parallel_calls = a->a.k->max_parallel_calls,
+                                           .parser = a->a.k->parser,
+                                           .interacts = interacts(a)};
+    tool_agent_create(&g->samples[i].agent, &rules, batch_find(group->prompts, "raw_prompt")->json[group->row], tools);
+    json_decref(tools);
+    return 0;
+}
+
+/* The sample's tokens are the episode's: those of an environment have log-prob 0. */
+static void take_ids(struct generation_sample *s) {
+    int64_t n, n_segments, at = 0;
+    const int32_t *ids = tool_agent_ids(s->agent, &n), *segments = tool_agent_segments(s->agent, &n_segments);
+    s->ids = xrealloc(s->ids, (size_t)n * sizeof *s->ids + 1);
+    memcpy(s->ids, ids, (size_t)n * sizeof *s->ids);
+    float **const arrays[] = {&s->logp, &s->sampling_logp};
+    for (int k = 0; k < 2; k++)
+        if (*arrays[k]) *arrays[k] = xrealloc(*arrays[k], (size_t)n * sizeof **arrays[k] + 1);
+    for (int64_t k = 0; k < n_segments; at += segments[2 * k++])
+        for (int64_t t = at; segments[2 * k + 1] == SEGMENT_ENVIRONMENT && t < at + segments[2 * k]; t++) {
+            s->logp[t] = 0;
+            if (s->sampling_logp) s->sampling_logp[t] = 0;
+        }
+    s->n = n;
+}
+
+/* verl's request_id: one of all that the tools know of; the same in a run that was resumed. */
+static char *episode_name(const struct generation_state *g, int64_t i) {
+    const struct generation_group *group = &g->groups[i / g->per];
+    return xasprintf("%s%lld-%lld-%lld", g->validation ? "val" : "step", (long long)g->s->run->step, (long long)i,
+                     (long long)batch_find(group->prompts, "uid")->i64[group->row]);
+}
+
+/* The episode is over. */
+static int end_episode(struct generation_state *g, int64_t i) {
+    struct generation_sample *s = &g->samples[i];
+    char *name = episode_name(g, i);
+    take_ids(s);
+    s->finish = tool_agent_ended(s->agent) == TOOL_AGENT_LENGTH ? ENGINE_LENGTH : ENGINE_STOP;
+    generation_ended(g, i);
+    const int rc = tool_agent_asked(s->agent) ? tools_end_episode(g->in->agents->tools, name) : 0;
+    free(name);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* The engine draws the next turn. */
+static int draw_turn(struct generation_state *g, int64_t i) {
+    struct generation_sample *s = &g->samples[i];
+    struct engine_request q;
+    take_ids(s);
+    TRY(generation_request(g, i, &q));
+    const int64_t most = g->in->rows->max_response_length, stream = q.n_prompt + s->n;
+    const int64_t left =
+        g->in->rows->max_prompt_length + most - stream; /* verl's limit of a turn: of the stream, not the response */
+    q.begun = s->ids;
+    q.begun_logp = s->logp;
+    q.begun_logp_kept = s->sampling_logp ? s->sampling_logp : s->logp;
+    q.n_begun = q.segment = s->n;
+    q.max_tokens = s->n + (left < most ? left : most);
+    return g->s->worker->ops->generate_add(g->s->worker, &q);
+}
+
+/* ---- tools ---- */
+
+static void wait_for(struct generation_state *g, struct agent_wait w) {
+    xgrow((void **)&g->waits, &g->cap_waits, g->n_waits + 1, sizeof *g->waits);
+    g->waits[g->n_waits++] = w;
+}
+
+static int call_tools(struct generation_state *g, int64_t i) {
+    const struct generation_sample *s = &g->samples[i];
+    char *name = episode_name(g, i);
+    json_t *data = tool_agent_data(s->agent);
+    int64_t n;
+    int rc = 0;
+    const struct tool_call *calls = tool_agent_calls(s->agent, &n);
+    for (int64_t k = 0; k < n && rc == 0; k++) {
+        const struct tool_request r = {.episode = name,
+                                       .name = calls[k].name,
+                                       .arguments = calls[k].arguments,
+                                       .n_arguments = strlen(calls[k].arguments),
+                                       .tools_kwargs = info_of(row_of(g, i), "tools_kwargs"),
+                                       .tool_selection = info_of(row_of(g, i), "tool_selection"),
+                                       .extra_fields = tool_agent_extra_fields(s->agent),
+                                       .agent_data = data};
+        struct agent_wait w = {.sample = i, .call = k};
+        rc = tools_call(g->in->agents->tools, &r, &w.ticket);
+        if (rc == 0) wait_for(g, w);
+    }
+    json_decref(data);
+    free(name);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int interact(struct generation_state *g, int64_t i) {
+    const struct generation_sample *s = &g->samples[i];
+    char *name = episode_name(g, i);
+    json_t *data = tool_agent_data(s->agent);
+    int64_t n_old;
+    const struct interaction_request r = {.episode = name,
+                                          .messages = tool_agent_messages(s->agent, &n_old),
+                                          .interaction_kwargs = info_of(row_of(g, i), "interaction_kwargs"),
+                                          .extra_fields = tool_agent_extra_fields(s->agent),
+                                          .agent_data = data};
+    struct agent_wait w = {.sample = i, .call = -1};
+    json_object_del(data, "messages"); /* sent once */
+    const int rc = tools_interact(g->in->agents->tools, &r, &w.ticket);
+    if (rc == 0) wait_for(g, w);
+    json_decref(data);
+    free(name);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* What is new in the conversation becomes tokens. */
+static int join(struct generation_state *g, int64_t i, enum tool_agent_next *next) {
+    struct generation_sample *s = &g->samples[i];
+    const struct generation_group *group = &g->groups[i / g->per];
+    const struct batch_col *prompts = batch_find(group->prompts, "prompts");
+    struct continuous_junction j = {0};
+    struct text_ids stream = {0};
+    int64_t n, n_old;
+    const int32_t *ids = tool_agent_ids(s->agent, &n);
+    const json_t *messages = tool_agent_messages(s->agent, &n_old);
+    text_ids_add(&stream, prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row));
+    text_ids_add(&stream, ids, n);
+    const int rc =
+        continuous_tokens_append(g->in->agents->join, messages, n_old, tool_agent_tools(s->agent), stream.p, stream.n, &j);
+    if (rc == 0) *next = tool_agent_join(s->agent, j.n_removed, j.added.p, j.added.n);
+    text_ids_free(&stream);
+    text_ids_free(&j.added);
+    if (rc == 0) return 0;
+    if (rc != ERR_FORMAT && rc != ERR_INPUT && rc != ERR_UNSUPPORTED) return err_pass(rc, __FILE__, __LINE__);
+    tool_agent_fail(s->agent, TOOL_AGENT_REFUSED, err_msg());
+    *next = TOOL_AGENT_END;
+    return 0;
+}
+
+static int go_on(struct generation_state *g, int64_t i, enum tool_agent_next next) {
+    if (next == TOOL_AGENT_JOIN) TRY(join(g, i, &next));
+    switch (next) {
+    case TOOL_AGENT_TOOLS: return call_tools(g, i);
+    case TOOL_AGENT_INTERACT: return interact(g, i);
+    case TOOL_AGENT_GENERATE: return draw_turn(g, i);
+    default: return end_episode(g, i);
+    }
+}
+
+/* A turn of sample i has ended. */
+static int take_turn(struct generation_state *g, int64_t i) {
+    struct generation_sample *s = &g->samples[i];
+    const struct tokenizer *tok = g->in->tok;
+    struct buf text = {0}, plain = {0};
+    enum tool_agent_next next;
+    int64_t begin;
+    tool_agent_ids(s->agent, &begin);
+    int rc = tool_parser_text(g->in->agents->a.k->parser, tok, s->ids + begin, s->n - begin, &text);
+    if (rc == 0 && interacts(g->in->agents)) rc = tokenizer_decode(tok, s->ids + begin, s->n - begin, true, &plain);
+    const struct tool_agent_turn t = {.ids = s->ids + begin,
+                                      .n = s->n - begin,
+                                      .text = text.p ? text.p : "",
+                                      .n_text = text.n,
+                                      .plain = plain.p ? plain.p : "",
+                                      .n_plain = plain.n};
+    if (rc == 0) rc = tool_agent_drawn(s->agent, &t, &next);
+    buf_free(&text);
+    buf_free(&plain);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : go_on(g, i, next);
+}
+
+/* The call that waits for this answer; -1: none, it is of a generation that was dropped. */
+static int64_t find_wait(const struct generation_state *g, int64_t ticket) {
+    for (int64_t w = 0; w < g->n_waits; w++)
+        if (g->waits[w].ticket == ticket) return w;
+    return -1;
+}
+
+static enum tool_agent_next take_call(struct tool_agent *a, int64_t call, const struct tool_result *r) {
+    const struct tool_agent_result x = {.text = r->text,
+                                        .n_text = r->n_text,
+                                        .status = tool_status_name(r->status),
+                                        .seconds = r->seconds,
+                                        .reward = r->reward,
+                                        .has_reward = r->has_reward,
+                                        .truncated = r->truncated};
+    return tool_agent_result(a, call, &x);
+}
+
+/* An interaction that fails ends the episode, as its exception does in verl. */
+static enum tool_agent_next take_reply(struct tool_agent *a, const struct tool_result *r) {
+    const struct tool_agent_reply x = {.text = r->text,
+                                       .n_text = r->n_text,
+                                       .seconds = r->seconds,
+                                       .stop = r->stop,
+                                       .has_score = r->has_reward,
+                                       .score = r->reward};
+    if (r->status == TOOL_OK) return tool_agent_replied(a, &x);
+    tool_agent_fail(a, r->status == TOOL_TIMEOUT ? TOOL_AGENT_TIMEOUT : TOOL_AGENT_ERROR, r->text);
+    return TOOL_AGENT_END;
+}
+
+static int take_result(struct generation_state *g, const struct tool_result *r) {
+    const int64_t w = find_wait(g, r->ticket);
+    if (w < 0) return 0;
+    const struct agent_wait wait = g->waits[w];
+    struct tool_agent *const a = g->samples[wait.sample].agent;
+    g->waits[w] = g->waits[--g->n_waits];
+    tool_result_apply(r, tool_agent_extra_fields(a));
+    const enum tool_agent_next next = wait.call < 0 ? take_reply(a, r) : take_call(a, wait.call, r);
+    phase_beat(g->s->run->stages);
+    return next == TOOL_AGENT_TOOLS ? 0 : go_on(g, wait.sample, next);
+}
+
+bool agent_loop_waits(const struct generation_state *g) { return g->n_waits > 0; }
+
+int agent_loop_step(struct generation_state *g, bool wait) {
+    for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
+    g->n_turned = 0;
+    double wait_s = wait ? 0.1 : 0;
+    for (; g->n_waits > 0; wait_s = 0) {
+        struct tool_result r;
+        const int got = tools_recv(g->in->agents->tools, wait_s, &r);
+        TRY(got);
+        if (got == 0) return 0;
+        const int rc = take_result(g, &r);
+        tool_result_free(&r);
+        TRY(rc);
+    }
+    return 0;
+}
+
+void agent_loop_end(struct generation_state *g) {
+    if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
+    free(g->turned);
+    free(g->waits);
+    g->turned = NULL;
+    g->waits = NULL;
+    g->n_turned = g->n_waits = g->cap_turned = g->cap_waits = 0;
+}
+
+/* ---- of samples that are over ---- */
+
+int64_t agent_loop_num_turns(const struct generation_sample *s) { return s->agent ? tool_agent_num_turns(s->agent) : 2; }
+
+char *agent_loop_failure(const struct generation_sample *s) {
+    if (!s->agent || !tool_agent_reason(s->agent)) return NULL;
+    return xasprintf("the episode ended as %s: %s", tool_agent_end_name(tool_agent_ended(s->agent)), tool_agent_reason(s->agent));
+}
+
+static json_t *one_turn(const struct generation_sample *s) {
+    return json_pack("{s:i, s:s, s:i, s:i, s:[]}", "turns", 2, "end", engine_finish_name(s->finish), "malformed", 0, "dropped", 0,
+                     "calls");
+}
+
+static int add_segments(const struct generation_sample *const *at, struct batch *b) {
+    struct batch_col *c;
+    int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        lens[i] = 1;
+        if (at[i]->agent) tool_agent_segments(at[i]->agent, &lens[i]);
+        lens[i] *= 2;
+    }
+    const int rc = batch_add(b, BATCH_SEGMENTS, BATCH_I32, lens, NULL, &c);
+    for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
+        const int32_t one[] = {(int32_t)at[i]->n, SEGMENT_POLICY};
+        int64_t n;
+        memcpy(c->i32 + c->off[i], at[i]->agent ? tool_agent_segments(at[i]->agent, &n) : one, (size_t)lens[i] * sizeof *one);
+    }
+    free(lens);
+    return rc;
+}
+
+int agent_loop_columns(const struct generation_sample *const *at, struct batch *b) {
+    struct batch_col *episode, *turns, *calls, *seconds;
+    TRY(add_segments(at, b));
+    TRY(batch_add(b, "episode", BATCH_JSON, NULL, NULL, NULL));
+    TRY(batch_add(b, "num_turns", BATCH_I64, NULL, NULL, NULL));
+    TRY(batch_add(b, "num_tool_calls", BATCH_I64, NULL, NULL, NULL));
+    TRY(batch_add(b, "tool_seconds", BATCH_F64, NULL, NULL, NULL));
+    episode = batch_find(b, "episode");
+    turns = batch_find(b, "num_turns");
+    calls = batch_find(b, "num_tool_calls");
+    seconds = batch_find(b, "tool_seconds");
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const struct tool_agent *a = at[i]->agent;
+        json_decref(episode->json[i]);
+        episode->json[i] = a ? tool_agent_episode(a) : one_turn(at[i]);
+        turns->i64[i] = agent_loop_num_turns(at[i]);
+        calls->i64[i] = a ? tool_agent_num_calls(a) : 0;
+        seconds->f64[i] = a ? tool_agent_tool_seconds(a) : 0;
+    }
+    return 0;
+}

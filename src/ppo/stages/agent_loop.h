@@ -1,0 +1,49 @@
+/* agent_loop.h - episodes of several turns within a generation: which loop a row has, its tools, and what happens between two of
+ * its turns.
+ *
+ * The state of one episode is agent/tool_agent.h's; drawing is rollout.c's. Tools run in helpers: no call here waits for one.
+ * Invariant: what an episode contains depends on weights, data, seeds and what its tools say alone, not on when they say it. */
+#ifndef VERLC_PPO_STAGES_AGENT_LOOP_H
+#define VERLC_PPO_STAGES_AGENT_LOOP_H
+
+#include "agent/tool_agent.h"
+#include "ppo/config.h"
+
+/* ---- what all episodes of a run share ---- */
+struct agents;
+struct agents_args {
+    const struct ppo_agent_config *k;
+    const struct ppo_data_config *rows;
+    enum ppo_schedule schedule;
+    const struct tokenizer *tok;
+    const char *model_dir; /* its config.json says which family's rules join messages */
+};
+/* Opens nothing yet: tools, interactions and templates are opened by the first row that needs them. Arguments are borrowed. */
+void agents_create(struct agents **out, const struct agents_args *a);
+void agents_destroy(struct agents *a); /* NULL ok */
+/* Whether a row of the data has several turns; before the data are open: no. */
+bool agents_active(const struct agents *a);
+/* rl_dataset_args.tools: what a row's prompt is rendered with. ERR_INPUT: no such loop; else the tools' errors. */
+int agents_row(void *agents, const json_t *row, json_t **tools);
+/* What ends a turn besides the model's end tokens; borrowed. */
+const int32_t *agents_stop_ids(const struct agents *a, int64_t *n);
+/* After the data are open: warnings about rows that do not do what the keys suggest. */
+void agents_check(const struct agents *a);
+
+/* ---- in a generation ---- */
+struct generation_state;
+/* A sample of a row with several turns gets its episode; another one stays without. */
+int agent_loop_begin(struct generation_state *g, int64_t i);
+/* Goes on with episodes whose turn has ended or whose tools have answered; those that are over are in g->ended then. wait: briefly,
+ * for an answer. */
+int agent_loop_step(struct generation_state *g, bool wait);
+bool agent_loop_waits(const struct generation_state *g); /* for tools */
+void agent_loop_end(struct generation_state *g);         /* frees; answers that are pending are dropped */
+struct generation_sample;
+int64_t agent_loop_num_turns(const struct generation_sample *s); /* verl's num_turns: 2 of a sample with one turn */
+/* Why an episode failed, which gives its sample no score; caller frees. NULL: it did not. */
+char *agent_loop_failure(const struct generation_sample *s);
+/* Adds segments, episode, num_turns, num_tool_calls and tool_seconds. at: each row's sample (n_rows). */
+int agent_loop_columns(const struct generation_sample *const *at, struct batch *b);
+
+#endif
