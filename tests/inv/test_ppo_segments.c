@@ -396,7 +396,7 @@ static void empty_and_led_by_the_environment(void **state) {
     configure(&r.k, KL_LOSS);
     open_model(&r, VERLC_ACTOR);
     r.k.algorithm.adv = algo_adv_find("rloo");
-    const struct ppo_placement alone = ppo_placement_alone(0);
+    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
     r.w.k = ppo_worker_config(&r.k, &alone);
     batch_init(&b, N);
     OK(batch_add(&b, "prompts", BATCH_I32, prompt, NULL, NULL));

@@ -228,7 +228,6 @@ int ppo_data_metrics(const struct stage *st, const struct ppo_data_config *k, co
     spread_set(m, &prompt, "prompt_length");
     metrics_set(m, clip, "prompt_length/clip_ratio");
     agent_loop_metrics(m, b);
-    ppo_episode_metrics(m, b);
     ppo_turn_metrics(m, b, "");
     tool_metrics(m, b);
     /* groups that teach nothing: every sample of the prompt has the same score */

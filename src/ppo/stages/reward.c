@@ -438,6 +438,7 @@ int ppo_reward(const struct stage *s, const struct ppo_reward_config *k, struct 
     double *level;
     *dropped = (struct batch){0};
     ppo_share_scores(b);
+    ppo_episode_metrics(&s->run->metrics, b); /* of those that are lost below too */
     TRY(drop_errors(s, k, b, dropped));
     TRY(weigh_sources(k, b));
     TRY(ppo_add_f64(b, "token_level_scores", "responses", &level));
