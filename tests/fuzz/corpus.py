@@ -176,7 +176,8 @@ def run_db():
         with tempfile.TemporaryDirectory() as d:
             db = sqlite3.connect(Path(d) / "run.db")
             blobs = ("entropy", "ref_logp", "advantages", "token_bytes", "prompt_bytes")
-            more = "".join(f", {c} BLOB" for c in blobs) + ", reward_message TEXT, segments BLOB, episode TEXT" if version == 2 else ""
+            added = "".join(f", {c} BLOB" for c in blobs) + ", reward_message TEXT, segments BLOB, episode TEXT"
+            more = added if version == 2 else ""
             db.executescript(f"""PRAGMA page_size=512; CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);
                 CREATE TABLE metrics(step INTEGER, name TEXT, value REAL, PRIMARY KEY(step, name)) WITHOUT ROWID;
                 CREATE TABLE samples(id INTEGER PRIMARY KEY, step INTEGER, validation INTEGER, uid INTEGER, sample INTEGER,
