@@ -80,7 +80,7 @@ int comm_stop_asked(const struct comm *c) { return atomic_load(&c->whole->stop_s
 
 static json_t *heartbeat(struct comm *c) {
     pthread_mutex_lock(&c->lock);
-    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "pulse", "stage", c->reported.stage, "done",
+    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:f,s:i,s:I}", "type", "heartbeat", "stage", c->reported.stage, "done",
                           (json_int_t)c->reported.done, "total", (json_int_t)c->reported.total, "age", clock_awake() - c->progress,
                           "waits_for", c->waits_for, "call", (json_int_t)c->taken);
     pthread_mutex_unlock(&c->lock);

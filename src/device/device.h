@@ -65,7 +65,7 @@ int dev_open_ref(struct dev *d);
  * "avx2", "c". ERR_UNSUPPORTED when this CPU lacks it. */
 int dev_open_cpu(struct dev *d, int n_threads, const char *isa);
 /* GPU number `index` (CUDA's numbering: CUDA_VISIBLE_DEVICES applies). Opens libverlc_cuda.so from
- * beside the program or ../lib/verlc, or the file that VERLC_CUDA_LIB names. ERR_DEVICE says in one
+ * next to the program or ../lib/verlc, or the file that VERLC_CUDA_LIB names. ERR_DEVICE says in one
  * line why it cannot: not built, no driver, an old driver, no GPU, an architecture that was not built. */
 int dev_open_cuda(struct dev *d, int index);
 /* Whether dev_open_cuda has a library, a driver and a GPU to work with; else why not, in one line.

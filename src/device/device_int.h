@@ -7,10 +7,10 @@
 
 void dev_trace__open(struct dev *d, const char *op, int64_t a, int64_t b, int64_t c);
 int dev_trace__close(struct dev *d, int rc); /* gives rc back */
-/* An operation between ranks, in which calls may lie: of so many bytes, with a part of so many ranks. beside: it runs on streams
- * of its own, whose backend takes the stamp that is given back and the next one, at its begin and end; else, and with -1, it takes
- * as long as the host's call. */
-int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, int ranks, bool beside);
+/* An operation between ranks, in which calls may lie: of so many bytes, with a part of so many ranks. overlapped: it runs on
+ * streams of its own, whose backend takes the stamp that is given back and the next one, at its begin and end; else, and with -1,
+ * it takes as long as the host's call. */
+int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, int ranks, bool overlapped);
 int dev_trace__exchange_close(struct dev *d, int rc); /* gives rc back */
 void dev_trace__pause(struct dev *d, bool paused);    /* no trace is fine */
 void dev_trace__drop(struct dev *d);

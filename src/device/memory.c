@@ -56,7 +56,7 @@ int dev_host_alloc(struct dev *d, size_t bytes, void **out) {
     if (bytes == 0) return 0;
     const int rc = d->ops->host_alloc(d, bytes, out);
     if (rc == ERR_NOMEM)
-        FAIL(ERR_NOMEM, "%s: the host cannot pin %.3f GiB for offload, beside %.3f GiB already pinned", d->describe,
+        FAIL(ERR_NOMEM, "%s: the host cannot pin %.3f GiB for offload, in addition to %.3f GiB already pinned", d->describe,
              (double)bytes / 0x1p30, (double)d->host_allocated / 0x1p30);
     TRY(rc);
     d->host_allocated += bytes;

@@ -1,6 +1,6 @@
 /* memory.h - memory of a device: allocations, scratch, copies; pinned host memory and copy streams for offload.
  *
- * Work is queued in order on the device's compute stream; copies on a copy stream run beside it. */
+ * Work is queued in order on the device's compute stream; copies on a copy stream overlap it. */
 #ifndef VERLC_DEVICE_MEMORY_H
 #define VERLC_DEVICE_MEMORY_H
 
@@ -20,8 +20,8 @@ size_t dev_working_bytes(struct dev *d, const struct dev_sizes *s);
 /* With memory of its own the device takes them now: afterwards no op of a run within these sizes allocates. Without, the ops
  * take them as they need them. ERR_NOMEM. */
 int dev_reserve(struct dev *d, const struct dev_sizes *s);
-/* Bytes that the driver takes beside every allocation: kernels' code and CUDA graphs. The context's were gone before
- * mem_total was asked. */
+/* Bytes that the driver takes in addition to every allocation: kernels' code and CUDA graphs. The context's are not
+ * part of mem_total. */
 size_t dev_driver_bytes(const struct dev *d);
 int dev_memory(struct dev *d, struct dev_memory *out);
 

@@ -29,7 +29,7 @@ static struct { /* opened once, stays until the process ends: the CUDA runtime c
     int (*open)(struct dev *d, int index);
 } lib;
 
-/* The library's path, caller frees: VERLC_CUDA_LIB, or beside the program, or ../lib/verlc. */
+/* The library's path, caller frees: VERLC_CUDA_LIB, or next to the program, or ../lib/verlc. */
 static int find_library(char **out) {
     const char *env = getenv("VERLC_CUDA_LIB");
     if (env && *env) {
@@ -48,7 +48,7 @@ static int find_library(char **out) {
     if (file_exists(*out)) return 0;
     free(*out);
     *out = NULL;
-    FAIL(ERR_DEVICE, "cuda: built without CUDA: " LIB_NAME " is not beside the program (`make CUDA=1` builds it)");
+    FAIL(ERR_DEVICE, "cuda: built without CUDA: " LIB_NAME " is not next to the program (`make CUDA=1` builds it)");
 }
 
 /* The runtime inside the library looks the driver up by this name; where it lies outside the

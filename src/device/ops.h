@@ -221,7 +221,7 @@ struct dev_caps {
     bool own_memory;     /* device memory is not the host's: there is pinned host memory and there are copy streams */
     bool graphs;         /* calls can be captured and replayed: CUDA graphs */
     bool plain_weights;  /* a packed weight is its row-major matrix and nothing else: neighbours may be written as one array */
-    size_t driver_bytes; /* device memory that the driver takes beside all else: kernels' code, graphs (measured) */
+    size_t driver_bytes; /* device memory that the driver takes in addition: kernels' code, graphs (measured) */
 };
 
 /* The largest sizes of a run, from which a backend sizes its scratch memory. */
@@ -234,7 +234,7 @@ struct dev_sizes {
     int64_t n_q_heads, head_dim;
 };
 
-/* Device memory beside that of dev_alloc, in bytes. */
+/* Device memory in addition to that of dev_alloc, in bytes. */
 struct dev_memory {
     size_t working;   /* held by the backend: scratch, memory for autotuning */
     size_t system;    /* taken by the driver since the device was opened: kernels' code, CUDA graphs; 0: not known, as on a
@@ -258,7 +258,7 @@ struct dev_ops {
     int (*copy_out)(struct dev *d, void *dst_host, const void *src_dev, size_t bytes); /* waits */
     int (*copy)(struct dev *d, void *dst_dev, const void *src_dev, size_t bytes);
     int (*zero)(struct dev *d, void *dst_dev, size_t bytes);
-    /* scratch memory of the ops, beside alloc; NULL: next to none, nothing to reserve, not counted */
+    /* scratch memory of the ops, not of alloc; NULL: next to none, nothing to reserve, not counted */
     size_t (*working_bytes)(struct dev *d, const struct dev_sizes *s);
     int (*reserve)(struct dev *d, const struct dev_sizes *s);
     int (*memory)(struct dev *d, struct dev_memory *out);

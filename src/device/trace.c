@@ -2,7 +2,7 @@
  * ran it.  Written as Chrome's trace events (Perfetto opens them) and as a table; the log
  * says how long the device idled, waiting for the host, by phase and for each launch of a CUDA graph.
  * Calls captured in a CUDA graph are one span, that of graph_run.  Operations between ranks have tracks of their own, for they
- * run beside the calls or contain them.  A profiler that listens (struct dev's range) gets NVTX ranges of the same calls,
+ * overlap the calls or contain them.  A profiler that listens (struct dev's range) gets NVTX ranges of the same calls,
  * operations and phases.
  *
  * Invariant: with no trace on and no profiler, a call costs two comparisons more. */
@@ -103,13 +103,13 @@ int dev_trace__close(struct dev *d, int rc) {
     return rc;
 }
 
-int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, int ranks, bool beside) {
+int64_t dev_trace__exchange_open(struct dev *d, const char *op, int64_t bytes, int ranks, bool overlapped) {
     struct dev_trace *t = d->trace;
     if (d->range) d->range(op);
     if (!t) return -1;
     xgrow((void **)&t->exchanges, &t->cap_exchanges, t->n_exchanges + 1, sizeof *t->exchanges);
     struct exchange *x = &t->exchanges[t->n_exchanges];
-    *x = (struct exchange){.op = op, .bytes = bytes, .ranks = ranks, .stamp = beside && d->ops->stamp ? two_stamps(d) : -1};
+    *x = (struct exchange){.op = op, .bytes = bytes, .ranks = ranks, .stamp = overlapped && d->ops->stamp ? two_stamps(d) : -1};
     x->host0 = clock_now() - t->start;
     return x->stamp;
 }
@@ -315,7 +315,7 @@ static void add_name(const struct dev_trace *t, json_t *events, int track, const
     json_array_append_new(events, e);
 }
 
-/* Those that run beside each other go to different tracks, the first of which is number `first`. */
+/* Those that overlap go to different tracks, the first of which is number `first`. */
 static void add_exchanges(const struct dev_trace *t, json_t *events, int first) {
     enum { TRACKS = 4 };
     double end[TRACKS] = {0};

@@ -14,7 +14,7 @@
 
 /* A model that is trained. */
 struct disk_model {
-    const struct model_config *config; /* a critic's has gone through model_config_make_value; json NULL: there is none */
+    const struct model_config *config; /* of a critic as model_config_make_value leaves it; json NULL: there is none */
     const char *dir;                   /* whose tokenizer files are copied */
     const struct train_lora *lora;
     const struct optim_config *optim;

@@ -133,7 +133,7 @@ int run_validate_first(struct run *r);
 int run_check_stop(struct run *r, int64_t done, int64_t total);
 /* After an update: in a step that has changed a model no stage is given up for a signal, until the step has ended. */
 void run_updated(struct run *r);
-/* The step's metrics are complete: cursor, validation, checkpoint, record. A failure has gone through run_fail. */
+/* The step's metrics are complete: cursor, validation, checkpoint, record. After a failure run_fail has been called. */
 int run_end_step(struct run *r);
 /* After any failure in or after a step: a step half made is not counted; the last whole one is saved where it is not
  * on disk yet and may be; the message says where to go on from. Returns rc. */

@@ -342,7 +342,7 @@ def comm():
     yield b"\0" + struct.pack("<IHHiIQQQ", 0x434C5256, 1, 1, -1, 0, 1, 0, 0)
     yield b"\1" + compact({"type": "join", "protocol": 1, "version": "1", "build": "ab", "rank": 0, "size": 2, "host": "a",
                            "machine": "a 1", "pid": 5, "calls": "10.0.0.1:5", "mesh": ["", "10.0.0.1:6,10.1.0.1:6"]})
-    yield b"\2" + compact({"type": "pulse", "stage": "update", "done": 3, "total": 8, "age": 0.5, "waits_for": -2, "call": 4})
+    yield b"\2" + compact({"type": "heartbeat", "stage": "update", "done": 3, "total": 8, "age": 0.5, "waits_for": -2, "call": 4})
     yield b"\3" + compact({"call": "echo", "args": {}, "arrays": [0, 5, 70000]})
     yield b"\4" + compact({"protocol": 1, "address": "10.0.0.1:5", "key": "k" * 40, "job": "7/0"})
     yield b"\5SLURM_JOB_ID=7\nSLURM_STEP_ID=0\nSLURM_PROCID=1\nSLURM_NTASKS=4\nSLURM_LOCALID=1\nSLURM_NODEID=0" \

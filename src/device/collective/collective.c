@@ -51,7 +51,7 @@ struct step {
     unsigned char id[DEV_NCCL_ID]; /* rank 0's */
 };
 
-/* *whole: no rank has failed at this step. why: the first that has, beside what is there. */
+/* *whole: no rank has failed at this step. why: the first that has, appended. */
 static int agree(struct collective *g, struct step *all, int rc, bool *whole, struct buf *why) {
     struct step *const mine = &all[g->rank];
     mine->failed = rc < 0;

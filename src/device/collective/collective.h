@@ -3,7 +3,7 @@
  * Bytes move between ranks; nothing is added on the way. The owner of an element adds its summands in rank order, each sum
  * rounded once, so any number of ranks gives the bits of dev_fold and dev_embed_bwd on one.
  * GPUs of one host that reach each other read each other's memory by copy engines, other GPUs send by NCCL; both on streams of
- * the group's own, beside what the compute stream does. All other devices go through host memory and comm, and a call returns when
+ * the group's own, overlapped with the compute stream. All other devices go through host memory and comm, and a call returns when
  * its bytes have arrived.
  *
  * Collective calls are made by every rank, in the same order; ranks that are in two groups make those of both in one order.
@@ -31,8 +31,8 @@ int collective_rank(const struct collective *g);
 int collective_size(const struct collective *g);
 struct comm *collective_comm(struct collective *g);
 const char *collective_way(const struct collective *g); /* for people: "peers' memory", "NCCL 2.28.9", "the host"; "": one rank */
-/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes beside what they share: by NCCL where
- * VERLC_GROUP says so, else by the fastest way there, or through the host. */
+/* Device memory, at most, that a group of `size` ranks, `local` of them on this host, takes in addition to what they share: by
+ * NCCL where VERLC_GROUP says so, else by the fastest way there, or through the host. */
 size_t collective_bytes(const struct dev *d, int size, int local);
 
 /* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
@@ -54,14 +54,14 @@ struct dev_bucket {
     int64_t width;         /* element e of the bucket is row e / width, column e % width of the table, which is the whole bucket */
 };
 
-/* Collective. Queued behind what the compute stream has now; runs beside what comes later on it. *b may go. */
+/* Collective. Queued behind what the compute stream has now; overlaps what comes later on it. *b may go. */
 int collective_fold(struct collective *g, const struct dev_bucket *b, int64_t *ticket);
 /* The compute stream waits until all ranks have read what this fold or gather reads. 0: none. */
 int collective_reuse(struct collective *g, int64_t ticket);
 /* The compute stream waits for all folds of this rank. */
 int collective_join(struct collective *g);
 /* Collective. whole: shared memory; part i has rank r's bytes at [at[i * (size + 1) + r], at[i * (size + 1) + r + 1]), host;
- * afterwards every rank has all. Queued behind what the compute stream has now; runs beside what comes later on it. */
+ * afterwards every rank has all. Queued behind what the compute stream has now; overlaps what comes later on it. */
 int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket);
 /* The compute stream waits until this rank has all of the last one that was begun, and of those before it. */
 int collective_gather_end(struct collective *g);

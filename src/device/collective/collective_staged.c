@@ -2,7 +2,7 @@
  * in which order.
  *
  * Summands go from where they are to slots of a bounded size, a piece of each rank at a time. Of the rows of the token embedding a
- * rank sends, beside the piece that they belong to, the sums of equal ids: one row for each id, in ascending order, made as
+ * rank sends, with the piece that they belong to, the sums of equal ids: one row for each id, in ascending order, made as
  * dev_embed_bwd makes them. The ids themselves go through the host: so every rank knows what comes.
  * Invariant: all ranks compute the same pieces and rows, so the transport sees calls that fit everywhere. */
 #include "device/collective/collective_int.h"

@@ -3,7 +3,7 @@
  *
  * All GEMMs are one function, mm: each element of the result is one chain of
  * multiply-adds, k ascending, so that its bits depend neither on the register
- * block it falls into nor on the rows and columns beside it.  A masked score
+ * block it falls into nor on the neighbouring rows and columns.  A masked score
  * becomes a weight of exactly 0, and adding 0 times a finite number changes
  * nothing (the sign of a zero sum aside, which attn_out settles). */
 
@@ -13,7 +13,7 @@ enum mm_kind { MM_F32, MM_BF16, MM_PAIRS };
 /* C (mr, nv vectors) of one register block. The last vector has `last` columns in memory. ldb is in
  * elements of B (pairs for MM_PAIRS). */
 VEC_FN void mm_block(const int mr, const int nv, const enum mm_kind kind, int64_t k, const float *a, int64_t row, int64_t col,
-                     const void *bv, int64_t ldb, ptrdiff_t ahead, float *c, int64_t ldc, int64_t last, bool add) {
+                     const void *bv, int64_t ldb, ptrdiff_t prefetch, float *c, int64_t ldc, int64_t last, bool add) {
     const float *b = bv;
     const uint16_t *h = bv;
     vec s[MM_ROWS][VEC_NV];
@@ -25,7 +25,7 @@ VEC_FN void mm_block(const int mr, const int nv, const enum mm_kind kind, int64_
         vec y[VEC_NV], z[VEC_NV];
         VEC_UNROLL for (int j = 0; j < nv; j++) {
             if (kind == MM_BF16 && j % 2 == 0) /* two vectors are a line of 64 bytes */
-                __builtin_prefetch((const void *)((uintptr_t)(h + x * ldb + j * VEC) + (uintptr_t)ahead));
+                __builtin_prefetch((const void *)((uintptr_t)(h + x * ldb + j * VEC) + (uintptr_t)prefetch));
             y[j] = kind == MM_BF16 ? vload_bf16(h + x * ldb + j * VEC) : vload(b + (kind == MM_PAIRS ? x / 2 : x) * ldb + j * VEC);
             if (kind == MM_PAIRS) {
                 z[j] = vpair_hi(y[j]);
@@ -57,19 +57,19 @@ struct mm {
     int64_t ldb;
     float *c;
     int64_t ldc;
-    bool add;        /* C += instead of = */
-    ptrdiff_t ahead; /* MM_BF16: bytes from an element of b to one that is worth fetching */
+    bool add;           /* C += instead of = */
+    ptrdiff_t prefetch; /* MM_BF16: bytes from an element of b to one that is worth fetching */
 };
 
 VEC_FN void mm_dispatch(const enum mm_kind kind, int mr, int nv, const struct mm *p, const float *a, const void *b, float *c,
                         int64_t last) {
 /* blocks over the limits are never asked for; the clamps keep them from being compiled */
 #define MM_FITS(I, J) ((J) <= ((I) <= VEC_MR ? VEC_NV : MM_WIDE_NV) && (I) <= (kind == MM_F32 ? VEC_MR : MM_ROWS))
-#define MM_CASE(I, J)                                                                                                         \
-    case (I)*8 + (J):                                                                                                         \
-        if (MM_FITS(I, J))                                                                                                    \
-            mm_block(MM_FITS(I, J) ? (I) : 1, MM_FITS(I, J) ? (J) : 1, kind, p->k, a, p->row, p->col, b, p->ldb, p->ahead, c, \
-                     p->ldc, last, p->add);                                                                                   \
+#define MM_CASE(I, J)                                                                                                            \
+    case (I)*8 + (J):                                                                                                            \
+        if (MM_FITS(I, J))                                                                                                       \
+            mm_block(MM_FITS(I, J) ? (I) : 1, MM_FITS(I, J) ? (J) : 1, kind, p->k, a, p->row, p->col, b, p->ldb, p->prefetch, c, \
+                     p->ldc, last, p->add);                                                                                      \
         break;
 #define MM_ROW(I) MM_CASE(I, 1) MM_CASE(I, 2) MM_CASE(I, 3) MM_CASE(I, 4)
     switch (mr * 8 + nv) { MM_ROW(1) MM_ROW(2) MM_ROW(3) MM_ROW(4) MM_ROW(5) MM_ROW(6) MM_ROW(7) MM_ROW(8) }
@@ -240,8 +240,8 @@ static void kern_attn_decode(const struct cpu_attn_tile *t) {
     for (int64_t r = 0; r < t->rows; r++) softmax_row(t, r, s + r * DEV_KEY_TILE, groups);
     for (int64_t g = 0; g < groups; g++) {
         const int64_t k = t->n_keys - g * VEC < VEC ? t->n_keys - g * VEC : VEC;
-        const ptrdiff_t ahead = (ptrdiff_t)((uintptr_t)t->v_next[g] - (uintptr_t)t->v_rows[g]);
-        mm_bf16(&(struct mm){t->rows, up, k, s + g * VEC, DEV_KEY_TILE, 1, t->v_rows[g], up, t->acc, up, true, ahead});
+        const ptrdiff_t prefetch = (ptrdiff_t)((uintptr_t)t->v_next[g] - (uintptr_t)t->v_rows[g]);
+        mm_bf16(&(struct mm){t->rows, up, k, s + g * VEC, DEV_KEY_TILE, 1, t->v_rows[g], up, t->acc, up, true, prefetch});
     }
 }
 
@@ -305,7 +305,7 @@ static void kern_attn_bwd(const struct cpu_attn_tile *t) {
     for (int64_t i = 0, k = 0, mr; i < key_blocks; i++, k += mr) {
         mr = even_size(t->n_keys, key_blocks, i);
         /* rows before the first key's own position see none of these keys */
-        const int64_t ahead = t->key0 + k - t->pos[0], r = ahead > 0 ? ahead * t->group : 0;
+        const int64_t first = t->key0 + k - t->pos[0], r = first > 0 ? first * t->group : 0;
         if (r >= t->rows) break;
         mm(&(struct mm){mr, t->dim, t->rows - r, t->p + r * tile + k, 1, tile, t->dout + r * up, up, t->dv + k * t->dim, t->dim,
                         true, 0});

@@ -90,7 +90,7 @@ static void stream_store(const struct gemm_job *j, int64_t p, const float *c) {
     j->g->store(&o, (int)j->m, cols, c);
 }
 
-/* The panels [p, hi): those of the first half beside those of the second where the kernel takes two. */
+/* The panels [p, hi): those of the first half together with those of the second where the kernel takes two. */
 static void stream_part(void *arg, int64_t part, int thread) {
     const struct gemm_job *j = arg;
     const struct cpu_gemm_ops *g = j->g;

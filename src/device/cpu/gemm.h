@@ -36,7 +36,7 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     /* B panel of r in [r0, r0 + rn) from a panel of a packed weight; may return the weight. */
     const void *(*b_fwd)(void *dst, const void *panel, int64_t r0, int64_t rn);
     /* B panel whose columns are inputs [k, k + 32) and whose r are outputs: `panels` weight
-     * panels, `stride` elements apart; src is the first one's block of those 32 inputs. */
+     * panels, with a stride of that many elements; src is the first one's block of those 32 inputs. */
     void (*b_dx)(void *dst, const void *src, int64_t stride, int64_t panels);
     /* B panel from rows: src[r * ld + j], j < cols <= 32. */
     void (*b_rows)(void *dst, const void *src, int64_t ld, int cols, int64_t rn);
@@ -51,7 +51,7 @@ struct cpu_gemm_ops { /* for operands of one dtype */
     void (*stream_two)(int rows, int64_t rn, const void *a, const void *panel, const void *panel2, float *c, float *c2);
     void (*store)(const struct cpu_gemm_out *o, int rows, int cols, const float *c);
 
-    /* Weight panel from rows of f32 or bf16 (rows <= 32, k inputs, ld elements apart). */
+    /* Weight panel from rows of f32 or bf16 (rows <= 32, k inputs, row stride ld). */
     void (*pack_w)(void *panel, const void *src, enum dtype dt, int64_t ld, int rows, int64_t k);
 };
 

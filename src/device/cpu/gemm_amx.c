@@ -64,8 +64,8 @@ static void block_32(int64_t rn, const uint16_t *a, const uint16_t *b, float *c,
     _tile_stored(3, lower + 16, C_LINE);
 }
 
-/* 16 rows; `ahead`: bytes to prefetch ahead in the panel. */
-static void block_16(int64_t rn, const uint16_t *a, const uint16_t *b, float *c, bool load, int64_t ahead) {
+/* 16 rows; prefetch: bytes from what is read to what is prefetched; 0: nothing is. */
+static void block_16(int64_t rn, const uint16_t *a, const uint16_t *b, float *c, bool load, int64_t prefetch) {
     if (load) {
         _tile_loadd(0, c, C_LINE);
         _tile_loadd(1, c + 16, C_LINE);
@@ -74,9 +74,9 @@ static void block_16(int64_t rn, const uint16_t *a, const uint16_t *b, float *c,
         _tile_zero(1);
     }
     for (int64_t r = 0; r < rn; r += 32, a += 512, b += 1024) {
-        if (ahead) {
+        if (prefetch) {
 #pragma GCC unroll 32
-            for (int i = 0; i < 32; i++) __builtin_prefetch((const char *)b + ahead + i * 64, 0, 3);
+            for (int i = 0; i < 32; i++) __builtin_prefetch((const char *)b + prefetch + i * 64, 0, 3);
         }
         _tile_loadd(4, a, LINE);
         _tile_loadd(6, b, LINE);

@@ -20,7 +20,7 @@
 
 #include <string.h>
 
-enum { T_COLS = T_W * T_NV, T_PREFETCH = 8192 }; /* bytes ahead in a streamed panel */
+enum { T_COLS = T_W * T_NV, T_PREFETCH = 8192 }; /* bytes to what is prefetched of a streamed panel */
 _Static_assert(CPU_PANEL % T_COLS == 0, "a block covers a whole part of a panel");
 
 /* One block of `rows` x T_COLS columns starting at column col of the panel. All

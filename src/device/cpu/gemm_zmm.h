@@ -43,7 +43,7 @@ static inline __attribute__((always_inline)) void zmm_transpose(__m512i r[16]) {
     }
 }
 
-/* dst [16][16] words, 64-aligned = the transpose of 16 rows of src, ld words apart. */
+/* dst [16][16] words, 64-aligned = the transpose of 16 rows of src, with a stride of ld words. */
 static inline void zmm_transpose_words(uint32_t *dst, const uint32_t *src, int64_t ld) {
     __m512i r[16];
 #pragma GCC unroll 16

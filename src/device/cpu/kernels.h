@@ -30,7 +30,7 @@ struct cpu_attn_tile {
     float *max, *sum; /* (rows) running; max is in units of log 2 */
     /* decode, instead of kt and v: each group of 16 keys (16, D), the last padded */
     const uint16_t *k_rows[DEV_KEY_TILE / 16], *v_rows[DEV_KEY_TILE / 16];
-    const uint16_t *k_next[DEV_KEY_TILE / 16], *v_next[DEV_KEY_TILE / 16]; /* to be fetched ahead */
+    const uint16_t *k_next[DEV_KEY_TILE / 16], *v_next[DEV_KEY_TILE / 16]; /* to be prefetched */
     /* backward */
     const float *k;           /* (n_keys, Dp) */
     const float *vt;          /* as kt */

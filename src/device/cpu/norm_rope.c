@@ -20,7 +20,7 @@ static char *at(struct tensor t, int64_t i) { return (char *)t.data + (size_t)i 
 /* Rows of c elements that make a part. */
 static int64_t rows_per_part(int64_t c) { return c < PART_ELEMS ? PART_ELEMS / c : 1; }
 
-/* dst (c) += the sum of the n partial sums, `stride` apart, in order; the first one takes it. */
+/* dst (c) += the sum of the n partial sums, with that stride, in order; the first one takes it. */
 static void add_partials(const struct cpu_kern *k, float *dst, float *sums, int64_t n, int64_t stride, int64_t c) {
     for (int64_t i = 1; i < n; i++) k->add(sums, sums + i * stride, c);
     k->add(dst, sums, c);

@@ -74,13 +74,13 @@ static void *open_path_pythons(const struct cuda_library *l) {
     return handle;
 }
 
-/* A wheel's program is PREFIX/bin/verlc; a tarball's may have .venv beside it. */
+/* A wheel's program is PREFIX/bin/verlc; a tarball's may have .venv next to it. */
 static void *open_own_python(const struct cuda_library *l) {
     char *dir = file_program_dir();
     if (!dir) return NULL;
-    char *beside = file_join(dir, ".venv");
-    void *handle = open_python(l, beside);
-    free(beside);
+    char *venv = file_join(dir, ".venv");
+    void *handle = open_python(l, venv);
+    free(venv);
     char *slash = strrchr(dir, '/');
     if (slash) *slash = '\0';
     if (!handle) handle = open_python(l, *dir ? dir : "/");

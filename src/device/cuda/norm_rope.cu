@@ -102,7 +102,7 @@ struct norm_bwd {
 };
 
 /* With v = x * rstd and g = dy * w: dx += rstd * (g - v * mean(g * v)), dw = sum over rows of dy * v.
- * A block has every gridDim.x-th row, the last first; a thread C chunks of columns, blockDim.x chunks apart. */
+ * A block has every gridDim.x-th row, the last first; a thread C chunks of columns with a stride of blockDim.x chunks. */
 template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THREADS) rmsnorm_bwd_kernel(const norm_bwd a) {
     __shared__ float sh[2][32];
     float dw[C][CHUNK] = {};

@@ -119,7 +119,7 @@ struct row {
     mass_t *group_mass;
     uint32_t *group_ties;
     float max;  /* of z */
-    float unit; /* mass of probability 1 beside the largest */
+    float unit; /* mass of probability 1, in the scale of the largest */
 };
 
 struct draw_shared {

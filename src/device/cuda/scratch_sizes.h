@@ -1,4 +1,4 @@
-/* scratch_sizes.h - how much device memory the CUDA backend takes beside all allocations for a run of
+/* scratch_sizes.h - how much device memory the CUDA backend takes in addition to all allocations for a run of
  * given sizes, as plain arithmetic: the backend reserves by it, and `verlc plan` counts by it for a GPU
  * that is not there.  For C and CUDA C.
  *

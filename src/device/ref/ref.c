@@ -2,7 +2,7 @@
  *
  * Here: the device itself, row moves, the optimizer, and the table.  The layer,
  * attention and head ops are in layer.c, attention.c and
- * lm_head.c, each forward beside its backward.
+ * lm_head.c, each forward with its backward.
  * Invariant: clarity over speed.  Weights are plain row-major, one result
  * element is one loop in ascending order, and nothing depends on how many rows
  * a call has. */

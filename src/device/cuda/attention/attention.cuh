@@ -99,7 +99,7 @@ template <int SIZE, int N, int NT> static constexpr __host__ __device__ int chun
     static_assert(N * SIZE / 8 % NT == 0, "every thread copies equally often");
     return N * SIZE / 8 / NT;
 }
-/* A chunk into two tiles, N rows apart: row `row` (of a.dim elements) of x and of y, zeros when it is negative. */
+/* A chunk into two tiles, at a distance of N rows: row `row` (of a.dim elements) of x and of y, zeros when it is negative. */
 template <int SIZE, int N>
 static __device__ __forceinline__ void copy_chunk(const struct cuda_attn &a, uint32_t to, struct chunk at, const void *x,
                                                   const void *y, int64_t row) {

@@ -93,7 +93,7 @@ template <bool KEYS> static __device__ __forceinline__ void mask(const struct cu
 }
 /* Column of the lane's pair of accumulators of group n of 8 columns. */
 static __device__ __forceinline__ int pair_col(int n) { return n * 8 + (int)threadIdx.x % 4 * 2; }
-/* First of the lane's two rows, 8 apart. */
+/* First of the lane's two rows; the second is 8 further. */
 static __device__ __forceinline__ int lane_row() { return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4; }
 
 /* ---- dk, dv ---- */
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
     const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
     const int tile = block / per_tile / 2, half = block / per_tile % 2;
     const int key = tile * TILE;
-    const int64_t key_first = (int64_t)head * a.block_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded beside s */
+    const int64_t key_first = (int64_t)head * a.block_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded with s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
     if (key >= s.n) return;
     const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
@@ -224,7 +224,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
 template <int D> static __device__ __forceinline__ void rows_block(const struct cuda_attn &a, int block, int n_seqs) {
     using sh = shape<D>;
     const int per_tile = n_seqs * a.n_q_heads, rest = block % per_tile, head = rest % a.n_q_heads;
-    const int64_t key_first = (int64_t)(head / a.group) * a.block_len + a.kv_start[rest / a.n_q_heads]; /* loaded beside s */
+    const int64_t key_first = (int64_t)(head / a.group) * a.block_len + a.kv_start[rest / a.n_q_heads]; /* loaded with s */
     const struct seq_rows s = seq_rows_of(a, rest / a.n_q_heads);
     const int pos = (a.n_tiles - 1 - block / per_tile) * TILE;
     if (pos >= s.n) return;

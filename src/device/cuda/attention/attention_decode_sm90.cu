@@ -60,7 +60,7 @@ template <int D, int S, int U> struct decode_shape {
     static constexpr int K_FULL = MAXIMA + U * 16 * 4, K_EMPTY = K_FULL + S * 8, V_FULL = K_EMPTY + S * 8, V_EMPTY = V_FULL + S * 8;
     static constexpr int P_FULL = V_EMPTY + S * 8, P_EMPTY = P_FULL + GROUP * 8, READY = P_EMPTY + GROUP * 8;
     static constexpr int RUNS = READY + 16, RUNS_EACH = ((int)sizeof(struct runs) + 15) / 16 * 16;
-    static constexpr int Q = RUNS + U * RUNS_EACH, Q_EACH = 16 * tile_stride(D); /* a unit's packed rows, tile_stride(D) apart */
+    static constexpr int Q = RUNS + U * RUNS_EACH, Q_EACH = 16 * tile_stride(D); /* a unit's packed rows of tile_stride(D) */
     static constexpr int SMEM = Q + U * Q_EACH;
     static_assert(S >= GROUP, "the softmax warps wait for a tile each before any of them goes on");
     static_assert(U <= 2 * GROUP, "a warp plans a unit");
@@ -287,7 +287,7 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const char *const 
     constexpr int CHUNKS = shape::DIM / 8, ROWS = 32 / CHUNKS, TURN = 8 / ROWS; /* rows a copy; copies until places repeat */
     constexpr bool POLICY = shape::UNITS > 1; /* else no other unit follows that could hit in L2 */
     const int lane = (int)threadIdx.x % 32, row = lane / CHUNKS;
-    uint32_t place_of[TURN]; /* of my chunk of copy i, beside its offset of i * ROWS rows */
+    uint32_t place_of[TURN]; /* of my chunk of copy i, without its offset of i * ROWS rows */
 #pragma unroll
     for (int i = 0; i < TURN; i++)
         place_of[i] = (uint32_t)(lane % CHUNKS / 8 * PANEL + row * PANEL_ROW + ((lane % 8 ^ (row + i * ROWS)) << 4));

@@ -50,7 +50,7 @@ struct key_range {
     int lo, hi, head;
 };
 /* A lane's share of a tile's rows, as numbers of 16-byte chunks of k and v, -1 where there is no key; block tables are read
- * here, a tile ahead of the copy. A warp copies whole rows at a time where a row has a power of two of chunks: then a lane
+ * here, a tile before the copy. A warp copies whole rows at a time where a row has a power of two of chunks: then a lane
  * has one row, lane / RUN of the copy and lane % RUN in it; else the rows are 2 x 32, as many as a lane has bits for. */
 template <int SIZE, int NT> struct tile_rows {
     static constexpr int CHUNKS = SIZE / 8;
@@ -107,7 +107,7 @@ template <int SIZE, int NT, int STAGES, int T> struct kv_pipeline {
     const struct key_range range;
     const uint32_t base;
     int now, end, queued; /* tiles */
-    struct tile_rows<SIZE, NT> ahead[T];
+    struct tile_rows<SIZE, NT> next_rows[T];
 
     __device__ __forceinline__ kv_pipeline(const struct cuda_attn &attn, const struct seq_rows &rows, struct key_range keys,
                                            uint32_t at)
@@ -119,7 +119,7 @@ template <int SIZE, int NT, int STAGES, int T> struct kv_pipeline {
 #pragma unroll
         for (int i = 0; i < STAGES - T; i++) queue(first[i]);
 #pragma unroll
-        for (int i = 0; i < T; i++) ahead[i] = first[STAGES - T + i];
+        for (int i = 0; i < T; i++) next_rows[i] = first[STAGES - T + i];
     }
     __device__ __forceinline__ uint32_t stage(int tile) const { return base + (uint32_t)(tile % STAGES) * STAGE_BYTES; }
     __device__ __forceinline__ void queue(const struct tile_rows<SIZE, NT> &t) {
@@ -127,24 +127,24 @@ template <int SIZE, int NT, int STAGES, int T> struct kv_pipeline {
         cp_commit();
         queued++;
     }
-    __device__ __forceinline__ void queue_ahead() {
+    __device__ __forceinline__ void queue_next() {
 #pragma unroll
-        for (int i = 0; i < T; i++) queue(ahead[i]);
+        for (int i = 0; i < T; i++) queue(next_rows[i]);
 #pragma unroll
-        for (int i = 0; i < T; i++) ahead[i].read(a, s, range, queued + i);
+        for (int i = 0; i < T; i++) next_rows[i].read(a, s, range, queued + i);
     }
     /* Waits for tiles [now, now + T) and queues T others. All threads of the block call it, after they are done with the
      * tiles before. */
     __device__ __forceinline__ void next() {
         if (STAGES == T) {
             __syncthreads();
-            queue_ahead();
+            queue_next();
             cp_wait<0>();
             __syncthreads();
         } else {
             cp_wait<STAGES >= 2 * T ? STAGES - 2 * T : 0>();
             __syncthreads();
-            queue_ahead();
+            queue_next();
         }
     }
 };

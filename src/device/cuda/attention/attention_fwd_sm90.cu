@@ -13,10 +13,10 @@
 
 extern __shared__ __align__(1024) char fwd_smem[];
 
-enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, AHEAD = 2 };
+enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, PREFETCH = 2 };
 static_assert(TILE == 64, "a tile of keys is a panel's rows");
 /* A stage is refilled two tiles after its own; its P.V has completed by then. */
-static_assert(STAGES == AHEAD + 2, "no stage is refilled that a WGMMA still reads");
+static_assert(STAGES == PREFETCH + 2, "no stage is refilled that a WGMMA still reads");
 
 template <int D> struct shape {
     static constexpr int GROUPS = D == 64 ? 2 : 3, ROWS = 64 * GROUPS, THREADS = GROUP * GROUPS;
@@ -84,7 +84,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
     pdl_launch_dependents();
     pdl_wait();
-    const int64_t keys = (int64_t)head * a.block_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded beside s */
+    const int64_t keys = (int64_t)head * a.block_len + a.kv_start[(int)blockIdx.x % n_seqs]; /* loaded with s */
     const struct seq_rows s = seq_rows_of(a, (int)blockIdx.x % n_seqs);
     const int first = (a.n_tiles - 1 - (int)blockIdx.x / n_seqs) * sh::ROWS;
     if (first >= s.packed) return;
@@ -103,7 +103,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     int now = lo / TILE;
     load_rows<D>(a, s, head, first, last, smem); /* in the first cp.async group */
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) queue(now + i);
+    for (int i = 0; i < PREFETCH; i++) queue(now + i);
     struct row_pair<D> x = {
         {-INFINITY, -INFINITY}, {}, {}
     };
@@ -111,10 +111,10 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     do { /* there is one: hi > lo */
         float score[8][4];
         uint32_t weight[4][4];
-        cp_wait<AHEAD - 1>();
+        cp_wait<PREFETCH - 1>();
         fence_proxy_async();
         __syncthreads();
-        queue(now + AHEAD);
+        queue(now + PREFETCH);
         wgmma_fence();
         qk_scores<D>(score, q, stage(now));
         wgmma_commit();

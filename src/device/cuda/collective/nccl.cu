@@ -1,7 +1,7 @@
 /* nccl.cu - the transport by NCCL, for GPUs of other hosts and those whose memory no peer can read. Bytes are sent and received;
  * NCCL adds nothing.
  *
- * Two streams beside the compute stream. `wire` makes the sums of rows that are sent, sends and receives; `fold` adds up what has
+ * Two streams besides the compute stream. `wire` makes the sums of rows that are sent, sends and receives; `fold` adds up what has
  * come. A piece is received into one half of the slots while the other one is added up. What a rank sends is its own again when its
  * own `wire` has sent it: it waits for no word of the others.
  *

@@ -1,6 +1,6 @@
 /* peers.cu - a group's ranks on the GPUs of one host: each maps the others' memory (CUDA IPC) and pulls what it owns.
  *
- * Three streams beside the compute stream, of all groups of a GPU. `tell` says that this rank's bytes are there, `pull` copies
+ * Three streams besides the compute stream, of all groups of a GPU. `tell` says that this rank's bytes are there, `pull` copies
  * peers' bytes by copy engines, `fold` adds them up and says that they are read. Flags are 32-bit counters in device memory, which
  * hold the ticket of the last operation: a rank writes its own in the memory of every peer and waits for the peers' in its own
  * memory, both by stream memory operations, so the host waits for nothing. A write is behind what it vouches for in its stream,

@@ -23,7 +23,7 @@ enum {
     CANONICAL_M = 256,     /* M for which the library is asked */
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
-    MAX_MORE = 7,     /* algorithms tried beside the heuristic's for the bucket */
+    MAX_MORE = 7,     /* algorithms tried after the heuristic's for the bucket */
     MAX_IN_GRAPH = 6, /* of the fastest, timed again inside a CUDA graph */
     MIN_CHAIN = 16,
     MAX_CHAIN = 64,   /* GEMMs of such a graph */

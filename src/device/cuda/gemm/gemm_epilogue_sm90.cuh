@@ -2,7 +2,7 @@
  * (device/cuda/lm_head/lm_head_sm90.cu) and SwiGLU (gemm_swiglu_sm90.cu).  What the epilogue consumes never reaches memory.
  *
  * A persistent, warp-specialized kernel with tiles of 128 x 256 x 64.  Blocks are in clusters of two that share W's tile
- * by TMA multicast.  One producer warp loads four stages ahead; two consumer warpgroups have 64 rows each.  The
+ * by TMA multicast.  One producer warp prefetches four stages; two consumer warpgroups have 64 rows each.  The
  * second starts LAG k-tiles late, so one warpgroup's epilogue overlaps with the other's WGMMAs.
  *
  * Invariant: a row's sums depend on that row and on W alone, over K ascending. */
@@ -33,7 +33,7 @@ enum {
     BAR_LAG = 3, /* named barriers: 1 + warpgroup, and this */
 };
 
-/* The output tiles. A tile starts `step` columns after the one beside it. Of W it has BN / 2 rows from its column on, and as
+/* The output tiles. A tile starts `step` columns after its neighbour. Of W it has BN / 2 rows from its column on, and as
  * many from `second` rows after that. */
 struct gemm_tiles {
     int64_t rows, cols;

@@ -1,7 +1,7 @@
 /* gemm_swiglu_sm90.cu - the gate_up GEMM at large M with a fused SwiGLU epilogue, on Hopper: gate and up
  * never reach memory.
  *
- * A block's 256 columns are 128 of gate and the 128 of up beside them (gemm_epilogue_sm90.cuh), so a
+ * A block's 256 columns are 128 of gate and the 128 of up at their side (gemm_epilogue_sm90.cuh), so a
  * lane has both of an element.  They are rounded to bf16 first, as they would be when stored.
  *
  * Invariant: bitwise identical to the GEMM and the SwiGLU kernel of device/cuda/elementwise.cu where the GEMM's sums are, which

@@ -20,7 +20,7 @@ enum {
     HEAD_GEMM_COLS = DEV_VOCAB_CHUNK,
     /* Those of the backward, whose logits need no such bits: 75 x 7 tiles of 128 x 128 of dw at a hidden size of 896. */
     BWD_COLS = CUDA_HEAD_BWD_COLS,
-    /* The same for the fused kernel: twice as many entries of dz need less memory than they did beside logits. */
+    /* The same for the fused kernel: twice as many entries of dz need less memory than with logits. */
     DZ_COLS = CUDA_HEAD_DZ_COLS,
     /* Rows of a block. On an H200 fewer and larger launches gain more than logits that stay in the L2 cache:
      * 0.5B, 16384 rows, forward and backward in ms: 1024 rows 14, 38; 4096 10.5, 24.6; 8192 9.7, 23.1. */
@@ -91,7 +91,7 @@ template <bool MOMENTS> __global__ static void __launch_bounds__(HEAD_THREADS) s
 }
 
 /* ---- top-k ----
- * One block a row. The row's list so far, largest first, is in shared memory beside the candidates of a piece of the
+ * One block a row. The row's list so far, largest first, is in shared memory with the candidates of a piece of the
  * logits; both are sorted together (bitonic) and the first k stay. Most pieces after the first have few candidates or
  * none. An entry is a number that orders as (logit, lower id first); its id is the place in the vocabulary. */
 
