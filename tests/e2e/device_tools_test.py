@@ -129,7 +129,7 @@ def main():
         times = [c[k] for k in ("foreground_seconds", "copy_seconds", "write_seconds", "write_cpu_seconds", "delete_seconds")]
         gone = not list(s.dir.glob("verlc-bench-*"))
         test("bench checkpoint times a checkpoint and leaves nothing", min(times) >= 0 and gone, c)
-        test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["beside_gb_s"] > 0 and
+        test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["async_gb_s"] > 0 and
              c["training_slower"] > -1, c)
         check_bench_update(s, test)
         peaks = []

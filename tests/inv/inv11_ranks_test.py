@@ -70,7 +70,7 @@ def tail(s, test):
     for n in (1, 3):
         run(*s.ppo(s.dir / f"tail_{n}", **keys, trainer__ranks=n))
     why = first_difference(s.dir / "tail_1", s.dir / "tail_3", STEPS)
-    early = series(s.dir / "tail_3", "perf/passes_beside_generation")
+    early = series(s.dir / "tail_3", "perf/idle_rank_passes")
     test("passes beside the tail of a generation: 3 ranks as 1", not why and sum(early) > 0, (why, early))
 
 

@@ -243,7 +243,7 @@ static void print(const struct bench *b) {
     const double gb = (double)b->bytes / 1e9, alone = b->alone_s / (double)b->alone_n,
                  overlapped = b->overlapped_s / (double)b->overlapped_n;
     printf("{\"subject\":\"checkpoint\",\"bytes\":%zu,\"foreground_seconds\":%.3f,\"copy_seconds\":%.3f,\"write_seconds\":%.3f,"
-           "\"write_cpu_seconds\":%.3f,\"delete_seconds\":%.3f,\"write_gb_s\":%.3f,\"beside_gb_s\":%.3f,\"disk_gb_s\":%.3f,"
+           "\"write_cpu_seconds\":%.3f,\"delete_seconds\":%.3f,\"write_gb_s\":%.3f,\"async_gb_s\":%.3f,\"disk_gb_s\":%.3f,"
            "\"training_slower\":%.3f}\n",
            b->bytes, b->save, b->copy, b->write, b->cpu, b->delete, gb / b->write, gb / b->overlapped, gb / b->disk,
            overlapped / alone - 1);

@@ -431,7 +431,7 @@ static void rollout_metrics(const struct generation_state *g) {
     const struct engine_stats st = g->s->worker->ops->generate_stats(g->s->worker);
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
-    if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/passes_beside_generation");
+    if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/idle_rank_passes");
     metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (!g->filter) return;
     const int64_t size = g->in->algorithm->filter.gen_batch_size;
