@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf critic data distill eval graders grpo lora model optim quant rate_limit ray rejection reward sft steps tables
-# text tool_parser track trackers train verl_ckpt.
+# NAME: algo code conf critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward sft steps
+# tables text tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -25,7 +25,7 @@ mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
 names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers
-    distill ray eval graders data tables track tool_parser}
+    distill ray mcp tools eval graders data tables track tool_parser}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl"
@@ -53,6 +53,7 @@ make_rejection() { $py tools/oracle_rejection.py "$1"; }
 make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
 make_tool_parser() { $py tools/oracle_tool_parser.py --out "$1"; }
+make_tools() { $py tools/oracle_tools.py --fixtures "$1" --batches 0; }
 make_train() { $py tools/oracle_train.py "$1"; }
 
 compare_algo() {
@@ -130,6 +131,11 @@ compare_tool_parser() {
 compare_track() { $py tools/oracle_track.py; }
 compare_trackers() { "${TRACKERS_PYTHON:-.venv-trackers/bin/python}" tools/oracle_trackers.py; }
 compare_verl_ckpt() { $py tools/oracle_verl_ckpt.py check "$VERLC"; } # its fixtures come from several versions of torch
+compare_mcp() { $py tools/oracle_mcp.py; }
+compare_tools() {
+    fresh tools && make_tools "$out/tools" && $py tools/oracle_diff.py "$out/tools" $fix/agent &&
+        $py tools/oracle_tools.py --batches "$batches"
+}
 compare_train() {
     fresh train && make_train "$out/train" && same train && fresh train_many &&
         $py tools/oracle_train.py --batches "$batches" "$out/train_many" && program test_ppo_validation "$out/train_many"
@@ -140,7 +146,7 @@ fixture_dir() {
     grpo | optim | rejection) echo $fix/train ;;
     distill | graders | rate_limit) echo $fix/algo ;;
     lora) echo $fix/model ;;
-    tool_parser) echo $fix/agent ;;
+    tool_parser | tools) echo $fix/agent ;;
     *) echo "$fix/$1" ;;
     esac
 }

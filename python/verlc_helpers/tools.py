@@ -70,6 +70,7 @@ class Tools:
         self.FunctionTool, self.normalized = FunctionTool, normalize_function_tool_return
         self.longest, self.side = value.get("max_response_length", 256), value.get("truncate_side") or "middle"
         path, functions = value.get("tool_config_path"), value.get("function_tool_path")
+        find_neighbours(path, functions, value.get("interaction_config_path"))
         self.native = loaded(lambda: native_of(path), "tool_config_path", path) if path else []
         self.functions = loaded(lambda: functions_of(functions), "function_tool_path", functions) if functions else []
         both = sorted({t.name for t in self.functions} & {t.name for t in self.native})
@@ -158,6 +159,14 @@ class Tools:
             await (finalize(name) if takes_one(finalize) else finalize())
         except (Exception, SystemExit) as error:
             print(f"finalize_interaction: {describe(error)}", file=sys.stderr)
+
+
+def find_neighbours(*paths):
+    """Modules beside these files are found, after all others."""
+    for path in filter(None, paths):
+        where = os.path.dirname(os.path.abspath(path))
+        if where not in sys.path:
+            sys.path.append(where)
 
 
 def native_of(path):

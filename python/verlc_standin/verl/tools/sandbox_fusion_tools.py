@@ -6,6 +6,7 @@ The answer is what the program printed and its errors, or "no stdout here" where
 
 Invariant: a program runs in a sandbox or not at all."""
 
+import math
 import os
 from typing import Any, Optional
 from uuid import uuid4
@@ -22,9 +23,9 @@ GRACE_S = 1.0  # a sandbox counts its own start
 
 
 def run_here(code, timeout, memory_mb):
-    """(stdout + stderr), or None where the program was ended by a limit."""
+    """(stdout + stderr), or None where the program was ended by a limit. SandboxError: it could not be run."""
     from verlc_helpers.sandbox import run_python
-    ran = run_python(code, wall_s=timeout + GRACE_S, cpu_s=timeout + GRACE_S, memory_mb=memory_mb)
+    ran = run_python(code, wall_s=timeout + GRACE_S, cpu_s=math.ceil(timeout + GRACE_S), memory_mb=memory_mb)
     ended = ran["end"] in ("exited", "signaled")
     return ran["stdout"] + ran["stderr"] if ended else None
 
@@ -38,11 +39,11 @@ class SandboxFusionTool(BaseTool):
         self.enable_global_rate_limit = config.get("enable_global_rate_limit", True)
         self.memory_limit_mb = config.get("memory_limit_mb", 1024)
         self.sandbox_fusion_url = config.get("sandbox_fusion_url") or ""
-        self.execution_pool = ExecutionPool(min(self.num_workers, self.most_at_once()),
-                                            self.rate_limit if self.enable_global_rate_limit else None)
-
-    def most_at_once(self):
-        return len(os.sched_getaffinity(0)) if self.sandbox_fusion_url in OWN else self.num_workers
+        if self.sandbox_fusion_url in OWN:
+            run_here("", 10, self.memory_limit_mb)  # where there is no sandbox that is said before the run
+            self.execution_pool = ExecutionPool(min(self.num_workers, len(os.sched_getaffinity(0))))
+        else:
+            self.execution_pool = ExecutionPool(self.num_workers, self.rate_limit if self.enable_global_rate_limit else None)
 
     async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs):
         instance_id = str(uuid4()) if instance_id is None else instance_id
@@ -64,7 +65,10 @@ class SandboxFusionTool(BaseTool):
         if self.sandbox_fusion_url in OWN:
             output = run_here(code, timeout, self.memory_limit_mb) if language == "python" else None
             return ToolResponse(text=NOTHING if output is None else output)
-        reply, _ = call_sandbox_api(self.sandbox_fusion_url, code, None, timeout, timeout, self.memory_limit_mb, language)
+        try:
+            reply, _ = call_sandbox_api(self.sandbox_fusion_url, code, None, timeout, timeout, self.memory_limit_mb, language)
+        except Exception:  # a timeout that is no number
+            reply = None
         status = run_status(reply) if reply else {}
         if status.get("run_status") == "Finished":
             return ToolResponse(text=status["stdout"] + status["stderr"])

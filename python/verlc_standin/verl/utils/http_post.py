@@ -49,4 +49,4 @@ def post_json(url, payload, timeout_s):
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ServiceError(f"JSON Decode Error: {error}") from error
+        raise ServiceError(str(error)) from error
