@@ -17,7 +17,6 @@ struct data__columns {
     const char *const *required; /* NULL-terminated; NULL: none */
     const char *advice;          /* what to say behind the names of those that are missing; may be NULL */
 };
-int data__read_rows(json_t **rows, const char *path, const struct data__columns *need); /* data_read_rows */
 
 /* Rows of several files as one array, capped: verl's data.*_max_samples.  Row i of
  * the result is row uid[i] of all rows together. */

@@ -175,7 +175,7 @@ out:
 
 /* --- any --- */
 
-int data__read_rows(json_t **rows, const char *path, const struct data__columns *need) {
+static int read_rows(json_t **rows, const char *path, const struct data__columns *need) {
     char *local = NULL;
     json_t *r = json_array();
     int rc = 0;
@@ -194,7 +194,7 @@ out:
 }
 
 int data_read_rows(json_t **rows, const char *path, const char *const *required) {
-    return data__read_rows(rows, path, &(struct data__columns){required, NULL});
+    return read_rows(rows, path, &(struct data__columns){required, NULL});
 }
 
 int data_write_rows(const char *path, const json_t *rows, const json_t *schema) {
@@ -253,7 +253,7 @@ int data__table_read(struct data__table *t, const struct data__table_args *a) {
     r.file_end = xcalloc((size_t)a->n_files, sizeof *r.file_end);
     for (int64_t f = 0; f < a->n_files; f++) {
         json_t *rows = NULL;
-        rc = data__read_rows(&rows, a->files[f], &a->need);
+        rc = read_rows(&rows, a->files[f], &a->need);
         if (rc < 0) {
             err_wrap(rc, "%s", a->what);
             goto fail;

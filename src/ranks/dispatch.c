@@ -406,25 +406,25 @@ static int trace(struct worker *w, const char *path) {
     return rank_group_plain_call(&w->ranks->all, "trace", json_pack("{s:s?}", "path", path), NULL);
 }
 
-const struct worker_ops dispatch_to_ranks = {.send_weights = send_weights,
-                                             .generate_begin = generate_begin,
-                                             .generate_add = generate_add,
-                                             .generate_step = generate_step,
-                                             .generate_interrupt = generate_interrupt,
-                                             .generate_stats = generate_stats,
-                                             .generate_end = generate_end,
-                                             .idle_add = idle_add,
-                                             .forward = forward,
-                                             .update = update,
-                                             .join = join,
-                                             .ready = ready,
-                                             .memory = memory,
-                                             .checkpoints = checkpoints,
-                                             .trace = trace};
+static const struct worker_ops on_ranks = {.send_weights = send_weights,
+                                           .generate_begin = generate_begin,
+                                           .generate_add = generate_add,
+                                           .generate_step = generate_step,
+                                           .generate_interrupt = generate_interrupt,
+                                           .generate_stats = generate_stats,
+                                           .generate_end = generate_end,
+                                           .idle_add = idle_add,
+                                           .forward = forward,
+                                           .update = update,
+                                           .join = join,
+                                           .ready = ready,
+                                           .memory = memory,
+                                           .checkpoints = checkpoints,
+                                           .trace = trace};
 
 int dispatch_open(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,
                   json_t **results) {
-    w->ops = &dispatch_to_ranks;
+    w->ops = &on_ranks;
     w->ranks = r;
     TRY(rank_group_open(&r->all, a, open, more, results));
     rank_dispatch_init(&r->dispatch, &r->all);

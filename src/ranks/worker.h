@@ -83,13 +83,13 @@ struct worker_ops {
     /* Begins a trace of the device, or with a path ends it and writes it there; rank N's next to it, as _rank_N. */
     int (*trace)(struct worker *w, const char *path);
 };
-extern const struct worker_ops worker_local, dispatch_to_ranks;
+extern const struct worker_ops worker_local;
 
 /* ---- the worker ---- */
 struct worker_ranks;
 struct worker { /* the first member of a program's own */
     const struct worker_ops *ops;
-    struct worker_ranks *ranks; /* of dispatch_to_ranks; else NULL */
+    struct worker_ranks *ranks; /* of dispatch.c; else NULL */
 
     /* what it is */
     int n_ranks;        /* of a rank: of its pool */

@@ -321,7 +321,5 @@ struct tokenizer {
     struct text__scratch_pool *scratch;
 };
 int text__side_files(struct tokenizer *t, const char *dir); /* tokenizer_config.c */
-/* What a decoder sees of an id: NULL where it has no token. */
-const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n);
 
 #endif

@@ -507,7 +507,8 @@ size_t tokenizer_longest_added(const struct tokenizer *t) {
 
 /* ---- decoding ------------------------------------------------------------------------------- */
 
-const char *text__piece(const struct tokenizer *t, int32_t id, size_t *n) {
+/* What a decoder sees of an id: NULL where it has no token. */
+static const char *piece_of(const struct tokenizer *t, int32_t id, size_t *n) {
     if (id < 0 || id >= t->n_ids) return NULL;
     const struct text__added_token *a = t->added_by_id[id];
     if (a) {
@@ -541,7 +542,7 @@ void tokenizer_stream_destroy(struct tokenizer_stream *s) {
 
 static int stream_push(struct tokenizer_stream *s, struct text__scratch *scratch, int32_t id, struct buf *out) {
     size_t n;
-    const char *p = text__piece(s->tok, id, &n);
+    const char *p = piece_of(s->tok, id, &n);
     if (!p || (s->skip_special && s->tok->special[id])) return 0;
     return text__decode_push(s->run, scratch, p, n, out);
 }

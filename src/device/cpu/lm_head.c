@@ -54,11 +54,11 @@ void cpu_head_merge(struct cpu_head_state *s, const struct cpu_head_sum *chunk) 
     s->max = max;
 }
 
-double cpu_head_lse(const struct cpu_head_state *s) { return s->max + log(s->sum); }
+static double lse_of(const struct cpu_head_state *s) { return s->max + log(s->sum); }
 
 float cpu_head_logp(const struct cpu_head_state *s, float raw, float inv_temp) {
     const float z = raw * inv_temp;
-    return (float)((double)z - cpu_head_lse(s));
+    return (float)((double)z - lse_of(s));
 }
 
 /* ---- one pass over the head ---- */
@@ -167,7 +167,7 @@ static void finish_row(const struct head_job *j, int64_t i) {
     const struct cpu_head_state *s = &j->state[i];
     const float inv_temp = ((const float *)a->inv_temp.data)[i];
     ((float *)a->logp.data)[i] = cpu_head_logp(s, j->raw_target[i], inv_temp);
-    if (a->lse.data) ((float *)a->lse.data)[i] = (float)cpu_head_lse(s);
+    if (a->lse.data) ((float *)a->lse.data)[i] = (float)lse_of(s);
     if (a->entropy.data) ((float *)a->entropy.data)[i] = (float)(log(s->sum) - s->sum_t / s->sum);
     if (a->sum_pi_sq.data) ((float *)a->sum_pi_sq.data)[i] = (float)(s->sum_sq / (s->sum * s->sum));
     const struct head_lists l = lists_of(a, i);

@@ -20,7 +20,6 @@ static inline int64_t cpu_head_chunk_len(int64_t vocab, int64_t i) {
     const int64_t left = vocab - i * DEV_VOCAB_CHUNK;
     return left < DEV_VOCAB_CHUNK ? left : DEV_VOCAB_CHUNK;
 }
-double cpu_head_lse(const struct cpu_head_state *s);
 /* The log-prob of an entry, from its raw logit. */
 float cpu_head_logp(const struct cpu_head_state *s, float raw, float inv_temp);
 
