@@ -153,8 +153,10 @@ const json_t *tools_interactions(const struct tools *t) { return t->interactions
 
 /* The schema of a name: of two the later, as in verl. Borrowed; NULL: none. */
 static json_t *schema_of(const struct tools *t, const char *name) {
-    for (size_t i = json_array_size(t->names); i-- > 0;)
-        if (strcmp(json_string_value(json_array_get(t->names, i)), name) == 0) return json_array_get(t->schemas, i);
+    for (size_t i = json_array_size(t->names); i-- > 0;) {
+        const char *other = json_string_value(json_array_get(t->names, i));
+        if (other && strcmp(other, name) == 0) return json_array_get(t->schemas, i);
+    }
     return NULL;
 }
 
