@@ -53,7 +53,7 @@ enum conf_into {
     INTO_F64,
     INTO_STR,   /* const char *: a number gives its text */
     INTO_PATH,  /* const char *: a leading ~ or ~user is expanded, as Python's os.path.expanduser does */
-    INTO_STRS,  /* const char *const *, int64_t: a list, which ends with NULL, or one text as a list of one; empty is NULL */
+    INTO_STRS,  /* const char *const *, int64_t: a list, or one text as a list of one; empty is NULL */
     INTO_PATHS, /* INTO_STRS of paths */
     INTO_F64S,  /* double[max], int64_t */
     INTO_JSON,  /* const json_t *: inf and nan have no JSON form: "inf", "-inf", "nan"; ??? is null */

@@ -260,7 +260,7 @@ void conf__node_finish(struct conf_node *v) {
         scalars = scalars && is_scalar(v->items[k].v);
     }
     if (!scalars) return;
-    v->strs = xcalloc((size_t)v->n + 1, sizeof *v->strs); /* the last is NULL */
+    v->strs = xcalloc((size_t)v->n, sizeof *v->strs);
     for (int64_t k = 0; k < v->n; k++) v->strs[k] = v->items[k].v->s;
 }
 

@@ -224,9 +224,9 @@ struct sft_dataset_args {
     const char *const *files;
     int64_t n_files;
     /* prompt/response rows: used when messages_key is NULL */
-    const char *prompt_key, *response_key; /* NULL: "prompt", "response" */
-    const char *const *prompt_dict_keys;   /* row[prompt_key][k0][k1]...; NULL-terminated or NULL */
-    const char *const *response_dict_keys;
+    const char *prompt_key, *response_key;                           /* NULL: "prompt", "response" */
+    const char *const *prompt_dict_keys, *const *response_dict_keys; /* row[prompt_key][k0][k1]... */
+    int64_t n_prompt_dict_keys, n_response_dict_keys;
     /* multi-turn rows; with "messages" also rows of prompt and completion (or response), and ShareGPT's conversations */
     const char *messages_key;
     const char *tools_key, *enable_thinking_key; /* NULL: "tools", "enable_thinking" */

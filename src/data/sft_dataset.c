@@ -56,9 +56,9 @@ static void draft_free(struct draft *s) {
 /* --- prompt and response --- */
 
 /* row[key][k0][k1]...; NULL with the error set when a level is missing. */
-static int dig(json_t *row, const char *key, const char *const *keys, json_t **out) {
+static int dig(json_t *row, const char *key, const char *const *keys, int64_t n, json_t **out) {
     json_t *v = json_object_get(row, key);
-    for (; v && keys && *keys; keys++) {
+    for (; v && n > 0; keys++, n--) {
         v = json_object_get(v, *keys);
         if (!v) FAIL(ERR_INPUT, "column '%s' has no member '%s'", key, *keys);
     }
@@ -69,8 +69,8 @@ static int dig(json_t *row, const char *key, const char *const *keys, json_t **o
 /* The prompt as the one request of a row. */
 static int pair_ask(const struct opening *o, json_t *row, json_t *each) {
     json_t *prompt, *response;
-    TRY(dig(row, o->prompt_key, o->a->prompt_dict_keys, &prompt));
-    TRY(dig(row, o->response_key, o->a->response_dict_keys, &response));
+    TRY(dig(row, o->prompt_key, o->a->prompt_dict_keys, o->a->n_prompt_dict_keys, &prompt));
+    TRY(dig(row, o->response_key, o->a->response_dict_keys, o->a->n_response_dict_keys, &response));
     if (!json_is_string(prompt) && !json_array_size(prompt))
         FAIL(ERR_INPUT, "column '%s' is neither text nor a list of messages", o->prompt_key);
     if (!json_is_string(response)) FAIL(ERR_INPUT, "column '%s' is not text", o->response_key);
@@ -82,7 +82,7 @@ static int pair_ask(const struct opening *o, json_t *row, json_t *each) {
 static int pair_draft(const struct opening *o, json_t *row, const struct text_ids *ids, struct draft *s) {
     json_t *response;
     struct text_ids r = {0};
-    TRY(dig(row, o->response_key, o->a->response_dict_keys, &response));
+    TRY(dig(row, o->response_key, o->a->response_dict_keys, o->a->n_response_dict_keys, &response));
     draft_add(s, ids->p, ids->n, ids->n);
     /* verl appends eos_token as text; its id is the same, and stays one token in every tokenizer */
     const int rc = tokenizer_encode(o->a->tok, json_string_value(response), json_string_length(response), false, &r);

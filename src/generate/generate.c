@@ -64,7 +64,7 @@ static int read_rows(struct generate *g) {
 
 static int read_prompts(struct generate *g) {
     const char *const where = g->k.n_files == 1 ? g->k.files[0] : "data.train_files"; /* rows are counted over all files */
-    json_t *each = json_array(), *common = json_deep_copy(g->k.raw.chat_kwargs), *row;
+    json_t *each = json_array(), *common = json_deep_copy(g->k.chat_kwargs), *row;
     int64_t done = 0;
     size_t i;
     int rc = 0;
@@ -79,7 +79,6 @@ static int read_prompts(struct generate *g) {
                                         : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt));
     }
     json_object_set_new(common, "add_generation_prompt", json_true());
-    if (g->k.raw.chat_template) json_object_set_new(common, "chat_template", json_string(g->k.raw.chat_template));
     g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
     rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
     if (rc < 0) err_wrap(rc, "%s row %lld", where, (long long)done + 1);

@@ -25,6 +25,8 @@ int generate_config_read(struct generate_config *k, const struct conf *c) {
     k->conf = c;
     TRY(conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k));
     k->trainer.seed = (uint64_t)k->raw.seed;
+    k->chat_kwargs = json_deep_copy(k->raw.chat_kwargs);
+    if (k->raw.chat_template) json_object_set_new(k->chat_kwargs, "chat_template", json_string(k->raw.chat_template));
     k->n_key = server ? "actor_rollout_ref.rollout.n" : "data.n_samples";
     k->length_key = server ? "actor_rollout_ref.rollout.prompt_length" : "rollout.prompt_length";
     if (k->rollout.train.temperature == 0 && k->rollout.train.n > 1)
@@ -39,7 +41,10 @@ int generate_config_read(struct generate_config *k, const struct conf *c) {
     return 0;
 }
 
-void generate_config_free(struct generate_config *k) { train_model_config_free(&k->model); }
+void generate_config_free(struct generate_config *k) {
+    train_model_config_free(&k->model);
+    json_decref(k->chat_kwargs);
+}
 
 char *generate_output_dir(const struct generate_config *k) {
     const char *slash = strrchr(k->output_path, '/');

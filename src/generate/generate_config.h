@@ -14,6 +14,7 @@ struct generate_config { /* constant once it is read */
     } raw; /* as it is written */
     const char *const *files;
     const char *prompt_key, *output_path;
+    json_t *chat_kwargs;                                         /* owned */
     const char *adapter;                                         /* peft directory; NULL: none */
     int64_t n_files, batch_size, prompt_length, response_length; /* batch_size 0: all prompts */
     struct train_model_config model;

@@ -24,7 +24,9 @@ static int read_columns(struct supervised_config *k) {
     t->prompt_key = r->prompt_key;
     t->response_key = r->response_key;
     t->prompt_dict_keys = r->prompt_dict_keys;
+    t->n_prompt_dict_keys = r->n_prompt_dict_keys;
     t->response_dict_keys = r->response_dict_keys;
+    t->n_response_dict_keys = r->n_response_dict_keys;
     return 0;
 }
 

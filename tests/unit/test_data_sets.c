@@ -317,7 +317,7 @@ static void sft_pairs(void **state) {
                               "\"There are 3 apples.\\n#### 3\"},"
                               " \"chat\": [{\"role\": \"user\", \"content\": \"Tom has 3 apples. How many apples are there?\"}]}\n";
     char *path = file_join(dir, "pairs.jsonl");
-    const char *const files[] = {path}, *const q[] = {"q", "text", NULL}, *const ans[] = {"a", NULL}, *const bad[] = {"z", NULL};
+    const char *const files[] = {path}, *const q[] = {"q", "text"}, *const ans[] = {"a"}, *const bad[] = {"z"};
     assert_int_equal(file_write_atomic(path, row, strlen(row)), 0);
     for (int i = 0; i < 2; i++) {
         struct model m;
@@ -332,7 +332,9 @@ static void sft_pairs(void **state) {
         sft_dataset_close(d);
         a.prompt_key = a.response_key = "extra_info";
         a.prompt_dict_keys = q;
+        a.n_prompt_dict_keys = 2;
         a.response_dict_keys = ans;
+        a.n_response_dict_keys = 1;
         assert_int_equal(sft_dataset_open(&d, &a), 0);
         assert_sample(&d->samples[0], want);
         sft_dataset_close(d);
@@ -341,7 +343,7 @@ static void sft_pairs(void **state) {
         assert_non_null(strstr(err_msg(), "pairs.jsonl row 1: column 'extra_info' has no member 'z'"));
         a.response_dict_keys = ans;
         a.prompt_key = "chat"; /* a list of messages stands for itself */
-        a.prompt_dict_keys = NULL;
+        a.n_prompt_dict_keys = 0;
         assert_int_equal(sft_dataset_open(&d, &a), 0);
         assert_sample(&d->samples[0], want);
         sft_dataset_close(d);
