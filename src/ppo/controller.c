@@ -275,19 +275,13 @@ static int check_files(const struct ppo_config *k) {
     return k->reward.manager_path ? run_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
 }
 
-/* The ranks of the run, and what each is for. */
-static int place_ranks(struct controller *c) {
-    const struct train_pool_devices other = ppo_config_pool_devices(c->k);
-    TRY(rank_count_decide(c->k->conf, &c->k->trainer, &other, true, &c->ranks.all));
-    ppo_config_pools(c->k, rank_count_launched(), &c->ranks);
-    return 0;
-}
-
 int controller_open(struct controller *c, const struct conf *conf) {
     struct worker *const worker = &c->worker.base;
     TRY(ppo_config_read(&c->k, conf, PPO_RUN));
     const struct ppo_config *const k = c->k;
-    TRY(place_ranks(c));
+    const struct train_pool_devices pools = ppo_config_pool_devices(k);
+    TRY(rank_count_decide(k->conf, &k->trainer, &pools, true, &c->ranks.all));
+    ppo_config_pools(k, rank_count_launched(), &c->ranks);
     c->rollout_dir = k->output.rollout_data_dir;
     c->validation_dir = k->output.validation_data_dir;
     TRY(check_files(k));
