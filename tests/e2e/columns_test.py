@@ -12,12 +12,12 @@ from verlc_test import Scratch, Tests, run, state  # noqa: E402
 
 SRC = pathlib.Path(__file__).resolve().parents[2] / "src"
 SOURCE = "日" * 2000  # names from outside have no length: validation makes metrics of it
-# The batch's raw_prompt is put into extra_info by verl's agent loop, whatever the data have there.
+# raw_prompt and num_turns are put into extra_info by verl's agent loop, whatever the data have there.
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     i = extra_info["index"]
     for name in extra_info["names"]:
-        if name != "raw_prompt":
+        if name not in ("raw_prompt", "num_turns"):
             assert extra_info[name] == f"{name} of {i}", (name, extra_info[name])
     assert data_source == extra_info["source"], data_source
     return {"score": sum(c.isdigit() for c in solution_str) + i / 16, "responses": f"row {i}", "uid": i}
