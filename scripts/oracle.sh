@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward sft steps
-# tables text tool_parser tools track trackers train verl_ckpt.
+# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward
+# sft steps tables text tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -24,11 +24,11 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers
+names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers
     distill ray mcp tools eval graders data tables track tool_parser}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
-programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl"
+programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl"
 cmake --build --preset release --target $programs >"$out/build.log" || { tail "$out/build.log"; exit 1; }
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
@@ -39,6 +39,7 @@ program() { (cd build/release && set -o pipefail && VERLC_TRAIN_FIXTURES=$2 "./$
 make_algo() { $py tools/oracle_algo.py --out "$1"; }
 make_code() { $py tools/oracle_code.py --verlc "$VERLC" --out "$1"; }
 make_conf() { $py tools/oracle_conf.py --binary ""; } # in place
+make_continuous() { $py tools/oracle_continuous.py fixtures --out "$1/continuous"; }
 make_critic() { $py tools/oracle_critic.py "$1"; }
 make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py sets "$1"; }
 make_graders() { $py tools/oracle_graders.py --out "$1"; }
@@ -63,6 +64,13 @@ compare_code() {
     fresh code && make_code "$out/code" && same code && $py tools/oracle_code.py --verlc "$VERLC" --compare 300
 }
 compare_conf() { $py tools/oracle_conf.py --check; }
+compare_continuous() { # conversations of the real tokenizers with their and TRL's templates
+    fresh continuous && make_continuous "$out/continuous" && $py tools/oracle_diff.py "$out/continuous" $fix/agent || return 1
+    [ -d "$SHARED_DATA/tokenizers" ] || { echo "real tokenizers: skipped, no $SHARED_DATA/tokenizers"; return 0; }
+    fresh continuous_many && $py tools/oracle_continuous.py many --out "$out/continuous_many" &&
+        (cd build/release && set -o pipefail && VERLC_CONTINUOUS_FIXTURES=$out/continuous_many ./test_agent_continuous_verl 2>&1 |
+            grep -vE '^(\[|warning|$)')
+}
 compare_critic() { fresh critic && make_critic "$out/critic" && same critic; }
 compare_data() {
     fresh data && cp -r $fix/data/tok_* "$out/data/" && make_data "$out/data" && same data || return 1
@@ -146,7 +154,7 @@ fixture_dir() {
     grpo | optim | rejection) echo $fix/train ;;
     distill | graders | rate_limit) echo $fix/algo ;;
     lora) echo $fix/model ;;
-    tool_parser | tools) echo $fix/agent ;;
+    continuous | tool_parser | tools) echo $fix/agent ;;
     *) echo "$fix/$1" ;;
     esac
 }

@@ -1,5 +1,5 @@
 """Continuous tokens beside verl 0.9.1's own builders: model directories and conversations with what verl makes of them, for
-tests/golden/test_agent_continuous_tokens.c.
+tests/golden/test_agent_continuous_verl.c.
 
   oracle_continuous.py fixtures --out DIR        a small tokenizer, small templates of every family (tests/fixtures/agent)
   oracle_continuous.py many --out DIR            the real tokenizers of --data with their own templates and TRL's, and as many
@@ -24,53 +24,69 @@ FAMILY_TOKENS = [
     "<|call|>", "<|return|>", "<|constrain|>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>",
     "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<think>", "</think>"]
 SMALL = {  # templates of the families, as short as shows their rules
-    "chatml": ("qwen2", """{%- if tools %}<|im_start|>system
-{{ tools | tojson }}<|im_end|>
-{% endif %}{%- for m in messages %}{%- if m.role == 'tool' %}{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
-<tool_response>
-{{ m.content }}
-</tool_response>{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
-{% endif %}{%- else %}<|im_start|>{{ m.role }}
-{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>
-{% endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking %}<think>
-
-</think>
-
-{% endif %}{%- endif %}"""),
-    "chatml_user": ("qwen3_5", """{%- set ns = namespace(user=false) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.user = true %}{%- endif %}{%- endfor %}{%- if not ns.user %}{{ raise_exception('no user') }}{%- endif %}
-{%- for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content if m.content is string else m.content[0].text }}<|im_end|>
-{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""),
-    "minimax": ("minimax_m2", """{%- for m in messages %}]~b]{{ m.role }}
-{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}[e~[
-{% endfor %}{%- if add_generation_prompt %}]~b]ai
-{% endif %}"""),
-    "glm": ("glm4_moe", """{%- for m in messages %}{%- if m.role == 'tool' %}{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}
-<tool_response>
-{{ m.content }}
-</tool_response>{%- else %}<|{{ m.role }}|>
-{{ m.content }}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|assistant|>{% endif %}"""),
-    "gemma4": ("gemma4", """{%- for m in messages %}{%- if m.role == 'tool' %}response:{{ m.name }}{value:{{ m.content }}}<tool_response|>{%- else %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}
-{{ m.content | trim }}{%- for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{}<tool_call|>{% endfor %}{%- if m.tool_calls %}<|tool_response>{% else %}<turn|>
-{% endif %}{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|turn>model
-{% endif %}"""),
-    "gpt_oss": ("gpt_oss", """{%- for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|end|>{%- endfor %}{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""),
-    "deepseek": ("deepseek_v3", """<｜begin▁of▁sentence｜>{%- for m in messages %}{%- if m.role == 'tool' %}{%- if messages[loop.index0 - 1].role != 'tool' %}<｜tool▁outputs▁begin｜>{% endif %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<｜tool▁outputs▁end｜>{% endif %}{%- elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}<｜end▁of▁sentence｜>{%- else %}{{ '<｜User｜>' if m.role == 'user' }}{{ m.content }}{%- endif %}{%- endfor %}{%- if add_generation_prompt and messages[-1].role != 'tool' %}<｜Assistant｜>{% endif %}"""),
-    "deepseek_v4": ("deepseek_v4", "{{ raise_exception('not used') }}"),
-    "json_one_call": ("llama", """{%- for m in messages %}{%- if m.tool_calls and m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{%- endif %}<|start|>{{ 'ipython' if m.role == 'tool' else m.role }}<|message|>
-{{ m.content | tojson if m.role == 'tool' else m.content | trim }}<|end|>{%- endfor %}{%- if add_generation_prompt %}<|start|>assistant<|message|>
-{% endif %}"""),
-    "rewriting": ("mistral", """{%- for m in messages %}{%- if loop.last and m.role == 'user' %}[INST]{{ messages[0].content }}{% endif %}{{ m.content }}{%- endfor %}"""),
-    "plain": ("opt", """{%- for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{%- if add_generation_prompt %}assistant: {% endif %}"""),
+    "chatml": ("qwen2", (
+        "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{%- for m in messages %}"
+        "{%- if m.role == 'tool' %}{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user"
+        "{% endif %}{{ '\n' }}<tool_response>\n{{ m.content }}\n</tool_response>"
+        "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}{%- else %}<|im_start|>"
+        "{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+        "{% endfor %}<|im_end|>\n{% endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{%- endif %}")),
+    "chatml_user": ("qwen3_5", (
+        "{%- set ns = namespace(user=false) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+        "{%- set ns.user = true %}{%- endif %}{%- endfor %}{%- if not ns.user %}{{ raise_exception('no user') }}"
+        "{%- endif %}\n{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content if m.content is string else m.content[0].text }}<|im_end|>\n{% endfor %}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")),
+    "minimax": ("minimax_m2", (
+        "{%- for m in messages %}]~b]{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{% endfor %}[e~[\n{% endfor %}{%- if add_generation_prompt %}]~b]ai\n{% endif %}")),
+    "glm": ("glm4_moe", (
+        "{%- for m in messages %}{%- if m.role == 'tool' %}"
+        "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}{{ '\n' }}"
+        "<tool_response>\n{{ m.content }}\n</tool_response>{%- else %}<|{{ m.role }}|>\n{{ m.content }}{%- endif %}"
+        "{%- endfor %}{%- if add_generation_prompt %}<|assistant|>{% endif %}")),
+    "gemma4": ("gemma4", (
+        "{%- for m in messages %}{%- if m.role == 'tool' %}response:{{ m.name }}{value:{{ m.content }}}<tool_response|>"
+        "{%- else %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}"
+        "{%- for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{}<tool_call|>{% endfor %}"
+        "{%- if m.tool_calls %}<|tool_response>{% else %}<turn|>\n{% endif %}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}<|turn>model\n{% endif %}")),
+    "gpt_oss": ("gpt_oss", (
+        "{%- for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{% endfor %}<|end|>{%- endfor %}{%- if add_generation_prompt %}<|start|>assistant"
+        "{% endif %}")),
+    "deepseek": ("deepseek_v3", (
+        "<｜begin▁of▁sentence｜>{%- for m in messages %}{%- if m.role == 'tool' %}"
+        "{%- if messages[loop.index0 - 1].role != 'tool' %}<｜tool▁outputs▁begin｜>{% endif %}<｜tool▁output▁begin｜>"
+        "{{ m.content }}<｜tool▁output▁end｜>{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+        "<｜tool▁outputs▁end｜>{% endif %}{%- elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}<｜end▁of▁sentence｜>"
+        "{%- else %}{{ '<｜User｜>' if m.role == 'user' }}{{ m.content }}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt and messages[-1].role != 'tool' %}<｜Assistant｜>{% endif %}")),
+    "deepseek_v4": ("deepseek_v4", (
+        "{{ raise_exception('not used') }}")),
+    "json_one_call": ("llama", (
+        "{%- for m in messages %}{%- if m.tool_calls and m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call at a time') }}{%- endif %}<|start|>"
+        "{{ 'ipython' if m.role == 'tool' else m.role }}<|message|>\n"
+        "{{ m.content | tojson if m.role == 'tool' else m.content | trim }}<|end|>{%- endfor %}"
+        "{%- if add_generation_prompt %}<|start|>assistant<|message|>\n{% endif %}")),
+    "rewriting": ("mistral", (
+        "{%- for m in messages %}{%- if loop.last and m.role == 'user' %}[INST]{{ messages[0].content }}{% endif %}"
+        "{{ m.content }}{%- endfor %}")),
+    "plain": ("opt", (
+        "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{%- if add_generation_prompt %}assistant: "
+        "{% endif %}")),
 }
-WORDS = ["4", "", " ", "the answer", "7 apples\n", "{\"a\": 1}", "é日本", "<tool_response>", "</think>", "<|im_end|>", "a\"b\\c", "\n", "<think>x</think>",
-         "  two  ", "<turn|>\n", "<|end|>", "<｜end▁of▁sentence｜>", "null", "😀", "tab\there", "<|observation|>", "long " * 30, "[1, 2.5]"]
+WORDS = ["4", "", " ", "the answer", "7 apples\n", "{\"a\": 1}", "é日本", "<tool_response>", "</think>", "<|im_end|>", "a\"b\\c",
+         "\n", "<think>x</think>", "  two  ", "<turn|>\n", "<|end|>", "<｜end▁of▁sentence｜>", "null", "😀", 
+         "tab\there", "<|observation|>", "long " * 9, "[1, 2.5]"]
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer", "description": "é"}, "b": {"type": "number", "enum": [1.5, 1e-7]}}, "required": ["a"]}}}
-LOOK = {"type": "function", "function": {"name": "look_up", "description": "Looks\n\"up\".", "parameters": {"type": "object", "properties": {}, "required": []}}}
+    "type": "object", "properties": {"a": {"type": "integer", "description": "é"}, "b": {"type": "number", "enum": [1.5, 1e-7]}},
+    "required": ["a"]}}}
+LOOK = {"type": "function", "function": {"name": "look_up", "description": "Looks\n\"up\".",
+                                         "parameters": {"type": "object", "properties": {}, "required": []}}}
 
 
 # ---- model directories ---------------------------------------------------------------
@@ -86,9 +102,10 @@ def small_tokenizer():
         vocab[a + b] = len(vocab)
     return {"version": "1.0", "added_tokens": [], "normalizer": None,
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True},
-            "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                      "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges}}
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges}}
 
 
 def add_tokens(tokenizer, names):
@@ -228,7 +245,8 @@ def rows_of(path, model_type, kwargs, n, rng):
             old, new = plain_content(old), plain_content(new)
         tools = rng.choice([None, None, [ADD], [ADD, LOOK], [LOOK], []])
         if i % 5 == 0:
-            cases.append({"op": "begin", "messages": old + new[:1], "tools": tools, "want": first_prompt(builder, old + new[:1], tools)})
+            messages = old + new[:1]
+            cases.append({"op": "begin", "messages": messages, "tools": tools, "want": first_prompt(builder, messages, tools)})
             continue
         ids = stream(rng, builder, tok, old, tools)
         cases.append({"op": "append", "messages": old + new, "n_old": len(old), "tools": tools, "stream": ids,
@@ -241,18 +259,19 @@ def make_fixtures(out, n):
     small = small_tokenizer()
     add_tokens(small, FAMILY_TOKENS)
     for name, (model_type, template) in SMALL.items():
-        write_model(out / name, json.dumps(small, ensure_ascii=False, separators=(",", ":")), {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"},
-                    template)
+        write_model(out / name, json.dumps(small, ensure_ascii=False, separators=(",", ":")),
+                    {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}, template)
         kwargs = {"chatml": {"enable_thinking": False}, "deepseek_v4": {"enable_thinking": True}}.get(name, {})
         rows += rows_of(out / name, model_type, kwargs, n, rng)
-    rows += rows_of(out / "deepseek_v4", "deepseek_v4", {"thinking": True, "drop_thinking": False, "reasoning_effort": "max"}, n // 2, rng)
-    return rows
+    kwargs = {"thinking": True, "drop_thinking": False, "reasoning_effort": "max"}
+    return rows + rows_of(out / "deepseek_v4", "deepseek_v4", kwargs, n // 2, rng)
 
 
 # ---- the real ones -------------------------------------------------------------------
 
-TYPES = [("qwen3_5", "qwen3_5"), ("qwen3_6", "qwen3_5"), ("qwen3_8", "qwen3_5"), ("qwen3", "qwen3"), ("qwen2_5", "qwen2"), ("gemma4", "gemma4"),
-         ("diffusion_gemma", "gemma4"), ("glm4moe", "glm4_moe"), ("gptoss", "gpt_oss"), ("deepseek", "deepseek_v3"), ("llama", "llama"), ("gemma", "gemma3")]
+TYPES = [("qwen3_5", "qwen3_5"), ("qwen3_6", "qwen3_5"), ("qwen3_8", "qwen3_5"), ("qwen3", "qwen3"), ("qwen2_5", "qwen2"),
+         ("gemma4", "gemma4"), ("diffusion_gemma", "gemma4"), ("glm4moe", "glm4_moe"), ("gptoss", "gpt_oss"),
+         ("deepseek", "deepseek_v3"), ("llama", "llama"), ("gemma", "gemma3")]
 KWARGS = [{}, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"date_string": "1 Jan 2026"}]
 
 
@@ -293,17 +312,45 @@ def make_many(out, data, trl, n):
             for kwargs in ({}, {"enable_thinking": False}):
                 rows += rows_of(out / path.name, model_type, kwargs, 4 * n, rng)
             rows += rows_of(out / path.name, "gpt_oss" if model_type != "llama" else "qwen2", {}, n // 4, rng)
-    templates = trl_templates(trl) + [(k, t) for k, (_, t) in SMALL.items()]
-    for i, (name, template) in enumerate(templates):
+    templates = [(name, type_of(name), t) for name, t in trl_templates(trl)]
+    templates += [("small_" + k, m, t) for k, (m, t) in SMALL.items()]
+    for i, (name, model_type, template) in enumerate(templates):
         for k in range(2):
             base = sorted(real)[(i + 3 * k) % len(real)]
             path = out / f"{name}-{base}"
             write_model(path, *real[base], template)
-            model_type = SMALL[name][0] if name in SMALL else type_of(name)
-            if k == 1 and rng.random() < 0.3:
-                model_type = rng.choice([t for _, t in TYPES] + ["minimax"])
-            rows += rows_of(path, model_type, rng.choice(KWARGS), n, rng)
+            other = rng.choice([t for _, t in TYPES] + ["minimax"]) if k == 1 and rng.random() < 0.3 else model_type
+            rows += rows_of(path, other, rng.choice(KWARGS), n, rng)
     return rows
+
+
+def worked_examples(out):
+    """Rows whose answers are numbers that were worked out by hand from real ids: tool `add`, result 4."""
+    call = lambda n: {"role": "assistant", "content": "", "tool_calls": [  # noqa: E731
+        {"type": "function", "function": {"name": "add", "arguments": {"a": i, "b": 2}}} for i in range(n)]}
+    result = lambda x: {"role": "tool", "content": x}  # noqa: E731
+    old, sure = [{"role": "user", "content": "2 + 2?"}], {"role": "user", "content": "Sure?"}
+    turn, one, two = [198, 151645], old + [call(1), result("4")], old + [call(2), result("4"), result("5")]
+    end = [151645, 198, 151644, 77091, 198]
+    qwen2_5 = [151644, 872, 198, 27, 14172, 9655, 397, 19, 198, 522, 14172, 9655, 29]
+    qwen3 = [151644, 872, 198, 151665, 198, 19, 198, 151666]
+    llama = [128006, 23799, 4690, 128007, 271, 1, 19, 1, 128009, 128006, 78191, 128007, 271]
+    rows = []
+    for model, model_type, kwargs, messages, n_old, stream, want in [
+            ("qwen2_5", "qwen2", {}, one, 2, turn, [198, *qwen2_5, *end]),
+            ("qwen2_5", "qwen2", {}, two, 2, turn,
+             [198, *qwen2_5[:-1], 397, 27, 14172, 9655, 397, 20, 198, 522, 14172, 9655, 29, *end]),
+            ("qwen2_5", "qwen2", {}, old + [{"role": "assistant", "content": "4"}, sure], 2, turn,
+             [198, 151644, 872, 198, 39814, 30, *end]),
+            ("qwen2_5", "qwen2", {}, one, 2, [198], [*qwen2_5, *end]),
+            ("qwen3", "qwen3", {}, one, 2, turn, [198, *qwen3, *end]),
+            ("qwen3", "qwen3", {"enable_thinking": False}, one, 2, turn, [198, *qwen3, *end, 151667, 271, 151668, 271]),
+            ("llama3_1", "llama", {}, one, 2, [128009], llama),
+            ("llama3_1", "llama", {}, two, 2, [128009], None)]:
+        want = {"removed": 0, "added": want} if want else {"refused": "one call at a time"}
+        case = {"op": "append", "messages": messages, "n_old": n_old, "tools": [ADD], "stream": stream, "want": want}
+        rows.append({"model": model, "model_type": model_type, "kwargs": kwargs, "op": "model", "cases": [case]})
+    return [r for r in rows if (out / r["model"]).is_dir()]
 
 
 def main():
@@ -319,7 +366,9 @@ def main():
     import oracle_verl
     oracle_verl.load(args.verl)
     logging.disable(logging.WARNING)
-    rows = make_fixtures(args.out, 12) if args.what == "fixtures" else make_many(args.out, args.data, args.trl, args.cases)
+    rows = make_fixtures(args.out, 8) if args.what == "fixtures" else make_many(args.out, args.data, args.trl, args.cases)
+    if args.what == "many":
+        rows += worked_examples(args.out)
     (args.out / "cases.jsonl").write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
     n = sum(len(r.get("cases", [1])) for r in rows)
     refused = sum("refused" in c["want"] for r in rows for c in r.get("cases", [r]))

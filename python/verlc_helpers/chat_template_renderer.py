@@ -187,13 +187,25 @@ def render_many(request):
     return texts
 
 
+def written(node):
+    """The constants that an output writes as they are: 'a' ~ x + 'b'."""
+    if isinstance(node, jinja2.nodes.Const):
+        yield node
+    elif isinstance(node, (jinja2.nodes.Output, jinja2.nodes.Concat, jinja2.nodes.Add)):
+        for child in node.iter_child_nodes():
+            yield from written(child)
+
+
 def constants(with_tools):
+    """The texts that the template may compare a message's text with."""
     text = (state.get("tool_template") if with_tools else None) or state.get("template")
     if text is None:
         return []
     compiled(text)  # a broken template is reported by it
-    found = {node.value for node in state["env"].parse(text).find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    return sorted(found)
+    tree, nodes = state["env"].parse(text), jinja2.nodes
+    passed = {id(c) for output in tree.find_all(nodes.Output) for c in written(output)}
+    passed |= {id(n.arg) for n in tree.find_all(nodes.Getitem)}
+    return sorted({n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str) and id(n) not in passed})
 
 
 def handle(request):

@@ -19,13 +19,23 @@ static const struct {
     const char *model_type;
     enum continuous_tokens__family family;
 } FAMILIES[] = {
-    {"qwen2", CONTINUOUS_QWEN},           {"qwen3", CONTINUOUS_QWEN},         {"qwen3_moe", CONTINUOUS_QWEN},
-    {"qwen3_5", CONTINUOUS_QWEN},         {"qwen3_5_moe", CONTINUOUS_QWEN},   {"minimax", CONTINUOUS_MINIMAX},
-    {"minimax_text_01", CONTINUOUS_MINIMAX}, {"minimax_m2", CONTINUOUS_MINIMAX}, {"glm4_moe", CONTINUOUS_GLM},
-    {"glm_moe_dsa", CONTINUOUS_GLM},      {"gemma4", CONTINUOUS_GEMMA4},      {"gpt_oss", CONTINUOUS_GPT_OSS},
-    {"deepseek_v2", CONTINUOUS_DEEPSEEK}, {"deepseek_v3", CONTINUOUS_DEEPSEEK}, {"deepseek_v4", CONTINUOUS_DEEPSEEK_V4},
+    {"qwen2", CONTINUOUS_QWEN},
+    {"qwen3", CONTINUOUS_QWEN},
+    {"qwen3_moe", CONTINUOUS_QWEN},
+    {"qwen3_5", CONTINUOUS_QWEN},
+    {"qwen3_5_moe", CONTINUOUS_QWEN},
+    {"minimax", CONTINUOUS_MINIMAX},
+    {"minimax_text_01", CONTINUOUS_MINIMAX},
+    {"minimax_m2", CONTINUOUS_MINIMAX},
+    {"glm4_moe", CONTINUOUS_GLM},
+    {"glm_moe_dsa", CONTINUOUS_GLM},
+    {"gemma4", CONTINUOUS_GEMMA4},
+    {"gpt_oss", CONTINUOUS_GPT_OSS},
+    {"deepseek_v2", CONTINUOUS_DEEPSEEK},
+    {"deepseek_v3", CONTINUOUS_DEEPSEEK},
+    {"deepseek_v4", CONTINUOUS_DEEPSEEK_V4},
 };
-static const char *const VISION_TYPES[] = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "minimax_vl_01",
+static const char *const VISION_TYPES[] = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl",  "qwen3_vl_moe",  "minimax_vl_01",
                                            "kimi_vl",  "glm4v",      "glm4v_moe", "deepseek_vl_v2"};
 
 static int find_family(const char *model_type, enum continuous_tokens__family *out) {
@@ -41,7 +51,8 @@ static int find_family(const char *model_type, enum continuous_tokens__family *o
         }
     for (size_t i = 0; i < sizeof VISION_TYPES / sizeof *VISION_TYPES; i++)
         if (strcmp(name, VISION_TYPES[i]) == 0)
-            FAIL(ERR_UNSUPPORTED, "continuous tokens: model_type %s is a vision-language model; several turns need a text model", name);
+            FAIL(ERR_UNSUPPORTED, "continuous tokens: model_type %s is a vision-language model; several turns need a text model",
+                 name);
     log_warn("continuous tokens: no rule for model_type \"%s\"; what is appended follows what was drawn as it is", name);
     *out = CONTINUOUS_GENERIC;
     return 0;
@@ -49,15 +60,17 @@ static int find_family(const char *model_type, enum continuous_tokens__family *o
 
 static int need_token(const struct continuous_tokens *c, const char *token, int32_t *id) {
     *id = tokenizer_id(c->tok, token);
-    if (*id < 0) FAIL(ERR_INPUT, "continuous tokens: the tokenizer has no token %s, which a %s model needs", token,
-                      continuous_tokens_family(c));
+    if (*id < 0)
+        FAIL(ERR_INPUT, "continuous tokens: the tokenizer has no token %s, which a %s model needs", token,
+             continuous_tokens_family(c));
     return 0;
 }
 
 static int need_text(const struct continuous_tokens *c, const char *text, struct text_ids *ids) {
     TRY(tokenizer_encode(c->tok, text, strlen(text), false, ids));
-    if (ids->n == 0) FAIL(ERR_INPUT, "continuous tokens: the tokenizer makes nothing of the text that a %s model needs",
-                          continuous_tokens_family(c));
+    if (ids->n == 0)
+        FAIL(ERR_INPUT, "continuous tokens: the tokenizer makes nothing of the text that a %s model needs",
+             continuous_tokens_family(c));
     return 0;
 }
 
@@ -67,8 +80,9 @@ static int need_newline(struct continuous_tokens *c) {
     const int64_t n = ids.n;
     c->newline = ids.p[0];
     text_ids_free(&ids);
-    if (n != 1) FAIL(ERR_INPUT, "continuous tokens: a newline is %lld tokens; a %s model needs it to be one", (long long)n,
-                     continuous_tokens_family(c));
+    if (n != 1)
+        FAIL(ERR_INPUT, "continuous tokens: a newline is %lld tokens; a %s model needs it to be one", (long long)n,
+             continuous_tokens_family(c));
     return 0;
 }
 
@@ -76,9 +90,7 @@ static int find_tokens(struct continuous_tokens *c) {
     switch (c->family) {
     case CONTINUOUS_QWEN: TRY(need_newline(c)); return need_token(c, "<|im_end|>", &c->close);
     case CONTINUOUS_MINIMAX: TRY(need_newline(c)); return need_token(c, "[e~[", &c->close);
-    case CONTINUOUS_GLM:
-        TRY(need_token(c, "<|observation|>", &c->observation));
-        return need_token(c, "<|user|>", &c->user);
+    case CONTINUOUS_GLM: TRY(need_token(c, "<|observation|>", &c->observation)); return need_token(c, "<|user|>", &c->user);
     case CONTINUOUS_GEMMA4:
         TRY(need_token(c, "<|tool_response>", &c->tool_response));
         TRY(need_text(c, "<turn|>\n", &c->separator));
@@ -159,7 +171,8 @@ static json_t *slice(const json_t *messages, size_t lo, size_t hi) {
 
 static int add_delta(struct append *a, const json_t *group, bool calls, bool generation_prompt) {
     json_t *prefix = continuous_tokens__synthetic(a->c, calls ? group : NULL);
-    const int rc = continuous_tokens__delta(a->c, prefix, group, generation_prompt, a->tools, true, &a->ids);
+    const int rc = continuous_tokens__delta(a->c, &(struct continuous_tokens__delta){prefix, group, generation_prompt, true},
+                                            a->tools, &a->ids);
     json_decref(prefix);
     return rc;
 }
@@ -220,7 +233,9 @@ static int add_gemma_results(struct append *a, const json_t *group, size_t at) {
         if (!continuous_tokens__truth(json_object_get(m, "name")))
             json_object_set_new(m, "name", json_stringn(name.p ? name.p : "", name.n));
     }
-    rc = add_delta(a, named, true, false);
+    TRYG(continuous_tokens__frame(a->c, named, false, a->tools, &a->ids), done);
+    if (rc == 0) rc = add_delta(a, named, true, false);
+    else rc = 0;
 done:
     buf_free(&name);
     json_decref(named);
@@ -284,7 +299,8 @@ static int add_group(struct append *a, size_t at, size_t end, bool generation_pr
         FAILG(done, ERR_INPUT, "continuous tokens: what is appended cannot end with an assistant message");
     if (tool && family == CONTINUOUS_GPT_OSS) TRYG(add_gpt_oss_results(a, group, at), done);
     else if (tool && family == CONTINUOUS_GEMMA4) TRYG(add_gemma_results(a, group, at), done);
-    else if (family == CONTINUOUS_GPT_OSS && is_role(first, "assistant") && !continuous_tokens__truth(json_object_get(first, "tool_calls")))
+    else if (family == CONTINUOUS_GPT_OSS && is_role(first, "assistant") &&
+             !continuous_tokens__truth(json_object_get(first, "tool_calls")))
         TRYG(add_gpt_oss_assistant(a, first), done);
     else {
         TRYG(continuous_tokens__frame(a->c, group, generation_prompt, a->tools, &a->ids), done);
@@ -302,11 +318,11 @@ static int add_generation_prompt(struct append *a) {
     json_t *none = json_array(), *prefix = NULL;
     int rc = 0;
     if (a->c->family == CONTINUOUS_GPT_OSS) {
-        rc = continuous_tokens__delta(a->c, a->messages, none, true, a->tools, false, &a->ids);
+        rc = continuous_tokens__delta(a->c, &(struct continuous_tokens__delta){a->messages, none, true, false}, a->tools, &a->ids);
     } else if (is_role(last, "user") || is_role(last, "system")) {
         prefix = continuous_tokens__synthetic(a->c, NULL);
         json_array_append(prefix, (json_t *)(uintptr_t)last);
-        rc = continuous_tokens__delta(a->c, prefix, none, true, a->tools, false, &a->ids);
+        rc = continuous_tokens__delta(a->c, &(struct continuous_tokens__delta){prefix, none, true, false}, a->tools, &a->ids);
     }
     json_decref(none);
     json_decref(prefix);
@@ -393,12 +409,13 @@ static int check_messages(const json_t *messages, int64_t n_old) {
 }
 
 int continuous_tokens_append(struct continuous_tokens *c, const json_t *messages, int64_t n_old, const json_t *tools,
-                             const int32_t *ids, int64_t n_ids, struct continuous_junction *out) {
+                             const struct text_ids *stream, struct continuous_junction *out) {
     *out = (struct continuous_junction){0};
     TRY(check_messages(messages, n_old));
     struct append a = {.c = c, .messages = messages, .tools = tools, .n_old = (size_t)n_old, .n = json_array_size(messages)};
-    const int rc = c->family == CONTINUOUS_DEEPSEEK_V4 ? continuous_tokens__v4_append(c, messages, n_old, tools, &a.ids) : add_groups(&a);
-    if (rc == 0) join(&a, ids, n_ids, out);
+    const int rc =
+        c->family == CONTINUOUS_DEEPSEEK_V4 ? continuous_tokens__v4_append(c, messages, n_old, tools, &a.ids) : add_groups(&a);
+    if (rc == 0) join(&a, stream->p, stream->n, out);
     text_ids_free(&a.ids);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }

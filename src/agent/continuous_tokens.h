@@ -36,12 +36,12 @@ struct continuous_junction {
     int64_t n_removed;     /* tokens to take off the end of the stream, drawn ones among them */
     struct text_ids added; /* then these follow, none of them drawn: mask 0. The caller frees them */
 };
-/* What follows the stream ids (n_ids) of messages[0, n_old) where the rest of messages is appended: tool, user, system and
+/* What follows the stream of messages[0, n_old) where the rest of messages is appended: tool, user, system and
  * assistant messages, the last one no assistant's.  The old messages are those that the stream was made of, the caller sees to
  * that.  tools must not change while it is in use here: the array that came last is kept and known by its address.
  * *out is overwritten; after an error it is empty. */
 int continuous_tokens_append(struct continuous_tokens *c, const json_t *messages, int64_t n_old, const json_t *tools,
-                             const int32_t *ids, int64_t n_ids, struct continuous_junction *out);
+                             const struct text_ids *stream, struct continuous_junction *out);
 
 /* What of this works with the model's template, tried at start: {"family", "cases": {"tool", "two_tools", "user", "system"}},
  * each case {"ok": bool, "tokens": n, "exact": bool} or {"ok": false, "reason"}. exact: what is appended behind a turn is what

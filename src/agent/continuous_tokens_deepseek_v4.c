@@ -53,7 +53,8 @@ static int add_json(struct buf *out, const json_t *v) {
     if (rc == 0) {
         const struct tool_parser__value *value = tool_parser__json(&m, (struct tool_parser__span){line.p, line.n});
         if (!value || !tool_parser__dumps(out, value))
-            rc = err_set(ERR_INPUT, __FILE__, __LINE__, "continuous tokens: a tool's schema or arguments cannot be written as JSON");
+            rc =
+                err_set(ERR_INPUT, __FILE__, __LINE__, "continuous tokens: a tool's schema or arguments cannot be written as JSON");
     }
     tool_parser__memory_free(&m);
     buf_free(&line);
@@ -64,8 +65,8 @@ static int add_text(struct buf *out, const json_t *content) {
     if (!json_is_array(content)) return content ? continuous_tokens__content(content, out) : 0;
     size_t i;
     const json_t *part;
-    json_array_foreach((json_t *)(uintptr_t)content, i, part)
-        if (!json_is_object(part)) FAIL(ERR_INPUT, "continuous tokens: a part of a content that is no object");
+    json_array_foreach((json_t *)(uintptr_t)content, i, part) if (!json_is_object(part))
+        FAIL(ERR_INPUT, "continuous tokens: a part of a content that is no object");
     return continuous_tokens__content(content, out);
 }
 
@@ -223,7 +224,8 @@ static int encode(struct continuous_tokens *c, const json_t *messages, size_t fr
     struct encoder e = {.messages = messages, .from = from, .last_user = SIZE_MAX};
     int rc = 0;
     e.think = (kwarg(c, "enable_thinking") || kwarg(c, "thinking")) && !(effort && strcmp(effort, "none") == 0);
-    e.drop = first && (!drop || continuous_tokens__truth(drop)) && !continuous_tokens__truth(tools) && !any_tools(messages, from, n);
+    e.drop =
+        first && (!drop || continuous_tokens__truth(drop)) && !continuous_tokens__truth(tools) && !any_tools(messages, from, n);
     for (size_t i = from; i < n; i++) {
         const char *role = continuous_tokens__role(json_array_get(messages, i));
         if (is_run(role) || strcmp(role, "developer") == 0) e.last_user = i;
@@ -255,7 +257,8 @@ int continuous_tokens__v4_append(struct continuous_tokens *c, const json_t *mess
     if (drops && !continuous_tokens__truth(tools) && !any_tools(messages, 0, old))
         for (size_t i = 0; i < old; i++)
             if (strcmp(continuous_tokens__role(json_array_get(messages, i)), "assistant") == 0)
-                FAIL(ERR_INPUT, "continuous tokens: DeepSeek V4 drops the thinking of older turns, so nothing can be appended behind "
-                                "them; give tools, or drop_thinking=False in data.apply_chat_template_kwargs");
+                FAIL(ERR_INPUT,
+                     "continuous tokens: DeepSeek V4 drops the thinking of older turns, so nothing can be appended behind "
+                     "them; give tools, or drop_thinking=False in data.apply_chat_template_kwargs");
     return encode(c, messages, old, NULL, false, ids);
 }

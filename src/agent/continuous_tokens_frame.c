@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MESSAGES = 8, N_KINDS = 3, N_HOLES = MAX_MESSAGES * N_KINDS, MAX_CONSTANTS = 400, MAX_KNOWN = 16384, TRY_AT_ONCE = 128 };
+enum { MAX_MESSAGES = 8, N_KINDS = 3, N_HOLES = MAX_MESSAGES * N_KINDS, MAX_CONSTANTS = 200, MAX_KNOWN = 16384, TRY_AT_ONCE = 128 };
+enum { TRY_AFTER = 16 }; /* renders of a shape: what is rarely appended is not worth the trial */
 enum { CONTENT, ID, NAME };
 
 struct piece {
@@ -28,6 +29,7 @@ struct frame {
     int64_t n, cap;
 };
 struct continuous_tokens__frames {
+    struct map uses;   /* shape -> how often it was rendered */
     struct map shapes; /* shape -> index of frame */
     struct map known;  /* shape and toolset -> whether the frame holds */
     struct frame *frame;
@@ -50,6 +52,7 @@ void continuous_tokens__frames_free(struct continuous_tokens__frames *f) {
     if (!f) return;
     for (int64_t i = 0; i < f->n; i++) frame_clear(&f->frame[i]);
     free(f->frame);
+    map_free(&f->uses);
     map_free(&f->shapes);
     map_free(&f->known);
     free(f);
@@ -98,7 +101,8 @@ static json_t *build_group(const char *role, const struct fill *fill, size_t n) 
 
 static void add_shape(struct buf *out, const char *role, const struct fill *fill, size_t n, bool generation_prompt, bool tools) {
     buf_addf(out, "%s %d %d ", role, generation_prompt, tools);
-    for (size_t i = 0; i < n; i++) buf_addc(out, (char)('0' + (fill->p[N_KINDS * i + ID] != NULL) + 2 * (fill->p[N_KINDS * i + NAME] != NULL)));
+    for (size_t i = 0; i < n; i++)
+        buf_addc(out, (char)('0' + (fill->p[N_KINDS * i + ID] != NULL) + 2 * (fill->p[N_KINDS * i + NAME] != NULL)));
 }
 
 /* ---- frames ---- */
@@ -161,23 +165,34 @@ static bool same_frame(const struct frame *a, const struct frame *b) {
     return true;
 }
 
-/* Renders what stands before the group, and with it, of k fills, alternately. 0: the template refuses one. */
+static bool has_names(const struct trial *t) {
+    for (size_t h = 0; h < N_KINDS * t->n; h++)
+        if (h % N_KINDS != CONTENT && t->fill->p[h]) return true;
+    return false;
+}
+
+/* Renders what stands before each group, and then with it, of k fills: 2k texts. Without ids and names the first of each two is
+ * the same, and rendered once. 0: the template refuses one. */
 static int render_fills(const struct trial *t, const struct fill *fills, int64_t k, json_t **texts) {
+    const bool names = has_names(t);
     json_t *common = t->c->kwargs ? json_copy(t->c->kwargs) : json_object(), *each = json_array();
     if (t->tools) json_object_set(common, "tools", (json_t *)(uintptr_t)t->tools);
     for (int64_t i = 0; i < k; i++) {
         json_t *group = build_group(t->role, &fills[i], t->n);
         json_t *prefix = continuous_tokens__synthetic(t->c, strcmp(t->role, "tool") == 0 ? group : NULL), *both = json_copy(prefix);
         json_array_extend(both, group);
-        json_array_append_new(each, json_pack("{s:o, s:b}", "messages", prefix, "add_generation_prompt", 0));
+        if (i == 0 || names) json_array_append_new(each, json_pack("{s:O, s:b}", "messages", prefix, "add_generation_prompt", 0));
         json_array_append_new(each, json_pack("{s:o, s:b}", "messages", both, "add_generation_prompt", t->generation_prompt));
         json_decref(group);
+        json_decref(prefix);
     }
     const int rc = chat_template_render_many(t->c->chat, common, each, texts);
     json_decref(each);
     json_decref(common);
     TRY(rc);
-    if ((int64_t)json_array_size(*texts) == 2 * k) return 1;
+    for (int64_t i = 1; !names && i < k && json_array_size(*texts) > (size_t)i; i++)
+        json_array_insert(*texts, 2 * (size_t)i, json_array_get(*texts, 0));
+    if (json_array_size(*texts) == 2 * (size_t)k) return 1;
     json_decref(*texts);
     *texts = NULL;
     return 0;
@@ -222,24 +237,100 @@ static int read_frame(const struct trial *t, struct frame *f) {
 /* ---- trying ---- */
 
 /* What a template may do to a text shows on one of these. */
-static const char *const TEXTS[] = {
-    "", " ", "\n", " a", "a ", "\na", "a\n", "\n\na\n\n", "\ta\t", "a  b", "a\r\nb", "\"", "\\", "a\"b\\c\nd", "'", "<", ">", "&",
-    "<a href=\"x\">&amp;</a>", "4", "007", "-1", "1.5", "1e5", "true", "false", "null", "None", "[1, 2]", "{\"a\": 1}", "{a}", "{{ a }}",
-    "{% if a %}", "%s", "a/b", "https://a.b/c?d=e", "é", "日本語", "😀", "ﬁ", "A", "aBc", "tool", "name: x", "a: b\nc: d", "#", "```\na\n```",
-    "<think>a</think>b", "</think>", "<think>", "<tool_response>a</tool_response>", "<tool_call>{\"name\": \"a\"}</tool_call>",
-    "<|im_start|>", "<|im_end|>\n", "<|eot_id|>", "</s>", "[INST]", "<image>", "\x7f", "\x01", "\u00a0a\u00a0", "\u2028", "\ufeff", "a\u0301"};
+static const char *const TEXTS[] = {"",
+                                    " ",
+                                    "\n",
+                                    " a",
+                                    "a ",
+                                    "\na",
+                                    "a\n",
+                                    "\n\na\n\n",
+                                    "\ta\t",
+                                    "a  b",
+                                    "a\r\nb",
+                                    "\"",
+                                    "\\",
+                                    "a\"b\\c\nd",
+                                    "'",
+                                    "<",
+                                    ">",
+                                    "&",
+                                    "<a href=\"x\">&amp;</a>",
+                                    "4",
+                                    "007",
+                                    "-1",
+                                    "1.5",
+                                    "1e5",
+                                    "true",
+                                    "false",
+                                    "null",
+                                    "None",
+                                    "[1, 2]",
+                                    "{\"a\": 1}",
+                                    "{a}",
+                                    "{{ a }}",
+                                    "{% if a %}",
+                                    "%s",
+                                    "a/b",
+                                    "https://a.b/c?d=e",
+                                    "é",
+                                    "日本語",
+                                    "😀",
+                                    "ﬁ",
+                                    "A",
+                                    "aBc",
+                                    "tool",
+                                    "name: x",
+                                    "a: b\nc: d",
+                                    "#",
+                                    "```\na\n```",
+                                    "<think>a</think>b",
+                                    "</think>",
+                                    "<think>",
+                                    "<tool_response>a</tool_response>",
+                                    "<tool_call>{\"name\": \"a\"}</tool_call>",
+                                    "<|im_start|>",
+                                    "<|im_end|>\n",
+                                    "<|eot_id|>",
+                                    "</s>",
+                                    "[INST]",
+                                    "<image>",
+                                    "\x7f",
+                                    "\x01",
+                                    "\u00a0a\u00a0",
+                                    "\u2028",
+                                    "\ufeff",
+                                    "a\u0301"};
 
-static void add_variants(json_t *all, const char *p, size_t n) {
-    struct buf b = {0};
-    static const char *const around[][2] = {{"", ""}, {"a", ""}, {"", "a"}, {"a", "b"}, {"a\n", "\nb"}};
-    for (size_t i = 0; i < sizeof around / sizeof *around; i++) {
-        buf_reset(&b);
-        buf_adds(&b, around[i][0]);
-        buf_add(&b, p, n);
-        buf_adds(&b, around[i][1]);
-        json_array_append_new(all, json_stringn(b.p ? b.p : "", b.n));
+static void add_joined(json_t *all, const json_t *a, const char *between, const json_t *b) {
+    struct buf text = {0};
+    buf_add(&text, json_string_value(a), json_string_length(a));
+    buf_adds(&text, between);
+    buf_add(&text, json_string_value(b), json_string_length(b));
+    json_array_append_new(all, json_stringn(text.p ? text.p : "", text.n));
+    buf_free(&text);
+}
+
+static bool is_word(const json_t *text) {
+    const char *p = json_string_value(text);
+    while (*p == '_' || (*p >= 'a' && *p <= 'z')) p++;
+    return *p == '\0';
+}
+
+/* Each constant alone and in a text; those that are no words, as marks are, in pairs too. */
+static void add_constants(json_t *all, const json_t *constants) {
+    json_t *a = json_string("a"), *none = json_string("");
+    for (size_t i = 0; i < json_array_size(constants); i++) {
+        const json_t *p = json_array_get(constants, i);
+        add_joined(all, p, "", none);
+        add_joined(all, p, "\n", a);
+        add_joined(all, a, "", p);
+        if (is_word(p)) continue;
+        for (size_t k = 0; k < json_array_size(constants); k++)
+            if (!is_word(json_array_get(constants, k))) add_joined(all, p, "a", json_array_get(constants, k));
     }
-    buf_free(&b);
+    json_decref(a);
+    json_decref(none);
 }
 
 /* All texts that are tried. *out NULL: the template has too many constants. */
@@ -253,10 +344,7 @@ static int texts_to_try(const struct trial *t, json_t **out) {
         for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) json_array_append_new(all, json_string(TEXTS[i]));
         for (int i = 0; i < 4000; i++) buf_addf(&longer, "%d ", i * 7919 % 1000);
         json_array_append_new(all, json_stringn(longer.p, longer.n));
-        for (size_t i = 0; i < json_array_size(constants); i++) {
-            const json_t *s = json_array_get(constants, i);
-            add_variants(all, json_string_value(s), json_string_length(s));
-        }
+        add_constants(all, constants);
         buf_free(&longer);
         *out = all;
     }
@@ -264,18 +352,18 @@ static int texts_to_try(const struct trial *t, json_t **out) {
     return 0;
 }
 
-/* The fill with a text in its contents, and where `all` says so in ids and names, which cannot be empty. */
-static void fill_with(const struct fill *marks, const json_t *text, bool all, struct fill *out) {
+/* The text in all holes; an id or a name cannot be empty. */
+static void fill_with(const struct fill *marks, const json_t *text, struct fill *out) {
     *out = *marks;
     for (int h = 0; h < N_HOLES; h++) {
-        if (!marks->p[h] || (h % N_KINDS != CONTENT && (!all || json_string_length(text) == 0))) continue;
+        if (!marks->p[h] || (h % N_KINDS != CONTENT && json_string_length(text) == 0)) continue;
         out->p[h] = json_string_value(text);
         out->n[h] = json_string_length(text);
     }
 }
 
 /* Whether the frame gives what the template renders, for all texts. */
-static int try_texts(const struct trial *t, const struct frame *f, bool all) {
+static int try_texts(const struct trial *t, const struct frame *f) {
     char marks[N_HOLES][16];
     struct fill marked, *fills = xcalloc(TRY_AT_ONCE, sizeof *fills);
     json_t *list, *texts;
@@ -285,7 +373,7 @@ static int try_texts(const struct trial *t, const struct frame *f, bool all) {
     rc = list != NULL;
     for (size_t lo = 0; rc == 1 && lo < json_array_size(list); lo += TRY_AT_ONCE) {
         const size_t left = json_array_size(list) - lo, k = left < TRY_AT_ONCE ? left : TRY_AT_ONCE;
-        for (size_t i = 0; i < k; i++) fill_with(&marked, json_array_get(list, lo + i), all, &fills[i]);
+        for (size_t i = 0; i < k; i++) fill_with(&marked, json_array_get(list, lo + i), &fills[i]);
         rc = render_fills(t, fills, (int64_t)k, &texts);
         if (rc != 1) break;
         for (size_t i = 0; rc == 1 && i < k; i++) rc = frame_gives(f, texts, (int64_t)i, &fills[i]);
@@ -297,28 +385,31 @@ done:
     return rc;
 }
 
-static bool has_names(const struct trial *t) {
-    for (size_t h = 0; h < N_KINDS * t->n; h++)
-        if (h % N_KINDS != CONTENT && t->fill->p[h]) return true;
-    return false;
-}
-
 static int prove(const struct trial *t, struct frame *f) {
     int rc = read_frame(t, f);
-    if (rc == 1) rc = try_texts(t, f, false);
-    if (rc == 1 && has_names(t)) rc = try_texts(t, f, true);
+    if (rc == 1) rc = try_texts(t, f);
     f->ok = rc == 1;
     return rc < 0 ? rc : 0;
 }
 
 /* ---- use ---- */
 
-/* The shape's frame, tried if it was not. */
+/* Counts a use of the shape that was not tried yet; whether it is time to. */
+static bool often_used(struct continuous_tokens__frames *all, const struct buf *shape) {
+    int64_t n = 0;
+    map_get(&all->uses, shape->p, shape->n, &n);
+    map_set(&all->uses, shape->p, shape->n, n + 1);
+    return n >= TRY_AFTER;
+}
+
+/* The shape's frame, tried if it was not; NULL: not yet. */
 static int find_frame(const struct trial *t, const struct buf *shape, struct frame **out) {
     struct continuous_tokens__frames *all = t->c->frames;
     int64_t at;
     if (!map_get(&all->shapes, shape->p, shape->n, &at)) {
         struct frame f = {0};
+        *out = NULL;
+        if (!often_used(all, shape)) return 0;
         const int rc = prove(t, &f);
         if (rc < 0) {
             frame_clear(&f);
@@ -337,7 +428,7 @@ static int find_frame(const struct trial *t, const struct buf *shape, struct fra
 static int holds(const struct trial *t, struct buf *shape, const struct frame *f) {
     struct map *known = &t->c->frames->known;
     int64_t yes;
-    if (!f->ok) return 0;
+    if (!f || !f->ok) return 0;
     buf_addf(shape, " %lld", (long long)continuous_tokens__toolset(t->c, t->tools));
     if (map_get(known, shape->p, shape->n, &yes)) return (int)yes;
     struct frame other = {0};
@@ -355,8 +446,8 @@ int continuous_tokens__frame(struct continuous_tokens *c, const json_t *group, b
     struct fill fill;
     if (!read_group(group, &fill) || (c->kwargs && json_object_get(c->kwargs, "chat_template"))) return 0;
     if (!c->frames) c->frames = xcalloc(1, sizeof *c->frames);
-    const struct trial t = {c, continuous_tokens__role(json_array_get(group, 0)), &fill, json_array_size(group), generation_prompt,
-                            tools};
+    const struct trial t = {
+        c, continuous_tokens__role(json_array_get(group, 0)), &fill, json_array_size(group), generation_prompt, tools};
     struct buf text = {0};
     struct frame *f;
     int rc;

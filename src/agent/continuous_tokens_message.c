@@ -78,8 +78,7 @@ static json_t *calls_of(const struct continuous_tokens *c, const json_t *tool_me
             buf_reset(&text);
             buf_adds(&text, "continuous_token_tool");
         }
-        json_t *call_id =
-            id && !json_is_null(id) ? json_deep_copy(id) : json_sprintf("continuous_token_call_%zu", i);
+        json_t *call_id = id && !json_is_null(id) ? json_deep_copy(id) : json_sprintf("continuous_token_call_%zu", i);
         json_t *arguments = c->family == CONTINUOUS_DEEPSEEK ? json_string("{}") : json_object();
         json_t *call = json_pack("{s:o, s:s, s:{s:s%, s:o}}", "id", call_id, "type", "function", "function", "name", text.p, text.n,
                                  "arguments", arguments);

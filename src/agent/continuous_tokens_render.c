@@ -192,19 +192,19 @@ static int subtract(struct continuous_tokens *c, struct continuous_tokens__text 
     return 0;
 }
 
-int continuous_tokens__delta(struct continuous_tokens *c, const json_t *prefix, const json_t *group, bool generation_prompt,
-                             const json_t *tools, bool keep, struct text_ids *ids) {
-    json_t *both = json_copy((json_t *)(uintptr_t)prefix);
+int continuous_tokens__delta(struct continuous_tokens *c, const struct continuous_tokens__delta *d, const json_t *tools,
+                             struct text_ids *ids) {
+    json_t *both = json_copy((json_t *)(uintptr_t)d->prefix);
     struct continuous_tokens__text fresh[2] = {{{0}, 0, {0}, 0}}, *a = NULL, *b = &fresh[1];
     struct buf key = {0};
     int rc;
-    json_array_extend(both, (json_t *)(uintptr_t)group);
-    if (keep) a = find_prefix(c, prefix, tools, &key);
-    const struct continuous_tokens__request q[] = {{prefix, false}, {both, generation_prompt}};
+    json_array_extend(both, (json_t *)(uintptr_t)d->group);
+    if (d->keep) a = find_prefix(c, d->prefix, tools, &key);
+    const struct continuous_tokens__request q[] = {{d->prefix, false}, {both, d->generation_prompt}};
     if (a) TRYG(continuous_tokens__render(c, q + 1, 1, tools, fresh + 1), done);
     else TRYG(continuous_tokens__render(c, q, 2, tools, fresh), done);
-    if (!a) a = keep ? keep_prefix(c, &key, &fresh[0]) : &fresh[0];
-    rc = subtract(c, a, b, group, ids);
+    if (!a) a = d->keep ? keep_prefix(c, &key, &fresh[0]) : &fresh[0];
+    rc = subtract(c, a, b, d->group, ids);
 done:
     continuous_tokens__text_free(&fresh[0]);
     continuous_tokens__text_free(&fresh[1]);

@@ -6,19 +6,20 @@
 
 #include <string.h>
 
-static const char CONVERSATION[] =
-    "[{\"role\":\"user\",\"content\":\"What is 2 + 2, and 2 + 3?\"},"
-    "{\"role\":\"assistant\",\"content\":\"Let me see.\",\"tool_calls\":[]}]";
-static const char TOOL[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"description\":\"Adds two numbers.\",\"parameters\":{\"type\":\"object\","
-    "\"properties\":{\"a\":{\"type\":\"integer\",\"description\":\"the first\"},\"b\":{\"type\":\"integer\",\"description\":\"the second\"}},"
-    "\"required\":[\"a\",\"b\"]}}}]";
+static const char CONVERSATION[] = "[{\"role\":\"user\",\"content\":\"What is 2 + 2, and 2 + 3?\"},"
+                                   "{\"role\":\"assistant\",\"content\":\"Let me see.\",\"tool_calls\":[]}]";
+static const char TOOL[] = "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"description\":\"Adds two "
+                           "numbers.\",\"parameters\":{\"type\":\"object\","
+                           "\"properties\":{\"a\":{\"type\":\"integer\",\"description\":\"the "
+                           "first\"},\"b\":{\"type\":\"integer\",\"description\":\"the second\"}},"
+                           "\"required\":[\"a\",\"b\"]}}}]";
 
 struct test_case {
     const char *name, *role;
     int n; /* messages that are appended; tool: as many calls before */
 };
-static const struct test_case CASES[] = {{"tool", "tool", 1}, {"two_tools", "tool", 2}, {"user", "user", 1}, {"system", "system", 1}};
+static const struct test_case CASES[] = {
+    {"tool", "tool", 1}, {"two_tools", "tool", 2}, {"user", "user", 1}, {"system", "system", 1}};
 
 /* The conversation up to the assistant's turn, with its calls where tools answer. */
 static json_t *old_messages(const struct test_case *t) {
@@ -40,8 +41,7 @@ static void add_messages(json_t *messages, const struct test_case *t) {
 }
 
 static bool ends_with(const struct text_ids *all, const struct text_ids *tail) {
-    return tail->n > 0 && all->n >= tail->n &&
-           memcmp(all->p + all->n - tail->n, tail->p, (size_t)tail->n * sizeof *tail->p) == 0;
+    return tail->n > 0 && all->n >= tail->n && memcmp(all->p + all->n - tail->n, tail->p, (size_t)tail->n * sizeof *tail->p) == 0;
 }
 
 /* A failure that is the template's process's, not the template's. */
@@ -52,12 +52,13 @@ static json_t *refused(void) { return json_pack("{s:b, s:s}", "ok", 0, "reason",
 static int try_case(struct continuous_tokens *c, const struct test_case *t, const json_t *tools, json_t **out) {
     json_t *messages = old_messages(t);
     const int64_t n_old = (int64_t)json_array_size(messages);
-    struct text_ids full = {0};
+    struct text_ids full = {0}, stream = {0};
     struct continuous_junction j = {0};
     add_messages(messages, t);
     /* a turn that ended as the family's turns end, or was cut where they have no token of their own */
     const int32_t end = c->family == CONTINUOUS_GLM ? (t->role[0] == 't' ? c->observation : c->user) : c->close;
-    int rc = continuous_tokens_append(c, messages, n_old, tools, &end, end > 0, &j);
+    if (end > 0) text_ids_add(&stream, &end, 1);
+    int rc = continuous_tokens_append(c, messages, n_old, tools, &stream, &j);
     if (rc < 0) {
         *out = is_fault(rc) ? NULL : refused();
         rc = is_fault(rc) ? rc : 0;
@@ -70,6 +71,7 @@ static int try_case(struct continuous_tokens *c, const struct test_case *t, cons
     rc = is_fault(rc) ? rc : 0;
 done:
     text_ids_free(&full);
+    text_ids_free(&stream);
     text_ids_free(&j.added);
     json_decref(messages);
     return rc;

@@ -103,8 +103,8 @@ int chat_template_render(struct chat_template *c, const json_t *request, struct 
 /* Many of them in few requests to the helper: each is an array of requests, common (an object or NULL) holds the keys that all
  * of them share. *texts (the caller's): an array of the texts before the first request that fails, all of them if none does. */
 int chat_template_render_many(struct chat_template *c, const json_t *common, const json_t *each, json_t **texts);
-/* The text constants of the template, of that for requests with tools where it is another one: what it may compare a message's
- * text with. An array, the caller's. */
+/* The text constants of the template but those that it only writes, of that for requests with tools where it is another one:
+ * what it may compare a message's text with. An array, the caller's. */
 int chat_template_constants(struct chat_template *c, bool with_tools, json_t **texts);
 /* The rendered text's ids, without further special tokens. text may be NULL. */
 int chat_template_encode(struct chat_template *c, const json_t *request, struct buf *text, struct text_ids *ids);

@@ -288,8 +288,7 @@ static int join(struct generation_state *g, int64_t i, enum tool_agent_next *nex
     const json_t *messages = tool_agent_messages(s->agent, &n_old);
     text_ids_add(&stream, prompts->i32 + prompts->off[group->row], batch_len(prompts, group->row));
     text_ids_add(&stream, ids, n);
-    const int rc =
-        continuous_tokens_append(g->in->agents->join, messages, n_old, tool_agent_tools(s->agent), stream.p, stream.n, &j);
+    const int rc = continuous_tokens_append(g->in->agents->join, messages, n_old, tool_agent_tools(s->agent), &stream, &j);
     if (rc == 0) *next = tool_agent_join(s->agent, j.n_removed, j.added.p, j.added.n);
     text_ids_free(&stream);
     text_ids_free(&j.added);

@@ -1,4 +1,4 @@
-/* test_agent_continuous_tokens.c - first prompts and appended messages beside verl 0.9.1's builders.
+/* test_agent_continuous_verl.c - first prompts and appended messages beside verl 0.9.1's builders.
  *
  * cases.jsonl and the model directories beside it are made by tools/oracle_continuous.py; VERLC_CONTINUOUS_FIXTURES names others,
  * which may be many. */
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { SHOWN = 20 };
+enum { SHOWN = 20, ROUNDS = 8 }; /* rounds: what comes often is found to be a frame, which has to give the same */
 
 struct counts {
     const char *dir;
@@ -43,7 +43,8 @@ static void show(struct counts *n, const json_t *row, const json_t *c, int rc, c
                  const struct text_ids *got) {
     struct buf b = {0};
     if (n->n_differ++ >= SHOWN) return;
-    buf_addf(&b, "%s %s: ", json_string_value(json_object_get(row, "model")), json_string_value(json_object_get(row, "model_type")));
+    buf_addf(&b, "%s %s: ", json_string_value(json_object_get(row, "model")),
+             json_string_value(json_object_get(row, "model_type")));
     json_dump_line(&b, c);
     if (rc < 0) buf_addf(&b, "\n  got %d: %s", rc, err_msg());
     else {
@@ -60,8 +61,10 @@ static void show(struct counts *n, const json_t *row, const json_t *c, int rc, c
     buf_free(&b);
 }
 
-static void check_case(struct continuous_tokens *t, const struct tokenizer *tok, const json_t *row, const json_t *c, struct counts *n) {
-    const json_t *messages = json_object_get(c, "messages"), *tools = json_object_get(c, "tools"), *want = json_object_get(c, "want");
+static void check_case(struct continuous_tokens *t, const struct tokenizer *tok, const json_t *row, const json_t *c,
+                       struct counts *n) {
+    const json_t *messages = json_object_get(c, "messages"), *tools = json_object_get(c, "tools"),
+                 *want = json_object_get(c, "want");
     const json_t *refused = json_object_get(want, "refused");
     struct continuous_junction j = {0};
     struct text_ids ids = ids_of(json_object_get(c, "stream"));
@@ -72,8 +75,9 @@ static void check_case(struct continuous_tokens *t, const struct tokenizer *tok,
         rc = continuous_tokens_begin(t, messages, tools, &j.added);
         same = same_ids(json_object_get(want, "ids"), &j.added);
     } else {
-        rc = continuous_tokens_append(t, messages, json_integer_value(json_object_get(c, "n_old")), tools, ids.p, ids.n, &j);
-        same = j.n_removed == json_integer_value(json_object_get(want, "removed")) && same_ids(json_object_get(want, "added"), &j.added);
+        rc = continuous_tokens_append(t, messages, json_integer_value(json_object_get(c, "n_old")), tools, &ids, &j);
+        same = j.n_removed == json_integer_value(json_object_get(want, "removed")) &&
+               same_ids(json_object_get(want, "added"), &j.added);
     }
     n->n_cases++;
     n->n_refused += refused != NULL;
@@ -92,7 +96,8 @@ static int check_model(void *arg, char *line, size_t n_line, int64_t no) {
     TRY(json_parse(&row, line, n_line, "cases.jsonl"));
     char *path = file_join(n->dir, json_string_value(json_object_get(row, "model")));
     if (tokenizer_open(&tok, path) < 0) fail_msg("%s", err_msg());
-    const int rc = continuous_tokens_create(&t, tok, json_string_value(json_object_get(row, "model_type")), json_object_get(row, "kwargs"));
+    const int rc =
+        continuous_tokens_create(&t, tok, json_string_value(json_object_get(row, "model_type")), json_object_get(row, "kwargs"));
     n->n_models++;
     if (strcmp(json_string_value(json_object_get(row, "op")), "create") == 0) {
         n->n_refused++;
@@ -100,7 +105,9 @@ static int check_model(void *arg, char *line, size_t n_line, int64_t no) {
     } else if (rc < 0) {
         show(n, row, row, rc, tok, 0, &(struct text_ids){0});
     } else {
-        json_array_foreach(json_object_get(row, "cases"), i, c) check_case(t, tok, row, c, n);
+        const char *rounds = getenv("VERLC_CONTINUOUS_ROUNDS");
+        for (int k = rounds ? atoi(rounds) : ROUNDS; k > 0; k--)
+            json_array_foreach(json_object_get(row, "cases"), i, c) check_case(t, tok, row, c, n);
     }
     continuous_tokens_destroy(t);
     tokenizer_close(tok);
@@ -116,8 +123,8 @@ static void as_verl(void **state) {
     char *path = file_join(n.dir, "cases.jsonl");
     if (file_each_line(path, check_model, &n) < 0) fail_msg("%s", err_msg());
     free(path);
-    print_message("%lld models, %lld conversations, %lld of them refused; %lld differ\n", (long long)n.n_models, (long long)n.n_cases,
-                  (long long)n.n_refused, (long long)n.n_differ);
+    print_message("%lld models, %lld conversations, %lld of them refused; %lld differ\n", (long long)n.n_models,
+                  (long long)n.n_cases, (long long)n.n_refused, (long long)n.n_differ);
     assert_true(n.n_cases > 0);
     assert_int_equal(n.n_differ, 0);
 }
