@@ -316,7 +316,7 @@ def make_many(out, data, trl, n):
     templates += [("small_" + k, m, t) for k, (m, t) in SMALL.items()]
     for i, (name, model_type, template) in enumerate(templates):
         for k in range(2):
-            base = sorted(real)[(i + 3 * k) % len(real)]
+            base = name if name in real and k == 0 else sorted(real)[(i + 3 * k) % len(real)]
             path = out / f"{name}-{base}"
             write_model(path, *real[base], template)
             other = rng.choice([t for _, t in TYPES] + ["minimax"]) if k == 1 and rng.random() < 0.3 else model_type
@@ -345,8 +345,8 @@ def worked_examples(out):
             ("qwen2_5", "qwen2", {}, one, 2, [198], [*qwen2_5, *end]),
             ("qwen3", "qwen3", {}, one, 2, turn, [198, *qwen3, *end]),
             ("qwen3", "qwen3", {"enable_thinking": False}, one, 2, turn, [198, *qwen3, *end, 151667, 271, 151668, 271]),
-            ("llama3_1", "llama", {}, one, 2, [128009], llama),
-            ("llama3_1", "llama", {}, two, 2, [128009], None)]:
+            ("llama3_1-llama3_1", "llama", {}, one, 2, [128009], llama),
+            ("llama3_1-llama3_1", "llama", {}, two, 2, [128009], None)]:
         want = {"removed": 0, "added": want} if want else {"refused": "one call at a time"}
         case = {"op": "append", "messages": messages, "n_old": n_old, "tools": [ADD], "stream": stream, "want": want}
         rows.append({"model": model, "model_type": model_type, "kwargs": kwargs, "op": "model", "cases": [case]})
