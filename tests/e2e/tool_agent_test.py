@@ -70,7 +70,8 @@ def by_row(s, test):
     test("a tool that a row does not have is unknown", calls and all(c["status"] == "unknown" and c["reward"] == 0 for c in calls),
          calls[:1])
     test("rows without tools_kwargs are named", "3 rows of a tool_agent have no extra_info.tools_kwargs" in p.stderr)
-    test("metrics", series(s.dir / "by_row", "tool_calls/failed") == [len(calls)] and
+    every = [c for r in got for c in r[-1]["calls"]]
+    test("metrics", series(s.dir / "by_row", "agent_loop/tool_errors/mean") == [len(calls) / len(every)] and
          series(s.dir / "by_row", "num_turns/min") == [2])
 
 

@@ -57,8 +57,8 @@ def base(s, test):
     test("episodes of twenty turns", max(series(d, "num_turns/max")) == 2 * TURNS, series(d, "num_turns/max"))
     test("the log-probs of training are the rollout's", series(d, "training/rollout_probs_diff_max") == [0] * STEPS)
     calls = series(d, "tool_call_counts/mean")
-    test("calls are counted", all(c > 2 for c in calls) and series(d, "tool_calls/failed") == [0] * STEPS and
-         series(d, "tool_calls/malformed") == [0] * STEPS, calls)
+    test("calls are counted", all(c > 2 for c in calls) and series(d, "agent_loop/tool_errors/mean") == [0] * STEPS and
+         series(d, "agent_loop/malformed_calls/mean") == [0] * STEPS, calls)
     rows = samples(d)
     cached, least = series(d, "rollout/prefix_cached_tokens"), [0] * STEPS
     for r in rows:
