@@ -8,7 +8,8 @@ import os
 import subprocess
 import threading
 
-KINDS = {"encode": [], "chat": ["--chat"], "decode": ["--decode"]}
+KINDS = {"encode": [], "chat": ["--chat"], "decode": ["--decode"], "continuous": ["--continuous"]}
+UNUSED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs")
 PROGRAM = os.environ.get("VERLC") or f"/proc/{os.getppid()}/exe"  # the helper's parent is verlc's
 
 
@@ -34,11 +35,12 @@ class Tokenizer:
             setattr(self, name, token)
             setattr(self, name + "_id", self.encode(token, add_special_tokens=False)[0] if token else None)
 
-    def ask(self, kind, request):
+    def ask(self, kind, request, more=()):
         with self.lock:
             p = self.processes.get(kind)
             if p is None:
-                p = self.processes[kind] = subprocess.Popen([PROGRAM, "tokenize", "--model", self.name_or_path, *KINDS[kind]],
+                p = self.processes[kind] = subprocess.Popen([PROGRAM, "tokenize", "--model", self.name_or_path, *KINDS[kind],
+                                                             *more],
                                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             p.stdin.write(json.dumps(request).encode("ascii") + b"\n")
             p.stdin.flush()
@@ -59,6 +61,13 @@ class Tokenizer:
     def batch_decode(self, sequences, **options):
         return [self.decode(ids, **options) for ids in sequences]
 
-    def apply_chat_template(self, conversation, tokenize=True, add_generation_prompt=False, **_):
-        answer = self.ask("chat", {"messages": list(conversation), "add_generation_prompt": add_generation_prompt})
+    def apply_chat_template(self, conversation, tools=None, tokenize=True, add_generation_prompt=False, **options):
+        """options: variables of the template; those of transformers' own that change how ids are given are not served."""
+        variables = {k: v for k, v in options.items() if k not in UNUSED}
+        answer = self.ask("chat", {**variables, "messages": list(conversation), "add_generation_prompt": add_generation_prompt,
+                                   **({"tools": tools} if tools else {})})
         return answer["ids"] if tokenize else answer["text"]
+
+    def continuous(self, request, kwargs):
+        """What messages append to a stream of ids: verl's continuous tokens. kwargs: variables of the template, always the same."""
+        return self.ask("continuous", request, ["--template-kwargs", json.dumps(kwargs)])

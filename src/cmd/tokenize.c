@@ -2,6 +2,7 @@
  *
  * Reads standard input line by line and answers in order; needs no weights.  --bench
  * measures opening, encoding and decoding of a file instead. */
+#include "agent/continuous_tokens.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -16,9 +17,12 @@
 #include <string.h>
 #include <time.h>
 
+enum { CONFIG_BYTES = 1 << 24 };
+
 struct job {
     struct tokenizer *tok;
-    struct chat_template *chat; /* --chat */
+    struct chat_template *chat;           /* --chat */
+    struct continuous_tokens *continuous; /* --continuous */
     bool decode;
     struct text_ids ids;
     struct buf text, line;
@@ -52,11 +56,9 @@ static int answer_chat(struct job *j, const json_t *in, json_t *out, const char 
     return 0;
 }
 
-static int answer_decode(struct job *j, const json_t *in, json_t *out, const char *where) {
-    const json_t *ids = json_object_get(in, "ids");
-    bool skip = false;
+/* The ids in a line, appended to j->ids. */
+static int read_ids(struct job *j, const json_t *ids, const char *where) {
     if (!json_is_array(ids)) FAIL(ERR_FORMAT, "%s: \"ids\" (a list of token ids) is missing", where);
-    TRY(json_bool_opt(in, "skip_special_tokens", &skip, where));
     for (size_t i = 0; i < json_array_size(ids); i++) {
         const json_t *v = json_array_get(ids, i);
         const json_int_t id = json_integer_value(v);
@@ -65,6 +67,44 @@ static int answer_decode(struct job *j, const json_t *in, json_t *out, const cha
         const int32_t id32 = (int32_t)id;
         text_ids_add(&j->ids, &id32, 1);
     }
+    return 0;
+}
+
+/* A refusal is an answer: it is of one conversation. */
+static int refusal(json_t *out, int rc) {
+    if (rc != ERR_INPUT && rc != ERR_FORMAT && rc != ERR_UNSUPPORTED) return rc;
+    json_object_set_new(out, "error", json_string(err_msg()));
+    return 0;
+}
+
+static int answer_continuous(struct job *j, const json_t *in, json_t *out, const char *where) {
+    const json_t *messages = json_object_get(in, "messages"), *tools = json_object_get(in, "tools");
+    struct continuous_junction added = {0};
+    int64_t n_old = 0;
+    if (!json_is_array(messages)) FAIL(ERR_FORMAT, "%s: \"messages\" (a list) is missing", where);
+    TRY(json_i64_opt(in, "n_old", &n_old, where));
+    if (n_old < 0 || n_old > (int64_t)json_array_size(messages))
+        FAIL(ERR_FORMAT, "%s: \"n_old\" is not a number of messages", where);
+    tools = json_array_size(tools) > 0 ? tools : NULL;
+    if (n_old == 0) {
+        const int rc = continuous_tokens_begin(j->continuous, messages, tools, &j->ids);
+        if (rc < 0) return refusal(out, rc);
+        json_object_set_new(out, "ids", json_i32_array(j->ids.p, j->ids.n));
+        return 0;
+    }
+    TRY(read_ids(j, json_object_get(in, "ids"), where));
+    const int rc = continuous_tokens_append(j->continuous, messages, n_old, tools, &j->ids, &added);
+    if (rc < 0) return refusal(out, rc);
+    json_object_set_new(out, "n_removed", json_integer(added.n_removed));
+    json_object_set_new(out, "ids", json_i32_array(added.added.p, added.added.n));
+    text_ids_free(&added.added);
+    return 0;
+}
+
+static int answer_decode(struct job *j, const json_t *in, json_t *out, const char *where) {
+    bool skip = false;
+    TRY(read_ids(j, json_object_get(in, "ids"), where));
+    TRY(json_bool_opt(in, "skip_special_tokens", &skip, where));
     TRY(tokenizer_decode(j->tok, j->ids.p, j->ids.n, skip, &j->text));
     json_object_set_new(out, "text", json_stringn(j->text.p ? j->text.p : "", j->text.n));
     return 0;
@@ -83,6 +123,7 @@ static int on_line(void *arg, char *line, size_t n, int64_t no) {
     buf_reset(&j->text);
     if (!json_is_object(in)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not a JSON object", where);
     else if (j->chat) rc = answer_chat(j, in, out, where);
+    else if (j->continuous) rc = answer_continuous(j, in, out, where);
     else if (j->decode) rc = answer_decode(j, in, out, where);
     else rc = answer_text(j, in, out, where);
     if (rc == 0) rc = print_line(j, out);
@@ -160,38 +201,59 @@ done:
     return rc;
 }
 
+/* What --continuous needs of the model: its family, and variables of the template. */
+static int open_continuous(struct job *j, const char *dir, const char *kwargs_text) {
+    json_t *config = NULL, *kwargs = NULL;
+    char *path = file_join(dir, "config.json");
+    int rc = json_load(&config, path, CONFIG_BYTES);
+    if (rc == 0 && kwargs_text) rc = json_parse(&kwargs, kwargs_text, strlen(kwargs_text), "--template-kwargs");
+    const char *type = json_string_value(json_object_get(config, "model_type"));
+    if (rc == 0) rc = continuous_tokens_create(&j->continuous, j->tok, type ? type : "", kwargs);
+    json_decref(config);
+    json_decref(kwargs);
+    free(path);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int answer_lines(struct job *j, bool chat) {
+    if (chat) TRY(chat_template_create(&j->chat, j->tok));
+    cmd_reads_stdin("requests, a JSON object a line, such as {\"text\": \"2 + 3 =\"}");
+    return file_each_line("-", on_line, j);
+}
+
 int cmd_tokenize(int argc, char **argv) {
-    const char *model = NULL, *bench_file = NULL;
-    bool chat = false, decode = false;
+    const char *model = NULL, *bench_file = NULL, *kwargs = NULL;
+    bool chat = false, decode = false, continuous = false;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "model directory or hub id, or a tokenizer.json"},
         {"--chat", CMD_FLAG, &chat, NULL, "lines are {\"messages\", \"add_generation_prompt\"}"},
         {"--decode", CMD_FLAG, &decode, NULL, "lines are {\"ids\", \"skip_special_tokens\"}"},
+        {"--continuous", CMD_FLAG, &continuous, NULL, "lines are {\"messages\", \"n_old\", \"ids\", \"tools\"}"},
+        {"--template-kwargs", CMD_STR, &kwargs, "JSON", "with --continuous: variables of the chat template"},
         {"--bench", CMD_STR, &bench_file, "FILE", "measure on the lines of FILE instead"},
     };
-    const struct cmd_spec spec = CMD_SPEC(opts, "verlc tokenize --model DIR [--chat|--decode] < in.jsonl",
-                                          "Reads one JSON object a line and writes one a line, in order:\n"
-                                          "{\"text\", \"add_special_tokens\": true} -> {\"ids\"};\n"
-                                          "--chat: {\"messages\", \"add_generation_prompt\"} -> {\"text\", \"ids\"};\n"
-                                          "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"}.");
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc tokenize --model DIR [--chat|--decode|--continuous] < in.jsonl",
+                 "Reads one JSON object a line and writes one a line, in order:\n"
+                 "{\"text\", \"add_special_tokens\": true} -> {\"ids\"};\n"
+                 "--chat: {\"messages\", \"add_generation_prompt\"} -> {\"text\", \"ids\"};\n"
+                 "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"};\n"
+                 "--continuous: {\"messages\", \"tools\"} -> {\"ids\"} of the first prompt, and with\n"
+                 "\"n_old\" and \"ids\" of the stream so far -> {\"n_removed\", \"ids\"} that the messages after\n"
+                 "the first n_old append (docs/agents.md).");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc > 0 ? 0 : rc;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (chat && decode) FAIL(ERR_INVAL, "--chat and --decode exclude each other");
+    if (chat + decode + continuous > 1) FAIL(ERR_INVAL, "--chat, --decode and --continuous exclude each other");
     struct job j = {.decode = decode};
     const struct watch t0 = watch_now();
     char *dir = NULL;
     if (!file_exists(model) && data_hub_id(model)) TRY(run_model_dir(model, false, &dir));
     rc = tokenizer_open(&j.tok, dir ? dir : model);
+    if (rc == 0 && continuous) rc = open_continuous(&j, dir ? dir : model, kwargs);
     free(dir);
-    TRY(rc);
-    if (bench_file) {
-        rc = bench(j.tok, t0, bench_file);
-    } else {
-        rc = chat ? chat_template_create(&j.chat, j.tok) : 0;
-        if (rc == 0) cmd_reads_stdin("requests, a JSON object a line, such as {\"text\": \"2 + 3 =\"}");
-        if (rc == 0) rc = file_each_line("-", on_line, &j);
-    }
+    if (rc == 0) rc = bench_file ? bench(j.tok, t0, bench_file) : answer_lines(&j, chat);
+    continuous_tokens_destroy(j.continuous);
     chat_template_destroy(j.chat);
     tokenizer_close(j.tok);
     text_ids_free(&j.ids);

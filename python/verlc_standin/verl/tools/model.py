@@ -77,6 +77,33 @@ def boolean(value, loc, errors):
     return None
 
 
+def number(value, loc, errors):
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            errors.append((loc, "float_parsing", "Input should be a valid number, unable to parse string as a number", value))
+            return None
+    try:
+        return float(value)  # numpy's too
+    except (TypeError, ValueError, OverflowError):
+        errors.append((loc, "float_type", "Input should be a valid number", value))
+        return None
+
+
+def integer(value, loc, errors):
+    if type(value) is int:
+        return value
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        errors.append((loc, "int_type", "Input should be a valid integer", value))
+        return None
+    if not isinstance(value, str) and whole != value:
+        errors.append((loc, "int_from_float", "Input should be a valid integer, got a number with a fractional part", value))
+    return whole
+
+
 def mapping(value, loc, errors):
     if isinstance(value, dict):
         return dict(value)

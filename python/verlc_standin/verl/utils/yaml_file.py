@@ -56,8 +56,8 @@ def filled(tree, value):
     return REFERENCE.sub(lambda found: str(referred(tree, found[1])), value)
 
 
-def load_yaml(path):
-    """The file's mapping."""
+def load_yaml(path, kind=dict):
+    """The file's mapping, or the list that it is."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path} does not exist")
     try:
@@ -70,6 +70,6 @@ def load_yaml(path):
             tree = filled(tree, tree)
         except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} is not a mapping")
+    if not isinstance(tree, kind):
+        raise ValueError(f"{path} is not a {'mapping' if kind is dict else 'list'}")
     return tree

@@ -1,0 +1,1 @@
+"""verl.workers.rollout under verlc."""
