@@ -7,7 +7,7 @@
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
 # NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward
-# sft steps tables text tool_parser tools track trackers train verl_ckpt.
+# serve sft steps tables text tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -24,8 +24,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward sft trackers
-    distill ray mcp tools eval graders data tables track tool_parser}
+names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward serve sft
+    trackers distill ray mcp tools eval graders data tables track tool_parser}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl"
@@ -127,6 +127,7 @@ compare_text() {
     [ -d "$SHARED_DATA/tokenizers" ] || { echo "real tokenizers: skipped, no $SHARED_DATA/tokenizers"; return 0; }
     $py tools/oracle_text.py compare
 }
+compare_serve() { $py tools/oracle_serve.py "$VERLC"; }
 compare_sft() {
     [ -d "$SHARED_DATA/tokenizers/qwen2_5" ] || { echo "skipped, no $SHARED_DATA/tokenizers/qwen2_5"; return 0; }
     $py tools/oracle_sft.py "$VERLC" "$SHARED_DATA/tokenizers/qwen2_5"

@@ -5,7 +5,9 @@
 
 #include "base/err.h"
 
+#include <errno.h>
 #include <event2/buffer.h>
+#include <event2/bufferevent.h>
 #include <event2/keyvalq_struct.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +61,17 @@ struct http_exchange *http__exchange_create(struct http_server *s, struct evhttp
     s->exchanges = x;
     evhttp_connection_set_closecb(evhttp_request_get_connection(r), on_close, x);
     return x;
+}
+
+/* libevent does not read a connection whose request is being answered, and so does not see its end. */
+void http__exchanges_tick(struct http_server *s) {
+    for (struct http_exchange *x = s->exchanges, *next; x; x = next) {
+        struct evhttp_connection *c = evhttp_request_get_connection(x->request);
+        char byte;
+        next = x->next;
+        const ssize_t n = recv(bufferevent_getfd(evhttp_connection_get_bufferevent(c)), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) evhttp_connection_free(c); /* calls on_close */
+    }
 }
 
 void http__exchanges_close(struct http_server *s) {

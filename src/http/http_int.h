@@ -54,6 +54,7 @@ void http__connections_tick(struct http_server *s); /* drops those whose time is
 
 /* exchange.c */
 struct http_exchange *http__exchange_create(struct http_server *s, struct evhttp_request *r, const void *params);
+void http__exchanges_tick(struct http_server *s); /* notices clients that have left while nothing is sent */
 void http__exchanges_close(struct http_server *s);
 
 #endif

@@ -343,6 +343,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg) {
     (void)fd, (void)what;
     struct http_server *s = arg;
     http__connections_tick(s);
+    http__exchanges_tick(s);
     if (s->a.tick) s->a.tick(s->a.arg);
 }
 

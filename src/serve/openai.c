@@ -248,6 +248,11 @@ static int64_t characters(const json_t *text) {
     return n;
 }
 
+/* A token as a key; not every reader of JSON takes a NUL there: it is U+2400. */
+static const char *key_of(const json_t *text) {
+    return strlen(json_string_value(text)) == json_string_length(text) ? json_string_value(text) : "\xe2\x90\x80";
+}
+
 /* Of tokens [lo, hi), in a completion's form; *at: characters of the tokens before. */
 static json_t *completion_logprobs(const struct serve_call *c, const struct serve_choice *h, int64_t lo, int64_t hi, int64_t *at) {
     json_t *tokens = json_array(), *logps = json_array(), *tops = c->r.n_top > 0 ? json_array() : json_null();
@@ -259,11 +264,10 @@ static json_t *completion_logprobs(const struct serve_call *c, const struct serv
         *at += characters(text);
         for (int64_t k = 0; k < n; k++) {
             json_t *name = token_text(c->serve, h->top_id[t * n + k], NULL);
-            json_object_setn_new(top, json_string_value(name), json_string_length(name),
-                                 json_real(serve__logp(h->top_logp[t * n + k])));
+            json_object_set_new(top, key_of(name), json_real(serve__logp(h->top_logp[t * n + k])));
             json_decref(name);
         }
-        if (n > 0) json_object_set_new(top, json_string_value(text), json_real(serve__logp(h->logp[t])));
+        if (n > 0) json_object_set_new(top, key_of(text), json_real(serve__logp(h->logp[t])));
         if (json_is_array(tops)) json_array_append(tops, top);
         json_decref(top);
         json_array_append_new(tokens, text);

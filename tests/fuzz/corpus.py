@@ -313,6 +313,35 @@ def reward():
         yield compact(reply)
 
 
+def serve():
+    one = [{"role": "user", "content": "1+1"}]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function",
+                                                                  "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}
+    chat = {"messages": [*one, call, {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "2"}]}],
+            "tools": tools,
+            "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "n": 2,
+            "stop": ["x", "yz"], "max_tokens": 9, "seed": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
+            "response_format": {"type": "text"}, "tool_choice": "auto", "return_token_ids": True}
+    message = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be"}], "stream": True, "stop_sequences": ["x"],
+               "tools": [{"name": "f", "input_schema": {"type": "object"}}], "messages": [
+                   *one, {"role": "assistant", "content": [{"type": "thinking", "thinking": "h"}, {"type": "text", "text": "t"},
+                                                           {"type": "tool_use", "id": "u", "name": "f", "input": {"a": 1}}]},
+                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u", "content": "2"},
+                                                {"type": "text", "text": "?"}]},
+                   {"role": "system", "content": "s"}]}
+    completion = {"prompt": ["a", [1, 2], "c"], "n": 2, "logprobs": 2, "echo": False, "max_tokens": 3}
+    ids = b"\0" + bytes(range(1, 121))
+    for k in range(10):
+        yield bytes([0, k, 3 * k]) + compact(chat) + ids
+        yield bytes([2, k, k]) + compact(message) + ids
+    for stream in (True, False):
+        yield bytes([0, 0, 1]) + compact({"messages": one, "stream": stream, "stop": "e", "n": 3}) + ids
+        yield bytes([1, 0, 2]) + compact({**completion, "stream": stream}) + ids
+        yield bytes([2, 0, 9]) + compact({**message, "stream": stream, "tools": []}) + ids
+
+
 def user():
     for spec in ("./my_adv.c:f", "dir/my_loss.py:g_1", "~/a b.c:_x", "x.c", "x.c:", "a:b.py:c", "x.c:f.c", ":f"):
         yield b"\0" + spec.encode()
@@ -365,7 +394,7 @@ def tool_parser():
 
 
 def main(out):
-    for make in (algo, ckpt, comm, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, sft, text,
+    for make in (algo, ckpt, comm, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, serve, sft, text,
                  tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
