@@ -90,6 +90,7 @@ bool verlc_carried(struct verlc *v, struct verlc_batch *b);
  * sampling_log_probs, of what these leave), score (f64, one a sample),
  * param_versions (i32: how many steps had updated the policy that drew each token),
  * token_bytes (i32: bytes of text that came with each token), group (i64: which prompt of the batch), text,
+ * with tools segments (i32, pairs: tokens, and 0 for the policy's or 1 for an environment's, which no stage trains),
  * reward_status and reward_message, uid and data_source (string: the data's column data.reward_fn_key).  The
  * further columns of the data go along under names of their own, so that none of them can meet a stage's; compute_score
  * finds extra_info, as in verl.  With algorithm.filter_groups useless prompts are replaced meanwhile. */
