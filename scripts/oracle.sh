@@ -68,8 +68,9 @@ compare_continuous() { # conversations of the real tokenizers with their and TRL
     fresh continuous && make_continuous "$out/continuous" && $py tools/oracle_diff.py "$out/continuous" $fix/agent || return 1
     [ -d "$SHARED_DATA/tokenizers" ] || { echo "real tokenizers: skipped, no $SHARED_DATA/tokenizers"; return 0; }
     fresh continuous_many && $py tools/oracle_continuous.py many --out "$out/continuous_many" &&
-        (cd build/release && set -o pipefail && VERLC_CONTINUOUS_FIXTURES=$out/continuous_many ./test_agent_continuous_verl 2>&1 |
-            grep -vE '^(\[|warning|$)')
+        (cd build/release && set -o pipefail &&
+            export VERLC_CONTINUOUS_FIXTURES="$out/continuous_many" VERLC_CONTINUOUS_ROUNDS=20 &&
+            ./test_agent_continuous_verl 2>&1 | grep -vE '^(\[|warning|$)')
 }
 compare_critic() { fresh critic && make_critic "$out/critic" && same critic; }
 compare_data() {

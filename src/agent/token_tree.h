@@ -1,7 +1,7 @@
-/* token_tree.h - the samples of one episode whose agent sends its conversation anew with each request.
+/* token_tree.h - the samples of one episode whose agent sends its whole conversation with each request.
  *
  * What speaks to an endpoint owns its history: it may go on with it, rewrite it, compact it, ask again, or start another
- * conversation beside it.  Requests are matched with what was drawn by their messages, and what is drawn is kept as a tree of
+ * conversation next to it.  Requests are matched with what was drawn by their messages, and what is drawn is kept as a tree of
  * ids: a request that goes on where a turn ended continues that turn's sample, any other begins a sample of its own, which shares
  * the ids before it.
  *

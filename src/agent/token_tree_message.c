@@ -1,8 +1,8 @@
 /* token_tree_message.c - when two messages are the same: their canonical text, and keys of conversations.
  *
  * Clients write what they were given in their own way: with null or "" or no content, texts as parts, arguments as an object or
- * in other spelling, ids of calls made anew, reasoning left out.
- * Invariant: messages have one key exactly if a model is told the same by them. */
+ * in other spelling, new ids of calls, reasoning left out.
+ * Invariant: messages have one key exactly if they say the same to a model. */
 #include "agent/token_tree_int.h"
 #include "base/hash.h"
 

@@ -487,6 +487,54 @@ static void check_chat(struct chat_template *c, const json_t *row) {
     text_ids_free(&ids);
 }
 
+/* Templates that ask for the time get one moment, in every process that renders, whenever it does. */
+static void check_chat_date(struct chat_template *c, const struct tokenizer *tok) {
+    json_t *q = json_pack("{s:[{s:s, s:s}], s:s}", "messages", "role", "user", "content", "", "chat_template",
+                          "{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}");
+    struct chat_template *other;
+    struct buf a = {0}, b = {0};
+    assert_int_equal(chat_template_create(&other, tok), 0);
+    assert_int_equal(chat_template_render(c, q, &a), 0);
+    assert_int_equal(chat_template_render(other, q, &b), 0);
+    assert_string_equal(a.p, b.p);
+    chat_template_destroy(other);
+    json_decref(q);
+    buf_free(&a);
+    buf_free(&b);
+}
+
+/* What is asked of the split at an added token: <|im_end|> (tests/fixtures/agent) is one, and <|im_start|>. */
+static void test_splits(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t at;
+        bool splits;
+    } cases[] = {{"ab<|im_end|>c", 2, true},   {"ab<|im_end|>c", 1, false},
+                 {"ab<|im_end|>c", 12, false}, {"<|im_start|><|im_end|>", 12, true},
+                 {"a<<|im_end|>", 2, true},    {"ab", 1, false},
+                 {"a<|im_end|", 1, false}};
+    struct tokenizer *t;
+    assert_int_equal(tokenizer_open(&t, FIXTURES "/agent/continuous/chatml"), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        const size_t n = strlen(text), at = cases[i].at;
+        struct text_ids all = {0}, parts = {0};
+        assert_int_equal(tokenizer_splits_at(t, text, n, at), cases[i].splits);
+        assert_int_equal(tokenizer_encode(t, text, n, false, &all), 0);
+        assert_int_equal(tokenizer_encode(t, text, at, false, &parts), 0);
+        assert_int_equal(tokenizer_encode(t, text + at, n - at, false, &parts), 0);
+        if (cases[i].splits) assert_true(all.n == parts.n && memcmp(all.p, parts.p, (size_t)all.n * sizeof *all.p) == 0);
+        text_ids_free(&all);
+        text_ids_free(&parts);
+    }
+    assert_true(tokenizer_decided_at(t, "ab<|im_start|>u", 15, 2));
+    assert_false(tokenizer_decided_at(t, "ab<|im_st", 9, 2));
+    assert_false(tokenizer_decided_at(t, "ab<", 3, 2));
+    assert_true(tokenizer_decided_at(t, "<ab", 3, 1));
+    tokenizer_close(t);
+}
+
 static void test_chat(void **state) {
     (void)state;
     json_t *rows = json_array();
@@ -514,6 +562,7 @@ static void test_chat(void **state) {
         for (size_t i = 1; ready && i < json_array_size(rows); i++) check_chat(c, json_array_get(rows, i));
         if (ready) check_chat_many(c, rows);
         if (ready) check_chat_long(c);
+        if (ready) check_chat_date(c, t);
         buf_free(&text);
         if (!ready) print_message("skipped: %s\n", err_msg());
         chat_template_destroy(c);
@@ -528,21 +577,14 @@ static void test_chat(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),
-        cmocka_unit_test(test_long_word),
-        cmocka_unit_test(test_word_cache_overflow),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_unsupported_regex),
-        cmocka_unit_test(test_malformed),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_side_files),
-        cmocka_unit_test(test_bad_utf8),
-        cmocka_unit_test(test_runaway_regex),
-        cmocka_unit_test(test_bombs),
-        cmocka_unit_test(test_large_texts),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_stream_holds),
-        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_small),         cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_long_word),     cmocka_unit_test(test_word_cache_overflow),
+        cmocka_unit_test(test_unsupported),   cmocka_unit_test(test_unsupported_regex),
+        cmocka_unit_test(test_malformed),     cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_side_files),    cmocka_unit_test(test_bad_utf8),
+        cmocka_unit_test(test_runaway_regex), cmocka_unit_test(test_bombs),
+        cmocka_unit_test(test_large_texts),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_stream_holds),  cmocka_unit_test(test_chat),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,6 +62,24 @@ static int open_join(struct agents *a) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
+/* Says at start what the chat template cannot append to a turn: an episode that comes to it ends there. */
+static int try_template(struct agents *a) {
+    static const struct {
+        const char *name, *text;
+    } cases[] = {{"tool", "a tool's result"}, {"two_tools", "two results at once"}, {"user", "a user message"}};
+    json_t *report;
+    TRY(continuous_tokens_selftest(a->join, &report));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const json_t *one = json_object_get(json_object_get(report, "cases"), cases[i].name);
+        const char *reason = json_string_value(json_object_get(one, "reason"));
+        if (i == 1 && a->a.k->max_parallel_calls <= 1) continue;
+        if (i == 2 && !a->a.k->interaction_config_path) continue;
+        if (reason) log_warn("agent loops: an episode ends where %s would be appended: %s", cases[i].text, reason);
+    }
+    json_decref(report);
+    return 0;
+}
+
 static int find_stop_ids(struct agents *a) {
     const char *const *names = tool_parser_stop_tokens(a->a.k->parser);
     int64_t n = 0;
@@ -89,7 +107,8 @@ static int open_all(struct agents *a) {
                                                      .timeout_s = k->tool_timeout,
                                                      .n_processes = (int)k->tool_processes}));
     TRY(find_stop_ids(a));
-    return open_join(a);
+    TRY(open_join(a));
+    return try_template(a);
 }
 
 /* Whether a row's loop is tool_agent. */
