@@ -393,9 +393,27 @@ def tool_parser():
         yield bytes([9]) + text.encode()
 
 
+def conversation():
+    """Variables and draws, then requests of an agent: conversations that grow, and others."""
+    for row in jsonl("agent/continuous/cases.jsonl"):
+        for i, case in enumerate(row.get("cases", [])):
+            messages, tools = case["messages"], case["tools"]
+            grows = [compact({"messages": messages[:k], "tools": tools}) for k in range(1, len(messages) + 1)]
+            if i % 3 == 0:
+                yield bytes([i * 37 % 256]) + b"\n".join(grows)
+    said = {"role": "assistant", "content": "a"}
+    turns = [{"role": "user", "content": "q"}, said, {"role": "user", "content": [{"type": "text", "text": "u"}]}]
+    requests = [turns[:1], turns[:1], turns, turns[:1] + [{**said, "content": "other"}] + turns[2:], turns[:1] + turns[2:]]
+    for head in range(0, 256, 5):
+        yield bytes([head]) + b"\n".join(compact({"messages": m}) for m in requests)
+    yield b"\1" + compact({"messages": [{"role": "system", "tools": [{}], "response_format": {"a": 1.5}, "content": None},
+                                        {"role": "developer", "content": "d", "task": "action"},
+                                        {"role": "latest_reminder", "content": 3}]})
+
+
 def main(out):
-    for make in (algo, ckpt, comm, conf, data, generate, helper, model, model_dir, reward, run_db, sandbox, score, serve, sft, text,
-                 tokenizer, tool_parser, torch, track, user):
+    for make in (algo, ckpt, comm, conf, conversation, data, generate, helper, model, model_dir, reward, run_db, sandbox, score,
+                 serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
