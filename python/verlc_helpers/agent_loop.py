@@ -64,9 +64,10 @@ def entries_of(path):
 class Loops:
     def __init__(self, value):
         from verl.experimental.agent_loop import agent_loop
-        from verl.tools.tool_registry import get_tool_class, load_all_tools
 
         from verlc_helpers.tokenizer import open_tokenizer
+        registry = verl_package.own("verl.tools.tool_registry")
+        get_tool_class, load_all_tools = registry.get_tool_class, registry.load_all_tools
         self.base, path = agent_loop, value.get("agent_loop_config_path")
         find_neighbours(path, value.get("tool_config_path"), value.get("function_tool_path"))
         entries = loaded(lambda: entries_of(path), "agent_loop_config_path", path) if path else {}

@@ -170,13 +170,11 @@ def find_neighbours(*paths):
 
 
 def native_of(path):
-    from verl.tools.tool_registry import initialize_tools_from_config
-    return initialize_tools_from_config(path)
+    return verl_package.own("verl.tools.tool_registry").initialize_tools_from_config(path)
 
 
 def interactions_of(path):
-    from verl.interactions.utils.interaction_registry import initialize_interactions_from_config
-    return initialize_interactions_from_config(path)
+    return verl_package.own("verl.interactions.utils.interaction_registry").initialize_interactions_from_config(path)
 
 
 def takes_one(function):

@@ -24,6 +24,18 @@ class Missing(importlib.abc.MetaPathFinder):
         return None
 
 
+def own(name):
+    """The stand-in's module of that name, whatever verl is installed: what reads verlc's files. What it imports is the installed
+    verl's."""
+    alias = "verlc_standin." + name
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, os.path.join(STANDIN, *name.split(".")) + ".py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[alias] = module
+        spec.loader.exec_module(module)
+    return sys.modules[alias]
+
+
 def provide():
     here = os.getcwd()
     sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) not in (STANDIN, here)] + [STANDIN, here]

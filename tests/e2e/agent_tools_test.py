@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -213,10 +214,10 @@ def stand_in():
 ROOT = HERE.parents[2]
 
 
-def helper(requests, python=sys.executable, **init):
+def helper(requests, path="", **init):
     """Answers of a tool process, or the text with which it refuses to start."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-    p = subprocess.run([python, "-m", "verlc_helpers.tools", json.dumps(init)],
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{path}"}
+    p = subprocess.run([sys.executable, "-m", "verlc_helpers.tools", json.dumps(init)],
                        input="".join(json.dumps(r) + "\n" for r in requests),
                        capture_output=True, text=True, env=env, timeout=60, cwd=tempfile.gettempdir(), check=False)
     replies = [json.loads(line) for line in p.stdout.splitlines() if line.startswith("{")]
@@ -277,6 +278,37 @@ def refusals(test):
         refused(test, f"a YAML file with {name}", f"tool_config_path={path}: ", tool_config_path=path)
 
 
+WHERE = '''
+import verl.tools.schemas, verl.tools.gsm8k_tool
+from verl.tools.function_tool import function_tool
+@function_tool
+def where():
+    """Files."""
+    return {"schemas": verl.tools.schemas.__file__, "gsm8k": verl.tools.gsm8k_tool.__file__}
+'''
+
+
+def installed(test):
+    """A verl that is installed is used, and what it has no more comes from the stand-in."""
+    standin = ROOT / "python" / "verlc_standin" / "verl"
+    site = pathlib.Path(tempfile.mkdtemp(prefix="verlc-verl-"))
+    for name in ("__init__", "tools/__init__", "tools/model", "tools/schemas", "tools/base_tool", "tools/function_tool",
+                 "tools/function_schema", "utils/__init__", "utils/rollout_trace"):
+        (site / "verl" / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / "verl" / f"{name}.py").write_text((standin / f"{name}.py").read_text())
+    (site / "verl" / "tools" / "tool_registry.py").write_text("raise ImportError('of another version')")
+    files, scored = helper(calls("where", {}) + calls("t", {"answer": "72"},
+                                                      tools_kwargs={"t": {"create_kwargs": {"ground_truth": "72"}}}),
+                           str(site), tool_config_path=yaml_of("verl.tools.gsm8k_tool.Gsm8kTool"),
+                           function_tool_path=source_file(WHERE),
+                           max_response_length=1000)
+    files = json.loads(files["text"])
+    test("an installed verl is used, the stand-in for what it lacks", files["schemas"].startswith(str(site))
+         and files["gsm8k"].startswith(str(standin)) and scored["text"] == "Current parsed answer='72' reward=1.0", (files,
+                                                                                                                     scored))
+    shutil.rmtree(site)
+
+
 def sandbox(test):
     """Programs of the policy in verlc's own sandbox, where there is one."""
     code = ["print(1 + 1)", "1 / 0", "while True: pass", "open('/etc/shadow')"]
@@ -302,6 +334,7 @@ def main():
              f"{len(wrong)} differ; {wrong[:1]}, ours {wrong and ours(wrong[0]['case'])}")
     examples(test)
     refusals(test)
+    installed(test)
     sandbox(test)
     test.end()
 

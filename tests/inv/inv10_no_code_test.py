@@ -24,7 +24,7 @@ ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function
            "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
            "verlc_standin/verl/tools/function_tool.py": USER,  # function_tool_path
            "verlc_standin/verl/tools/tool_registry.py": {"import_module"},  # a class_name of the user's YAML
-           "verlc_helpers/verl_package.py": {"spec_from_file_location"},  # the stand-in's own files
+           "verlc_helpers/verl_package.py": USER,            # the stand-in's own files
            "verlc_helpers/tool_threads.py": {"ctypes"},      # an exception in a thread whose call has had its time
            "verlc_standin/verl/protocol.py": {"torch"},      # tensors for it, made of arrays; no file is loaded
            "verlc_helpers/ray_launch.py": {"ctypes"},        # prctl, of the C library that Python has: a rank ends with its actor

@@ -14,7 +14,7 @@ from uuid import uuid4
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.tools.utils.execution_pool import ExecutionPool
-from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api, run_status
+from verl.utils.reward_score.sandbox_fusion.utils import call_sandbox_api
 from verl.utils.rollout_trace import rollout_trace_op
 
 NOTHING = "no stdout here"
@@ -69,9 +69,9 @@ class SandboxFusionTool(BaseTool):
             reply, _ = call_sandbox_api(self.sandbox_fusion_url, code, None, timeout, timeout, self.memory_limit_mb, language)
         except Exception:  # a timeout that is no number
             reply = None
-        status = run_status(reply) if reply else {}
-        if status.get("run_status") == "Finished":
-            return ToolResponse(text=status["stdout"] + status["stderr"])
+        ran = reply.get("run_result") or {} if reply else {}
+        if ran.get("status") == "Finished":
+            return ToolResponse(text=ran.get("stdout") + ran.get("stderr"))
         return ToolResponse(text=NOTHING)
 
     async def calc_reward(self, instance_id: str, **kwargs):

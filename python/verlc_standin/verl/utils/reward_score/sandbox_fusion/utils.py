@@ -25,10 +25,3 @@ def call_sandbox_api(sandbox_fusion_url, code, stdin, compile_timeout, run_timeo
                 return None, f"API Call Failed: API Request Error: {error}"
         time.sleep(INITIAL_RETRY_DELAY * (attempt + 1))
     return None, "API Call Failed after retries"
-
-
-def run_status(reply):
-    """What the service says of the run: {"run_status", "stdout", "stderr", "exit_code", "api_status"}."""
-    ran = reply.get("run_result") or {}
-    return {"api_status": reply.get("status"), "run_status": ran.get("status"), "stdout": ran.get("stdout"),
-            "stderr": ran.get("stderr"), "exit_code": ran.get("return_code")}
