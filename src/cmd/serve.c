@@ -21,7 +21,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { MAX_BODY = 8 << 20, LOG_S = 10, LAST_WORDS_S = 2 };
+enum { MAX_BODY = 8 << 20, LOG_S = 10, LAST_WORDS_S = 2, MAX_BURST = 8 };
 
 struct options {
     const char *model, *adapter, *dtype, *device, *name, *host, *tool_parser;
@@ -139,6 +139,7 @@ static int open_model(struct serving *g) {
     const size_t other = model_open_bytes(&g->model->cfg, &g->dev, &o) + decoder_bytes(&g->model->cfg, g->model->act, &least_kv);
     const size_t share = (size_t)(g->o.memory * (double)g->dev.mem_total);
     struct decoder_args a = decoder_size(&g->dev, &g->model->cfg, g->model->act, &limits, share > other ? share - other : 0);
+    a.max_burst = least(a.max_burst, MAX_BURST); /* a request that comes within a burst waits for its end */
     a.model = g->model;
     TRY(decoder_open(&g->decoder, &a));
     TRY(serve_engine_create(&g->engine, g->decoder, g->tok));
