@@ -177,6 +177,16 @@ def streams(c):
         and got[-1].usage.completion_tokens == whole.usage.completion_tokens,
         str(got[-2:]),
     )
+    extra = {"include_usage": True, "continuous_usage_stats": True}
+    each = list(
+        c.chat.completions.create(model="m", messages=user("count 1 2"), extra_body=GREEDY, stream=True, stream_options=extra)
+    )
+    counts = [x.usage.completion_tokens for x in each]
+    check("usage with each piece", counts == sorted(counts) and counts[-1] == whole.usage.completion_tokens, str(counts))
+    begun = [*user("count 1 2"), {"role": "assistant", "content": "1 2 3"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False, **GREEDY}
+    r = c.chat.completions.create(model="m", messages=begun, max_tokens=40, extra_body=more)
+    check("an answer goes on", r.choices[0].message.content == " 4 5 6 7 8 9 äöü done", str(r))
     check("one id", len({x.id for x in got}) == 1 and len({x.created for x in got}) == 1)
     got = list(
         c.chat.completions.create(model="m", messages=user("count 1 2"), temperature=0, stop=" 5 6", max_tokens=40, stream=True)
@@ -304,13 +314,15 @@ def logprobs(c, model):
         "completions",
         len(r.choices) == 2 and len(p.tokens) == len(p.token_logprobs) == len(p.text_offset) == len(p.top_logprobs),
     )
+    zero = c.completions.create(model="m", prompt="1 2", max_tokens=2, logprobs=0).choices[0].logprobs
+    check("logprobs=0", [len(t) for t in zero.top_logprobs] == [1, 1], str(zero))
     check("a greedy token is the most probable", all(max(t.values()) == x for t, x in zip(p.top_logprobs, p.token_logprobs)))
     got = "".join(
         x.choices[0].text for x in c.completions.create(model="m", prompt="1 2", max_tokens=6, temperature=0, stream=True)
     )
     check("a completion's stream", got == r.choices[0].text)
     r = c.completions.create(model="m", prompt=[5, 9, 11], max_tokens=2, extra_body={"return_token_ids": True})
-    check("a prompt of ids", r.prompt_token_ids == [5, 9, 11] and r.usage.prompt_tokens == 3)
+    check("a prompt of ids", r.choices[0].prompt_token_ids == [5, 9, 11] and r.usage.prompt_tokens == 3)
 
 
 def errors(c):

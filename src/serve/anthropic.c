@@ -195,7 +195,9 @@ static int read_request(struct serve_call *c, const json_t *body) {
     TRY(serve__number(body, "max_tokens", 1, INT32_MAX, true, &max_tokens));
     TRY(read_messages(c, body));
     TRY(read_tools(c, body));
-    TRY(serve__render(c, NULL));
+    const json_t *last = json_array_get(c->messages, json_array_size(c->messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    TRY(serve__render(c, NULL, role && strcmp(role, "assistant") == 0 && !json_object_get(last, "tool_calls")));
     return serve__length(c, (int64_t)max_tokens, 0, true);
 }
 

@@ -111,11 +111,16 @@ static int read_messages(struct serve_call *c, const json_t *body) {
     }
 
 static int read_options(struct serve_call *c, const json_t *body) {
+    static const struct serve_keys keys = {.read = "include_usage continuous_usage_stats", .ignored = "include_obfuscation"};
     const json_t *options = json_object_get(body, "stream_options");
     if (!options || json_is_null(options)) return 0;
     if (!json_is_object(options)) FAIL(ERR_INVAL, "stream_options: an object is wanted");
     if (!c->stream) FAIL(ERR_INVAL, "stream_options: with stream=true alone");
-    return serve__bool(options, "include_usage", &c->usage);
+    TRY(serve__check_keys(options, &keys));
+    TRY(serve__bool(options, "include_usage", &c->usage));
+    TRY(serve__bool(options, "continuous_usage_stats", &c->usage_each));
+    c->usage_each &= c->usage;
+    return 0;
 }
 
 static int read_tools(struct serve_call *c, const json_t *body) {
@@ -127,15 +132,23 @@ static int read_tools(struct serve_call *c, const json_t *body) {
     return serve__check_tools(c, json_object_get(body, "tools"));
 }
 
+/* To the ids of a new answer, or with continue_final_message of one that has begun. */
+static int read_render(struct serve_call *c, const json_t *body) {
+    bool goes_on = false, begins = true;
+    TRY(serve__bool(body, "continue_final_message", &goes_on));
+    begins = !goes_on;
+    TRY(serve__bool(body, "add_generation_prompt", &begins));
+    if (begins == goes_on) FAIL(ERR_INVAL, "add_generation_prompt and continue_final_message: one of them is true");
+    return serve__render(c, json_object_get(body, "chat_template_kwargs"), goes_on);
+}
+
 static int read_chat(struct serve_call *c, const json_t *body) {
-    static const struct serve_only only[] = {ONLY_KEYS,
-                                             {"add_generation_prompt", "[true]"},
-                                             {"continue_final_message", "[false]"},
-                                             {"modalities", "[[\"text\"]]"},
-                                             {"functions", "[[]]"},
-                                             {"function_call", "[\"none\", \"auto\"]"}};
+    static const struct serve_only only[] = {
+        ONLY_KEYS, {"modalities", "[[\"text\"]]"}, {"functions", "[[]]"}, {"function_call", "[\"none\", \"auto\"]"}};
     static const struct serve_keys keys = {
-        .read = SAMPLING_KEYS "messages tools tool_choice max_completion_tokens top_logprobs chat_template_kwargs",
+        .read = SAMPLING_KEYS
+        "messages tools tool_choice max_completion_tokens top_logprobs chat_template_kwargs add_generation_prompt "
+        "continue_final_message",
         .ignored = IGNORED_KEYS "parallel_tool_calls store reasoning_effort verbosity prompt_cache_key safety_identifier",
         .only = only,
         .n_only = sizeof only / sizeof *only};
@@ -152,7 +165,7 @@ static int read_chat(struct serve_call *c, const json_t *body) {
     TRY(serve__number(body, "max_completion_tokens", 1, INT32_MAX, true, &max_tokens));
     TRY(read_messages(c, body));
     TRY(read_tools(c, body));
-    TRY(serve__render(c, json_object_get(body, "chat_template_kwargs")));
+    TRY(read_render(c, body));
     c->r.n_top = (int64_t)n_top;
     return serve__length(c, (int64_t)max_tokens, 0, false);
 }
@@ -255,8 +268,7 @@ static const char *key_of(const json_t *text) {
 
 /* Of tokens [lo, hi), in a completion's form; *at: characters of the tokens before. */
 static json_t *completion_logprobs(const struct serve_call *c, const struct serve_choice *h, int64_t lo, int64_t hi, int64_t *at) {
-    json_t *tokens = json_array(), *logps = json_array(), *tops = c->r.n_top > 0 ? json_array() : json_null();
-    json_t *offsets = json_array();
+    json_t *tokens = json_array(), *logps = json_array(), *tops = json_array(), *offsets = json_array();
     const int64_t n = c->r.n_top;
     for (int64_t t = lo; t < hi; t++) {
         json_t *text = token_text(c->serve, h->ids.p[t], NULL), *top = json_object();
@@ -267,9 +279,8 @@ static json_t *completion_logprobs(const struct serve_call *c, const struct serv
             json_object_set_new(top, key_of(name), json_real(serve__logp(h->top_logp[t * n + k])));
             json_decref(name);
         }
-        if (n > 0) json_object_set_new(top, key_of(text), json_real(serve__logp(h->logp[t])));
-        if (json_is_array(tops)) json_array_append(tops, top);
-        json_decref(top);
+        json_object_set_new(top, key_of(text), json_real(serve__logp(h->logp[t])));
+        json_array_append_new(tops, top);
         json_array_append_new(tokens, text);
         json_array_append_new(logps, json_real(serve__logp(h->logp[t])));
     }
@@ -307,10 +318,8 @@ static json_t *head(const struct serve_call *c, const char *object) {
     return json_pack("{s:s, s:s, s:I, s:s}", "id", c->id, "object", object, "created", (json_int_t)c->created, "model", c->model);
 }
 
-static void add_prompt_ids(const struct serve_call *c, json_t *o) {
-    if (!c->token_ids) return;
-    json_t *ids = json_i32_array(c->prompts[0].p, c->prompts[0].n);
-    json_object_set_new(o, "prompt_token_ids", ids);
+static void add_prompt_ids(const struct serve_call *c, const struct text_ids *ids, json_t *o) {
+    if (c->token_ids) json_object_set_new(o, "prompt_token_ids", json_i32_array(ids->p, ids->n));
 }
 
 static void chat_whole(const struct serve_call *c, struct buf *out) {
@@ -330,7 +339,7 @@ static void chat_whole(const struct serve_call *c, struct buf *out) {
     }
     json_object_set_new(o, "choices", choices);
     json_object_set_new(o, "usage", usage_of(c));
-    add_prompt_ids(c, o);
+    add_prompt_ids(c, &c->prompts[0], o);
     serve__json(out, o);
 }
 
@@ -344,11 +353,11 @@ static void completion_whole(const struct serve_call *c, struct buf *out) {
                       "logprobs", c->logprobs ? completion_logprobs(c, h, 0, h->ids.n, &at) : json_null(), "finish_reason",
                       finish_of(h), "stop_reason", h->stop_hit ? json_string(h->stop_hit) : json_null());
         if (c->token_ids) json_object_set_new(one, "token_ids", json_i32_array(h->ids.p, h->ids.n));
+        add_prompt_ids(c, &c->prompts[i / c->r.n], one);
         json_array_append_new(choices, one);
     }
     json_object_set_new(o, "choices", choices);
     json_object_set_new(o, "usage", usage_of(c));
-    add_prompt_ids(c, o);
     serve__json(out, o);
 }
 
@@ -359,7 +368,7 @@ static void chunk(const struct serve_call *c, const char *object, json_t *choice
     json_t *o = head(c, object), *choices = json_array();
     if (choice) json_array_append_new(choices, choice);
     json_object_set_new(o, "choices", choices);
-    if (c->usage) json_object_set_new(o, "usage", choice ? json_null() : usage_of(c));
+    if (c->usage) json_object_set_new(o, "usage", choice && !c->usage_each ? json_null() : usage_of(c));
     serve__event(out, NULL, o);
 }
 

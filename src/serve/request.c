@@ -178,7 +178,8 @@ int serve__check_tools(struct serve_call *c, const json_t *tools) {
 
 /* Variables that would take the place of what the server fills in. */
 static int add_variables(json_t *request, const json_t *more) {
-    static const char *const ours[] = {"messages", "tools", "chat_template", "documents"};
+    static const char *const ours[] = {
+        "messages", "tools", "chat_template", "documents", "add_generation_prompt", "continue_final_message"};
     const char *key;
     json_t *value;
     if (!more || json_is_null(more)) return 0;
@@ -191,7 +192,7 @@ static int add_variables(json_t *request, const json_t *more) {
     return 0;
 }
 
-int serve__render(struct serve_call *c, const json_t *more) {
+int serve__render(struct serve_call *c, const json_t *more, bool goes_on) {
     const struct serve_sessions *sessions = c->serve->a.sessions;
     c->prompts = xcalloc(1, sizeof *c->prompts);
     c->n_prompts = 1;
@@ -200,7 +201,8 @@ int serve__render(struct serve_call *c, const json_t *more) {
         if (c->prompts->n > 0) return 0;
     }
     if (!c->serve->chat) FAIL(ERR_INVAL, "the model has no chat template: completions alone are served");
-    json_t *request = json_pack("{s:O, s:b}", "messages", c->messages, "add_generation_prompt", 1);
+    json_t *request =
+        json_pack("{s:O, s:b, s:b}", "messages", c->messages, "add_generation_prompt", !goes_on, "continue_final_message", goes_on);
     if (c->tools) json_object_set(request, "tools", c->tools);
     int rc = add_variables(request, more);
     if (rc == 0) rc = chat_template_encode(c->serve->chat, request, NULL, c->prompts);

@@ -60,9 +60,9 @@ struct serve_call {
     int64_t n_prompts;
     int32_t stop_ids[24];
     char *stop[SERVE_MAX_STOP];
-    bool stream, usage, logprobs, token_ids;
-    json_t *messages, *tools; /* as rendered; NULL: none */
-    bool parses;              /* calls are looked for */
+    bool stream, usage, usage_each, logprobs, token_ids; /* usage: at a stream's end; usage_each: with each piece too */
+    json_t *messages, *tools;                            /* as rendered; NULL: none */
+    bool parses;                                         /* calls are looked for */
     /* what has come */
     uint64_t *tickets; /* (n_prompts) */
     struct serve_choice *choices;
@@ -131,8 +131,9 @@ int serve__bool(const json_t *body, const char *key, bool *out);
 int serve__sampling(struct serve_call *c, const json_t *body); /* temperature, top_p, top_k, min_p, ..., seed, n, stream */
 int serve__stop(struct serve_call *c, const json_t *body, const char *key);
 int serve__model(struct serve_call *c, const json_t *body);
-/* c->messages and c->tools (a chat's form) to ids; more: further variables of the template or NULL. */
-int serve__render(struct serve_call *c, const json_t *more);
+/* c->messages and c->tools (a chat's form) to ids; more: further variables of the template or NULL; goes_on: the last message is
+ * the beginning of the answer. */
+int serve__render(struct serve_call *c, const json_t *more, bool goes_on);
 /* Tokens of the answer: asked (0: not said) within the model's length; or, with cut, as many as there is room for. */
 int serve__length(struct serve_call *c, int64_t asked, int64_t otherwise, bool cut);
 int serve__check_tools(struct serve_call *c, const json_t *tools); /* OpenAI's form; takes a reference */
