@@ -94,8 +94,30 @@ static void verl_agrees(void **state) {
     map_free(&graders);
 }
 
+/* float() takes Unicode's spaces and decimals, but not the separators \x1c to \x1f, which str.strip() takes for spaces. */
+static void float_is_pythons(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        bool number;
+    } cases[] = {{"5", true},
+                 {" 5\x0b", true},
+                 {"5\xc2\xa0", true},
+                 {"\xef\xbc\x95", true},
+                 {"5\x1c", false},
+                 {"\x1f"
+                  "5",
+                  false},
+                 {"5\x1c\xe2\x80\x83", false},
+                 {"", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double x = 0;
+        if (reward__float(cases[i].text, &x) != cases[i].number || (cases[i].number && x != 5)) fail_msg("case %d: %g", (int)i, x);
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc > 1) path = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(verl_agrees)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(verl_agrees), cmocka_unit_test(float_is_pythons)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -272,18 +272,23 @@ char *reward__lower(const char *s) {
 
 /* ---- numbers ---- */
 
-/* Decimals of every script and spaces as ASCII, ends stripped: what float() reads. NULL: it has a character of no number. */
+/* Decimals of every script and spaces as ASCII, ends stripped: what float() reads. NULL: it has a character of no number; the four
+ * separators that str.strip() takes for spaces are such ones for float(). */
 static char *ascii_number(const char *s) {
     struct buf out = {0};
     for (size_t n; *s; s += n) {
         const int32_t c = decode(s, &n);
-        if (!is_space(c) && (c < 128 ? c < 0 || !strchr("0123456789_.+-eEiInNfFaAtTyY", c) : !is_decimal(c)))
-            return buf_free(&out), NULL;
-        if (is_space(c)) buf_addc(&out, ' ');
-        else if (c >= 128 && is_decimal(c)) { /* ten in a row from the script's zero on */ int value = 0;
+        const bool space = is_space(c) && !(c >= 0x1C && c <= 0x1F);
+        if (!space && (c < 128 ? c < 0 || !strchr("0123456789_.+-eEiInNfFaAtTyY", c) : !is_decimal(c))) return buf_free(&out), NULL;
+        if (space) {
+            buf_addc(&out, ' ');
+        } else if (c >= 128 && is_decimal(c)) {
+            int value = 0; /* ten in a row from the script's zero on */
             while (value < 50 && is_decimal(c - value - 1)) value++;
             buf_addc(&out, (char)('0' + value % 10));
-        } else buf_add(&out, s, n);
+        } else {
+            buf_add(&out, s, n);
+        }
     }
     char *text = buf_take(&out);
     reward__strip(&text);
