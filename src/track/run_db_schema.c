@@ -54,7 +54,7 @@ static const char *const added[][2] = {/* columns of samples that format 1 lacks
                                        {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
                                        {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
                                        {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"},
-                                       {"segments", "BLOB"}, {"episode", "TEXT"}};
+                                       {"segments", "BLOB"},         {"episode", "TEXT"}};
 
 int run_db_add_columns(sqlite3 *db, const char *path) {
     sqlite3_stmt *st = NULL;
