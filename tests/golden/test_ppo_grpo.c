@@ -8,9 +8,7 @@
  * Tolerances: the oracle's own fp32 run is off its fp64 run by 6e-8 in the loss,
  * 2e-6 in the gradient norm and 2e-9 NMSE in the worst tensor (it prints them):
  * what a correct fp32 run with another order of sums can be asked for. */
-#include "model_case.h"
-
-#include "ppo/stages/stages.h"
+#include "trainer_case.h"
 
 /* The same numbers as VARIANTS of the oracle. */
 struct variant {
@@ -59,15 +57,11 @@ static const struct setup SETUPS[] = {
 };
 
 struct rig {
-    struct ppo_config k;
-    struct ppo_worker w;
-    struct run run;
-    struct stage stage;
+    struct trainer_case c;
     const struct variant *v;
     struct safetensors_file *want;
     const int32_t *prompt_len, *response_len, *prompts, *responses;
     int64_t at_prompt, at_response; /* tokens of the steps before */
-    char *dir;
     double worst_loss, worst_norm, worst_logp;
 };
 
@@ -112,11 +106,10 @@ static void configure(struct ppo_config *k, const struct variant *v, struct micr
     k->actor.policy.clip_ratio_high = 0.28;
     k->actor.policy.clip_ratio_c = 3;
     OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
-    ppo_config_sizes(k);
 }
 
 static void rig_open(struct rig *r, const struct variant *v, const struct setup *s) {
-    *r = (struct rig){.v = v, .dir = case_temp_dir()};
+    *r = (struct rig){.v = v};
     char *path = xasprintf("%s/train/%s.safetensors", FIXTURES, v->name);
     OK(safetensors_open(&r->want, path));
     free(path);
@@ -124,51 +117,18 @@ static void rig_open(struct rig *r, const struct variant *v, const struct setup 
     r->response_len = case_data(r->want, "response_len", DT_I32, NULL);
     r->prompts = case_data(r->want, "prompts", DT_I32, NULL);
     r->responses = case_data(r->want, "responses", DT_I32, NULL);
-    struct ppo_worker *w = &r->w;
-    configure(&r->k, v, s->cut, r->dir);
-    case_dev(&w->base.dev, s->backend, s->threads);
-    char *model = case_path("qwen2", "");
-    struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
-    m.flags = MODEL_INFER;
-    OK(model_open(&w->model[VERLC_REF], &w->base.dev, &m));
-    free(model);
-    struct trained_model_args a = {.dev = &w->base.dev,
-                                   .model = w->model[VERLC_ACTOR],
-                                   .train = true,
-                                   .keep = MODEL_KEEP_LAYER,
-                                   .max_rows = batch_rows(r) * MAX_LEN,
-                                   .max_seqs = batch_rows(r)};
-    OK(trained_model_create(&w->base.role[VERLC_ACTOR].model, &a));
-    a.model = w->model[VERLC_REF];
-    a.train = false;
-    OK(trained_model_create(&w->base.role[VERLC_REF].model, &a));
-    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
-    w->k = ppo_worker_config(&r->k, &alone);
-    worker_open_local(&w->base, NULL);
-    for (int i = 0; i < N_ROLES; i++) {
-        const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
-        if (role.model) worker_set_role(&w->base, i, &role);
-    }
-    r->run.k.max_bad_steps = 1;
-    r->stage = (struct stage){.worker = &w->base, .run = &r->run};
-    OK(phases_create(&r->run.stages, 600));
-    json_t *config = json_object();
-    const struct track_args t = {.project = "test", .experiment = v->name, .run_dir = r->dir, .config = config};
-    OK(track_open(&r->run.track, &t));
-    json_decref(config);
+    trainer_case_open(&r->c, v->name);
+    configure(&r->c.k, v, s->cut, r->c.dir);
+    case_dev(&r->c.w.base.dev, s->backend, s->threads);
+    static const enum verlc_role roles[] = {VERLC_ACTOR, VERLC_REF};
+    for (int i = 0; i < 2; i++)
+        trainer_case_model(&r->c, &(struct trainer_case_model){.role = roles[i], .max_len = MAX_LEN, .max_seqs = batch_rows(r)});
+    trainer_case_ready(&r->c);
 }
 
 static void rig_close(struct rig *r) {
-    track_close(r->run.track, 0);
-    phases_destroy(r->run.stages);
-    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
-    for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
-    assert_int_equal(r->w.base.dev.allocated, 0);
-    dev_close(&r->w.base.dev);
-    metrics_free(&r->run.metrics);
+    trainer_case_close(&r->c);
     safetensors_close(r->want);
-    case_drop_dir(r->dir);
 }
 
 /* ---- one training step ---- */
@@ -226,7 +186,7 @@ static double wanted(const struct rig *r, const char *name, int64_t step) { retu
 
 static double metric(const struct rig *r, const char *name) {
     double v = NAN;
-    if (!metrics_get(&r->run.metrics, name, &v)) fail_msg("no metric %s", name);
+    if (!metrics_get(&r->c.run.metrics, name, &v)) fail_msg("no metric %s", name);
     return v;
 }
 
@@ -291,7 +251,7 @@ struct weights_off {
 };
 
 static void check_weights(const struct rig *r, const char *prefix, struct weights_off *o) {
-    const struct model *m = r->w.model[VERLC_ACTOR];
+    const struct model *m = r->c.w.model[VERLC_ACTOR];
     float *master = xmalloc((size_t)m->n_elems * 4);
     OK(dev_copy_out(m->dev, master, m->master, (size_t)m->n_elems * 4));
     double err = 0, size = 0;
@@ -333,18 +293,18 @@ static void steps_like_torch(void **state) {
             for (int64_t step = 0; step < r.v->steps; step++) {
                 struct batch b;
                 recorded(&r, step, &b);
-                r.run.step = step + 1;
-                metrics_reset(&r.run.metrics);
+                r.c.run.step = step + 1;
+                metrics_reset(&r.c.run.metrics);
                 struct batch dropped;
-                OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
+                OK(ppo_reward(&r.c.stage, &r.c.k.reward, &b, &dropped));
                 assert_int_equal(dropped.n_rows, 0);
-                OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b));
-                OK(ppo_reference(&r.stage, &b));
-                OK(ppo_advantage(&r.stage, &r.k.algorithm, NULL, &b));
+                OK(ppo_old_log_probs(&r.c.stage, &r.c.k.algorithm, &b));
+                OK(ppo_reference(&r.c.stage, &b));
+                OK(ppo_advantage(&r.c.stage, &r.c.k.algorithm, NULL, &b));
                 check_logp(&r, &b, "ref_log_prob", "ref_logp");
                 check_logp(&r, &b, "old_log_probs", "old_logp");
                 check_advantages(&r, &b, step);
-                OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
+                OK(worker_local.update(&r.c.w.base, &ppo_update_actor, &r.c.run, &b));
                 check_metrics(&r, step, SETUPS[s].whole);
                 if (step == 0) check_rollout_diff(&r, &b);
                 char prefix[32];
@@ -359,9 +319,9 @@ static void steps_like_torch(void **state) {
                           "worst tensor %.1e, key bias %.1e\n",
                           r.v->name, SETUPS[s].backend, SETUPS[s].cut.max_seqs ? "samples" : "tokens",
                           (long long)(SETUPS[s].cut.max_seqs ? SETUPS[s].cut.max_seqs : SETUPS[s].cut.max_rows),
-                          (long long)trained_model_optim(r.w.base.role[VERLC_ACTOR].model)->step, r.worst_loss, r.worst_norm,
+                          (long long)trained_model_optim(r.c.w.base.role[VERLC_ACTOR].model)->step, r.worst_loss, r.worst_norm,
                           r.worst_logp, w.all, w.tensor, w.key_bias);
-            assert_int_equal(trained_model_optim(r.w.base.role[VERLC_ACTOR].model)->step, r.v->steps * updates(&r));
+            assert_int_equal(trained_model_optim(r.c.w.base.role[VERLC_ACTOR].model)->step, r.v->steps * updates(&r));
             assert_true(r.worst_logp <= 1e-5);
             assert_true(w.all <= 1e-9);
             assert_true(w.tensor <= 1e-9);

@@ -4,10 +4,9 @@
  * values of two tiny models in fp64. Here the same samples go through ppo_old_log_probs, ppo_advantage, ppo_update_critic and
  * ppo_update_actor. What differs between verl's trainers is what token-mean divides by: all tokens, or those that are left. The
  * rate is 0, so every case begins with the same weights. Tolerance: fp32's own error, as in test_ppo_grpo.c. */
-#include "model_case.h"
+#include "trainer_case.h"
 
 #include "base/json.h"
-#include "ppo/stages/stages.h"
 
 /* The same numbers as the oracle's. */
 enum { WIDTH = 24, MAX_LEN = 64 };
@@ -15,12 +14,8 @@ static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 static const struct micro_batch_limits CUTS[] = {{.max_seqs = 9}, {.max_seqs = 2}};
 
 struct rig {
-    struct ppo_config k;
-    struct ppo_worker w;
-    struct run run;
-    struct stage stage;
+    struct trainer_case c;
     json_t *want;
-    char *dir;
 };
 
 static void configure(struct ppo_config *k, char *dir) {
@@ -51,55 +46,22 @@ static void configure(struct ppo_config *k, char *dir) {
         .rollout_is = "token", .rollout_is_threshold = "1.1", .rollout_rs = "token_k1", .rollout_rs_threshold = "0.8_1.3"};
     OK(algo_corr_parse(&k->algorithm.corr, &names));
     OK(algo_kl_find(&k->actor.kl_loss_type, "low_var_kl"));
-    ppo_config_sizes(k);
 }
 
 static void rig_open(struct rig *r, const char *backend) {
-    *r = (struct rig){.dir = case_temp_dir()};
-    struct ppo_worker *w = &r->w;
     OK(json_load(&r->want, FIXTURES "/train/rejection.json", 1 << 20));
-    configure(&r->k, r->dir);
-    case_dev(&w->base.dev, backend, 2);
-    char *model = case_path("qwen2", "");
-    struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    OK(model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m));
-    m.dir = FIXTURES "/critic/qwen2";
-    OK(model_open_value(&w->model[VERLC_CRITIC], &w->base.dev, &m, 7));
-    free(model);
-    static const enum verlc_role roles[] = {VERLC_ACTOR, VERLC_CRITIC};
-    for (int i = 0; i < 2; i++) {
-        const struct trained_model_args a = {.dev = &w->base.dev,
-                                             .model = w->model[roles[i]],
-                                             .train = true,
-                                             .keep = MODEL_KEEP_LAYER,
-                                             .max_rows = 9 * MAX_LEN,
-                                             .max_seqs = 9};
-        OK(trained_model_create(&w->base.role[roles[i]].model, &a));
-    }
-    worker_open_local(&w->base, NULL);
-    for (int i = 0; i < N_ROLES; i++) {
-        const struct worker_role role = {w->base.role[i].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
-        if (role.model) worker_set_role(&w->base, i, &role);
-    }
-    r->run.k.max_bad_steps = 1;
-    r->run.step = 1;
-    r->stage = (struct stage){.worker = &w->base, .run = &r->run};
-    OK(phases_create(&r->run.stages, 600));
-    json_t *config = json_object();
-    const struct track_args t = {.project = "test", .experiment = "rejection", .run_dir = r->dir, .config = config};
-    OK(track_open(&r->run.track, &t));
-    json_decref(config);
+    trainer_case_open(&r->c, "rejection");
+    configure(&r->c.k, r->c.dir);
+    case_dev(&r->c.w.base.dev, backend, 2);
+    trainer_case_model(&r->c, &(struct trainer_case_model){.role = VERLC_ACTOR, .max_len = MAX_LEN, .max_seqs = 9});
+    trainer_case_model(&r->c, &(struct trainer_case_model){
+                                  .role = VERLC_CRITIC, .critic_dir = FIXTURES "/critic/qwen2", .max_len = MAX_LEN, .max_seqs = 9});
+    trainer_case_ready(&r->c);
 }
 
 static void rig_close(struct rig *r) {
-    track_close(r->run.track, 0);
-    phases_destroy(r->run.stages);
-    for (int i = 0; i < N_ROLES; i++) trained_model_destroy(r->w.base.role[i].model);
-    for (int i = 0; i < N_ROLES; i++) model_close(r->w.model[i]);
-    dev_close(&r->w.base.dev);
-    metrics_free(&r->run.metrics);
+    trainer_case_close(&r->c);
     json_decref(r->want);
-    case_drop_dir(r->dir);
 }
 
 /* The column `name`, a list of each sample, as `as`. */
@@ -164,19 +126,18 @@ static double check_case(struct rig *r, const json_t *c, const char *what) {
     struct batch b;
     const json_t *v;
     double worst = 0, got;
-    r->k.actor.agg_mode = r->k.critic.agg_mode = algo_agg_find(agg);
-    r->k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
-    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
-    r->w.k = ppo_worker_config(&r->k, &alone);
-    metrics_reset(&r->run.metrics);
+    r->c.k.actor.agg_mode = r->c.k.critic.agg_mode = algo_agg_find(agg);
+    r->c.k.schedule = strcmp(counts, "all") == 0 ? PPO_SYNC : PPO_ONE_STEP_OFF;
+    trainer_case_configure(&r->c);
+    metrics_reset(&r->c.run.metrics);
     recorded(r, &b);
-    OK(ppo_old_log_probs(&r->stage, &r->k.algorithm, &b));
-    OK(ppo_advantage(&r->stage, &r->k.algorithm, NULL, &b));
+    OK(ppo_old_log_probs(&r->c.stage, &r->c.k.algorithm, &b));
+    OK(ppo_advantage(&r->c.stage, &r->c.k.algorithm, NULL, &b));
     check_mask(r, &b);
-    OK(worker_local.update(&r->w.base, &ppo_update_critic, &r->run, &b));
-    OK(worker_local.update(&r->w.base, &ppo_update_actor, &r->run, &b));
+    OK(worker_local.update(&r->c.w.base, &ppo_update_critic, &r->c.run, &b));
+    OK(worker_local.update(&r->c.w.base, &ppo_update_actor, &r->c.run, &b));
     json_object_foreach((json_t *)(uintptr_t)json_object_get(c, "want"), name, v) {
-        if (!metrics_get(&r->run.metrics, name, &got)) fail_msg("no metric %s", name);
+        if (!metrics_get(&r->c.run.metrics, name, &got)) fail_msg("no metric %s", name);
         const double want = json_number_value(v), e = fabs(got - want) / fmax(1, fabs(want));
         worst = worse_of(worst, e);
         if (!(e <= 1e-5)) fail_msg("%s, %s, %s tokens: %s is %.9g, verl has %.9g", what, agg, counts, name, got, want);
@@ -195,7 +156,7 @@ static void losses_like_verl(void **state) {
         if (!case_has(BACKENDS[i])) continue;
         rig_open(&r, BACKENDS[i]);
         for (size_t cut = 0; cut < sizeof CUTS / sizeof *CUTS; cut++) {
-            r.k.rollout.logp_cut = r.k.actor.update_cut = r.k.critic.update_cut = CUTS[cut];
+            r.c.k.rollout.logp_cut = r.c.k.actor.update_cut = r.c.k.critic.update_cut = CUTS[cut];
             json_array_foreach(json_object_get(r.want, "cases"), k, c) worst = worse_of(worst, check_case(&r, c, BACKENDS[i]));
             assert_int_equal(k, 10);
         }

@@ -2,10 +2,9 @@
  *
  * tools/oracle_segments.py has verl's estimators on them, in fp64. What an environment wrote is context: log-probs, reference,
  * versions and values there are in no loss, no metric and no bit of the new weights. */
-#include "model_case.h"
+#include "trainer_case.h"
 
 #include "base/json.h"
-#include "ppo/stages/stages.h"
 #include "text/text.h"
 
 #include <sqlite3.h>
@@ -13,19 +12,15 @@
 enum { MAX_LEN = 32, WIDTH = 16, ROWS = 6, PROMPT = 4, VOCAB = 100, TOPK = 3 };
 
 struct rig {
-    struct ppo_config k;
-    struct ppo_worker w;
-    struct run run;
-    struct stage stage;
+    struct trainer_case c;
     struct algo_kl_ctrl kl;
     json_t *want;
-    char *dir;
 };
 
 static void rig_open(struct rig *r) {
-    *r = (struct rig){.dir = case_temp_dir()};
+    trainer_case_open(&r->c, "segments");
     OK(json_load(&r->want, FIXTURES "/train/segments.json", 1 << 20));
-    r->k = (struct ppo_config){
+    r->c.k = (struct ppo_config){
         .data.max_prompt_length = PROMPT,
         .data.max_response_length = WIDTH,
         .rollout.train = {.n = 3, .temperature = 0.8},
@@ -43,28 +38,17 @@ static void rig_open(struct rig *r) {
         .actor.update_cut = {.max_seqs = 2},
         .rollout.logp_cut = {.max_seqs = 4},
         .actor.optim = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .schedule = "constant"},
-        .trainer.run = {.default_local_dir = r->dir, .max_bad_steps = 1},
+        .trainer.run = {.default_local_dir = r->c.dir, .max_bad_steps = 1},
     };
-    OK(algo_kl_find(&r->k.actor.kl_loss_type, "low_var_kl"));
-    OK(algo_kl_find(&r->k.algorithm.kl_penalty, "kl"));
-    ppo_config_sizes(&r->k);
+    OK(algo_kl_find(&r->c.k.actor.kl_loss_type, "low_var_kl"));
+    OK(algo_kl_find(&r->c.k.algorithm.kl_penalty, "kl"));
+    ppo_config_sizes(&r->c.k);
     OK(algo_kl_ctrl_init(&r->kl, "fixed", 0.1, 0, 0));
-    r->run.k.max_bad_steps = 1;
-    r->run.step = 1;
-    r->stage = (struct stage){.worker = &r->w.base, .run = &r->run};
-    OK(phases_create(&r->run.stages, 600));
-    json_t *config = json_object();
-    const struct track_args t = {.project = "test", .experiment = "segments", .run_dir = r->dir, .config = config};
-    OK(track_open(&r->run.track, &t));
-    json_decref(config);
 }
 
 static void rig_close(struct rig *r) {
-    track_close(r->run.track, 0);
-    phases_destroy(r->run.stages);
-    metrics_free(&r->run.metrics);
+    trainer_case_close(&r->c);
     json_decref(r->want);
-    case_drop_dir(r->dir);
 }
 
 /* ---- the batch ---- */
@@ -164,10 +148,10 @@ static void estimators_like_verl(void **state) {
         mask_by_hand(&r, &b, mask);
         add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
         add_numbers(&r, &b, "sum_pi_squared", BATCH_F64, "sum_pi_squared");
-        r.k.algorithm.adv_estimator = (char *)(uintptr_t)name;
-        r.k.algorithm.adv = algo_adv_find(name);
-        assert_non_null(r.k.algorithm.adv);
-        OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
+        r.c.k.algorithm.adv_estimator = (char *)(uintptr_t)name;
+        r.c.k.algorithm.adv = algo_adv_find(name);
+        assert_non_null(r.c.k.algorithm.adv);
+        OK(ppo_advantage(&r.c.stage, &r.c.k.algorithm, &r.kl, &b));
         const struct batch_col *made = batch_find(&b, "response_mask");
         for (int64_t t = 0; t < made->off[ROWS]; t++) assert_int_equal(made->i32[t], mask[t]);
         worst = worse_of(worst, worst_of(&r, &b, name, "advantages", mask));
@@ -202,12 +186,12 @@ static void episodes_have_one_score(void **state) {
         for (int64_t i = 0; i < ROWS; i++) score[i] = i == 1 ? 3 : i == 2 ? 1 : i == 5 && !lost ? 0.5 : NAN;
         json_decref(batch_find(&b, "reward_extra_info")->json[1]);
         batch_find(&b, "reward_extra_info")->json[1] = json_pack("{s:b}", "acc", 1);
-        OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
+        OK(ppo_reward(&r.c.stage, &r.c.k.reward, &b, &dropped));
         assert_int_equal(b.n_rows, lost ? 3 : ROWS); /* an episode without a score goes as a whole */
         assert_int_equal(dropped.n_rows, lost ? 3 : 0);
         assert_true(json_is_true(json_object_get(batch_find(&b, "reward_extra_info")->json[0], "acc")));
-        r.k.algorithm.adv = algo_adv_find("grpo");
-        OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
+        r.c.k.algorithm.adv = algo_adv_find("grpo");
+        OK(ppo_advantage(&r.c.stage, &r.c.k.algorithm, &r.kl, &b));
         const struct batch_col *adv = batch_find(&b, "advantages"), *level = batch_find(&b, "token_level_scores");
         for (int64_t i = 0; i < b.n_rows; i++)
             for (int64_t t = adv->off[i]; t < adv->off[i + 1]; t++) {
@@ -248,37 +232,15 @@ static void configure(struct ppo_config *k, enum how how) {
 }
 
 static void open_model(struct rig *r, enum verlc_role role) {
-    struct ppo_worker *w = &r->w;
-    OK(dev_open_cpu(&w->base.dev, 1, NULL));
-    char *model = case_path("qwen2", "");
-    const struct model_open_args m = {.dir = model, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = MAX_LEN};
-    if (role == VERLC_CRITIC) OK(model_open_value(&w->model[role], &w->base.dev, &m, 7));
-    else OK(model_open(&w->model[role], &w->base.dev, &m));
-    free(model);
-    const struct trained_model_args a = {.dev = &w->base.dev,
-                                         .model = w->model[role],
-                                         .train = true,
-                                         .keep = MODEL_KEEP_LAYER,
-                                         .max_rows = ROWS * MAX_LEN,
-                                         .max_seqs = ROWS,
-                                         .list = memory_plan_distill_list(&r->k.distill)};
-    OK(trained_model_create(&w->base.role[role].model, &a));
-    w->base.vocab = w->model[role]->cfg.vocab;
-    worker_open_local(&w->base, NULL);
-    const struct worker_role x = {w->base.role[role].model, r->k.rollout.logp_cut, (float)r->k.rollout.train.temperature};
-    worker_set_role(&w->base, (int)role, &x);
-}
-
-static void close_model(struct rig *r, enum verlc_role role) {
-    trained_model_destroy(r->w.base.role[role].model);
-    model_close(r->w.model[role]);
-    dev_close(&r->w.base.dev);
+    OK(dev_open_cpu(&r->c.w.base.dev, 1, NULL));
+    trainer_case_model(&r->c, &(struct trainer_case_model){.role = role, .max_len = MAX_LEN, .max_seqs = ROWS});
+    trainer_case_ready(&r->c);
 }
 
 /* What a teacher would say. */
 static void add_teacher(const struct rig *r, struct batch *b) {
-    const int64_t list = memory_plan_distill_list(&r->k.distill), per = list > 0 ? list : 1;
-    if (!r->k.distill.enable) return;
+    const int64_t list = memory_plan_distill_list(&r->c.k.distill), per = list > 0 ? list : 1;
+    if (!r->c.k.distill.enable) return;
     OK(ppo_add_like(b, "teacher_logprobs", BATCH_F32, "responses", per, NULL));
     if (list > 0) OK(ppo_add_like(b, "teacher_ids", BATCH_I32, "responses", per, NULL));
     const struct batch_col *logp = batch_find(b, "teacher_logprobs"), *id = batch_find(b, "teacher_ids");
@@ -315,29 +277,27 @@ static void step(enum change what, enum how how, struct metrics *m, float *after
     struct packed_seq *seqs;
     uint8_t mask[ROWS * WIDTH];
     rig_open(&r);
-    configure(&r.k, how);
+    configure(&r.c.k, how);
     open_model(&r, trained(how));
-    r.k.schedule = r.stage.schedule = PPO_ONE_STEP_OFF;
-    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
-    r.w.k = ppo_worker_config(&r.k, &alone);
+    r.c.k.schedule = r.c.stage.schedule = PPO_ONE_STEP_OFF;
+    trainer_case_configure(&r.c);
     make_batch(&r, &b);
     mask_by_hand(&r, &b, mask);
     add_teacher(&r, &b);
     *n = batch_find(&b, "responses")->off[ROWS];
     change(&b, what, mask);
     if (how == CRITIC) add_numbers(&r, &b, "old_log_probs", BATCH_F64, "old_log_probs");
-    else OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b)); /* a pass where the versions are not the policy's */
-    OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
-    OK(worker_local.update(&r.w.base, how == CRITIC ? &ppo_update_critic : &ppo_update_actor, &r.run, &b));
-    OK(ppo_data_metrics(&r.stage, &r.k.data, &b));
+    else OK(ppo_old_log_probs(&r.c.stage, &r.c.k.algorithm, &b)); /* a pass where the versions are not the policy's */
+    OK(ppo_advantage(&r.c.stage, &r.c.k.algorithm, &r.kl, &b));
+    OK(worker_local.update(&r.c.w.base, how == CRITIC ? &ppo_update_critic : &ppo_update_actor, &r.c.run, &b));
+    OK(ppo_data_metrics(&r.c.stage, &r.c.k.data, &b));
     OK(ppo_sequences(&b, &seqs));
-    OK(trained_model_forward(r.w.base.role[trained(how)].model, seqs, ROWS, r.k.rollout.logp_cut, 1,
+    OK(trained_model_forward(r.c.w.base.role[trained(how)].model, seqs, ROWS, r.c.k.rollout.logp_cut, 1,
                              (struct forward_out){.logp = how == CRITIC ? NULL : after, .value = how == CRITIC ? after : NULL}));
-    *m = r.run.metrics;
-    r.run.metrics = (struct metrics){0};
+    *m = r.c.run.metrics;
+    r.c.run.metrics = (struct metrics){0};
     free(seqs);
     batch_free(&b);
-    close_model(&r, trained(how));
     rig_close(&r);
 }
 
@@ -393,11 +353,10 @@ static void empty_and_led_by_the_environment(void **state) {
     struct batch_col *c;
     double v;
     rig_open(&r);
-    configure(&r.k, KL_LOSS);
+    configure(&r.c.k, KL_LOSS);
     open_model(&r, VERLC_ACTOR);
-    r.k.algorithm.adv = algo_adv_find("rloo");
-    const struct ppo_placement alone = {.all = {.n = 1, .n_local = 1}, .pools = {.n = {[PPO_TRAIN] = 1}}};
-    r.w.k = ppo_worker_config(&r.k, &alone);
+    r.c.k.algorithm.adv = algo_adv_find("rloo");
+    trainer_case_configure(&r.c);
     batch_init(&b, N);
     OK(batch_add(&b, "prompts", BATCH_I32, prompt, NULL, NULL));
     OK(batch_add(&b, "responses", BATCH_I32, lens, NULL, &c));
@@ -409,11 +368,11 @@ static void empty_and_led_by_the_environment(void **state) {
     OK(batch_add(&b, "group", BATCH_I64, NULL, uid, NULL));
     OK(batch_add(&b, "score", BATCH_F64, NULL, score, NULL));
     OK(batch_add(&b, "ref_log_prob", BATCH_F64, lens, NULL, NULL));
-    OK(ppo_reward(&r.stage, &r.k.reward, &b, &dropped));
-    OK(ppo_old_log_probs(&r.stage, &r.k.algorithm, &b));
-    OK(ppo_advantage(&r.stage, &r.k.algorithm, &r.kl, &b));
-    OK(worker_local.update(&r.w.base, &ppo_update_actor, &r.run, &b));
-    OK(ppo_data_metrics(&r.stage, &r.k.data, &b));
+    OK(ppo_reward(&r.c.stage, &r.c.k.reward, &b, &dropped));
+    OK(ppo_old_log_probs(&r.c.stage, &r.c.k.algorithm, &b));
+    OK(ppo_advantage(&r.c.stage, &r.c.k.algorithm, &r.kl, &b));
+    OK(worker_local.update(&r.c.w.base, &ppo_update_actor, &r.c.run, &b));
+    OK(ppo_data_metrics(&r.c.stage, &r.c.k.data, &b));
     static const struct {
         const char *name;
         double value;
@@ -422,10 +381,9 @@ static void empty_and_led_by_the_environment(void **state) {
         {"response_length_non_aborted/mean", 3.5},     {"critic/score/mean", 1.5 / 2}, {"critic/score/min", 0.5},
         {"critic/advantages/max", 1 - (0.5 + 0) / 2.0}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
-        if (!metrics_get(&r.run.metrics, want[i].name, &v) || fabs(v - want[i].value) > 1e-9)
+        if (!metrics_get(&r.c.run.metrics, want[i].name, &v) || fabs(v - want[i].value) > 1e-9)
             fail_msg("%s is %g, not %g", want[i].name, v, want[i].value);
     batch_free(&b);
-    close_model(&r, VERLC_ACTOR);
     rig_close(&r);
 }
 
@@ -499,9 +457,9 @@ static void recorded_in_run_db(void **state) {
     add_strings(&b, "reward_status", "score");
     OK(batch_add(&b, "reward_extra_info", BATCH_JSON, NULL, NULL, NULL));
     OK(batch_add(&b, "sample_index", BATCH_I64, NULL, index, NULL));
-    ppo_record(&r.stage, tok, &b, &r.k.rollout.train, false);
-    OK(track_flush(r.run.track));
-    char *path = file_join(r.dir, "run.db");
+    ppo_record(&r.c.stage, tok, &b, &r.c.k.rollout.train, false);
+    OK(track_flush(r.c.run.track));
+    char *path = file_join(r.c.dir, "run.db");
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     assert_int_equal(sqlite3_prepare_v2(db, "SELECT segments FROM samples ORDER BY id", -1, &st, NULL), SQLITE_OK);
     const struct batch_col *c = batch_find(&b, BATCH_SEGMENTS);
