@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 
-KINDS = {"encode": [], "chat": ["--chat"], "decode": ["--decode"], "continuous": ["--continuous"]}
+KINDS = {"encode": [], "chat": ["--chat"], "decode": ["--decode"], "continuous": ["--continuous"], "calls": ["--tool-calls"]}
 UNUSED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs")
 PROGRAM = os.environ.get("VERLC") or f"/proc/{os.getppid()}/exe"  # the helper's parent is verlc's
 
@@ -35,11 +35,12 @@ class Tokenizer:
             setattr(self, name, token)
             setattr(self, name + "_id", self.encode(token, add_special_tokens=False)[0] if token else None)
 
-    def ask(self, kind, request, more=()):
+    def ask(self, kind, request, more=(), which=None):
         with self.lock:
-            p = self.processes.get(kind)
+            p = self.processes.get((kind, which))
             if p is None:
-                p = self.processes[kind] = subprocess.Popen([PROGRAM, "tokenize", "--model", self.name_or_path, *KINDS[kind],
+                p = self.processes[kind, which] = subprocess.Popen([PROGRAM, "tokenize", "--model", self.name_or_path,
+                                                                    *KINDS[kind],
                                                              *more],
                                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             p.stdin.write(json.dumps(request).encode("ascii") + b"\n")
@@ -67,6 +68,10 @@ class Tokenizer:
         answer = self.ask("chat", {**variables, "messages": list(conversation), "add_generation_prompt": add_generation_prompt,
                                    **({"tools": tools} if tools else {})})
         return answer["ids"] if tokenize else answer["text"]
+
+    def tool_calls(self, ids, tools, form):
+        """{"content", "calls": [{"id", "name", "arguments"}], "stop_token_ids"} of a turn's ids; form: multi_turn.format."""
+        return self.ask("calls", {"ids": list(ids), "tools": tools}, [form], form)
 
     def continuous(self, request, kwargs):
         """What messages append to a stream of ids: verl's continuous tokens. kwargs: variables of the template, always the same."""

@@ -3,6 +3,7 @@
  * Reads standard input line by line and answers in order; needs no weights.  --bench
  * measures opening, encoding and decoding of a file instead. */
 #include "agent/continuous_tokens.h"
+#include "agent/tool_parser.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
@@ -23,6 +24,7 @@ struct job {
     struct tokenizer *tok;
     struct chat_template *chat;           /* --chat */
     struct continuous_tokens *continuous; /* --continuous */
+    const struct tool_parser *parser;     /* --tool-calls */
     bool decode;
     struct text_ids ids;
     struct buf text, line;
@@ -101,6 +103,33 @@ static int answer_continuous(struct job *j, const json_t *in, json_t *out, const
     return 0;
 }
 
+static json_t *call_json(const struct tool_call *c) {
+    return json_pack("{s:s?, s:s, s:s}", "id", c->id, "name", c->name, "arguments", c->arguments);
+}
+
+static json_t *stop_ids_json(const struct job *j) {
+    json_t *ids = json_array();
+    for (const char *const *name = tool_parser_stop_tokens(j->parser); *name; name++) {
+        const int32_t id = tokenizer_id(j->tok, *name);
+        if (id >= 0) json_array_append_new(ids, json_integer(id));
+    }
+    return ids;
+}
+
+static int answer_calls(struct job *j, const json_t *in, json_t *out, const char *where) {
+    struct tool_turn turn = {0};
+    TRY(read_ids(j, json_object_get(in, "ids"), where));
+    TRY(tool_parser_text(j->parser, j->tok, j->ids.p, j->ids.n, &j->text));
+    TRY(tool_parser_parse(j->parser, j->text.p ? j->text.p : "", j->text.n, json_object_get(in, "tools"), &turn));
+    json_t *calls = json_array();
+    for (int64_t i = 0; i < turn.n_calls; i++) json_array_append_new(calls, call_json(&turn.calls[i]));
+    json_object_set_new(out, "content", json_stringn(turn.content.p ? turn.content.p : "", turn.content.n));
+    json_object_set_new(out, "calls", calls);
+    json_object_set_new(out, "stop_token_ids", stop_ids_json(j));
+    tool_turn_free(&turn);
+    return 0;
+}
+
 static int answer_decode(struct job *j, const json_t *in, json_t *out, const char *where) {
     bool skip = false;
     TRY(read_ids(j, json_object_get(in, "ids"), where));
@@ -124,6 +153,7 @@ static int on_line(void *arg, char *line, size_t n, int64_t no) {
     if (!json_is_object(in)) rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: not a JSON object", where);
     else if (j->chat) rc = answer_chat(j, in, out, where);
     else if (j->continuous) rc = answer_continuous(j, in, out, where);
+    else if (j->parser) rc = answer_calls(j, in, out, where);
     else if (j->decode) rc = answer_decode(j, in, out, where);
     else rc = answer_text(j, in, out, where);
     if (rc == 0) rc = print_line(j, out);
@@ -222,30 +252,34 @@ static int answer_lines(struct job *j, bool chat) {
 }
 
 int cmd_tokenize(int argc, char **argv) {
-    const char *model = NULL, *bench_file = NULL, *kwargs = NULL;
+    const char *model = NULL, *bench_file = NULL, *kwargs = NULL, *format = NULL;
     bool chat = false, decode = false, continuous = false;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "model directory or hub id, or a tokenizer.json"},
         {"--chat", CMD_FLAG, &chat, NULL, "lines are {\"messages\", \"add_generation_prompt\"}"},
         {"--decode", CMD_FLAG, &decode, NULL, "lines are {\"ids\", \"skip_special_tokens\"}"},
         {"--continuous", CMD_FLAG, &continuous, NULL, "lines are {\"messages\", \"n_old\", \"ids\", \"tools\"}"},
+        {"--tool-calls", CMD_STR, &format, "FORMAT", "lines are {\"ids\", \"tools\"} of a turn; multi_turn.format"},
         {"--template-kwargs", CMD_STR, &kwargs, "JSON", "with --continuous: variables of the chat template"},
         {"--bench", CMD_STR, &bench_file, "FILE", "measure on the lines of FILE instead"},
     };
     const struct cmd_spec spec =
-        CMD_SPEC(opts, "verlc tokenize --model DIR [--chat|--decode|--continuous] < in.jsonl",
+        CMD_SPEC(opts, "verlc tokenize --model DIR [--chat|--decode|--continuous|--tool-calls FORMAT] < in.jsonl",
                  "Reads one JSON object a line and writes one a line, in order:\n"
                  "{\"text\", \"add_special_tokens\": true} -> {\"ids\"};\n"
                  "--chat: {\"messages\", \"add_generation_prompt\"} -> {\"text\", \"ids\"};\n"
                  "--decode: {\"ids\", \"skip_special_tokens\": false} -> {\"text\"};\n"
                  "--continuous: {\"messages\", \"tools\"} -> {\"ids\"} of the first prompt, and with\n"
                  "\"n_old\" and \"ids\" of the stream so far -> {\"n_removed\", \"ids\"} that the messages after\n"
-                 "the first n_old append (docs/agents.md).");
+                 "the first n_old append (docs/agents.md);\n"
+                 "--tool-calls: {\"ids\", \"tools\"} -> {\"content\", \"calls\", \"stop_token_ids\"}.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc > 0 ? 0 : rc;
     if (!model) FAIL(ERR_INVAL, "--model is missing; usage: %s", spec.usage);
-    if (chat + decode + continuous > 1) FAIL(ERR_INVAL, "--chat, --decode and --continuous exclude each other");
-    struct job j = {.decode = decode};
+    if (chat + decode + continuous + (format != NULL) > 1)
+        FAIL(ERR_INVAL, "--chat, --decode, --continuous and --tool-calls exclude each other");
+    struct job j = {.decode = decode, .parser = format ? tool_parser_find(format) : NULL};
+    if (format && !j.parser) FAIL(ERR_INVAL, "--tool-calls %s: the formats are %s", format, tool_parser_names());
     const struct watch t0 = watch_now();
     char *dir = NULL;
     if (!file_exists(model) && data_hub_id(model)) TRY(run_model_dir(model, false, &dir));

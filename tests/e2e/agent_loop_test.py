@@ -71,6 +71,16 @@ class Older(AgentLoopBase):
                               metrics={})
         return [one, one]
 
+from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+
+class Calling(ToolAgentLoop):
+    """A state of verl's own loop is changed, as verl-recipe's loops do."""
+
+    async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
+        state = await super()._handle_generating_state(agent_data, sampling_params, ignore_termination)
+        agent_data.extra_fields.setdefault("states", []).append(state.value)
+        return state
+
 class Odd(AgentLoopBase):
     async def run(self, sampling_params, how, **kwargs):
         if how == "raise":
@@ -89,6 +99,8 @@ YAML = '''
   question: Sure?
 - name: odd
   _target_: my_loops.Odd
+- name: calling
+  _target_: my_loops.Calling
 '''
 
 
@@ -104,6 +116,10 @@ class Server(BaseHTTPRequestHandler):
         kind, status = request["sampling_params"].get("temperature"), 200
         answer = {"token_ids": [7, 8, 9], "log_probs": [-0.5, -1, -2], "stop_reason": "completed",
                   "extra_fields": {"max_global_steps": 3}}
+        if "script" in request["sampling_params"]:  # a turn each
+            answer["token_ids"] = request["sampling_params"]["script"][sum(a[2]["request_id"] == request["request_id"]
+                                                                           for a in Server.asked) - 1]
+            answer["log_probs"] = [-0.25] * len(answer["token_ids"])
         if kind == 0.2:
             time.sleep(0.2)
         if kind == 0.5:
@@ -170,7 +186,8 @@ class Helper:
 
 
 def tokenize(model, kind, *requests):
-    p = subprocess.run([VERLC, "tokenize", "--model", str(model), kind], input="".join(json.dumps(r) + "\n" for r in requests),
+    mode = [] if kind == "--encode" else [kind]
+    p = subprocess.run([VERLC, "tokenize", "--model", str(model), *mode], input="".join(json.dumps(r) + "\n" for r in requests),
                        capture_output=True, text=True, check=True)
     return [json.loads(line) for line in p.stdout.splitlines()]
 
@@ -189,16 +206,18 @@ def main():
     with Scratch(n_train=1, n_test=1) as s:
         (s.dir / "my_loops.py").write_text(LOOPS)
         (s.dir / "loops.yaml").write_text(YAML)
-        init = {"config": {"actor_rollout_ref": {"rollout": {"prompt_length": 64, "response_length": 32}}, "data": {}},
+        init = {"config": {"actor_rollout_ref": {"rollout": {"prompt_length": 512, "response_length": 256,
+                                                             "multi_turn": {"max_assistant_turns": 5}}}, "data": {}},
                 "token": "secret",
                 "tokenizer": str(s.dir / "model"), "url": f"http://127.0.0.1:{http.server_address[1]}/sessions/1",
                 "agent_loop_config_path": str(s.dir / "loops.yaml"),
                 "function_tool_path": str(ROOT / "examples/calculator_tool.py")}
         h = Helper(**init)
         told = h.ask({"op": "describe"})[0]
-        test("loops by YAML and by @register", told["loops"] == ["again", "odd",
+        test("loops by YAML and by @register", told["loops"] == ["again", "odd", "calling",
                                                                  "older"] and told["tools"][0]["name"] == "calculate", told)
         after(test, s, h)
+        called(test, s, h)
         faults(test, h)
         h.close()
         (s.dir / "bad.yaml").write_text("- name: x\n  _target_: my_loops.Nothing\n")
@@ -221,7 +240,7 @@ def after(test, s, h):
          and one["response_ids"] == drawn + added["ids"] + drawn and one["response_mask"] == [1] * 3 + [0] * n + [1] * 3
          and one["response_logprobs"] == [-0.5, -1, -2] + [0] * n + [-0.5, -1, -2], one)
     test("its fields", one.get("reward_score") == 0.5 and one["num_turns"] == 4 and one["metrics"]["generate_sequences"] > 0
-         and one["extra_fields"] == {"name": "again", "index": 4, "n": 32, "tools": ["calculate"]}, one)
+         and one["extra_fields"] == {"name": "again", "index": 4, "n": 256, "tools": ["calculate"]}, one)
     path, token, asked = Server.asked[-1]
     test("the request",
          path == "/sessions/1/generate" and token == "Bearer secret" and asked["prompt_ids"] == first + drawn + added["ids"]
@@ -229,6 +248,29 @@ def after(test, s, h):
     two = h.ask(run("older"))[0]
     test("verl 0.6: several outputs, apply_chat_template", len(two.get("outputs", [])) == 2
          and two["outputs"][0]["prompt_ids"] == chat and two["outputs"][0]["response_logprobs"] is None, two)
+
+
+def called(test, s, h):
+    """verl's tool_agent, inherited from: a call, its result, an answer."""
+    model = s.dir / "model"
+    text = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+    call, answer = (r["ids"] for r in tokenize(model, "--encode", {"text": text, "add_special_tokens": False},
+                                               {"text": "5", "add_special_tokens": False}))
+    request = run("calling", tools_kwargs={})
+    request["sampling_params"]["script"] = [call, answer]
+    one = h.ask(request)[0]
+    one = one["outputs"][0] if "outputs" in one else one
+    tools = h.ask({"op": "describe"})[0]["tools"]
+    schemas = [t["schema"] for t in tools]
+    first = tokenize(model, "--continuous", {"messages": PROMPT, "tools": schemas})[0]["ids"]
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
+        "name": "calculate", "arguments": {"expression": "2 + 3"}}}]}
+    added = tokenize(model, "--continuous", {"messages": PROMPT + [turn, {"role": "tool", "content": "5"}], "n_old": 2,
+                                             "ids": first + call, "tools": schemas})[0]["ids"]
+    test("a subclass of ToolAgentLoop", one.get("prompt_ids") == first and one["response_ids"] == call + added + answer
+         and one["response_mask"] == [1] * len(call) + [0] * len(added) + [1] * len(answer) and one["num_turns"] == 4
+         and one["extra_fields"]["states"] == ["processing_tools", "terminated"] and one["extra_fields"]["tool_rewards"] == [0.0]
+         and one["response_logprobs"] == [-0.25] * len(call) + [0] * len(added) + [-0.25] * len(answer), one)
 
 
 def faults(test, h):

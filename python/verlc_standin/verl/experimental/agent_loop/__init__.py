@@ -7,6 +7,9 @@ __all__ = ["AgentLoopBase", "AgentLoopMetrics", "AgentLoopOutput", "SingleTurnAg
 
 
 def __getattr__(name):
-    if name in ("AgentLoopManager", "AgentLoopWorker", "ToolAgentLoop"):
+    if name == "ToolAgentLoop":
+        from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+        return ToolAgentLoop
+    if name in ("AgentLoopManager", "AgentLoopWorker"):
         raise AttributeError(f"{name} is verlc's own (docs/agents.md): an agent loop of the user inherits from AgentLoopBase")
     raise AttributeError(f"the stand-in of verl.experimental.agent_loop has no '{name}'")
