@@ -35,7 +35,7 @@ static inline void trainer_case_configure(struct trainer_case *c) {
     c->w.k = ppo_worker_config(&c->k, &alone);
 }
 
-/* A model of the worker on its open device: tests/fixtures/model/qwen2, a critic with a head of its own unless critic_dir has one. */
+/* A model of the worker on its open device: tests/fixtures/model/qwen2, for a critic with a new head, or critic_dir. */
 struct trainer_case_model {
     enum verlc_role role;
     const char *critic_dir;
