@@ -311,6 +311,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
 
 void controller_close(struct controller *c, int rc) {
     run_close(&c->run, rc);
+    if (rc == 0) agents_finish(c->agents);
     c->worker.ok = rc == 0 || rc == ERR_SIGNAL;
     ppo_worker_close(&c->worker);
     reward_destroy(c->reward);

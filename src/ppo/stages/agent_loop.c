@@ -4,6 +4,7 @@
 #include "ppo/stages/generation.h"
 
 #include "agent/continuous_tokens.h"
+#include "agent/tool_journal.h"
 #include "agent/tools.h"
 
 #include "base/buf.h"
@@ -21,6 +22,7 @@ enum { MODEL_CONFIG_BYTES = 1 << 24 };
 struct agents {
     struct agents_args a;
     struct tools *tools;
+    struct tool_journal *journal; /* NULL until the first call */
     struct continuous_tokens *join;
     int32_t *stop_ids; /* of the parser */
     int64_t n_stop_ids, n_rows, n_without_kwargs;
@@ -35,9 +37,14 @@ void agents_create(struct agents **out, const struct agents_args *a) {
 void agents_destroy(struct agents *a) {
     if (!a) return;
     continuous_tokens_destroy(a->join);
+    tool_journal_close(a->journal);
     tools_close(a->tools);
     free(a->stop_ids);
     free(a);
+}
+
+void agents_finish(struct agents *a) {
+    if (a && a->journal && tool_journal_clear(a->journal) < 0) log_warn("%s", err_msg());
 }
 
 bool agents_active(const struct agents *a) { return a && a->n_rows > 0; }
@@ -246,9 +253,73 @@ static int draw_turn(struct generation_state *g, int64_t i) {
 
 /* ---- tools ---- */
 
+/* The journal of the run's directory; its steps that are saved are forgotten. */
+static int open_journal(const struct generation_state *g) {
+    struct agents *const a = g->in->agents;
+    const struct run *run = g->s->run;
+    if (a->journal) return tool_journal_forget(a->journal, run->saved_step);
+    char *dir = file_join(run->k.default_local_dir, "tool_journal");
+    const int rc = tool_journal_open(&a->journal, dir, run->saved_step, strcmp(run->k.resume_mode, "disable") == 0);
+    free(dir);
+    return rc;
+}
+
+static struct tool_journal_key key_of(const struct generation_state *g, const struct tool_agent *a, const char *episode,
+                                      int64_t call) {
+    int64_t n, n_old;
+    struct tool_journal_key k = {
+        .step = g->s->run->step, .episode = episode, .turn = tool_agent_num_turns(a), .call = call, .name = "interaction"};
+    if (call >= 0) {
+        const struct tool_call *c = &tool_agent_calls(a, &n)[call];
+        k.name = c->name;
+        k.question = c->arguments;
+    } else {
+        const json_t *messages = tool_agent_messages(a, &n_old);
+        k.question = json_string_value(json_object_get(json_array_get(messages, json_array_size(messages) - 1), "content"));
+    }
+    if (!k.question) k.question = "";
+    k.n = strlen(k.question);
+    return k;
+}
+
+/* Whether the journal has the answer, which is used in the next step then. */
+static int find_answer(struct generation_state *g, int64_t i, const char *episode, int64_t call, bool *there) {
+    struct agent_answer x = {.wait = {.ticket = -1, .sample = i, .call = call}};
+    *there = false;
+    if (g->s->run->probing) return 0;
+    TRY(open_journal(g));
+    const struct tool_journal_key k = key_of(g, g->samples[i].agent, episode, call);
+    *there = tool_journal_find(g->in->agents->journal, &k, &x.result);
+    if (!*there) return 0;
+    xgrow((void **)&g->answers, &g->cap_answers, g->n_answers + 1, sizeof *g->answers);
+    g->answers[g->n_answers++] = x;
+    return 0;
+}
+
 static void wait_for(struct generation_state *g, struct agent_wait w) {
     xgrow((void **)&g->waits, &g->cap_waits, g->n_waits + 1, sizeof *g->waits);
     g->waits[g->n_waits++] = w;
+}
+
+static int call_tool(struct generation_state *g, int64_t i, int64_t call, const char *episode, const json_t *data) {
+    const struct generation_sample *s = &g->samples[i];
+    struct agent_wait w = {.sample = i, .call = call};
+    int64_t n;
+    bool there;
+    TRY(find_answer(g, i, episode, call, &there));
+    if (there) return 0;
+    const struct tool_call *c = &tool_agent_calls(s->agent, &n)[call];
+    const struct tool_request r = {.episode = episode,
+                                   .name = c->name,
+                                   .arguments = c->arguments,
+                                   .n_arguments = strlen(c->arguments),
+                                   .tools_kwargs = info_of(row_of(g, i), "tools_kwargs"),
+                                   .tool_selection = info_of(row_of(g, i), "tool_selection"),
+                                   .extra_fields = tool_agent_extra_fields(s->agent),
+                                   .agent_data = data};
+    TRY(tools_call(g->in->agents->tools, &r, &w.ticket));
+    wait_for(g, w);
+    return 0;
 }
 
 static int call_tools(struct generation_state *g, int64_t i) {
@@ -257,42 +328,38 @@ static int call_tools(struct generation_state *g, int64_t i) {
     json_t *data = tool_agent_data(s->agent);
     int64_t n;
     int rc = 0;
-    const struct tool_call *calls = tool_agent_calls(s->agent, &n);
-    for (int64_t k = 0; k < n && rc == 0; k++) {
-        const struct tool_request r = {.episode = name,
-                                       .name = calls[k].name,
-                                       .arguments = calls[k].arguments,
-                                       .n_arguments = strlen(calls[k].arguments),
-                                       .tools_kwargs = info_of(row_of(g, i), "tools_kwargs"),
-                                       .tool_selection = info_of(row_of(g, i), "tool_selection"),
-                                       .extra_fields = tool_agent_extra_fields(s->agent),
-                                       .agent_data = data};
-        struct agent_wait w = {.sample = i, .call = k};
-        rc = tools_call(g->in->agents->tools, &r, &w.ticket);
-        if (rc == 0) wait_for(g, w);
-    }
+    tool_agent_calls(s->agent, &n);
+    for (int64_t k = 0; k < n && rc == 0; k++) rc = call_tool(g, i, k, name, data);
     json_decref(data);
     free(name);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-static int interact(struct generation_state *g, int64_t i) {
+static int ask_interaction(struct generation_state *g, int64_t i, const char *episode) {
     const struct generation_sample *s = &g->samples[i];
-    char *name = episode_name(g, i);
-    json_t *data = tool_agent_data(s->agent);
+    struct agent_wait w = {.sample = i, .call = -1};
     int64_t n_old;
-    const struct interaction_request r = {.episode = name,
+    bool there;
+    TRY(find_answer(g, i, episode, -1, &there));
+    if (there) return 0;
+    json_t *data = tool_agent_data(s->agent);
+    const struct interaction_request r = {.episode = episode,
                                           .messages = tool_agent_messages(s->agent, &n_old),
                                           .interaction_kwargs = info_of(row_of(g, i), "interaction_kwargs"),
                                           .extra_fields = tool_agent_extra_fields(s->agent),
                                           .agent_data = data};
-    struct agent_wait w = {.sample = i, .call = -1};
     json_object_del(data, "messages"); /* sent once */
     const int rc = tools_interact(g->in->agents->tools, &r, &w.ticket);
     if (rc == 0) wait_for(g, w);
     json_decref(data);
-    free(name);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+static int interact(struct generation_state *g, int64_t i) {
+    char *name = episode_name(g, i);
+    const int rc = ask_interaction(g, i, name);
+    free(name);
+    return rc;
 }
 
 /* What is new in the conversation becomes tokens. */
@@ -381,43 +448,74 @@ static enum tool_agent_next take_reply(struct tool_agent *a, const struct tool_r
     return TOOL_AGENT_END;
 }
 
-static int take_result(struct generation_state *g, const struct tool_result *r) {
-    const int64_t w = find_wait(g, r->ticket);
-    if (w < 0) return 0;
-    const struct agent_wait wait = g->waits[w];
-    struct tool_agent *const a = g->samples[wait.sample].agent;
-    g->waits[w] = g->waits[--g->n_waits];
-    tool_result_apply(r, tool_agent_extra_fields(a));
-    const enum tool_agent_next next = wait.call < 0 ? take_reply(a, r) : take_call(a, wait.call, r);
+static int take_answer(struct generation_state *g, const struct agent_answer *x) {
+    struct tool_agent *const a = g->samples[x->wait.sample].agent;
+    tool_result_apply(&x->result, tool_agent_extra_fields(a));
+    const enum tool_agent_next next = x->wait.call < 0 ? take_reply(a, &x->result) : take_call(a, x->wait.call, &x->result);
     phase_beat(g->s->run->stages);
-    return next == TOOL_AGENT_TOOLS ? 0 : go_on(g, wait.sample, next);
+    return next == TOOL_AGENT_TOOLS ? 0 : go_on(g, x->wait.sample, next);
 }
 
-bool agent_loop_waits(const struct generation_state *g) { return g->n_waits > 0; }
+/* An answer that has come is on disk before it is used. */
+static int keep_answer(struct generation_state *g, const struct agent_answer *x) {
+    if (g->s->run->probing) return 0;
+    char *name = episode_name(g, x->wait.sample);
+    const struct tool_journal_key k = key_of(g, g->samples[x->wait.sample].agent, name, x->wait.call);
+    const int rc = tool_journal_add(g->in->agents->journal, &k, &x->result);
+    free(name);
+    return rc;
+}
+
+/* What helpers have answered goes to g->answers, and to the journal. */
+static int receive(struct generation_state *g, double wait_s) {
+    for (; g->n_waits > 0; wait_s = 0) {
+        struct agent_answer x;
+        const int got = tools_recv(g->in->agents->tools, wait_s, &x.result);
+        TRY(got);
+        if (got == 0) break;
+        const int64_t w = find_wait(g, x.result.ticket);
+        if (w < 0) {
+            tool_result_free(&x.result);
+            continue;
+        }
+        x.wait = g->waits[w];
+        g->waits[w] = g->waits[--g->n_waits];
+        xgrow((void **)&g->answers, &g->cap_answers, g->n_answers + 1, sizeof *g->answers);
+        g->answers[g->n_answers++] = x;
+        TRY(keep_answer(g, &x));
+    }
+    return g->in->agents->journal ? tool_journal_sync(g->in->agents->journal) : 0;
+}
+
+bool agent_loop_waits(const struct generation_state *g) { return g->n_waits + g->n_answers > 0; }
 
 int agent_loop_step(struct generation_state *g, bool wait) {
     for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
     g->n_turned = 0;
-    double wait_s = wait ? 0.1 : 0;
-    for (; g->n_waits > 0; wait_s = 0) {
-        struct tool_result r;
-        const int got = tools_recv(g->in->agents->tools, wait_s, &r);
-        TRY(got);
-        if (got == 0) return 0;
-        const int rc = take_result(g, &r);
-        tool_result_free(&r);
-        TRY(rc);
+    TRY(receive(g, wait && g->n_answers == 0 ? 0.1 : 0));
+    struct agent_answer *const answers = g->answers;
+    const int64_t n = g->n_answers;
+    int rc = 0;
+    g->answers = NULL; /* those of turns that are drawn from here on are others */
+    g->n_answers = g->cap_answers = 0;
+    for (int64_t k = 0; k < n; k++) {
+        if (rc == 0) rc = take_answer(g, &answers[k]);
+        tool_result_free(&answers[k].result);
     }
-    return 0;
+    free(answers);
+    return rc;
 }
 
 void agent_loop_end(struct generation_state *g) {
     if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
+    for (int64_t k = 0; k < g->n_answers; k++) tool_result_free(&g->answers[k].result);
     free(g->turned);
     free(g->waits);
+    free(g->answers);
     g->turned = NULL;
     g->waits = NULL;
-    g->n_turned = g->n_waits = g->cap_turned = g->cap_waits = 0;
+    g->answers = NULL;
+    g->n_turned = g->n_waits = g->n_answers = g->cap_turned = g->cap_waits = g->cap_answers = 0;
 }
 
 /* ---- of samples that are over ---- */

@@ -21,6 +21,8 @@ struct agents_args {
 /* Opens nothing yet: tools, interactions and templates are opened by the first row that needs them. Arguments are borrowed. */
 void agents_create(struct agents **out, const struct agents_args *a);
 void agents_destroy(struct agents *a); /* NULL ok */
+/* The run has ended as it should: what tools have said is not kept. */
+void agents_finish(struct agents *a);
 /* Whether a row of the data has several turns; before the data are open: no. */
 bool agents_active(const struct agents *a);
 /* rl_dataset_args.tools: what a row's prompt is rendered with. ERR_INPUT: no such loop; else the tools' errors. */

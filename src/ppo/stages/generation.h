@@ -3,6 +3,7 @@
 #ifndef VERLC_PPO_STAGES_GENERATION_H
 #define VERLC_PPO_STAGES_GENERATION_H
 
+#include "agent/tools.h"
 #include "ppo/stages/agent_loop.h"
 #include "ppo/stages/stages.h"
 
@@ -40,6 +41,10 @@ struct generation_group {
 struct agent_wait {
     int64_t ticket, sample, call;
 };
+struct agent_answer {
+    struct agent_wait wait;
+    struct tool_result result;
+};
 
 struct generation_state {
     const struct stage *s;
@@ -53,6 +58,8 @@ struct generation_state {
     int64_t *turned, n_turned, cap_turned; /* samples whose turn has ended, and the calls that are out (agent_loop.c) */
     struct agent_wait *waits;
     int64_t n_waits, cap_waits;
+    struct agent_answer *answers; /* that are to be used in the next step */
+    int64_t n_answers, cap_answers;
     bool idle; /* the engine had nothing to do when it was asked last */
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
