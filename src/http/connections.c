@@ -87,7 +87,7 @@ static int count_of(const struct http_connections *t, const struct sockaddr_stor
 /* A connection of a peer with too many is dropped, then the one that waits longest; of many, several at a time. */
 static void keep_to_limits(struct http_connections *t) {
     const int more = t->max / 64 - 1, most = t->max_of_peer;
-    for (int fd = 3; fd < t->max_fd && t->open > most; fd++) {
+    for (int fd = 3; fd < t->max_fd && most < t->max && t->open > most; fd++) {
         const struct http_connection *c = &t->at[fd];
         if (!c->inode || c->dropped) continue;
         for (int over = count_of(t, &c->peer) - most; over > 0 && drop_oldest(t, &c->peer); over--) t->open--;

@@ -246,7 +246,7 @@ def hostile(s):
         head + b"X: " + b"y" * 70000 + b"\r\n\r\n",
         early[0] + early[0],
     ):
-        s.raw(data, 0.3)
+        s.raw(data, 0.1)
     slow = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(100)]
     for c in slow:
         c.sendall(head[:40])
