@@ -159,6 +159,9 @@ def prepare(s):
     (d / "run_qwen.sh").write_text(shlex.join(["python3", "-m", "verl.trainer.main_ppo", *GRPO]) + ' "$@"\n')
     function = re.search(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)[1]
     (d / "my_reward.py").write_text(function)
+    (d / "examples").symlink_to(ROOT / "examples")
+    (d / "SFT/global_step_400").mkdir(parents=True)
+    (d / "SFT/global_step_400/actor").symlink_to(d / "model")
     (d / "python").symlink_to(ROOT / "python")
     for name, text in (("verlc", WRAPPER), ("sqlite3", SQLITE)):
         (d / "bin").mkdir(exist_ok=True)
