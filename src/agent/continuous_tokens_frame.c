@@ -1,10 +1,10 @@
 /* continuous_tokens_frame.c - groups whose rendered text is a fixed frame around their messages' texts.
  *
- * Most templates write a tool's result between fixed texts, as it is, trimmed, or as a JSON string. That is not believed but tried, once for a shape of a group (its
- * roles, how many messages, which of them have ids and names): what the template renders is compared with what the frame gives,
- * for texts that show what templates do to texts (trim, escape, split, look at the first word) and for every text constant that
- * the template's program holds, alone and inside other texts.  One difference, and the shape is rendered each time.  With other
- * tools the frame is tried again, by one render.
+ * Most templates write a tool's result between fixed texts, as it is, trimmed, or as a JSON string. That is not believed but
+ * tried, once for a shape of a group (its roles, how many messages, which of them have ids and names): what the template renders
+ * is compared with what the frame gives, for texts that show what templates do to texts (trim, escape, split, look at the first
+ * word) and for every text constant that the template's program may compare a text with, alone and inside other texts.  One
+ * difference, and the shape is rendered each time.  With other tools the frame is tried again, by one render.
  *
  * Invariant: a frame is used only where ids of the whole render are those of its two parts, whatever the texts are: an added
  * token begins the frame, and the fixed text there decides that. */

@@ -133,6 +133,79 @@ static void worked_examples(void **state) {
     buf_free(&added);
 }
 
+/* What templates do to a tool's text m.content: some of it no frame can have. */
+static const char *const WRITTEN[] = {
+    "{{ m.content }}",
+    "{{ m.content | trim }}",
+    "{{ m.content | tojson }}",
+    "{{ m.content | length }}{{ m.content }}",
+    "{{ m.content.split('</think>')[-1] }}",
+    "{{ m.content | replace('rare words', 'X') }}",
+    "{% if m.content.startswith('<r>') and m.content.endswith('</r>') %}R{% else %}{{ m.content }}{% endif %}",
+    "{% if m.content == 'exactly this' %}E{% else %}{{ m.content }}{% endif %}",
+    "{% if 'needle' in m.content %}N{% else %}{{ m.content }}{% endif %}",
+    "{{ m.tool_call_id }}:{{ m.content }}:{{ m.name }}:{{ m.content }}",
+    "{{ m.tool_call_id | upper }}{{ m.content }}",
+    "{% if m.name == 'special' %}S{% endif %}{{ m.content }}",
+    "{{ m.content[:300] }}",
+};
+static const char *const CONTENTS[] = {
+    "4",          " 4 \n",    "a\"b\\c",    "<r>x</r>", "rare words", "exactly this",        "a needle",
+    "x</think>y", "\xc3\xa9", "<|im_end|>", "",         "{\"a\": 1}", "longer than the rest"};
+
+static struct continuous_tokens *open_written(const struct tokenizer *tok, const char *template) {
+    struct continuous_tokens *c;
+    json_t *kwargs = template ? json_pack("{s:s}", "chat_template", template) : NULL;
+    if (continuous_tokens_create(&c, tok, "generic", kwargs) < 0) fail_msg("%s", err_msg());
+    json_decref(kwargs);
+    return c;
+}
+
+/* Frames beside renders: a template that comes with each request has no frame. */
+static void a_frame_gives_what_the_template_does(void **state) {
+    (void)state;
+    char dir[] = "/tmp/verlc_frame_XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    char *from = file_join(FIXTURES "/agent/continuous/chatml", "tokenizer.json"), *to = file_join(dir, "tokenizer.json");
+    struct buf tokenizer = {0};
+    assert_int_equal(file_read(&tokenizer, from, 1 << 20), 0);
+    assert_int_equal(file_write_atomic(to, tokenizer.p, tokenizer.n), 0);
+    char *path = file_join(dir, "chat_template.jinja");
+    for (size_t i = 0; i < sizeof WRITTEN / sizeof *WRITTEN; i++) {
+        char *text =
+            xasprintf("{%% for m in messages %%}<|im_start|>{{ m.role }}: {%% if m.role == 'tool' %%}%s{%% else %%}{{ m.content }}"
+                      "{%% endif %%}<|im_end|>{%% endfor %%}",
+                      WRITTEN[i]);
+        assert_int_equal(file_write_atomic(path, text, strlen(text)), 0);
+        struct tokenizer *tok;
+        assert_int_equal(tokenizer_open(&tok, dir), 0);
+        struct continuous_tokens *c = open_written(tok, NULL), *rendered = open_written(tok, text);
+        for (int k = 0; k < 40; k++) {
+            const char *content = CONTENTS[(size_t)k % (sizeof CONTENTS / sizeof *CONTENTS)], *name = k % 3 ? "f" : "special";
+            json_t *messages = json_pack("[{s:s, s:s}, {s:s, s:s, s:s, s:s}]", "role", "user", "content", "q", "role", "tool",
+                                         "content", content, "tool_call_id", k % 2 ? "a1" : "call_2", "name", name);
+            struct continuous_junction a, b;
+            const struct text_ids stream = {0};
+            if (continuous_tokens_append(c, messages, 1, NULL, &stream, &a) < 0) fail_msg("%s", err_msg());
+            assert_int_equal(continuous_tokens_append(rendered, messages, 1, NULL, &stream, &b), 0);
+            if (a.added.n != b.added.n || memcmp(a.added.p, b.added.p, (size_t)a.added.n * sizeof *a.added.p) != 0)
+                fail_msg("%s of \"%s\"", WRITTEN[i], content);
+            text_ids_free(&a.added);
+            text_ids_free(&b.added);
+            json_decref(messages);
+        }
+        continuous_tokens_destroy(c);
+        continuous_tokens_destroy(rendered);
+        tokenizer_close(tok);
+        free(text);
+    }
+    buf_free(&tokenizer);
+    free(from);
+    free(to);
+    free(path);
+    assert_int_equal(file_remove_tree(dir), 0);
+}
+
 static void what_cannot_be_opened(void **state) {
     (void)state;
     struct continuous_tokens *c;
@@ -173,6 +246,7 @@ static void the_start_says_what_works(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worked_examples),
+        cmocka_unit_test(a_frame_gives_what_the_template_does),
         cmocka_unit_test(what_cannot_be_opened),
         cmocka_unit_test(the_start_says_what_works),
     };
