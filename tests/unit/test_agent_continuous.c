@@ -74,9 +74,9 @@ struct worked {
 static const struct worked WORKED[] = {
     {"chatml", "qwen2", CALL, FOUR, "<|im_end|>", 0,
      "\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"},
-    {"chatml", "Qwen2 ", CALL, FOUR, NULL, 0,
+    {"chatml", "qwen2", CALL, FOUR, NULL, 0,
      "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"}, /* a turn that was cut */
-    {"chatml", "qwen3", CALL, FOUR ", " FIVE, "<|im_end|>", 0,
+    {"chatml", " Qwen3", CALL, FOUR ", " FIVE, "<|im_end|>", 0,
      "\n<|im_start|>user\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</"
      "tool_response><|im_end|>\n<|im_start|>assistant\n"},
     {"chatml", "qwen2", SAID, SURE, "<|im_end|>", 0, "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"},
@@ -111,43 +111,52 @@ static const struct worked WORKED[] = {
     {"deepseek_v4", "deepseek_v4", CALL, "{'role': 'tool', 'content': {'a': 1}}", NULL, 0, NULL},
 };
 
-static void worked_examples(void **state) {
-    (void)state;
+static bool same_model(const struct worked *a, const struct worked *b) {
+    return strcmp(a->model, b->model) == 0 && strcmp(a->model_type, b->model_type) == 0;
+}
+
+static void check_worked(struct model *m, const struct worked *w) {
     struct buf added = {0};
-    for (size_t i = 0; i < sizeof WORKED / sizeof *WORKED; i++) {
-        const struct worked *w = &WORKED[i];
-        struct model m = open_model(w->model, w->model_type);
-        int64_t n_removed;
-        for (int k = 0; k < (w->added ? 20 : 1); k++) { /* what comes often is a frame later */
-            const int rc = append(&m, w->old, w->new, w->last, &n_removed, &added);
-            if (!w->added) {
-                if (rc != ERR_INPUT && rc != ERR_FORMAT) fail_msg("case %zu: %d, %s", i, rc, added.p);
-                continue;
-            }
-            if (rc < 0) fail_msg("case %zu: %s", i, err_msg());
-            assert_int_equal(n_removed, w->n_removed);
-            assert_string_equal(added.p, w->added);
+    int64_t n_removed;
+    for (int k = 0; k < (w->added ? 20 : 1); k++) { /* what comes often is a frame later */
+        const int rc = append(m, w->old, w->new, w->last, &n_removed, &added);
+        if (!w->added) {
+            if (rc != ERR_INPUT && rc != ERR_FORMAT) fail_msg("%s, %s: %d, %s", w->model, w->new, rc, added.p);
+            continue;
         }
-        close_model(&m);
+        if (rc < 0) fail_msg("%s, %s: %s", w->model, w->new, err_msg());
+        assert_int_equal(n_removed, w->n_removed);
+        assert_string_equal(added.p, w->added);
     }
     buf_free(&added);
 }
 
+static void worked_examples(void **state) {
+    (void)state;
+    enum { N = sizeof WORKED / sizeof *WORKED };
+    bool done[N] = {false};
+    for (int i = 0; i < N; i++) {
+        if (done[i]) continue;
+        struct model m = open_model(WORKED[i].model, WORKED[i].model_type);
+        for (int k = i; k < N; k++) {
+            if (!same_model(&WORKED[i], &WORKED[k])) continue;
+            check_worked(&m, &WORKED[k]);
+            done[k] = true;
+        }
+        close_model(&m);
+    }
+}
+
 /* What templates do to a tool's text m.content: some of it no frame can have. */
 static const char *const WRITTEN[] = {
-    "{{ m.content }}",
     "{{ m.content | trim }}",
     "{{ m.content | tojson }}",
-    "{{ m.content | length }}{{ m.content }}",
     "{{ m.content.split('</think>')[-1] }}",
     "{{ m.content | replace('rare words', 'X') }}",
     "{% if m.content.startswith('<r>') and m.content.endswith('</r>') %}R{% else %}{{ m.content }}{% endif %}",
-    "{% if m.content == 'exactly this' %}E{% else %}{{ m.content }}{% endif %}",
     "{% if 'needle' in m.content %}N{% else %}{{ m.content }}{% endif %}",
-    "{{ m.tool_call_id }}:{{ m.content }}:{{ m.name }}:{{ m.content }}",
-    "{{ m.tool_call_id | upper }}{{ m.content }}",
+    "{{ m.tool_call_id }}:{{ m.content[:300] }}:{{ m.name }}:{{ m.content }}",
     "{% if m.name == 'special' %}S{% endif %}{{ m.content }}",
-    "{{ m.content[:300] }}",
 };
 static const char *const CONTENTS[] = {
     "4",          " 4 \n",    "a\"b\\c",    "<r>x</r>", "rare words", "exactly this",        "a needle",
