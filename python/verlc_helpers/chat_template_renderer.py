@@ -1,7 +1,7 @@
 """Renders chat templates as transformers' apply_chat_template does.
 
-init:    {"template", "tool_template", "special": {"bos_token": ..., ...}, "now": Unix seconds}; templates that
-         ask for the date get that of "now"
+init:    {"template", "tool_template", "special": {"bos_token": ..., ...}, "date": 20250131}; templates that ask
+         for the time get noon of "date"
 request: {"messages", "add_generation_prompt", "tools", "documents",
           "continue_final_message", "chat_template", ...}; other keys become
           variables of the template
@@ -55,8 +55,9 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
 
 
 def strftime_now(fmt):
-    now = state.get("now")
-    return (datetime.now() if now is None else datetime.fromtimestamp(now)).strftime(fmt)
+    date = state.get("date")
+    now = datetime.now() if date is None else datetime(date // 10000, date // 100 % 100, date % 100, 12)
+    return now.strftime(fmt)
 
 
 class TemplateDict:

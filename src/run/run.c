@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "base/log.h"
 
+#include "text/text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +36,15 @@ void run_warn_early(void *run, const char *line) {
     json_array_append_new(((struct run *)run)->odd, json_string(line));
 }
 
+/* Prompts that have the date in them stay what they were when the run began. */
+static int keep_date(const struct resume *from) {
+    int64_t date = 0;
+    if (from->trainer) TRY(json_i64_opt(from->trainer, "template_date", &date, from->dir));
+    if (date == 0) return 0;
+    const int rc = chat_template_set_date(date);
+    return rc < 0 ? err_wrap(rc, "%s/trainer.json", from->dir) : 0;
+}
+
 int run_open(struct run *r, const struct conf *c, const struct run_config *k, const struct run_program *p) {
     struct buf yaml = {0};
     const struct resume_args a = {.mode = k->resume_mode, .path = k->resume_from, .root = k->default_local_dir};
@@ -49,9 +60,11 @@ int run_open(struct run *r, const struct conf *c, const struct run_config *k, co
     TRY(phases_create(&r->stages, k->deadline_s));
     phase_begin(r->stages, "start");
     TRY(resume_find(&r->from, &a));
-    if (!k->default_hdfs_dir || !*k->default_hdfs_dir) return 0;
-    TRY(remote_open(&r->remote, k->default_hdfs_dir, k->default_local_dir, r->stages));
-    return remote_resume(r->remote, &r->from, &a);
+    if (k->default_hdfs_dir && *k->default_hdfs_dir) {
+        TRY(remote_open(&r->remote, k->default_hdfs_dir, k->default_local_dir, r->stages));
+        TRY(remote_resume(r->remote, &r->from, &a));
+    }
+    return keep_date(&r->from);
 }
 
 int run_tell_changes(struct run *r, const struct conf *c, const struct resume_model *models, int n) {
@@ -106,6 +119,7 @@ static void keep_state(struct run *r) {
     json_decref(r->state);
     r->state = json_pack("{s:I, s:s, s:o, s:I}", "global_step", (json_int_t)r->step, "isa", r->checkpoints.isa, "data",
                          data_sampler_state(&r->sampler), "bad_steps", (json_int_t)r->bad_steps);
+    json_object_set_new(r->state, "template_date", json_integer((json_int_t)chat_template_date()));
     if (r->from.models) json_object_set(r->state, "models", r->from.models);
     if (r->program_name) json_object_set_new(r->state, "config_name", json_string(r->program_name));
     r->program.state(r->program.ctx, r->state);

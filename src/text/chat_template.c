@@ -22,13 +22,24 @@ struct chat_template {
     struct helper *helper;
 };
 
-/* The moment whose date templates write, Unix seconds: the same for all of a process, so that a run's prompts are the same after
- * midnight. */
-static int64_t date_moment(void) {
-    static _Atomic int64_t moment;
+static _Atomic int64_t template_date;
+
+int64_t chat_template_date(void) {
+    const time_t now = time(NULL);
+    struct tm day;
     int64_t none = 0;
-    atomic_compare_exchange_strong(&moment, &none, (int64_t)time(NULL));
-    return moment;
+    CHECK(localtime_r(&now, &day));
+    const int64_t today = 10000 * (day.tm_year + 1900LL) + 100 * (day.tm_mon + 1LL) + day.tm_mday;
+    atomic_compare_exchange_strong(&template_date, &none, today);
+    return template_date;
+}
+
+int chat_template_set_date(int64_t date) {
+    const int64_t year = date / 10000, month = date / 100 % 100, day = date % 100;
+    if (year < 1970 || year > 9999 || month < 1 || month > 12 || day < 1 || day > 31)
+        FAIL(ERR_FORMAT, "%lld is no date of chat templates, such as 20250131", (long long)date);
+    template_date = date;
+    return 0;
 }
 
 int chat_template_create(struct chat_template **out, const struct tokenizer *tok) {
@@ -38,7 +49,7 @@ int chat_template_create(struct chat_template **out, const struct tokenizer *tok
                         "to its tokenizer_config.json");
     struct chat_template *c = xcalloc(1, sizeof *c);
     json_t *init = json_pack("{s:s?, s:s?, s:O, s:I}", "template", text, "tool_template", tools, "special",
-                             tokenizer_special_map(tok), "now", (json_int_t)date_moment());
+                             tokenizer_special_map(tok), "date", (json_int_t)chat_template_date());
     CHECK(init);
     const int rc = helper_create(
         &c->helper, &(struct helper_args){.module = "verlc_helpers.chat_template_renderer", .init = init, .cpu_s = RENDER_CPU_S});

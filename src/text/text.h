@@ -89,10 +89,14 @@ int tokenizer_stream_finish(struct tokenizer_stream *s, struct buf *out);
 /* ---- chat templates ------------------------------------------------------ */
 
 /* One helper process that renders the tokenizer's template.  Not for use from
- * two threads at once; tok is borrowed until destroy.  A template that asks for the date gets that of one moment, for all
- * templates of the process, however long it runs.
+ * two threads at once; tok is borrowed until destroy.
  * ERR_INPUT: the model has no chat template. */
 struct chat_template;
+/* The date that templates write which ask for it (Llama 3.1), 20250131: that of the process's first question, so that a long run's
+ * prompts stay as they are; a resumed run sets the one that it began with. set: for templates that are created from then on;
+ * ERR_FORMAT. */
+int64_t chat_template_date(void);
+int chat_template_set_date(int64_t date);
 int chat_template_create(struct chat_template **out, const struct tokenizer *tok);
 void chat_template_destroy(struct chat_template *c); /* NULL ok */
 /* request: {"messages": [...], "add_generation_prompt": bool, and optionally "tools",

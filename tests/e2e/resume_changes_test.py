@@ -85,16 +85,36 @@ def models(s, test):
     test.refused("other weights under the same name are another model", p, 3, MODEL + "path=")
     test("told by their fingerprints", len(line) == 1 and line[0][2] != line[0][3] and
          all(re.search(r"moved \([0-9a-f]{8}\)$", x) for x in line[0][2:]), p.stderr)
-    d = s.dir / "model/global_step_4"
-    trainer = json.loads((d / "trainer.json").read_text())
-    del trainer["models"], trainer["config_name"]
-    (d / "trainer.json").write_text(json.dumps(trainer))
-    manifest = json.loads((d / "manifest.json").read_text())
-    del manifest["files"]["trainer.json"]
-    manifest["files"]["trainer.json"] = hash_of(d / "trainer.json")
-    (d / "manifest.json").write_text(json.dumps(manifest))
+    change_trainer(s.dir / "model/global_step_4", lambda t: (t.pop("models"), t.pop("config_name")))
     p = ppo(s, "model", 5, **{MODEL + "path": s.dir / "moved"})
     test("a checkpoint without fingerprints still resumes", p.returncode == 0 and "continuing from step 4" in p.stderr, p.stderr)
+
+
+def change_trainer(checkpoint, change):
+    """Its trainer.json otherwise, as if a run had written it so."""
+    trainer, manifest = (json.loads((checkpoint / f).read_text()) for f in ("trainer.json", "manifest.json"))
+    change(trainer)
+    (checkpoint / "trainer.json").write_text(json.dumps(trainer))
+    del manifest["files"]["trainer.json"]
+    manifest["files"]["trainer.json"] = hash_of(checkpoint / "trainer.json")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def date(s, test):
+    """A template that writes the date, of a run that began on another day."""
+    shutil.copytree(s.dir / "model", s.dir / "dated_model")
+    (s.dir / "dated_model/chat_template.jinja").write_text(
+        "{{ strftime_now('%Y%m%d') }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    more = {MODEL + "path": s.dir / "dated_model", "data.max_prompt_length": 512}
+    p = ppo(s, "dated", 1, **more)
+    test("a template with the date", p.returncode == 0, p.stderr)
+    change_trainer(s.dir / "dated/global_step_1", lambda t: t.update(template_date=20240229))
+    p = ppo(s, "dated", 2, **more)
+    with sqlite3.connect(s.dir / "dated/run.db") as db:
+        prompts = [(step, p[:8]) for step, p in db.execute("SELECT step, prompt FROM samples WHERE validation=0")]
+    days = {step: {day for k, day in prompts if k == step} for step in (1, 2)}
+    test("a resumed run's prompts have that of its beginning", p.returncode == 0 and days[2] == {"20240229"} and
+         len(days[1]) == 1 and days[1] != days[2], f"{days} {p.stderr}")
 
 
 class Hash128(ctypes.Structure):
@@ -150,6 +170,7 @@ def main():
     with Scratch(n_train=16, n_test=2) as s:
         keys_are_told(s, test)
         models(s, test)
+        date(s, test)
         adapters(s, test)
         sft(s, test)
     test.end()

@@ -498,6 +498,17 @@ static void check_chat_date(struct chat_template *c, const struct tokenizer *tok
     assert_int_equal(chat_template_render(other, q, &b), 0);
     assert_string_equal(a.p, b.p);
     chat_template_destroy(other);
+    const int64_t today = chat_template_date();
+    assert_int_equal(chat_template_set_date(20240229), 0); /* that of another day's start */
+    assert_int_equal(chat_template_create(&other, tok), 0);
+    buf_reset(&b);
+    assert_int_equal(chat_template_render(other, q, &b), 0);
+    assert_string_equal(b.p, "2024-02-29 12:00:00.000000");
+    assert_int_equal(chat_template_date(), 20240229);
+    assert_int_equal(chat_template_set_date(1), ERR_FORMAT);
+    assert_int_equal(chat_template_set_date(20241301), ERR_FORMAT);
+    assert_int_equal(chat_template_set_date(today), 0);
+    chat_template_destroy(other);
     json_decref(q);
     buf_free(&a);
     buf_free(&b);
