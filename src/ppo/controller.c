@@ -65,13 +65,13 @@ static int validate(void *ctx) {
 enum { TEXT_THREADS = 8 };
 
 static int open_text(struct controller *c) {
-    const int threads = c->k->trainer.run.threads > 0 ? (int)c->k->trainer.run.threads : pool_default_threads();
+    const struct ppo_config *const k = c->k;
+    const int threads = k->trainer.run.threads > 0 ? (int)k->trainer.run.threads : pool_default_threads();
     TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
-    TRY(tokenizer_open(&c->tok, c->k->model.tokenizer_dir));
-    agents_create(
-        &c->agents,
-        &(struct agents_args){
-            .k = &c->k->agent, .rows = &c->k->data, .schedule = c->k->schedule, .tok = c->tok, .model_dir = c->k->model.tokenizer_dir});
+    TRY(tokenizer_open(&c->tok, k->model.tokenizer_dir));
+    const struct agents_args agents = {
+        .k = &k->agent, .rows = &k->data, .schedule = k->schedule, .tok = c->tok, .model_dir = k->model.tokenizer_dir};
+    agents_create(&c->agents, &agents);
     return chat_template_create(&c->chat, c->tok);
 }
 
