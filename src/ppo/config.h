@@ -201,7 +201,7 @@ struct ppo_reward_config { /* reward */
     const json_t *kwargs;
     const json_t *source_weights; /* {data source: factor}, or NULL */
 };
-struct ppo_output_config { /* trainer, global_profiler: what is written beside metrics and checkpoints */
+struct ppo_output_config { /* trainer, global_profiler: what is written in addition to metrics and checkpoints */
     const char *rollout_data_dir, *validation_data_dir;
     int64_t log_val_generations;
     double profile_steps[MAX_PROFILE_STEPS]; /* whole numbers */

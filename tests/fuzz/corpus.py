@@ -322,7 +322,8 @@ def serve():
     chat = {"messages": [*one, call, {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "2"}]}],
             "tools": tools,
             "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "n": 2,
-            "stop": ["x", "yz"], "max_tokens": 9, "seed": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
+            "stop": ["x", "yz"], "max_tokens": 9, "seed": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
+            "repetition_penalty": 1.1,
             "response_format": {"type": "text"}, "tool_choice": "auto", "return_token_ids": True}
     message = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be"}], "stream": True, "stop_sequences": ["x"],
                "tools": [{"name": "f", "input_schema": {"type": "object"}}], "messages": [
