@@ -8,7 +8,7 @@ VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks performance \
-        bench-learn learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
+        bench-learn learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv, as far as users need them
@@ -38,6 +38,8 @@ bench-ranks: ## what several GPUs bring, beside their bars, and whether results 
 	@python3 tools/bench_ranks.py
 performance: ## the tables of docs/performance.md from docs/figures; FIGURES=build/bench/gpu.json takes new figures in
 	@python3 tools/performance_tables.py $(FIGURES)
+learn-calculator: build ## a model that cannot calculate learns to call a calculator on the CPU, three seeds
+	@python3 tools/learn_calculator.py
 bench-learn: build ## every algorithm learns a small task on the CPU, three seeds; table and curves in docs
 	@scripts/bench_learn.sh
 learn-gpu: ## a tiny model learns to calculate on one GPU, SFT and GRPO from random weights; after make CUDA=1
