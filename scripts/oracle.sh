@@ -7,7 +7,7 @@
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
 # NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward
-# serve sft steps tables text tool_parser tools track trackers train verl_ckpt.
+# serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
@@ -25,10 +25,11 @@ mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
 names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward serve sft
-    trackers distill ray mcp tools eval graders data tables track tool_parser}
+    trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
-programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl"
+programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl
+    test_agent_tool_agent_verl"
 cmake --build --preset release --target $programs >"$out/build.log" || { tail "$out/build.log"; exit 1; }
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
@@ -53,6 +54,7 @@ make_rate_limit() { $py tools/oracle_rate_limit.py "$1"; }
 make_rejection() { $py tools/oracle_rejection.py "$1"; }
 make_reward() { $py tools/oracle_reward.py "$1"; }
 make_text() { $py tools/oracle_text.py fixtures --out "$1"; }
+make_tool_agent() { $py tools/oracle_tool_agent.py fixtures --out "$1"; }
 make_tool_parser() { $py tools/oracle_tool_parser.py --out "$1"; }
 make_tools() { $py tools/oracle_tools.py --fixtures "$1" --batches 0; }
 make_train() { $py tools/oracle_train.py "$1"; }
@@ -134,8 +136,15 @@ compare_sft() {
     $py tools/oracle_sft.py "$VERLC" "$SHARED_DATA/tokenizers/qwen2_5"
 }
 compare_steps() { $py tools/oracle_steps.py "$VERLC"; } # more by hand: --mixes 160 --seed 2
+compare_tool_agent() {
+    fresh tool_agent && make_tool_agent "$out/tool_agent" &&
+        $py tools/oracle_diff.py "$out/tool_agent" $fix/agent/tool_agent || return 1
+    [ -d "$SHARED_DATA/tokenizers" ] || { echo "real tokenizers: skipped, no $SHARED_DATA/tokenizers"; return 0; }
+    $py tools/oracle_tool_agent.py check build/release/test_agent_tool_agent_verl --conversations "$batches"
+}
 compare_tool_parser() {
-    fresh tool_parser && make_tool_parser "$out/tool_parser" && $py tools/oracle_diff.py "$out/tool_parser" $fix/agent &&
+    fresh tool_parser && make_tool_parser "$out/tool_parser" &&
+        $py tools/oracle_diff.py "$out/tool_parser" $fix/agent tool_parser.jsonl &&
         $py tools/oracle_tool_parser.py --check build/release/test_agent_tool_parser_verl --turns $((3 * batches))
 }
 compare_track() { $py tools/oracle_track.py; }
@@ -156,6 +165,7 @@ fixture_dir() {
     grpo | optim | rejection) echo $fix/train ;;
     distill | graders | rate_limit) echo $fix/algo ;;
     lora) echo $fix/model ;;
+    tool_agent) echo $fix/agent/tool_agent ;;
     continuous | tool_parser | tools) echo $fix/agent ;;
     *) echo "$fix/$1" ;;
     esac

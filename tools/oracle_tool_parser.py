@@ -430,21 +430,21 @@ class Verl:
         return self.loop.run_until_complete(self.parsers[name].extract_tool_calls(text, schemas))
 
     def answer(self, name, text, schemas):
-        """What has to be C strings of UTF-8: NUL, and a lone surrogate of a name, are U+FFFD; one of arguments is its escape."""
         content, calls = self.extract(name, text, schemas)
         out = []
         for c in calls:
-            one = [c.name, c.arguments, c.tool_call_id]
-            clean = [s and s.replace("\0", "\ufffd") for s in one]
-            self.named["tool-call-nul"] += clean != one
-            plain = [
-                clean[0].encode(errors="surrogatepass").decode(errors="replace"),
-                clean[1].encode(errors="backslashreplace").decode(),
-                clean[2],
-            ]
-            self.named["tool-call-surrogate"] += plain != clean
-            out.append(plain)
+            out.append(clean(c))
+            self.named["tool-call-nul"] += any("\0" in s for s in (c.name, c.arguments, c.tool_call_id or ""))
+            self.named["tool-call-surrogate"] += any("\ud800" <= x <= "\udfff" for x in c.name + c.arguments)
         return {"content": content, "calls": out}
+
+
+def clean(call):
+    """[name, arguments, id] as C strings of UTF-8: NUL, and a lone surrogate of a name, are U+FFFD; one of arguments is its
+    escape."""
+    name, arguments, id_ = (s and s.replace("\0", "\ufffd") for s in (call.name, call.arguments, call.tool_call_id))
+    name = name.encode(errors="surrogatepass").decode(errors="replace")
+    return [name, arguments.encode(errors="backslashreplace").decode(), id_]
 
 
 def turns(verl, seed_, n):
