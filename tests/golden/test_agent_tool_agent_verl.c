@@ -113,14 +113,14 @@ static enum tool_agent_next answer(struct episode *e) {
 
 static enum tool_agent_next join(struct episode *e) {
     struct text_ids stream = {0};
-    struct continuous_junction j;
+    struct continuous_junction j = {0};
     int64_t n_old, n;
     const json_t *const messages = tool_agent_messages(e->agent, &n_old);
     const int32_t *const ids = tool_agent_ids(e->agent, &n);
     enum tool_agent_next next = TOOL_AGENT_END;
     text_ids_add(&stream, e->prompt.p, e->prompt.n);
     text_ids_add(&stream, ids, n);
-    if (continuous_tokens_append(model.ct, messages, n_old, e->tools, stream.p, stream.n, &j) < 0)
+    if (continuous_tokens_append(model.ct, messages, n_old, e->tools, &stream, &j) < 0)
         tool_agent_fail(e->agent, TOOL_AGENT_REFUSED, err_msg());
     else next = tool_agent_join(e->agent, j.n_removed, j.added.p, j.added.n);
     text_ids_free(&j.added);
