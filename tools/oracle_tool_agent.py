@@ -249,7 +249,7 @@ def main():
         models = small_models(out) if a.what == "fixtures" else real_models(out, a.data)
         made = list(rows(verl, out, list(models), 130 if a.what == "fixtures" else a.conversations))
         if a.what == "fixtures":
-            made = [r for r in made if len(json.dumps(r)) < (8000 if r["turns"][0]["calls"] else 3000)]
+            made = [r for r in made if len(json.dumps(r)) < (8000 if any(t["calls"] for t in r["turns"]) else 3000)]
         made.sort(key=lambda r: (r["model"], str(r["kwargs"])))  # each is opened once
         (out / "conversations.jsonl").write_text("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in made))
         refused = sum("refused" in r["verl"] for r in made)
