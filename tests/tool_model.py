@@ -34,13 +34,13 @@ def add(x: int) -> str:
 '''
 
 
-def calling_model(model, out, calls=12.0, stop=0.0):
-    """A copy of a tiny model. calls, stop: logits of each call, and of each number, at the beginning of a turn."""
+def calling_model(model, out, calls=12.0, stop=0.0, texts=CALLS):
+    """A copy of a tiny model. texts: its calls; calls, stop: logits of each call, and of each number, where a turn begins."""
     shutil.copytree(model, out)
     tokenizer = json.loads((out / "tokenizer.json").read_text())
     added = tokenizer["added_tokens"]
     ids = {t["content"]: t["id"] for t in added} | tokenizer["model"]["vocab"]
-    for text in CALLS:
+    for text in texts:
         ids[text] = max(t["id"] for t in added) + 1
         added.append({**added[-1], "id": ids[text], "content": text, "special": False})
     (out / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -61,7 +61,7 @@ def calling_model(model, out, calls=12.0, stop=0.0):
             head[h * token + i] += scale * row[i]
 
     newline, end = ids["Ċ"], ids["<|im_end|>"]
-    for text in CALLS:
+    for text in texts:
         follows(ids[text], newline, calls)
         follows(end, ids[text], 14.0)
     for digit in "123":

@@ -41,6 +41,7 @@ PROGRAMS = {  # module: command, and keys in front of the user's
 }
 NOT_BUILT = {
     "recipe.async_flow.grpo_main": "its transfer queue is not built; verl.experimental.fully_async_policy.fully_async_main runs",
+    "recipe.spo.spo_main_ppo": "its trainer and its agent loop, spo_tool_agent, are Python classes of the user",
     "recipe.partial_rollout.main_ppo": "verl.experimental.fully_async_policy.fully_async_main has partial rollout, and runs",
     "recipe.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "recipe.dapo.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
@@ -51,12 +52,14 @@ RECIPE_CONFIGS = {  # YAML files beside the recipes' programs: the keys that say
     "dapo_trainer": [], "entropy_trainer": [], "dapo_megatron_trainer": ["model_engine=megatron"]}
 SCRIPTS = {  # end of a path: command
     "examples/data_preprocess/gsm8k.py": ("data", "gsm8k"),
+    "examples/data_preprocess/gsm8k_tool_agent_loop.py": ("data", "gsm8k", "--agent"),
     "recipes/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
     "recipe/gsm8k/data_preprocessing.py": ("data", "gsm8k"),
     "scripts/legacy_model_merger.py": ("model_merger",),
     "scripts/model_merger.py": ("model_merger",),
 }
-GSM8K_MARKS = ("openai/gsm8k", 'output the final answer after "####"', r"#### (\\-?[0-9\\.\\,]+)")  # of verl's script
+GSM8K_MARKS = ("openai/gsm8k", r"#### (\\-?[0-9\\.\\,]+)")  # of verl's scripts, and of either one
+GSM8K_MARK = {False: 'output the final answer after "####"', True: "calc_gsm8k_reward"}
 
 
 def note(text):
@@ -217,13 +220,13 @@ def program_of_script(path):
     return None, None
 
 
-def is_verls_gsm8k(path):
+def is_verls_gsm8k(path, agent):
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeError):
         return False
-    return all(mark in text for mark in GSM8K_MARKS)
+    return all(mark in text for mark in (*GSM8K_MARKS, GSM8K_MARK[agent]))
 
 
 def run_script(path, arguments):
@@ -241,9 +244,11 @@ def run_script(path, arguments):
         tell(b"touch")
         if importlib.util.find_spec("datasets"):
             return
-        if not is_verls_gsm8k(path):
+        agent = "--agent" in command
+        if not is_verls_gsm8k(path, agent):
             refuse(f"{path}: it needs the Python package datasets, which {sys.executable} does not have: pip install datasets")
-        note(f"{path}: the Python package datasets is not installed; verlc prepares the same files")
+        note(f"{path}: the Python package datasets is not installed; verlc prepares the same " +
+             ("columns, with a system message of its own" if agent else "files"))
     become(command, arguments, path)
 
 

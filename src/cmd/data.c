@@ -19,20 +19,23 @@ static void print_result(json_t *v) {
 
 static int data_gsm8k(int argc, char **argv) {
     const char *source = NULL, *save = "~/data/gsm8k", *old = NULL, *hdfs = NULL;
+    bool agent = false;
     const struct cmd_opt opts[] = {
         {"--local_dataset_path", CMD_STR, &source, "DIR",
          "raw JSONL or a hub snapshot on disk (default: openai/gsm8k from the hub)"},
         {"--local_save_dir", CMD_STR, &save, "DIR", "where train.parquet and test.parquet go (default ~/data/gsm8k)"},
         {"--local_dir", CMD_STR, &old, "DIR", "deprecated name of --local_save_dir"},
         {"--hdfs_dir", CMD_STR, &hdfs, "DIR", "copied there as well (hdfs://... through the hdfs client)"},
+        {"--agent", CMD_FLAG, &agent, NULL,
+         "rows of a tool_agent with verl's tool calc_gsm8k_reward, as gsm8k_tool_agent_loop.py has them"},
     };
     const struct cmd_spec spec =
-        CMD_SPEC(opts, "verlc data gsm8k [--local_dataset_path DIR] [--local_save_dir DIR] [--hdfs_dir DIR]",
+        CMD_SPEC(opts, "verlc data gsm8k [--local_dataset_path DIR] [--local_save_dir DIR] [--hdfs_dir DIR] [--agent]",
                  "GSM8K as verl's Parquet rows, with the options of verl's examples/data_preprocess/gsm8k.py.");
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if (old) log_warn("argument 'local_dir' is deprecated; use 'local_save_dir' instead");
-    struct data_gsm8k_args a = {.source = source, .save_dir = old ? old : save, .hdfs_dir = hdfs};
+    struct data_gsm8k_args a = {.source = source, .save_dir = old ? old : save, .hdfs_dir = hdfs, .agent = agent};
     TRY(data_make_gsm8k(&a));
     print_result(json_pack("{s:s, s:I, s:I}", "dir", a.save_dir, "train", (json_int_t)a.n_train, "test", (json_int_t)a.n_test));
     return 0;

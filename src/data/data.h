@@ -287,6 +287,7 @@ struct data_gsm8k_args {
     const char *source; /* directory, "user/name" on the hub, or NULL: "openai/gsm8k" */
     const char *save_dir;
     const char *hdfs_dir;    /* copied there as well; may be NULL */
+    bool agent;              /* rows of a tool_agent with the tool calc_gsm8k_reward (verl's gsm8k_tool_agent_loop.py) */
     int64_t n_train, n_test; /* out: rows written */
 };
 int data_make_gsm8k(struct data_gsm8k_args *a);

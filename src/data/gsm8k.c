@@ -1,6 +1,8 @@
 /* gsm8k.c - GSM8K to verl's rows (verl's examples/data_preprocess/gsm8k.py):
  * finds the raw questions (raw JSONL, a hub snapshot on disk, or the hub), adds the
  * instruction, takes the ground truth from "#### N", writes train and test Parquet.
+ * For a tool_agent a row also names its loop, its tool and what the tool needs; the
+ * columns are those of verl's gsm8k_tool_agent_loop.py, the system message is not.
  * Invariant: row i of a split is row i of its source; nothing is written unless
  * both splits are good. */
 #include "data/data_int.h"
@@ -14,13 +16,20 @@
 #include <string.h>
 
 #define HUB_NAME "openai/gsm8k"
+#define TOOL "calc_gsm8k_reward" /* of verl's Gsm8kTool */
 
 /* Column types and field order as the `datasets` library writes verl's rows. */
-static json_t *row_schema(void) {
-    return json_pack("{s:s, s:{s:{s:{s:s, s:s}}}, s:s, s:{s:{s:s, s:s}}, s:{s:{s:s, s:s, s:s, s:s}}}", "data_source", "string",
-                     "prompt", "list", "struct", "role", "string", "content", "string", "ability", "string", "reward_model",
-                     "struct", "style", "string", "ground_truth", "string", "extra_info", "struct", "split", "string", "index",
-                     "int64", "answer", "string", "question", "string");
+static json_t *row_schema(bool agent) {
+    json_t *info = json_pack("{s:s, s:s, s:s, s:s}", "split", "string", "index", "int64", "answer", "string", "question", "string");
+    json_t *more = agent ? json_pack("{s:s, s:{s:{s:{s:{s:{s:{s:s}}}}}}, s:{s:{s:s, s:s}}}", "need_tools_kwargs", "bool",
+                                     "tools_kwargs", "struct", TOOL, "struct", "create_kwargs", "struct", "ground_truth", "string",
+                                     "interaction_kwargs", "struct", "query", "string", "ground_truth", "string")
+                         : NULL;
+    if (more) json_object_update(info, more);
+    json_decref(more);
+    return json_pack("{s:s, s:s*, s:{s:{s:{s:s, s:s}}}, s:s, s:{s:{s:s, s:s}}, s:{s:o}}", "data_source", "string", "agent_name",
+                     agent ? "string" : NULL, "prompt", "list", "struct", "role", "string", "content", "string", "ability",
+                     "string", "reward_model", "struct", "style", "string", "ground_truth", "string", "extra_info", "struct", info);
 }
 
 /* --- finding the raw files --- */
@@ -123,6 +132,21 @@ static char *extract_solution(const char *answer) {
     return NULL;
 }
 
+/* What a row has for a tool_agent in addition. */
+static void add_agent(json_t *row) {
+    static const char system[] = "Solve the problem step by step. Before the final answer check it at least once with the "
+                                 "tool `" TOOL "`, and correct it if it is wrong. The last line is `#### ` and the answer.";
+    json_t *prompt = json_object_get(row, "prompt"), *query = json_object_get(json_array_get(prompt, 0), "content");
+    json_t *truth = json_object_get(json_object_get(row, "reward_model"), "ground_truth");
+    json_t *more = json_pack("{s:b, s:{s:{s:{s:O}}}, s:{s:O, s:O}}", "need_tools_kwargs", 1, "tools_kwargs", TOOL, "create_kwargs",
+                             "ground_truth", truth, "interaction_kwargs", "query", query, "ground_truth", truth);
+    CHECK(more != NULL);
+    json_object_set_new(row, "agent_name", json_string("tool_agent"));
+    json_array_insert_new(prompt, 0, json_pack("{s:s, s:s}", "role", "system", "content", system));
+    json_object_update(json_object_get(row, "extra_info"), more);
+    json_decref(more);
+}
+
 static int make_row(json_t **out, const json_t *raw, const char *split, int64_t index, const char *where) {
     static const char instruction[] = " Let's think step by step and output the final answer after \"####\".";
     json_t *question = json_object_get(raw, "question"), *answer = json_object_get(raw, "answer");
@@ -142,7 +166,7 @@ static int make_row(json_t **out, const json_t *raw, const char *split, int64_t 
     return 0;
 }
 
-static int make_split(json_t *rows, const char *dir, const char *split) {
+static int make_split(json_t *rows, const char *dir, const char *split, bool agent) {
     static const char *const required[] = {"question", "answer", NULL};
     struct paths files = {0};
     int rc = 0;
@@ -154,6 +178,7 @@ static int make_split(json_t *rows, const char *dir, const char *split) {
         json_array_foreach(raw, i, r) {
             rc = make_row(&row, r, split, (int64_t)json_array_size(rows), files.p[f]);
             if (rc < 0) break;
+            if (agent) add_agent(row);
             json_array_append_new(rows, row);
         }
         json_decref(raw);
@@ -174,12 +199,12 @@ static int write_split(const char *dir, const char *name, const json_t *rows, co
 
 int data_make_gsm8k(struct data_gsm8k_args *a) {
     char *dir = NULL, *save = file_expand(a->save_dir);
-    json_t *train = json_array(), *test = json_array(), *schema = row_schema();
+    json_t *train = json_array(), *test = json_array(), *schema = row_schema(a->agent);
     int rc = 0;
     CHECK(schema != NULL);
     TRYG(find_source(&dir, a->source), out);
-    TRYG(make_split(train, dir, "train"), out);
-    TRYG(make_split(test, dir, "test"), out);
+    TRYG(make_split(train, dir, "train", a->agent), out);
+    TRYG(make_split(test, dir, "test", a->agent), out);
     TRYG(file_mkdirs(save), out);
     TRYG(write_split(save, "train.parquet", train, schema), out);
     TRYG(write_split(save, "test.parquet", test, schema), out);

@@ -143,7 +143,9 @@ static int derive_agent(struct ppo_config *k) {
              ARR "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent (a class of your "
                  "own, agent.agent_loop_config_path, is not supported)",
              a->default_loop);
-    a->parser = tool_parser_find(a->format);
+    const bool qwen = strcmp(a->format, "qwen") == 0;
+    if (qwen) log_note(MULTI_TURN "format=qwen is hermes by its name in SGLang, which verl's search example had");
+    a->parser = tool_parser_find(qwen ? "hermes" : a->format);
     if (!a->parser) FAIL(ERR_INVAL, MULTI_TURN "format=%s: expected one of %s", a->format, tool_parser_names());
     if (strcmp(a->truncate_side, "left") == 0 || strcmp(a->truncate_side, "right") == 0)
         log_note(MULTI_TURN "tool_response_truncate_side=%s leaves out the %s of a longer text, as verl from 0.8 on; until 0.7.1 "

@@ -84,6 +84,31 @@ static void make_from(const char *source, const char *save) {
     free(out);
 }
 
+/* Rows of a tool_agent: its columns, and the tool's ground truth. */
+static void gsm8k_for_agents(void **state) {
+    (void)state;
+    put("raw3/train.jsonl", train_text);
+    put("raw3/test.jsonl", test_text);
+    char *raw = at("raw3"), *out = at("out3"), *path = at("out3/test.parquet");
+    struct data_gsm8k_args a = {.source = raw, .save_dir = out, .agent = true};
+    json_t *rows = NULL;
+    assert_int_equal(data_make_gsm8k(&a), 0);
+    assert_int_equal(data_read_rows(&rows, path, NULL), 0);
+    json_t *row = json_array_get(rows, 0), *prompt = json_object_get(row, "prompt"), *info = json_object_get(row, "extra_info");
+    assert_string_equal(json_string_value(json_object_get(row, "agent_name")), "tool_agent");
+    assert_int_equal(json_array_size(prompt), 2);
+    json_t *want =
+        json_pack("{s:s, s:i, s:s, s:s, s:b, s:{s:{s:{s:s}}}, s:{s:O, s:s}}", "split", "test", "index", 0, "answer", "#### 7",
+                  "question", "T", "need_tools_kwargs", 1, "tools_kwargs", "calc_gsm8k_reward", "create_kwargs", "ground_truth",
+                  "7", "interaction_kwargs", "query", json_object_get(json_array_get(prompt, 1), "content"), "ground_truth", "7");
+    assert_true(json_equal(info, want));
+    json_decref(want);
+    json_decref(rows);
+    free(path);
+    free(out);
+    free(raw);
+}
+
 static void fails(const char *source, int code, const char *text) {
     char *out = at("never");
     struct data_gsm8k_args a = {.source = source, .save_dir = out};
@@ -381,11 +406,8 @@ static void tiny_tokenizer_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gsm8k_from_disk),
-        cmocka_unit_test(gsm8k_to_hdfs),
-        cmocka_unit_test(gsm8k_bad_sources),
-        cmocka_unit_test(gsm8k_from_the_hub),
-        cmocka_unit_test(arith_is_right_and_repeats),
+        cmocka_unit_test(gsm8k_from_disk),      cmocka_unit_test(gsm8k_for_agents),   cmocka_unit_test(gsm8k_to_hdfs),
+        cmocka_unit_test(gsm8k_bad_sources),    cmocka_unit_test(gsm8k_from_the_hub), cmocka_unit_test(arith_is_right_and_repeats),
         cmocka_unit_test(tiny_tokenizer_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
