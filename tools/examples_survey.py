@@ -1,9 +1,11 @@
 """What becomes of verl's own example launches: each script of a checkout of verl is run through `verlc exec --plan`, with tiny
 models and empty data files in place of its paths.
 
-  python3 tools/examples_survey.py CHECKOUT [--folder examples] [--verlc FILE] [--commit ID] [--out FILE.md] [--match TEXT]
+  python3 tools/examples_survey.py CHECKOUT [--folder examples] [--contains RE] [--verlc FILE] [--commit ID] [--out FILE.md]
+                                   [--title TEXT] [--match TEXT]
 
 Writes a table: script, launches, result. A launch passes when its memory plan is printed; else the row holds the first error.
+With --title the table is a further section of FILE.md. A script's place for a directory of the user's is the checkout.
 The scripts see a home directory of their own, and commands that would install, download or end something do nothing."""
 
 import argparse
@@ -20,7 +22,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall make npu-smi nvidia-smi pip pip3 pkill rm rsync
-            scontrol scp sleep squeue ssh sudo systemctl wget""".split()
+            scp sleep squeue ssh sudo systemctl wget""".split()
 LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
 FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("qwen3.5|qwen3_5", "qwen3_5"), ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
@@ -28,6 +30,7 @@ FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("qwen2-vl", "qwen2_vl"), ("qwen1.5-moe|moe_a2.7b", "qwen2_moe"), ("deepseek-v4|dsv4|deepseek_v4", "deepseek_v4"),
     ("deepseek-v2|deepseek-coder-v2", "deepseek_v2"), ("deepseek-v3|deepseek-r1|moonlight|671b", "deepseek_v3"),
     ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
+    ("ref_model_path", "qwen2_5_vl"),  # deepeyes
     ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hunyuan|hy[-_]?v3|hy3", "hunyuan"),
     ("gemma", "gemma"), ("mimo", "mimo"), ("internvl", "internvl"), ("mistral|mathstral", "mistral"), ("qwen3|qwen-3", "qwen3"),
     ("llama|deepseek|eurus|skywork", "llama")]
@@ -40,10 +43,21 @@ the machine at hand. The others are refused by the first feature that is missing
 
 | script | result |
 |---|---|"""
+SECTION = """
+## {title}
+
+Folder `{folder}` at {commit}, as above: {plans} of {total} launches reach the memory plan.
+A plan does not open tools or their servers. Paths and variables that a script leaves to the user are given (`use_kl_loss=True`).
+Where a dataset class is refused, the row also says what comes of the launch without it.
+`python3 tools/examples_survey.py CHECKOUT --folder {folder}{contains} --title '{title}'` makes this table.
+
+| script | result |
+|---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
+DATASET = "data.custom_cls."  # its rows can be written to a file: then the next feature counts
 TEACHER = re.compile(r"distillation\.teacher_models\.\w+\.model_path")
 FILE_KEYS = ["data.train_files", "data.val_files", "data.path"]
 
@@ -63,8 +77,10 @@ class Scratch:
         for name in ("python", "python3"):  # what converts models and data has nothing to do
             self.command(name, 'case "$1" in get_model.py|*converter*|*data_preprocess/*) exit 0;; esac\n'
                                'exec /usr/bin/python3 "$@"')
-        self.command("srun", 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"')
+        self.command("srun", 'while [ "${1#-}" != "$1" ]; do [ "$1" != -w ] || shift; shift; done\nexec "$@"')
+        self.command("scontrol", "echo localhost")
         (path / "rows.jsonl").write_text("")
+        (path / "home/config.env").write_text("")
 
     def command(self, name, text):
         file = self.bin / name
@@ -111,8 +127,9 @@ class Scratch:
 
 
 def run_once(scratch, a, script, sets, variables):
+    # use_kl_loss: a script reads it and leaves it to the user
     env = {"PATH": f"{scratch.bin}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch.path / "home"), "LANG": "C.UTF-8",
-           "USER": "user", "TMPDIR": str(scratch.path), "BASH_FUNC_ulimit%%": "() { :; }", **variables}
+           "USER": "user", "use_kl_loss": "True", "TMPDIR": str(scratch.path), "BASH_FUNC_ulimit%%": "() { :; }", **variables}
     text = script.read_text(errors="replace")
     arguments = ["1"] * ("nproc_per_node=$1" in text) + [str(scratch.path / "save")] * ("save_path=$2" in text)
     try:
@@ -128,9 +145,10 @@ def run(scratch, a, script, sets):
     while True:
         p = run_once(scratch, a, script, sets, variables)
         m = re.search(r"line \d+: (?:!?)(\w+): (unbound variable|parameter null or not set|must|[sS]et |please)", p.stderr)
-        if not m or m[1] in variables or launches_of(p) or len(variables) > 8:
+        if not m or m[1] in variables or launches_of(p) or len(variables) > 16:
             return p
-        known = {"INFER_BACKEND": "vllm", "COMMAND": "torchrun -m verl.trainer.sft_trainer"}
+        known = {"INFER_BACKEND": "vllm", "COMMAND": "torchrun -m verl.trainer.sft_trainer", "SLURM_JOB_NUM_NODES": "1",
+                 "VERL_ROOT": str(scratch.path / "checkout")}
         variables[m[1]] = known.get(m[1], str(scratch.path / "home"))
 
 
@@ -145,7 +163,8 @@ def outcome(p, n):
     if not errors and p.stdout.count("memory plan") >= n > 0:
         return "memory plan", ""
     if errors:
-        return "refused", re.sub(r"/tmp/[\w./-]*/models/(\w+)(_reward)?", r"\1", errors[0].removeprefix("error: "))
+        text = re.sub(r"/tmp/[\w./-]*/models/(\w+)(_reward)?", r"\1", errors[0].removeprefix("error: "))
+        return "refused", re.sub(r"/tmp/[\w./-]*/checkout/", "", text)
     return "failed", (p.stderr.strip().splitlines() or ["no output"])[-1]
 
 
@@ -155,31 +174,43 @@ def main():
     parser.add_argument("--folder", default="examples")
     parser.add_argument("--verlc", type=pathlib.Path, default=ROOT / "build/release/verlc")
     parser.add_argument("--commit", default="?", help="of the checkout, for the page")
-    parser.add_argument("--match", default="")
+    parser.add_argument("--match", default="", help="text in a script's name")
+    parser.add_argument("--contains", default="", help="expression that a script's text has")
+    parser.add_argument("--title", default="", help="of a section that --out gets in addition")
     parser.add_argument("--out", type=pathlib.Path)
     a = parser.parse_args()
     rows, counts = [], collections.Counter()
     with tempfile.TemporaryDirectory() as d:
         scratch = Scratch(pathlib.Path(d))
         checkout = shutil.copytree(a.checkout, scratch.path / "checkout", ignore=shutil.ignore_patterns(".git"))
+        (checkout / "base_dir").symlink_to(".")
         for script in sorted((checkout / a.folder).rglob("*.sh")):
             name = str(script.relative_to(checkout))
-            if not LAUNCH.search(script.read_text(errors="replace")) or a.match not in name:
+            text = script.read_text(errors="replace")
+            if not re.search(a.contains, text) or a.match not in name or not (a.contains or LAUNCH.search(text)):
                 continue
+            script.write_text(re.sub(r'^CONTAINER_DIR=.*', 'CONTAINER_DIR="$HOME"', text, flags=re.M))  # nothing to wait for
             launches = launches_of(run(scratch, a, script.resolve(), []))
-            p = run(scratch, a, script.resolve(), scratch.overrides(launches))
+            sets = scratch.overrides(launches)
+            p = run(scratch, a, script.resolve(), sets)
             n = max(len(launches_of(p)), 1)
             result, why = outcome(p, n)
+            if why.startswith(DATASET):
+                more = [x for key in ("path", "name") for x in ("--set", f"{DATASET}{key}=null")]
+                again = outcome(run(scratch, a, script.resolve(), [*sets, *more]), n)
+                why += ". With rows in a file: " + ": ".join(filter(None, again))
             counts[result] += n
             rows.append((name, n, result, why))
             print(f"{name}\t{n}\t{result}\t{why}", flush=True)
     total = sum(counts.values())
     print(f"{total} launches: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
     if a.out:
-        text = [PAGE.format(folder=a.folder, commit=a.commit, total=total, plans=counts["memory plan"])]
+        head = SECTION if a.title else PAGE
+        text = [head.format(folder=a.folder, commit=a.commit, total=total, plans=counts["memory plan"], title=a.title,
+                            contains=f" --contains '{a.contains}'" if a.contains else "")]
         text += [f"| {n.removeprefix(a.folder + '/')} | {r + (': ' if w else '')}{w.replace('|', chr(92) + '|')} |"
                  for n, _, r, w in rows]
-        a.out.write_text("\n".join(text) + "\n")
+        a.out.write_text((a.out.read_text() if a.title else "") + "\n".join(text) + "\n")
     return 0
 
 

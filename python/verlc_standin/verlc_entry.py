@@ -42,7 +42,8 @@ PROGRAMS = {  # module: command, and keys in front of the user's
 NOT_BUILT = {
     "recipe.async_flow.grpo_main": "its transfer queue is not built; verl.experimental.fully_async_policy.fully_async_main runs",
     "recipe.spo.spo_main_ppo": "its trainer and its agent loop, spo_tool_agent, are Python classes of the user",
-    "recipe.partial_rollout.main_ppo": "verl.experimental.fully_async_policy.fully_async_main has partial rollout, and runs",
+    "recipe.partial_rollout.main_ppo":
+        "verl.experimental.fully_async_policy.fully_async_main has partial rollout, and runs, without tool_agent",
     "recipe.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "recipe.dapo.dapo_transfer_queue.main_dapo": "the transfer queue is not built; recipe.dapo.main_dapo runs",
     "verl_mlite.launch": "the engine Megatron Lite is not built",

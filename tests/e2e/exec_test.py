@@ -255,6 +255,12 @@ def check_prepare(s, test):
     (here / "gsm8k.py").write_text("print('my own')\n")
     p = verlc_exec(s, "data", ["python3", "-S", "examples/data_preprocess/gsm8k.py"])
     test("a script that is there stays the user's", p.stdout == "my own\n", p.stdout + p.stderr)
+    tools = here / "gsm8k_tool_agent_loop.py"
+    tools.write_text(r"# openai/gsm8k calc_gsm8k_reward #### (\\-?[0-9\\.\\,]+)" + "\nimport datasets\n")
+    p = verlc_exec(s, "data", ["python3", tools, "--help"])
+    if p.returncode != 0 or p.stdout:  # the package datasets is not installed: the script cannot run
+        test("verl's script for tools, where it cannot run", "usage: verlc data gsm8k" in p.stdout and
+             "a system message of its own" in p.stderr, p.stdout + p.stderr)
 
 
 def check_dapo(s, test):
@@ -302,6 +308,8 @@ def check_merger(s, test):
 def check_refusals(s, test):
     p = verlc_exec(s, "no", ["python3", "-m", "recipe.async_flow.grpo_main", "a=b"])
     test.refused("a trainer that is not built", p, 2, "its transfer queue is not built")
+    p = verlc_exec(s, "no", ["python3", "-m", "recipe.spo.spo_main_ppo", "a=b"])
+    test.refused("a recipe with a loop of its own", p, 2, "spo_tool_agent")
     p = verlc_exec(s, "no", ["python3", "-m", "recipe.prime.main_prime", "a=b"])
     test.refused("a recipe's trainer", p, 2, "recipe.prime.main_prime", "not built")
     p = verlc_exec(s, "no", ["python3", "-c", "import verl.workers.engine"])
