@@ -1,6 +1,6 @@
 /* explain.c - verlc explain: what a metric, a configuration key or an early warning is and how to read it; all metrics, for a
  * terminal or as the page docs/metrics.md; all warnings as docs/warnings.md.  The texts stand in track/metric_table.def,
- * conf/keys and run/early_warnings.def. */
+ * conf/keys and run/early_warning_rules.def. */
 #include "cmd/cmd.h"
 #include "cmd/explain.h"
 
@@ -119,7 +119,7 @@ static void print_warnings(void) {
         "# Early warnings\n\n"
         "What a run is watched for. A line when a condition begins, in the log and in run.db's `events` (kind `warning`); again\n"
         "only after it has been away for %d steps. A resumed run begins a new history. `trainer.early_warnings=False` turns them\n"
-        "off. Made by `verlc explain --warnings`; the source is src/run/early_warnings.def.\n\n"
+        "off. Made by `verlc explain --warnings`; the source is src/run/early_warning_rules.def.\n\n"
         "| warning | when | what it means | why this limit | what usually helps |\n|---|---|---|---|---|\n",
         EARLY_OVER_STEPS);
     for (size_t k = 0; k < n; k++) {

@@ -11,7 +11,7 @@
 #include "conf/conf.h"
 #include "generate/generate.h"
 #include "plan/time_probe.h"
-#include "ppo/plan/ppo_time_probe.h"
+#include "ppo/plan/probed_steps.h"
 #include "ppo/ppo.h"
 #include "sft/sft.h"
 

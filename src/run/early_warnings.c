@@ -11,7 +11,7 @@
 static const struct early_warning rows[] = {
 #define WARNING(name, metric, kind, limit, over, least, steps, gain, unless, what, reason, helps) \
     {name, metric, EARLY_##kind, limit, over, least, steps, gain, unless, what, reason, helps},
-#include "run/early_warnings.def"
+#include "run/early_warning_rules.def"
 #undef WARNING
 };
 enum { N_ROWS = sizeof rows / sizeof *rows, SCORES = sizeof((struct early_score *)0)->last / sizeof(double) };

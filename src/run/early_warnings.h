@@ -22,7 +22,7 @@ enum early_warning_kind {
     EARLY_JUMP,      /* above limit x the median of its last values */
     EARLY_RISE       /* above limit x the least of its values */
 };
-struct early_warning { /* a row of early_warnings.def, which says what the members are */
+struct early_warning { /* a row of early_warning_rules.def, which says what the members are */
     const char *name, *metric;
     enum early_warning_kind kind;
     double limit, over, least;

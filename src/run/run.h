@@ -41,7 +41,7 @@ struct run_config {
     double deadline_s;
     struct early_stop_keys early_stop;
     const char *stop_metric; /* of early stopping, where its key is not set; NULL: it must be */
-    bool early_warnings;     /* warn of common failures (early_warnings.def) */
+    bool early_warnings;     /* warn of common failures (early_warning_rules.def) */
     bool val_before_train;   /* the program validates before the first step */
     bool val_only;           /* no steps are made, nothing is saved */
     bool validates;          /* there is something to validate on, now and then */

@@ -8,7 +8,7 @@
 int sft_train(const struct conf *c);
 int sft_plan(const struct conf *c, const struct train_plan_args *a, struct run_plan *out);
 
-/* As those of ppo/plan/ppo_time_probe.h. */
+/* As those of ppo/plan/probed_steps.h. */
 int sft_probe(const struct conf *c, bool whole, struct time_probe *out);
 int sft_choices(const struct conf *c, bool own_memory, struct buf *out);
 

@@ -58,7 +58,7 @@ int supervised_open_rank(const struct supervised_program *p, struct comm *comm, 
                          struct ctl_result *out);
 extern const struct worker_process_service supervised_services[]; /* end with a name NULL */
 
-/* As those of ppo/ppo.h and ppo/plan/ppo_time_probe.h. */
+/* As those of ppo/ppo.h and ppo/plan/probed_steps.h. */
 struct time_probe;
 int supervised_train(const struct supervised_program *p, const struct conf *c);
 int supervised_plan(const struct supervised_program *p, const struct conf *c, const struct train_plan_args *a,

@@ -60,7 +60,7 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_worker_
  * "ranks": how they share the work, and what one rank or another layout of the weights would need. */
 json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                           struct dev *dev, struct buf *out);
-/* ---- ppo_disk_plan.c ---- */
+/* ---- disk_rows.c ---- */
 /* disk_plan_check of the run: its models, samples and records. */
 int ppo_disk_check(const struct ppo_worker_config *k, struct run *r, int64_t val_rows);
 /* steps: 0: not known. NULL: the plan is not. */

@@ -8,7 +8,7 @@
 #define VERLC_PPO_WORKER_H
 
 #include "ppo/plan/memory_plan.h"
-#include "ppo/worker/worker_reward_model.h"
+#include "ppo/worker/reward_model_ranks.h"
 #include "ranks/worker.h"
 
 #include <verlc.h>

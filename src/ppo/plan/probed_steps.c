@@ -1,6 +1,6 @@
-/* ppo_time_probe.c - the steps that `verlc plan --probe` measures: those of a ppo run with the same keys, by the same program;
+/* probed_steps.c - the steps that `verlc plan --probe` measures: those of a ppo run with the same keys, by the same program;
  * and the changes of keys that it may try.  Knows no arithmetic of times (plan/time_probe.h). */
-#include "ppo/plan/ppo_time_probe.h"
+#include "ppo/plan/probed_steps.h"
 
 #include "plan/time_probe.h"
 #include "ppo/controller.h"

@@ -1,4 +1,4 @@
-/* chat_template.c - chat templates, rendered by the Python helper verlc_helpers.chat_template_renderer.
+/* chat_template_requests.c - chat templates, rendered by the Python helper verlc_helpers.chat_template_renderer.
  *
  * Jinja is Python by nature, so the helper renders in Jinja2's sandbox as transformers
  * does; this file sends the template once, then conversations one by one or many at a time.

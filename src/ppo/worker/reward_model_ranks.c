@@ -1,7 +1,7 @@
-/* worker_reward_model.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of
+/* reward_model_ranks.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of
  * generation, and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call.
- * Invariant: as worker_reward_model.h's. */
-#include "ppo/worker/worker_reward_model.h"
+ * Invariant: as reward_model_ranks.h's. */
+#include "ppo/worker/reward_model_ranks.h"
 
 #include "ppo/config.h"
 

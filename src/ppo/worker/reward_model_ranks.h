@@ -1,9 +1,9 @@
-/* worker_reward_model.h - scores of finished samples by a model, during generation: a reward model, or a judge that is served. As a
+/* reward_model_ranks.h - scores of finished samples by a model, during generation: a reward model, or a judge that is served. As a
  * worker's operations, in this process or on ranks; chosen once.
  *
  * Invariant: a score depends on its own sample alone (reward_model.h), so not on which rank gave it. */
-#ifndef VERLC_PPO_WORKER_REWARD_MODEL_H
-#define VERLC_PPO_WORKER_REWARD_MODEL_H
+#ifndef VERLC_PPO_WORKER_REWARD_MODEL_RANKS_H
+#define VERLC_PPO_WORKER_REWARD_MODEL_RANKS_H
 
 #include "ranks/dispatch.h"
 #include "ranks/start_workers.h"

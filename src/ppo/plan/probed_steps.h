@@ -1,6 +1,6 @@
-/* ppo_time_probe.h - the time of a ppo run before it starts, for `verlc plan --probe`. */
-#ifndef VERLC_PPO_TIME_PROBE_H
-#define VERLC_PPO_TIME_PROBE_H
+/* probed_steps.h - the time of a ppo run before it starts, for `verlc plan --probe`. */
+#ifndef VERLC_PPO_PLAN_PROBED_STEPS_H
+#define VERLC_PPO_PLAN_PROBED_STEPS_H
 
 #include "base/buf.h"
 #include "conf/conf.h"

@@ -1,4 +1,4 @@
-/* ppo_disk_plan.c - the disk that a ppo run takes (plan/disk_plan.h): its models, samples and records. */
+/* disk_rows.c - the disk that a ppo run takes (plan/disk_plan.h): its models, samples and records. */
 #include "plan/disk_plan.h"
 #include "ppo/plan/memory_plan.h"
 
