@@ -3,11 +3,13 @@
   init {"config": the run's configuration as a tree, "agent_loop_config_path", "tokenizer": directory, "model_type", "url", "token",
         "tool_config_path", "function_tool_path"}
   {"op": "describe"} -> {"loops": [name, ...], "tools": [{"name", "schema"}, ...]}
-  {"op": "run", "agent_name", "sampling_params", "row": {column: value}} -> {"outputs": [{"prompt_ids", "response_ids",
+  {"op": "run", "agent_name", "session", "sampling_params", "row": {column: value}} ->
+      {"outputs": [{"prompt_ids", "response_ids",
       "response_mask", "response_logprobs", "reward_score", "num_turns", "metrics", "extra_fields"}, ...]} or {"crash": text}
 
 The YAML file is verl's: a list of {name, _target_: package.module.Class, further keywords}.  The model is behind the run's address:
-POST {url}/generate {"request_id", "prompt_ids", "sampling_params", "priority"} -> {"token_ids", "log_probs", "stop_reason",
+POST {url}/sessions/{session}/generate {"request_id", "prompt_ids", "sampling_params", "priority"} ->
+{"token_ids", "log_probs", "stop_reason",
 "num_preempted", "extra_fields"}, which server_manager.generate makes.
 
 Invariant: an output that does not fit together is no sample; what is wrong is said."""
@@ -31,8 +33,9 @@ RESERVED = ("name", "_target_")
 class ServerManager:
     """verl's client of the servers that generate: here the run itself."""
 
-    def __init__(self, url, token):
-        self.url, self.headers = url.rstrip("/") + "/generate", {"Authorization": f"Bearer {token}"} if token else {}
+    def __init__(self, url, token, session):
+        self.url = f"{url.rstrip('/')}/sessions/{session}/generate"
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None,
                        priority=0, **_):
@@ -80,16 +83,17 @@ class Loops:
         self.classes |= {n: get_tool_class(e["_target_"]) for n, e in registered.items() if not e["_target_"].startswith("verl.")}
         self.entries = {**registered, **entries}
         self.config, self.tokenizer = config_of(value["config"]), open_tokenizer(value["tokenizer"])
-        self.model_type, self.server = value.get("model_type"), ServerManager(value["url"], value.get("token"))
+        self.model_type, self.at = value.get("model_type"), (value["url"], value.get("token"))
 
     def describe(self):
         return {"loops": list(self.classes), "tools": [{"name": t.name, "schema": t.tool_schema.model_dump(
             exclude_unset=True, exclude_none=True)} for t in self.tools]}
 
-    def make(self, name):
+    def make(self, name, session):
         base = self.base
         more = {k: v for k, v in self.entries[name].items() if k != "_target_"}
-        return self.classes[name](trainer_config=base.DictConfigWrap(config=self.config), server_manager=self.server,
+        return self.classes[name](trainer_config=base.DictConfigWrap(config=self.config),
+                                  server_manager=ServerManager(*self.at, session),
                                   tokenizer=self.tokenizer, processor=None, hf_model_type=self.model_type, dataset_cls=None,
                                   data_config=base.DictConfigWrap(self.config.data), tools=base.ToolListWrap(self.tools), **more)
 
@@ -98,7 +102,7 @@ class Loops:
         if name not in self.classes:
             return {"crash": f"Agent loop {name} is not registered; there are {', '.join(self.classes) or 'none'}"}
         try:
-            output = await self.make(name).run(dict(request["sampling_params"]), **request["row"])
+            output = await self.make(name, request["session"]).run(dict(request["sampling_params"]), **request["row"])
             outputs = output if isinstance(output, list) else [output]
             return {"outputs": [checked(o) for o in outputs]}
         except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:

@@ -138,10 +138,10 @@ static int derive_rollout(struct ppo_config *k) {
 static int derive_agent(struct ppo_config *k) {
 #define MULTI_TURN ARR "rollout.multi_turn."
     struct ppo_agent_config *a = &k->agent;
-    if (strcmp(a->default_loop, "single_turn_agent") != 0 && strcmp(a->default_loop, "tool_agent") != 0)
+    if (strcmp(a->default_loop, "single_turn_agent") != 0 && strcmp(a->default_loop, "tool_agent") != 0 && !a->loop_config_path)
         FAIL(ERR_INVAL,
-             ARR "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent (a class of your "
-                 "own, agent.agent_loop_config_path, is not supported)",
+             ARR "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent, and the "
+                 "classes of " ARR "rollout.agent.agent_loop_config_path",
              a->default_loop);
     const bool qwen = strcmp(a->format, "qwen") == 0;
     if (qwen) log_note(MULTI_TURN "format=qwen is hermes by its name in SGLang, which verl's search example had");

@@ -146,11 +146,12 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
 };
 struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
     bool multi_turn, need_tools_kwargs;
-    const char *default_loop, *format, *truncate_side, *tool_config_path, *function_tool_path, *interaction_config_path;
+    const char *default_loop, *format, *truncate_side, *tool_config_path, *function_tool_path, *interaction_config_path,
+        *loop_config_path;
     int64_t max_assistant_turns, max_user_turns, max_parallel_calls, max_tool_response_length,
-        tool_processes;               /* turns 0: no limit */
-    double tool_timeout;              /* seconds of a call */
-    const struct tool_parser *parser; /* of format */
+        tool_processes;                   /* turns 0: no limit */
+    double tool_timeout, episode_timeout; /* seconds of a call, of an episode of a loop of the user */
+    const struct tool_parser *parser;     /* of format */
 };
 struct ppo_ref_config { /* actor_rollout_ref.ref */
     struct micro_batch_limits cut;

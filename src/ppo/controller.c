@@ -69,8 +69,12 @@ static int open_text(struct controller *c) {
     const int threads = k->trainer.run.threads > 0 ? (int)k->trainer.run.threads : pool_default_threads();
     TRY(pool_create(&c->threads, threads < TEXT_THREADS ? threads : TEXT_THREADS));
     TRY(tokenizer_open(&c->tok, k->model.tokenizer_dir));
-    const struct agents_args agents = {
-        .k = &k->agent, .rows = &k->data, .schedule = k->schedule, .tok = c->tok, .model_dir = k->model.tokenizer_dir};
+    const struct agents_args agents = {.k = &k->agent,
+                                       .rows = &k->data,
+                                       .schedule = k->schedule,
+                                       .tok = c->tok,
+                                       .model_dir = k->model.tokenizer_dir,
+                                       .conf = c->k->conf};
     agents_create(&c->agents, &agents);
     return chat_template_create(&c->chat, c->tok);
 }

@@ -196,8 +196,8 @@ PROMPT = [{"role": "user", "content": "2 + 3"}]
 
 
 def run(name, temperature=1.0, **row):
-    return {"op": "run", "agent_name": name, "sampling_params": {"temperature": temperature}, "row": {"raw_prompt": PROMPT,
-                                                                                                      "index": 4, **row}}
+    return {"op": "run", "agent_name": name, "session": "1", "sampling_params": {"temperature": temperature},
+            "row": {"raw_prompt": PROMPT, "index": 4, **row}}
 
 
 def main():
@@ -209,7 +209,7 @@ def main():
         init = {"config": {"actor_rollout_ref": {"rollout": {"prompt_length": 512, "response_length": 256,
                                                              "multi_turn": {"max_assistant_turns": 5}}}, "data": {}},
                 "token": "secret",
-                "tokenizer": str(s.dir / "model"), "url": f"http://127.0.0.1:{http.server_address[1]}/sessions/1",
+                "tokenizer": str(s.dir / "model"), "url": f"http://127.0.0.1:{http.server_address[1]}",
                 "agent_loop_config_path": str(s.dir / "loops.yaml"),
                 "function_tool_path": str(ROOT / "examples/calculator_tool.py")}
         h = Helper(**init)

@@ -2,6 +2,7 @@
  * has answered, what they say is appended as tokens and the engine goes on with the response. */
 #include "ppo/stages/agent_loop.h"
 #include "ppo/stages/generation.h"
+#include "ppo/stages/user_loop.h"
 
 #include "agent/continuous_tokens.h"
 #include "agent/tool_journal.h"
@@ -22,11 +23,12 @@ enum { MODEL_CONFIG_BYTES = 1 << 24 };
 struct agents {
     struct agents_args a;
     struct tools *tools;
+    struct user_loops *user;      /* NULL: none */
     struct tool_journal *journal; /* NULL until the first call */
     struct continuous_tokens *join;
-    int32_t *stop_ids; /* of the parser */
-    int64_t n_stop_ids, n_rows, n_without_kwargs;
-    int64_t n_refused, n_cut, n_results; /* since the last report */
+    int32_t *stop_ids;                                         /* of the parser */
+    int64_t n_stop_ids, n_rows, n_tool_rows, n_without_kwargs; /* rows of several turns, of a tool_agent */
+    int64_t n_refused, n_cut, n_results;                       /* since the last report */
 };
 
 void agents_create(struct agents **out, const struct agents_args *a) {
@@ -39,6 +41,7 @@ void agents_destroy(struct agents *a) {
     continuous_tokens_destroy(a->join);
     tool_journal_close(a->journal);
     tools_close(a->tools);
+    user_loops_close(a->user);
     free(a->stop_ids);
     free(a);
 }
@@ -118,17 +121,48 @@ static int open_all(struct agents *a) {
     return try_template(a);
 }
 
-/* Whether a row's loop is tool_agent. */
-static int is_tool_agent(const struct agents *a, const json_t *row, bool *yes) {
+enum loop { ONE_TURN, TOOL_AGENT, USER_LOOP };
+
+/* The user's classes, at the first row that may need them. */
+static int open_user_loops(struct agents *a) {
+    const struct ppo_agent_config *k = a->a.k;
+    json_t *config = NULL;
+    const char *type = NULL;
+    if (a->user || !k->loop_config_path) return 0;
+    if (a->a.schedule != PPO_SYNC)
+        FAIL(ERR_UNSUPPORTED, "agent loops of the user in asynchronous training are not built; take --config-name=ppo_trainer");
+    int rc = model_type(a, &config, &type);
+    const json_int_t vocab = json_integer_value(json_object_get(config, "vocab_size"));
+    const struct user_loops_args u = {.config_path = k->loop_config_path,
+                                      .tool_config_path = k->tool_config_path,
+                                      .function_tool_path = k->function_tool_path,
+                                      .tokenizer_dir = a->a.model_dir,
+                                      .model_type = type,
+                                      .conf = a->a.conf,
+                                      .n_processes = k->tool_processes,
+                                      .vocab = vocab,
+                                      .timeout_s = k->episode_timeout};
+    if (rc == 0) rc = user_loops_open(&a->user, &u);
+    json_decref(config);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+/* A row's loop, and its name. */
+static int loop_of(struct agents *a, const json_t *row, enum loop *loop, const char **name) {
     const struct ppo_agent_config *k = a->a.k;
     const json_t *own = json_object_get(row, "agent_name");
-    const char *name = own && !json_is_null(own) ? json_string_value(own) : k->default_loop;
-    if (!name) FAIL(ERR_INPUT, "column 'agent_name' is not text");
-    if (a->a.schedule == PPO_FULLY_ASYNC && !k->multi_turn) name = "single_turn_agent"; /* verl's rule */
-    *yes = strcmp(name, "tool_agent") == 0;
-    if (!*yes && strcmp(name, "single_turn_agent") != 0)
-        FAIL(ERR_INPUT, "agent_name '%s': the agent loops there are: single_turn_agent, tool_agent", name);
-    return 0;
+    *name = own && !json_is_null(own) ? json_string_value(own) : k->default_loop;
+    if (!*name) FAIL(ERR_INPUT, "column 'agent_name' is not text");
+    if (a->a.schedule == PPO_FULLY_ASYNC && !k->multi_turn) *name = "single_turn_agent"; /* verl's rule */
+    *loop = strcmp(*name, "tool_agent") == 0 ? TOOL_AGENT : strcmp(*name, "single_turn_agent") == 0 ? ONE_TURN : USER_LOOP;
+    if (*loop != USER_LOOP) return 0;
+    TRY(open_user_loops(a));
+    if (user_loops_has(a->user, *name)) return 0;
+    char *names = user_loops_names(a->user, "single_turn_agent, tool_agent");
+    err_set(ERR_INPUT, __FILE__, __LINE__, "agent_name '%s': the agent loops there are: %s%s", *name, names,
+            k->loop_config_path ? "" : "; classes of your own: actor_rollout_ref.rollout.agent.agent_loop_config_path");
+    free(names);
+    return ERR_INPUT;
 }
 
 static const json_t *info_of(const json_t *row, const char *key) {
@@ -140,12 +174,14 @@ static bool interacts(const struct agents *a) { return json_array_size(tools_int
 
 int agents_row(void *agents, const json_t *row, json_t **tools) {
     struct agents *a = agents;
-    bool several;
+    enum loop loop;
+    const char *name;
     *tools = NULL;
-    TRY(is_tool_agent(a, row, &several));
-    if (!several) return 0;
+    TRY(loop_of(a, row, &loop, &name));
+    a->n_rows += loop != ONE_TURN;
+    if (loop != TOOL_AGENT) return 0;
     TRY(open_all(a));
-    a->n_rows++;
+    a->n_tool_rows++;
     a->n_without_kwargs += json_object_size(info_of(row, "tools_kwargs")) == 0;
     *tools = tools_select(a->tools, info_of(row, "tool_selection"));
     return interacts(a) ? tools_check_interaction(a->tools, info_of(row, "interaction_kwargs")) : 0;
@@ -163,10 +199,10 @@ void agents_check(const struct agents *a) {
         log_warn("no row of the data has several turns: " MULTI_TURN "%s chooses no agent loop, as in verl. Set "
                  "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent, or give rows a column agent_name with tool_agent",
                  k->multi_turn ? "enable=True" : "tool_config_path");
-    if (a->n_rows > 0 && !tools)
+    if (a->n_tool_rows > 0 && !tools)
         log_warn("%lld rows are of a tool_agent, and there are no tools: set " MULTI_TURN "tool_config_path or " MULTI_TURN
                  "function_tool_path",
-                 (long long)a->n_rows);
+                 (long long)a->n_tool_rows);
     if (k->need_tools_kwargs && a->n_without_kwargs > 0)
         log_warn("data.need_tools_kwargs=True: %lld rows of a tool_agent have no extra_info.tools_kwargs",
                  (long long)a->n_without_kwargs);
@@ -182,10 +218,15 @@ static const json_t *row_of(const struct generation_state *g, int64_t i) {
 int agent_loop_begin(struct generation_state *g, int64_t i) {
     struct agents *const a = g->in->agents;
     const struct generation_group *group = &g->groups[i / g->per];
-    bool several = false;
+    enum loop loop;
+    const char *name;
     if (!agents_active(a)) return 0;
-    TRY(is_tool_agent(a, row_of(g, i), &several));
-    if (!several) return 0;
+    TRY(loop_of(a, row_of(g, i), &loop, &name));
+    if (loop == USER_LOOP) {
+        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
+        return user_loop_begin(g, a->user, i, name);
+    }
+    if (loop == ONE_TURN) return 0;
     json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));
     const struct tool_agent_rules rules = {.response_length = g->in->rows->max_response_length,
                                            .max_assistant_turns = a->a.k->max_assistant_turns,
@@ -196,6 +237,10 @@ int agent_loop_begin(struct generation_state *g, int64_t i) {
     tool_agent_create(&g->samples[i].agent, &rules, batch_find(group->prompts, "raw_prompt")->json[group->row], tools);
     json_decref(tools);
     return 0;
+}
+
+void agent_loop_drawn(struct generation_state *g, int64_t user, const struct engine_sample *s) {
+    user_loop_drawn(g, g->in->agents->user, user_loop_call(user), s);
 }
 
 /* The sample's tokens are the episode's: those of an environment have log-prob 0. */
@@ -487,9 +532,13 @@ static int receive(struct generation_state *g, double wait_s) {
     return g->in->agents->journal ? tool_journal_sync(g->in->agents->journal) : 0;
 }
 
-bool agent_loop_waits(const struct generation_state *g) { return g->n_waits + g->n_answers > 0; }
+bool agent_loop_waits(const struct generation_state *g) {
+    return g->n_waits + g->n_answers > 0 || (g->in->agents && user_loop_waits(g->in->agents->user));
+}
 
 int agent_loop_step(struct generation_state *g, bool wait) {
+    struct user_loops *const user = g->in->agents ? g->in->agents->user : NULL;
+    if (user) TRY(user_loop_step(g, user, wait && g->n_waits + g->n_answers == 0));
     for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
     g->n_turned = 0;
     TRY(receive(g, wait && g->n_answers == 0 ? 0.1 : 0));
@@ -508,6 +557,7 @@ int agent_loop_step(struct generation_state *g, bool wait) {
 
 void agent_loop_end(struct generation_state *g) {
     if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
+    if (g->in->agents && g->in->agents->user) user_loop_end(g->in->agents->user);
     for (int64_t k = 0; k < g->n_answers; k++) tool_result_free(&g->answers[k].result);
     free(g->turned);
     free(g->waits);
@@ -520,32 +570,46 @@ void agent_loop_end(struct generation_state *g) {
 
 /* ---- of samples that are over ---- */
 
-int64_t agent_loop_num_turns(const struct generation_sample *s) { return s->agent ? tool_agent_num_turns(s->agent) : 2; }
+int64_t agent_loop_num_turns(const struct generation_sample *s) {
+    return s->agent ? tool_agent_num_turns(s->agent) : s->user ? s->user->out.num_turns : 2;
+}
 
 char *agent_loop_failure(const struct generation_sample *s) {
+    if (s->user && s->user->failure) return xasprintf("the agent loop failed: %s", s->user->failure);
     if (!s->agent || !tool_agent_reason(s->agent)) return NULL;
     return xasprintf("the episode ended as %s: %s", tool_agent_end_name(tool_agent_ended(s->agent)), tool_agent_reason(s->agent));
 }
 
-static json_t *one_turn(const struct generation_sample *s) {
-    return json_pack("{s:i, s:s, s:i, s:i, s:[]}", "turns", 2, "end", engine_finish_name(s->finish), "malformed", 0, "dropped", 0,
-                     "calls");
+/* The record of a sample without calls that this program has seen. */
+static json_t *plain_episode(const struct generation_sample *s) {
+    const struct user_episode *u = s->user;
+    const char *end = !u || !u->failure ? engine_finish_name(s->finish) : u->timed_out ? "timeout" : "error";
+    json_t *e = json_pack("{s:I, s:s, s:i, s:i, s:[]}", "turns", (json_int_t)agent_loop_num_turns(s), "end", end, "malformed", 0,
+                          "dropped", 0, "calls");
+    if (u && u->failure) json_object_set_new(e, "reason", json_string(u->failure));
+    return e;
+}
+
+/* The segments of a sample: pairs of tokens and kind; *n: how many. one: room for those of one turn. */
+static const int32_t *segments_of(const struct generation_sample *s, int32_t *one, int64_t *n) {
+    if (s->agent) return tool_agent_segments(s->agent, n);
+    one[0] = (int32_t)s->n;
+    one[1] = SEGMENT_POLICY;
+    *n = s->user && s->user->out.n_segments > 0 ? s->user->out.n_segments : 1;
+    return s->user && s->user->out.n_segments > 0 ? s->user->out.segments : one;
 }
 
 static int add_segments(const struct generation_sample *const *at, struct batch *b) {
     struct batch_col *c;
-    int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
+    int32_t one[2];
+    int64_t n, *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
     for (int64_t i = 0; i < b->n_rows; i++) {
-        lens[i] = 1;
-        if (at[i]->agent) tool_agent_segments(at[i]->agent, &lens[i]);
-        lens[i] *= 2;
+        segments_of(at[i], one, &n);
+        lens[i] = 2 * n;
     }
     const int rc = batch_add(b, BATCH_SEGMENTS, BATCH_I32, lens, NULL, &c);
-    for (int64_t i = 0; i < b->n_rows && rc == 0; i++) {
-        const int32_t one[] = {(int32_t)at[i]->n, SEGMENT_POLICY};
-        int64_t n;
-        memcpy(c->i32 + c->off[i], at[i]->agent ? tool_agent_segments(at[i]->agent, &n) : one, (size_t)lens[i] * sizeof *one);
-    }
+    for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
+        memcpy(c->i32 + c->off[i], segments_of(at[i], one, &n), (size_t)lens[i] * sizeof *one);
     free(lens);
     return rc;
 }
@@ -564,10 +628,10 @@ int agent_loop_columns(const struct generation_sample *const *at, struct batch *
     for (int64_t i = 0; i < b->n_rows; i++) {
         const struct tool_agent *a = at[i]->agent;
         json_decref(episode->json[i]);
-        episode->json[i] = a ? tool_agent_episode(a) : one_turn(at[i]);
+        episode->json[i] = a ? tool_agent_episode(a) : plain_episode(at[i]);
         turns->i64[i] = agent_loop_num_turns(at[i]);
         calls->i64[i] = a ? tool_agent_num_calls(a) : 0;
-        seconds->f64[i] = a ? tool_agent_tool_seconds(a) : 0;
+        seconds->f64[i] = a ? tool_agent_tool_seconds(a) : at[i]->user ? at[i]->user->out.tool_seconds : 0;
     }
     return 0;
 }

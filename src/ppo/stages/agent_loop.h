@@ -7,6 +7,7 @@
 #define VERLC_PPO_STAGES_AGENT_LOOP_H
 
 #include "agent/tool_agent.h"
+#include "conf/conf.h"
 #include "ppo/config.h"
 
 /* ---- what all episodes of a run share ---- */
@@ -17,6 +18,7 @@ struct agents_args {
     enum ppo_schedule schedule;
     const struct tokenizer *tok;
     const char *model_dir; /* its config.json says which family's rules join messages */
+    const struct conf *conf;
 };
 /* Opens nothing yet: tools, interactions and templates are opened by the first row that needs them. Arguments are borrowed. */
 void agents_create(struct agents **out, const struct agents_args *a);
@@ -36,6 +38,8 @@ void agents_check(const struct agents *a);
 struct generation_state;
 /* A sample of a row with several turns gets its episode; another one stays without. */
 int agent_loop_begin(struct generation_state *g, int64_t i);
+/* The engine has drawn a turn that a loop of the user has asked for (user_loop.h). */
+void agent_loop_drawn(struct generation_state *g, int64_t user, const struct engine_sample *s);
 /* Goes on with episodes whose turn has ended or whose tools have answered; those that are over are in g->ended then. wait: briefly,
  * for an answer. */
 int agent_loop_step(struct generation_state *g, bool wait);

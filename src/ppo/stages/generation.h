@@ -6,6 +6,7 @@
 #include "agent/tools.h"
 #include "ppo/stages/agent_loop.h"
 #include "ppo/stages/stages.h"
+#include "ppo/stages/user_loop.h"
 
 struct generation_sample {
     int32_t *ids;
@@ -19,8 +20,9 @@ struct generation_sample {
     double requested, scoring; /* clock_now at the request of its score; seconds until it arrived */
     struct reward_result reward;
     bool scored;
-    struct tool_agent *agent; /* its conversation of several turns; NULL: it has one */
-    float *precomputed[2];    /* (n) results of gen.generation's passes by idle ranks; NULL: none */
+    struct tool_agent *agent;  /* its conversation of several turns; NULL: it has one */
+    struct user_episode *user; /* made by a loop of the user; NULL: it is not */
+    float *precomputed[2];     /* (n) results of gen.generation's passes by idle ranks; NULL: none */
     /* with gen.partial */
     bool over, earlier; /* it has ended; it had ended before this generation */
     int64_t pause_at;   /* tokens at which it is interrupted; 0: it is not; where it has them already nothing is drawn */

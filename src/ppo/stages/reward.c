@@ -40,8 +40,9 @@ static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *
     json_object_set_new(extra, "turn_scores", x->agent ? json_deep_copy(tool_agent_turn_scores(x->agent)) : json_array());
     json_object_set_new(extra, "tool_rewards", x->agent ? json_deep_copy(tool_agent_tool_rewards(x->agent)) : json_array());
     json_object_set(extra, "raw_prompt", messages_of(&g->groups[i / g->per]));
-    if (!x->agent) return;
-    json_t *fields = json_deep_copy(tool_agent_extra_fields(x->agent)); /* what tools have kept */
+    if (!x->agent && !x->user) return;
+    json_t *fields =
+        json_deep_copy(x->agent ? tool_agent_extra_fields(x->agent) : x->user->out.extra_fields); /* what tools have kept */
     json_object_update(extra, fields);
     json_decref(fields);
 }
@@ -219,6 +220,11 @@ int ppo_reward_submit(struct generation_state *g, int64_t i) {
     s->requested = clock_now();
     char *failure = agent_loop_failure(s);
     if (failure) return generation_take_score(g, i, &(struct reward_result){.status = REWARD_CRASH, .message = failure});
+    if (s->user && s->user->out.has_reward) {
+        struct reward_result r = {.status = REWARD_SCORE, .score = s->user->out.reward};
+        reward_check_score(&r);
+        return generation_take_score(g, i, &r);
+    }
     if (!ppo_scores_by_model(g->in->rm)) return score_by_rule(g, i, NULL);
     const struct reward_model_sample q = {
         .messages = messages_of(group),

@@ -41,7 +41,7 @@ static void add_idle_passes(struct generation_state *g, int64_t i) {
     const struct generation_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct generation_sample *s = &g->samples[i];
-    if (i % g->per == g->n || s->n == 0) return;
+    if (i % g->per == g->n || s->n == 0 || s->user) return;
     const struct engine_sample sample = {
         .prompt = prompts->i32 + prompts->off[group->row], .n_prompt = batch_len(prompts, group->row), .ids = s->ids, .n = s->n};
     g->s->worker->ops->idle_add(g->s->worker, &sample, i);
@@ -50,6 +50,10 @@ static void add_idle_passes(struct generation_state *g, int64_t i) {
 static int on_sample(void *arg, const struct engine_sample *s) {
     struct generation_state *g = arg;
     const int64_t user = (int64_t)(intptr_t)s->user; /* 2 * group, + 1: the baseline */
+    if (user_loop_is_call(user)) {
+        agent_loop_drawn(g, user, s);
+        return 0;
+    }
     const int64_t i = user / 2 * g->per + (user % 2 ? g->n : s->index);
     struct generation_sample *o = &g->samples[i];
     if (s->n == o->n) return 0; /* interrupted before it drew a token */
@@ -147,7 +151,9 @@ void generation_drop_sample(struct generation_sample *s) {
     free(s->precomputed[1]);
     buf_free(&s->text);
     tool_agent_destroy(s->agent);
+    user_episode_free(s->user);
     s->agent = NULL;
+    s->user = NULL;
     s->ids = NULL;
     s->token_bytes = NULL;
     s->versions = NULL;
@@ -213,6 +219,7 @@ int generation_request(const struct generation_state *g, int64_t i, struct engin
 
 static int submit_group(struct generation_state *g, int64_t k) {
     struct engine_request q;
+    if (g->samples[k * g->per].user) return 0; /* its loop asks for what it needs */
     TRY(group_request(g, k, &q));
     bool parts = false;
     for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
@@ -239,9 +246,10 @@ int generation_add_group(struct generation_state *g, const struct generation_gro
         g->samples[i].earlier = g->samples[i].over;
         if (g->samples[i].over) count_over(g, i);
     }
+    g->n_groups++;
     for (int64_t i = had; i < had + g->per; i++)
         if (agents_active(g->in->agents)) TRY(agent_loop_begin(g, i));
-    return submit_group(g, g->n_groups++);
+    return submit_group(g, g->n_groups - 1);
 }
 
 /* ---- prompts ---- */
@@ -345,6 +353,26 @@ static int add_episodes(struct generation_state *g, const int64_t *kept, struct 
     return rc;
 }
 
+/* A loop of the user may begin with another prompt than the row's. */
+static int set_prompts(struct generation_state *g, const int64_t *kept, struct batch *b) {
+    const struct batch_col *rows = batch_find(b, "prompts");
+    struct text_ids all = {0};
+    int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
+    bool other = false;
+    for (int64_t i = 0; i < b->n_rows; i++) {
+        const struct user_episode *u = SAMPLE(i)->user;
+        const bool own = u && u->out.n_prompt > 0;
+        lens[i] = own ? u->out.n_prompt : batch_len(rows, i);
+        text_ids_add(&all, own ? u->out.prompt : rows->i32 + rows->off[i], lens[i]);
+        other |= own;
+    }
+    if (other) batch_drop(b, "prompts");
+    const int rc = other ? batch_add(b, "prompts", BATCH_I32, lens, all.p, NULL) : 0;
+    text_ids_free(&all);
+    free(lens);
+    return rc;
+}
+
 /* Columns of the samples of the kept groups; b has their prompts, each n times. */
 static int add_columns(struct generation_state *g, const int64_t *kept, struct batch *b) {
     const int64_t n = b->n_rows;
@@ -413,6 +441,7 @@ static int add_columns(struct generation_state *g, const int64_t *kept, struct b
         preempted->i64[i] = s->n_preempted;
     }
     TRYG(add_precomputed(g, kept, b), out);
+    TRYG(set_prompts(g, kept, b), out);
     if (agents_active(g->in->agents)) TRYG(add_episodes(g, kept, b), out);
     if (!g->baseline) goto out;
     struct batch_col *baseline;
