@@ -106,10 +106,10 @@ def interactions(s, test):
 def refusals(s, test):
     s.write("refused.jsonl", [{**s.row(i), **({"agent_name": "my_agent"} if i == 1 else {})} for i in range(8)])
     test.refused("an agent loop that there is not", run(*args_of(s, "refused"), check=False), 3, "my_agent", "tool_agent", "row 2")
-    for key, value, words in ((ROLLOUT + "agent.default_agent_loop", "my_agent", ("my_agent", "tool_agent")),
-                              (MT + "format", "xml", ("format=xml", "hermes")),
-                              (ROLLOUT + "agent.agent_loop_config_path", "x.yaml", ("agent_loop_config_path",))):
-        test.refused(f"{key}={value}", run(*args_of(s, "refused", **{key: value}), check=False), 2, *words)
+    for key, value, code, words in ((ROLLOUT + "agent.default_agent_loop", "my_agent", 2, ("my_agent", "tool_agent")),
+                                    (MT + "format", "xml", 2, ("format=xml", "hermes")),
+                                    (ROLLOUT + "agent.agent_loop_config_path", "x.yaml", 3, ("agent_loop_config_path=x.yaml",))):
+        test.refused(f"{key}={value}", run(*args_of(s, "refused", **{key: value}), check=False), code, *words)
     s.write("quiet.jsonl", [s.row(i) for i in range(4)])
     p = run(*args_of(s, "quiet", **{MT + "enable": True, MT + "tool_response_truncate_side": "left"}))
     test("tools that no row has: the cure is named", "default_agent_loop=tool_agent" in p.stderr, p.stderr[-800:])

@@ -203,6 +203,8 @@ void agents_check(const struct agents *a) {
         log_warn("%lld rows are of a tool_agent, and there are no tools: set " MULTI_TURN "tool_config_path or " MULTI_TURN
                  "function_tool_path",
                  (long long)a->n_tool_rows);
+    if (k->loop_config_path && !a->user)
+        log_warn("no row of the data names an agent loop of actor_rollout_ref.rollout.agent.agent_loop_config_path in agent_name");
     if (k->need_tools_kwargs && a->n_without_kwargs > 0)
         log_warn("data.need_tools_kwargs=True: %lld rows of a tool_agent have no extra_info.tools_kwargs",
                  (long long)a->n_without_kwargs);

@@ -115,14 +115,20 @@ static int describe(struct user_loops *u) {
     return rc;
 }
 
+static int check_path(const char *given) {
+    char *path = file_expand(given);
+    const bool there = file_exists(path);
+    const int rc = there ? file_check(path) : 0;
+    free(path);
+    if (!there) FAIL(ERR_INPUT, "actor_rollout_ref.rollout.agent.agent_loop_config_path=%s: the file does not exist", given);
+    return rc;
+}
+
 int user_loops_open(struct user_loops **out, const struct user_loops_args *a) {
     struct user_loops *u = xcalloc(1, sizeof *u);
-    int rc;
-    char *path = file_expand(a->config_path);
+    int rc = check_path(a->config_path);
     u->timeout_s = a->timeout_s;
     u->vocab = a->vocab;
-    rc = file_check(path);
-    free(path);
     if (rc == 0) rc = open_server(u);
     if (rc == 0) rc = open_pool(u, a);
     if (rc == 0) rc = describe(u);
