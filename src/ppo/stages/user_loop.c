@@ -54,12 +54,12 @@ struct user_loops {
 
 static int32_t *copied(const int32_t *p, int64_t n) {
     int32_t *q = xmalloc((size_t)n * sizeof *q + 1);
-    memcpy(q, p, (size_t)n * sizeof *q);
+    if (n > 0) memcpy(q, p, (size_t)n * sizeof *q);
     return q;
 }
 static float *copied_f32(const float *p, int64_t n) {
     float *q = xmalloc((size_t)n * sizeof *q + 1);
-    memcpy(q, p, (size_t)n * sizeof *q);
+    if (n > 0) memcpy(q, p, (size_t)n * sizeof *q);
     return q;
 }
 
@@ -418,7 +418,7 @@ static void take_result(struct user_loops *u, struct episode *e, const struct he
     if (rc == 0) rc = read_reply(g, e, r->reply, &x->out);
     if (rc < 0) x->failure = xstrdup(r->rc < 0 ? r->error : err_msg());
     x->timed_out = r->rc == ERR_TIMEOUT;
-    if (rc == 0) take_output(g, s, &x->out);
+    take_output(g, s, &x->out); /* of one that has failed: no token */
     s->finish = ENGINE_STOP;
     s->seconds += e->drawing;
     s->n_preempted += e->n_preempted;
