@@ -367,7 +367,7 @@ static void test_rejected(void **state) {
         const char *arg, *texts;
     } cases[] = {
         {"actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.model.lora.rank=8|lora_rank"},
-        {"actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml", "agent loops"},
+        {"actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B", "agent loops"},
         {"actor_rollout_ref.hybrid_engine=false", "share the devices"},
         {"trainer.v1.trainer_mode=colocate_async", "sync"},
         {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
