@@ -18,6 +18,7 @@ struct node {
     int64_t n_cut; /* tokens of the stream before that it takes off */
     struct text_ids ids;
     float *logp;      /* turn: (ids.n) */
+    float *kept;      /* turn: (ids.n); NULL: none */
     int32_t *version; /* turn: (ids.n) */
     int64_t sample;   /* for which it was made */
     int64_t n_turns;  /* request: drawn for it */
@@ -55,6 +56,7 @@ void token_tree_destroy(struct token_tree *t) {
     for (int64_t i = 0; i < t->n_node; i++) {
         text_ids_free(&t->node[i].ids);
         free(t->node[i].logp);
+        free(t->node[i].kept);
         free(t->node[i].version);
     }
     free(t->node);
@@ -260,6 +262,12 @@ done:
     return rc;
 }
 
+int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request) {
+    int64_t node = t->request[request].node;
+    while (t->node[node].parent >= 0) node = t->node[node].parent;
+    return t->node[node].ids.n;
+}
+
 void token_tree_drawn(struct token_tree *t, int64_t request, const struct token_tree_turn *turn) {
     const struct request r = t->request[request];
     struct node n = {.parent = r.node, .turn = true, .sample = r.sample};
@@ -268,6 +276,8 @@ void token_tree_drawn(struct token_tree *t, int64_t request, const struct token_
     n.logp = xcalloc((size_t)turn->n + 1, sizeof *n.logp);
     n.version = xcalloc((size_t)turn->n + 1, sizeof *n.version);
     if (turn->n) memcpy(n.logp, turn->logp, (size_t)turn->n * sizeof *n.logp);
+    if (turn->kept) n.kept = xcalloc((size_t)turn->n + 1, sizeof *n.kept);
+    if (turn->kept && turn->n) memcpy(n.kept, turn->kept, (size_t)turn->n * sizeof *n.kept);
     if (turn->n) memcpy(n.version, turn->version, (size_t)turn->n * sizeof *n.version);
     const int64_t node = add_node(t, &n);
     token_tree__turn_keys(t->node[r.node].key, turn->message, key);
@@ -294,12 +304,14 @@ static void add_tokens(struct row *r, const struct node *n, bool own) {
         r->cap = 2 * (at + n->ids.n);
         r->own = xrealloc(r->own, (size_t)r->cap * sizeof *r->own);
         r->out.logp = xrealloc(r->out.logp, (size_t)r->cap * sizeof *r->out.logp);
+        r->out.kept = xrealloc(r->out.kept, (size_t)r->cap * sizeof *r->out.kept);
         r->out.version = xrealloc(r->out.version, (size_t)r->cap * sizeof *r->out.version);
     }
     text_ids_add(&r->out.response, n->ids.p, n->ids.n);
     for (int64_t i = 0; i < n->ids.n; i++) {
         r->own[at + i] = own;
         r->out.logp[at + i] = own ? n->logp[i] : 0;
+        r->out.kept[at + i] = own && n->kept ? n->kept[i] : 0;
         r->out.version[at + i] = own ? n->version[i] : -1;
     }
     r->out.n_turns += own;
@@ -356,6 +368,7 @@ static void free_sample(struct token_tree_sample *s) {
     text_ids_free(&s->response);
     free(s->segments);
     free(s->logp);
+    free(s->kept);
     free(s->version);
 }
 

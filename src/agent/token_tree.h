@@ -38,9 +38,13 @@ const char *token_tree_start_name(enum token_tree_start s); /* "first", "again",
  * below. ERR_INPUT, ERR_FORMAT: the chat template refuses it. */
 int token_tree_prompt(struct token_tree *t, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *request);
 
+/* Tokens of the prompt that a request's sample begins with; what the request has beyond them is of its response. */
+int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request);
+
 struct token_tree_turn { /* all borrowed */
     const int32_t *ids;  /* (n) as drawn */
-    const float *logp;   /* (n) */
+    const float *logp;   /* (n): full softmax */
+    const float *kept;   /* (n): after truncation; NULL: not wanted */
     int64_t n;
     const int32_t *version; /* (n) of the weights that drew each */
     const json_t *message;  /* the assistant message that the agent was given */
@@ -57,7 +61,7 @@ struct token_tree_sample {
     struct text_ids prompt, response; /* owned */
     struct segment *segments;         /* (n_segments), as of BATCH_SEGMENTS */
     int64_t n_segments, n_turns;      /* n_turns: of its own */
-    float *logp;                      /* (response.n): 0 where it is the environment's */
+    float *logp, *kept;               /* (response.n): 0 where it is the environment's; kept 0 where no turn had them */
     int32_t *version;                 /* (response.n): -1 there */
 };
 /* The samples with at least one token to train, in the order in which they began. */

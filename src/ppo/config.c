@@ -138,11 +138,19 @@ static int derive_rollout(struct ppo_config *k) {
 static int derive_agent(struct ppo_config *k) {
 #define MULTI_TURN ARR "rollout.multi_turn."
     struct ppo_agent_config *a = &k->agent;
-    if (strcmp(a->default_loop, "single_turn_agent") != 0 && strcmp(a->default_loop, "tool_agent") != 0 && !a->loop_config_path)
+    static const char *const loops[] = {"single_turn_agent", "tool_agent", "program_agent"};
+    bool known = a->loop_config_path != NULL;
+    for (size_t i = 0; i < sizeof loops / sizeof *loops; i++) known |= strcmp(a->default_loop, loops[i]) == 0;
+    if (!known)
         FAIL(ERR_INVAL,
-             ARR "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent, and the "
-                 "classes of " ARR "rollout.agent.agent_loop_config_path",
+             ARR
+             "rollout.agent.default_agent_loop=%s: the agent loops there are: single_turn_agent, tool_agent, program_agent, and "
+             "the classes of " ARR "rollout.agent.agent_loop_config_path",
              a->default_loop);
+    if (a->command && strcmp(a->default_loop, "single_turn_agent") == 0) a->default_loop = "program_agent";
+    if (strcmp(a->on_restart, "run") != 0 && strcmp(a->on_restart, "drop") != 0)
+        FAIL(ERR_INVAL, ARR "rollout.agent.on_restart=%s: expected run or drop", a->on_restart);
+    a->run_again = strcmp(a->on_restart, "run") == 0;
     const bool qwen = strcmp(a->format, "qwen") == 0;
     if (qwen) log_note(MULTI_TURN "format=qwen is hermes by its name in SGLang, which verl's search example had");
     a->parser = tool_parser_find(qwen ? "hermes" : a->format);

@@ -191,7 +191,7 @@ struct request_item {
 void request_list_add(struct request_list *l, const struct engine_request *q) {
     const size_t begun = (size_t)q->n_begun * 4;
     const int64_t cap = l->cap_begun;
-    CHECK(q->n_stop == 0);
+    for (int64_t i = 0; i < q->n_stop; i++) buf_add(&l->stop, q->stop[i], strlen(q->stop[i]) + 1);
     xgrow((void **)&l->items, &l->cap, l->n + 1, sizeof *l->items);
     xgrow((void **)&l->ids, &l->cap_ids, l->n_ids + q->n_prompt + q->n_stop_ids + q->n_begun, sizeof *l->ids);
     xgrow((void **)&l->logp, &l->cap_begun, l->n_begun + q->n_begun, sizeof *l->logp);
@@ -215,6 +215,7 @@ void request_list_clear(struct request_list *l) {
     free(l->ids);
     free(l->logp);
     free(l->kept);
+    buf_free(&l->stop);
     *l = (struct request_list){0};
 }
 
@@ -223,17 +224,37 @@ void message_requests(struct message *m, const struct request_list *l) {
     message_add(m, l->ids, (size_t)l->n_ids * sizeof *l->ids);
     message_add(m, l->logp, (size_t)l->n_begun * sizeof *l->logp);
     message_add(m, l->kept, (size_t)l->n_begun * sizeof *l->kept);
+    message_add(m, l->stop.p, l->stop.n);
+}
+
+/* Takes n stop strings off *text; the caller frees *out, an array into it. */
+static int take_stop(const struct message_reader *r, int64_t n, const char **text, const char *end, const char ***out) {
+    if (n < 0 || n > end - *text) FAIL(ERR_FORMAT, "%s sent a request without its stop strings", r->who);
+    *out = xcalloc((size_t)n + 1, sizeof **out);
+    for (int64_t i = 0; i < n; i++) {
+        const char *nul = *text < end ? memchr(*text, '\0', (size_t)(end - *text)) : NULL;
+        if (!nul) {
+            free(*out);
+            FAIL(ERR_FORMAT, "%s sent a stop string without an end", r->who);
+        }
+        (*out)[i] = *text;
+        *text = nul + 1;
+    }
+    return 0;
 }
 
 int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct engine_request *q), void *arg) {
     const struct request_item *items;
     const int32_t *ids;
     const float *logp, *kept;
-    int64_t n, n_ids, n_begun, n_kept, at = 0, begun = 0;
+    const char *text;
+    int64_t n, n_ids, n_begun, n_kept, n_text, at = 0, begun = 0;
     TRY(message_items(r, sizeof *items, &n, (void **)&items));
     TRY(message_items(r, sizeof *ids, &n_ids, (void **)&ids));
     TRY(message_items(r, sizeof *logp, &n_begun, (void **)&logp));
     TRY(message_items(r, sizeof *kept, &n_kept, (void **)&kept));
+    TRY(message_items(r, 1, &n_text, (void **)&text));
+    const char *const end = text + n_text;
     for (int64_t i = 0; i < n; i++) {
         struct engine_request q = items[i].q;
         if (q.n_prompt < 0 || q.n_begun < 0 || q.n_stop_ids < 0 || q.n_prompt > n_ids - at ||
@@ -245,18 +266,21 @@ int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct 
         q.begun = q.stop_ids + q.n_stop_ids;
         q.begun_logp = logp + begun;
         q.begun_logp_kept = items[i].q.begun_logp_kept ? kept + begun : NULL;
-        q.stop = NULL;
-        q.n_stop = 0;
+        const char **stop;
+        TRY(take_stop(r, q.n_stop, &text, end, &stop));
+        q.stop = stop;
         q.user = (void *)(intptr_t)items[i].user;
         at += q.n_prompt + q.n_stop_ids + q.n_begun;
         begun += q.n_begun;
-        TRY(fn(arg, &q));
+        const int rc = fn(arg, &q);
+        free(stop);
+        TRY(rc);
     }
     return 0;
 }
 
 struct sample_item {
-    int64_t user, index, n, n_preempted, finish;
+    int64_t user, index, n, n_preempted, finish, n_cached, text_bytes;
     double seconds;
 };
 
@@ -269,8 +293,14 @@ void sample_list_add(struct sample_list *l, const struct engine_sample *s) {
         l->logp = xrealloc(l->logp, (size_t)l->cap_ids * sizeof *l->logp);
         l->kept = xrealloc(l->kept, (size_t)l->cap_ids * sizeof *l->kept);
     }
-    l->items[l->n++] =
-        (struct sample_item){(int64_t)(intptr_t)s->user, s->index, s->n, s->n_preempted, (int64_t)s->finish, s->seconds};
+    l->items[l->n++] = (struct sample_item){.user = (int64_t)(intptr_t)s->user,
+                                            .index = s->index,
+                                            .n = s->n,
+                                            .n_preempted = s->n_preempted,
+                                            .finish = (int64_t)s->finish,
+                                            .n_cached = s->n_cached,
+                                            .text_bytes = s->text_bytes,
+                                            .seconds = s->seconds};
     if (s->n == 0) return; /* interrupted before its first token */
     memcpy(l->ids + l->n_ids, s->ids, bytes);
     memcpy(l->logp + l->n_ids, s->logp, bytes);
@@ -317,7 +347,8 @@ int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const st
                                         .n = items[i].n,
                                         .logp = (const float *)logp.p + at,
                                         .logp_kept = (const float *)kept.p + at,
-                                        .text_bytes = -1,
+                                        .n_cached = items[i].n_cached,
+                                        .text_bytes = items[i].text_bytes,
                                         .finish = (enum engine_finish)items[i].finish,
                                         .n_preempted = items[i].n_preempted,
                                         .seconds = items[i].seconds};

@@ -6,6 +6,7 @@
 #ifndef VERLC_RANKS_MESSAGE_CODEC_H
 #define VERLC_RANKS_MESSAGE_CODEC_H
 
+#include "base/buf.h"
 #include "comm/comm.h"
 #include "data/data.h"
 #include "engine/engine.h"
@@ -53,6 +54,7 @@ struct request_list {
     struct request_item *items;
     int32_t *ids;       /* of each the prompt, its stop ids, what it has begun with */
     float *logp, *kept; /* of the latter */
+    struct buf stop;    /* stop strings, a NUL behind each */
     int64_t n, cap, n_ids, cap_ids, n_begun, cap_begun;
 };
 void request_list_add(struct request_list *l, const struct engine_request *q);

@@ -78,18 +78,23 @@ int serve__model(struct serve_call *c, const json_t *body) {
 
 /* ---- sampling ---- */
 
-static int read_seed(struct serve_call *c, const json_t *body) {
+static int read_seed(struct serve_call *c, const json_t *body, bool given) {
     const json_t *seed = json_object_get(body, "seed");
     if (seed && !json_is_null(seed)) {
         if (!json_is_integer(seed)) FAIL(ERR_INVAL, "seed: a whole number is wanted");
         c->r.seed = (uint64_t)json_integer_value(seed);
-    } else if (getrandom(&c->r.seed, sizeof c->r.seed, 0) != sizeof c->r.seed)
+    } else if (!given && getrandom(&c->r.seed, sizeof c->r.seed, 0) != sizeof c->r.seed)
         FAIL(ERR_INTERNAL, "no random numbers for a seed: %s", strerror(errno));
     return 0;
 }
 
 int serve__sampling(struct serve_call *c, const json_t *body) {
-    double temperature = 1, top_p = 1, top_k = -1, min_p = 0, penalty = 1, n = 1;
+    const struct serve_sessions *sessions = c->serve->a.sessions;
+    const bool given = c->session && sessions->defaults;
+    c->r = (struct engine_request){.temperature = 1, .top_p = 1, .top_k = -1, .repetition_penalty = 1};
+    if (given) TRY(sessions->defaults(sessions->ctx, c->session, &c->r));
+    double temperature = c->r.temperature, top_p = c->r.top_p, top_k = c->r.top_k, min_p = c->r.min_p,
+           penalty = c->r.repetition_penalty, n = 1;
     TRY(serve__number(body, "temperature", 0, 1e6, false, &temperature));
     TRY(serve__number(body, "top_p", 1e-6, 1, false, &top_p));
     TRY(serve__number(body, "top_k", -1, 1 << 24, true, &top_k));
@@ -99,7 +104,7 @@ int serve__sampling(struct serve_call *c, const json_t *body) {
     TRY(serve__bool(body, "stream", &c->stream));
     TRY(serve__bool(body, "ignore_eos", &c->r.ignore_eos));
     TRY(serve__bool(body, "return_token_ids", &c->token_ids));
-    TRY(read_seed(c, body));
+    TRY(read_seed(c, body, given));
     c->r.temperature = temperature < 1e-6 ? 0 : (float)temperature;
     c->r.top_p = (float)top_p;
     c->r.min_p = (float)min_p;
@@ -135,6 +140,7 @@ int serve__length(struct serve_call *c, int64_t asked, int64_t otherwise, bool c
         longest = c->prompts[i].n > longest ? c->prompts[i].n : longest;
     }
     const int64_t left = most - longest;
+    cut |= c->session != NULL; /* how long an answer may be is the session's */
     if (left < 1 || (asked > left && !cut))
         FAIL(ERR_INVAL,
              "this model's maximum context length is %lld tokens, and %lld of the prompt and %lld of the answer are asked for",
@@ -197,7 +203,9 @@ int serve__render(struct serve_call *c, const json_t *more, bool goes_on) {
     c->prompts = xcalloc(1, sizeof *c->prompts);
     c->n_prompts = 1;
     if (c->session && sessions->prompt) {
-        TRY(sessions->prompt(sessions->ctx, c->session, c->messages, c->tools, c->prompts));
+        if (json_object_size(more) > 0) FAIL(ERR_INVAL, "chat_template_kwargs: a session has those of its run");
+        if (goes_on) FAIL(ERR_INVAL, "messages: a session does not continue an assistant's message; the last one is another's");
+        TRY(sessions->prompt(sessions->ctx, c->session, c->messages, c->tools, c->prompts, &c->turn));
         if (c->prompts->n > 0) return 0;
     }
     if (!c->serve->chat) FAIL(ERR_INVAL, "the model has no chat template: completions alone are served");

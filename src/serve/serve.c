@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -114,6 +115,7 @@ static struct serve_call *call_create(struct serve *s, struct http_exchange *x, 
                              .dialect = d,
                              .next = s->calls,
                              .session = session ? xstrdup(session) : NULL,
+                             .turn = -1,
                              .created = (int64_t)time(NULL),
                              .start = clock_now(),
                              .last = clock_now()};
@@ -140,6 +142,8 @@ static void call_free(struct serve_call *c) {
     if (c->prev) c->prev->next = c->next;
     else s->calls = c->next;
     if (c->next) c->next->prev = c->prev;
+    const struct serve_sessions *sessions = s->a.sessions;
+    if (c->turn >= 0 && !c->recorded && sessions->dropped) sessions->dropped(sessions->ctx, c->session, c->turn);
     s->n_calls--;
     s->n_open -= c->n_open;
     for (int64_t i = 0; c->tickets && i < c->n_prompts; i++) give_ticket(s, c->tickets[i]);
@@ -217,7 +221,7 @@ static int submit(struct serve_call *c) {
     struct serve *s = c->serve;
     const struct serve_sessions *sessions = s->a.sessions;
     fill_stop_ids(c);
-    if (c->session && sessions->sampling) TRY(sessions->sampling(sessions->ctx, c->session, &c->r));
+    if (c->session && sessions->sampling) TRY(sessions->sampling(sessions->ctx, c->session, c->turn, &c->r));
     c->n_choices = c->n_open = c->n_prompts * c->r.n;
     s->n_open += c->n_open;
     c->choices = xcalloc((size_t)c->n_choices, sizeof *c->choices);
@@ -385,14 +389,32 @@ static void begin_stream(struct serve_call *c, struct buf *out) {
     c->dialect->begin(c, out);
 }
 
+/* The assistant message that the client gets, in a chat's form. */
+static json_t *message_of(const struct serve_choice *h) {
+    json_t *calls = json_array(),
+           *m = json_pack("{s:s, s:o}", "role", "assistant", "content", serve__text(h->content.p, h->content.n));
+    for (int64_t k = 0; k < h->turn.n_calls; k++) {
+        const struct tool_call *call = &h->turn.calls[k];
+        json_array_append_new(calls, json_pack("{s:s, s:{s:o, s:o}}", "type", "function", "function", "name",
+                                               serve__text(call->name, strlen(call->name)), "arguments",
+                                               serve__text(call->arguments, strlen(call->arguments))));
+    }
+    if (h->turn.n_calls > 0) json_object_set(m, "tool_calls", calls);
+    json_decref(calls);
+    return m;
+}
+
 static int record(struct serve_call *c, const struct serve_choice *h) {
     const struct serve_sessions *sessions = c->serve->a.sessions;
     if (!c->session || !sessions->drawn) return 0;
+    json_t *message = message_of(h);
     const int64_t prompt = h->index / c->r.n;
     struct engine_request r = c->r;
     r.prompt = c->prompts[prompt].p;
     r.n_prompt = c->prompts[prompt].n;
     const struct serve_turn turn = {.session = c->session,
+                                    .turn = c->turn,
+                                    .message = message,
                                     .messages = c->messages,
                                     .tools = c->tools,
                                     .request = &r,
@@ -401,7 +423,10 @@ static int record(struct serve_call *c, const struct serve_choice *h) {
                                     .n = h->ids.n,
                                     .index = h->index % c->r.n,
                                     .finish = h->finish};
-    return sessions->drawn(sessions->ctx, &turn);
+    c->recorded = true;
+    const int rc = sessions->drawn(sessions->ctx, &turn);
+    json_decref(message);
+    return rc;
 }
 
 static void first_token(struct serve *s, const struct serve_call *c) {
@@ -556,6 +581,17 @@ static int take_session(const struct serve *s, const char **path, char *id) {
     return 1;
 }
 
+/* Whether the request may use the session; else it is answered. */
+static bool may_enter(struct serve *s, struct http_exchange *x, const struct serve_dialect *d, const char *session) {
+    const struct serve_sessions *sessions = s->a.sessions;
+    const char *bearer = http_exchange_header(x, "Authorization"), *key = http_exchange_header(x, "x-api-key");
+    if (!sessions->enter) return true;
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0) key = bearer + 7;
+    const int status = sessions->enter(sessions->ctx, session, key);
+    if (status != 0) reply_error(s, x, d, status, err_msg());
+    return status == 0;
+}
+
 static bool is_messages(const char *path) {
     const char *v1 = strstr(path, "/v1/messages");
     return v1 && (v1 == path || strncmp(path, "/sessions/", 10) == 0);
@@ -570,6 +606,8 @@ void serve_request(void *serve, struct http_exchange *x) {
     const char *session = found > 0 ? id : NULL;
     enum route r = found < 0 ? NO_ROUTE : route_of(path);
     if (r == REWARD ? !session : session && (r == HEALTH || r == METRICS)) r = NO_ROUTE;
+    if (s->a.sessions_only && !session && r != HEALTH && r != METRICS) r = NO_ROUTE;
+    if (session && !may_enter(s, x, d, session)) return;
     if (r == NO_ROUTE || (r == MODEL && strcmp(path + strlen(routes[MODEL].path), s->a.model) != 0)) {
         reply_error(s, x, d, 404, found < 0 ? err_msg() : r == MODEL ? "there is no such model" : "there is no such route");
         return;
@@ -617,7 +655,7 @@ static int open_all(struct serve *s) {
     json_object_foreach(special, key, token) json_array_append(s->special, token);
     json_decref(special);
     if (getrandom(&s->salt, sizeof s->salt, 0) != sizeof s->salt) FAIL(ERR_INTERNAL, "no random numbers: %s", strerror(errno));
-    if (tokenizer_chat_template(s->a.tok, false) || tokenizer_chat_template(s->a.tok, true))
+    if (!s->a.sessions_only && (tokenizer_chat_template(s->a.tok, false) || tokenizer_chat_template(s->a.tok, true)))
         TRY(chat_template_create(&s->chat, s->a.tok));
     return find_parser(s);
 }

@@ -38,7 +38,9 @@ struct serve_drawn {
 /* One turn of a session, as it was drawn. Borrowed for the call. */
 struct serve_turn {
     const char *session;
+    int64_t turn;                         /* as `prompt` gave it; -1: of a completion */
     const json_t *messages, *tools;       /* as rendered; tools NULL: none. A completion has neither */
+    const json_t *message;                /* the assistant message that the client gets, in a chat's form */
     const struct engine_request *request; /* prompt ids and the sampling that was used */
     const int32_t *ids;
     const float *logp;
@@ -49,16 +51,23 @@ struct serve_turn {
  * nothing any more (400). */
 struct serve_sessions {
     void *ctx;
-    /* The ids of a conversation; *ids left empty: those of the chat template. */
-    int (*prompt)(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids);
-    int (*sampling)(void *ctx, const char *id, struct engine_request *r); /* may change what the request asks for */
-    int (*drawn)(void *ctx, const struct serve_turn *turn);               /* before its client has it */
-    int (*reward)(void *ctx, const char *id, const json_t *body);         /* POST .../reward */
+    /* Whether a request with this API key (NULL: it has none) may use the session: 0, or the HTTP status of a refusal, with this
+     * thread's error as its message. NULL: it may. */
+    int (*enter)(void *ctx, const char *id, const char *key);
+    int (*defaults)(void *ctx, const char *id,
+                    struct engine_request *r); /* the sampling where a request says nothing; NULL: ours */
+    /* The ids of a conversation, and a number for it; *ids left empty: those of the chat template. */
+    int (*prompt)(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *turn);
+    int (*sampling)(void *ctx, const char *id, int64_t turn, struct engine_request *r); /* may change what the request asks for */
+    int (*drawn)(void *ctx, const struct serve_turn *turn);                             /* before its client has it */
+    void (*dropped)(void *ctx, const char *id, int64_t turn);                           /* nothing comes of it; may be NULL */
+    int (*reward)(void *ctx, const char *id, const json_t *body);                       /* POST .../reward */
 };
 
 struct serve_args {
     struct serve_backend backend;
     const struct serve_sessions *sessions; /* NULL: none */
+    bool sessions_only;                    /* what is asked outside of one is refused; templates are the sessions' */
     const struct tokenizer *tok;           /* borrowed, as all here */
     const char *model;                     /* its name for clients */
     const char *tool_format;               /* of agent/tool_parser.h; NULL: by the chat template */

@@ -53,6 +53,8 @@ struct serve_call {
     const struct serve_dialect *dialect;
     struct serve_call *prev, *next;
     char id[40], *model, *session;
+    int64_t turn;  /* of its session; -1: none */
+    bool recorded; /* the session has what was drawn for it */
     int64_t created;
     /* what was asked */
     struct engine_request r; /* prompt, stop_ids and stop point to what follows */

@@ -46,7 +46,9 @@ static void draw(struct token_tree *t, int64_t request, const json_t *messages, 
     }
     json_t *message = json_pack("{s:s, s:s}", "role", "assistant", "content", n & 1 ? "a" : "b");
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
-    token_tree_drawn(t, request, &(struct token_tree_turn){ids, logp, n, version, n == 3 ? last : message});
+    token_tree_drawn(t, request,
+                     &(struct token_tree_turn){
+                         .ids = ids, .logp = logp, .kept = logp, .n = n, .version = version, .message = n == 3 ? last : message});
     json_decref(message);
 }
 

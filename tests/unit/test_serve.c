@@ -25,7 +25,10 @@ struct world {
     /* sessions */
     int64_t n_turns, n_drawn;
     int32_t drawn[256];
-    char session[130], reward[64];
+    char session[130], reward[64], said[64];
+    float top_p, temperature;
+    uint64_t seed;
+    int n_dropped;
 };
 
 static int submit(void *ctx, const struct engine_request *r, uint64_t ticket) {
@@ -46,16 +49,40 @@ static void stats(void *ctx, struct engine_stats *out) {
     out->n_kv_blocks = 7;
 }
 
-static int session_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids) {
+static int session_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids,
+                          int64_t *turn) {
     (void)ctx, (void)tools;
     assert_true(json_array_size(messages) > 0);
     if (strcmp(id, "closed") == 0) FAIL(ERR_INVAL, "the episode has ended");
     if (strcmp(id, "s-1") != 0) FAIL(ERR_INPUT, "there is no session %s", id);
     text_ids_add(ids, (const int32_t[]){1, 2, 3}, 3);
+    *turn = 5;
     return 0;
 }
-static int session_sampling(void *ctx, const char *id, struct engine_request *r) {
+static int session_enter(void *ctx, const char *id, const char *key) {
+    (void)ctx;
+    if (strcmp(id, "locked") != 0 || (key && strcmp(key, "its key") == 0)) return 0;
+    err_set(ERR_INVAL, __FILE__, __LINE__, "this key is not the session's");
+    return 401;
+}
+static int session_defaults(void *ctx, const char *id, struct engine_request *r) {
     (void)ctx, (void)id;
+    r->top_p = 0.25f;
+    r->seed = 9;
+    return 0;
+}
+static void session_dropped(void *ctx, const char *id, int64_t turn) {
+    struct world *w = ctx;
+    assert_true(strcmp(id, "s-1") == 0 && turn == 5);
+    w->n_dropped++;
+}
+static int session_sampling(void *ctx, const char *id, int64_t turn, struct engine_request *r) {
+    struct world *w = ctx;
+    (void)id;
+    assert_true(turn == 5 || turn == -1);
+    w->top_p = r->top_p;
+    w->temperature = r->temperature;
+    w->seed = r->seed;
     r->max_tokens = 77; /* the run owns it */
     return 0;
 }
@@ -65,7 +92,8 @@ static int session_drawn(void *ctx, const struct serve_turn *t) {
     w->n_drawn = t->n;
     memcpy(w->drawn, t->ids, (size_t)t->n * sizeof *t->ids);
     snprintf(w->session, sizeof w->session, "%s", t->session);
-    assert_true(t->request->n_prompt == 3 && t->request->max_tokens == 77);
+    snprintf(w->said, sizeof w->said, "%s", json_string_value(json_object_get(t->message, "content")));
+    assert_true(t->turn == 5 && t->request->n_prompt == 3 && t->request->max_tokens == 77);
     for (int64_t i = 0; i < t->n; i++) assert_true(t->logp[i] > -0.5f && t->logp[i] < 0);
     return 0;
 }
@@ -79,7 +107,14 @@ static int session_reward(void *ctx, const char *id, const json_t *body) {
 static void open_world(struct world *w, bool sessions, const char *format) {
     static struct serve_sessions s;
     *w = (struct world){0};
-    s = (struct serve_sessions){w, session_prompt, session_sampling, session_drawn, session_reward};
+    s = (struct serve_sessions){.ctx = w,
+                                .enter = session_enter,
+                                .defaults = session_defaults,
+                                .prompt = session_prompt,
+                                .sampling = session_sampling,
+                                .drawn = session_drawn,
+                                .dropped = session_dropped,
+                                .reward = session_reward};
     assert_int_equal(tokenizer_open(&w->tok, FIXTURES "/data/tok_plain"), 0);
     const struct serve_args a = {.backend = {w, submit, cancel, stats},
                                  .sessions = sessions ? &s : NULL,
@@ -267,6 +302,16 @@ static void test_sessions(void **state) {
     assert_int_equal(tokenizer_encode(w.tok, "one two", 7, false, &want), 0);
     assert_true(w.n_turns == 1 && w.n_drawn == want.n && strcmp(w.session, "s-1") == 0 && w.max_tokens == 77);
     assert_memory_equal(w.drawn, want.p, (size_t)want.n * 4);
+    assert_string_equal(w.said, "one two");
+    assert_true(w.top_p == 0.25f && w.temperature == 1 && w.seed == 9 &&
+                w.n_dropped == 0); /* the session's, where nothing is said */
+    close(post(&w, "/sessions/s-1/v1/chat/completions", CHAT(", \"temperature\": 0.5, \"seed\": 3, \"max_tokens\": 100000")));
+    while (w.n_dropped == 0) assert_int_equal(http_server_step(w.http), 0); /* its client has left */
+    assert_true(w.top_p == 0.25f && w.temperature == 0.5f && w.seed == 3);
+    assert_int_equal(answer(&w, post(&w, "/sessions/locked/reward", "{}"), &out), 401);
+    assert_true(has(&out, "is not the session's"));
+    assert_int_equal(
+        answer(&w, post(&w, "/sessions/s-1/v1/chat/completions", CHAT(", \"chat_template_kwargs\": {\"a\": 1}")), &out), 400);
     assert_int_equal(answer(&w, post(&w, "/sessions/s-1/reward", "{\"reward\": 0.5}"), &out), 200);
     assert_string_equal(w.reward, "0.5");
     assert_int_equal(answer(&w, post(&w, "/sessions/closed/v1/chat/completions", CHAT("")), &out), 400);

@@ -2,6 +2,7 @@
  * has answered, what they say is appended as tokens and the engine goes on with the response. */
 #include "ppo/stages/agent_loop.h"
 #include "ppo/stages/generation.h"
+#include "ppo/stages/program_loop.h"
 #include "ppo/stages/user_loop.h"
 
 #include "agent/continuous_tokens.h"
@@ -23,9 +24,11 @@ enum { MODEL_CONFIG_BYTES = 1 << 24 };
 struct agents {
     struct agents_args a;
     struct tools *tools;
-    struct user_loops *user;      /* NULL: none */
+    struct user_loops *user; /* NULL: none */
+    struct program_loops *programs;
     struct tool_journal *journal; /* NULL until the first call */
     struct continuous_tokens *join;
+    char *model_name;
     int32_t *stop_ids;                                         /* of the parser */
     int64_t n_stop_ids, n_rows, n_tool_rows, n_without_kwargs; /* rows of several turns, of a tool_agent */
     int64_t n_refused, n_cut, n_results;                       /* since the last report */
@@ -38,6 +41,8 @@ void agents_create(struct agents **out, const struct agents_args *a) {
 
 void agents_destroy(struct agents *a) {
     if (!a) return;
+    program_loops_close(a->programs);
+    free(a->model_name);
     continuous_tokens_destroy(a->join);
     tool_journal_close(a->journal);
     tools_close(a->tools);
@@ -105,7 +110,7 @@ static int find_stop_ids(struct agents *a) {
 
 static int open_all(struct agents *a) {
     const struct ppo_agent_config *k = a->a.k;
-    if (a->join) return 0;
+    if (a->tools) return 0;
     if (a->a.schedule == PPO_FULLY_ASYNC)
         FAIL(ERR_UNSUPPORTED, "agent loop tool_agent in fully asynchronous training is not built; take "
                               "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
@@ -117,11 +122,33 @@ static int open_all(struct agents *a) {
                                                      .timeout_s = k->tool_timeout,
                                                      .n_processes = (int)k->tool_processes}));
     TRY(find_stop_ids(a));
-    TRY(open_join(a));
+    if (!a->join) TRY(open_join(a));
     return try_template(a);
 }
 
-enum loop { ONE_TURN, TOOL_AGENT, USER_LOOP };
+enum loop { ONE_TURN, TOOL_AGENT, USER_LOOP, PROGRAM };
+
+/* The last part of the model's path. */
+static char *model_name(const char *dir) {
+    size_t to = strlen(dir), from;
+    while (to > 1 && dir[to - 1] == '/') to--;
+    for (from = to; from > 0 && dir[from - 1] != '/';) from--;
+    return xstrndup(dir + from, to - from);
+}
+
+static int open_programs(struct agents *a) {
+    if (a->programs) return 0;
+    if (!a->a.k->command)
+        FAIL(ERR_INPUT, "agent_name '" PROGRAM_LOOP "': which program? Set actor_rollout_ref.rollout.agent.command");
+    if (a->a.schedule != PPO_SYNC)
+        FAIL(ERR_UNSUPPORTED, "agent programs in asynchronous training are not built; take --config-name=ppo_trainer");
+    if (!a->join) TRY(open_join(a));
+    a->model_name = model_name(a->a.model_dir);
+    return program_loops_open(
+        &a->programs,
+        &(struct program_loops_args){
+            .k = a->a.k, .rows = a->a.rows, .tok = a->a.tok, .join = a->join, .journal = &a->journal, .model = a->model_name});
+}
 
 /* The user's classes, at the first row that may need them. */
 static int open_user_loops(struct agents *a) {
@@ -154,11 +181,15 @@ static int loop_of(struct agents *a, const json_t *row, enum loop *loop, const c
     *name = own && !json_is_null(own) ? json_string_value(own) : k->default_loop;
     if (!*name) FAIL(ERR_INPUT, "column 'agent_name' is not text");
     if (a->a.schedule == PPO_FULLY_ASYNC && !k->multi_turn) *name = "single_turn_agent"; /* verl's rule */
-    *loop = strcmp(*name, "tool_agent") == 0 ? TOOL_AGENT : strcmp(*name, "single_turn_agent") == 0 ? ONE_TURN : USER_LOOP;
+    *loop = strcmp(*name, "tool_agent") == 0          ? TOOL_AGENT
+            : strcmp(*name, "single_turn_agent") == 0 ? ONE_TURN
+            : strcmp(*name, PROGRAM_LOOP) == 0        ? PROGRAM
+                                                      : USER_LOOP;
+    if (*loop == PROGRAM) return open_programs(a);
     if (*loop != USER_LOOP) return 0;
     TRY(open_user_loops(a));
     if (user_loops_has(a->user, *name)) return 0;
-    char *names = user_loops_names(a->user, "single_turn_agent, tool_agent");
+    char *names = user_loops_names(a->user, "single_turn_agent, tool_agent, " PROGRAM_LOOP);
     err_set(ERR_INPUT, __FILE__, __LINE__, "agent_name '%s': the agent loops there are: %s%s", *name, names,
             k->loop_config_path ? "" : "; classes of your own: actor_rollout_ref.rollout.agent.agent_loop_config_path");
     free(names);
@@ -203,6 +234,9 @@ void agents_check(const struct agents *a) {
         log_warn("%lld rows are of a tool_agent, and there are no tools: set " MULTI_TURN "tool_config_path or " MULTI_TURN
                  "function_tool_path",
                  (long long)a->n_tool_rows);
+    if (k->command && !a->programs)
+        log_warn("no row of the data has the program of actor_rollout_ref.rollout.agent.command: give rows agent_name "
+                 "'" PROGRAM_LOOP "', or leave agent.default_agent_loop out");
     if (k->loop_config_path && !a->user)
         log_warn("no row of the data names an agent loop of actor_rollout_ref.rollout.agent.agent_loop_config_path in agent_name");
     if (k->need_tools_kwargs && a->n_without_kwargs > 0)
@@ -228,6 +262,11 @@ int agent_loop_begin(struct generation_state *g, int64_t i) {
         g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
         return user_loop_begin(g, a->user, i, name);
     }
+    if (loop == PROGRAM) {
+        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
+        g->samples[i].user->program = true;
+        return program_loop_begin(g, a->programs, i);
+    }
     if (loop == ONE_TURN) return 0;
     json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));
     const struct tool_agent_rules rules = {.response_length = g->in->rows->max_response_length,
@@ -242,7 +281,9 @@ int agent_loop_begin(struct generation_state *g, int64_t i) {
 }
 
 void agent_loop_drawn(struct generation_state *g, int64_t user, const struct engine_sample *s) {
-    user_loop_drawn(g, g->in->agents->user, user_loop_call(user), s);
+    const struct agents *a = g->in->agents;
+    if (user_loop_is_program(user)) program_loop_drawn(g, a->programs, user_loop_call(user), s);
+    else user_loop_drawn(g, a->user, user_loop_call(user), s);
 }
 
 /* The sample's tokens are the episode's: those of an environment have log-prob 0. */
@@ -262,17 +303,10 @@ static void take_ids(struct generation_sample *s) {
     s->n = n;
 }
 
-/* verl's request_id: one of all that the tools know of; the same in a run that was resumed. */
-static char *episode_name(const struct generation_state *g, int64_t i) {
-    const struct generation_group *group = &g->groups[i / g->per];
-    return xasprintf("%s%lld-%lld-%lld", g->validation ? "val" : "step", (long long)g->s->run->step, (long long)i,
-                     (long long)batch_find(group->prompts, "uid")->i64[group->row]);
-}
-
 /* The episode is over. */
 static int end_episode(struct generation_state *g, int64_t i) {
     struct generation_sample *s = &g->samples[i];
-    char *name = episode_name(g, i);
+    char *name = generation_episode_name(g, i);
     take_ids(s);
     s->finish = tool_agent_ended(s->agent) == TOOL_AGENT_LENGTH ? ENGINE_LENGTH : ENGINE_STOP;
     generation_ended(g, i);
@@ -287,6 +321,7 @@ static int draw_turn(struct generation_state *g, int64_t i) {
     struct engine_request q;
     take_ids(s);
     TRY(generation_request(g, i, &q));
+    q.stop_ids = agents_stop_ids(g->in->agents, &q.n_stop_ids);
     const int64_t most = g->in->rows->max_response_length, stream = q.n_prompt + s->n;
     const int64_t left =
         g->in->rows->max_prompt_length + most - stream; /* verl's limit of a turn: of the stream, not the response */
@@ -299,17 +334,6 @@ static int draw_turn(struct generation_state *g, int64_t i) {
 }
 
 /* ---- tools ---- */
-
-/* The journal of the run's directory; its steps that are saved are forgotten. */
-static int open_journal(const struct generation_state *g) {
-    struct agents *const a = g->in->agents;
-    const struct run *run = g->s->run;
-    if (a->journal) return tool_journal_forget(a->journal, run->saved_step);
-    char *dir = file_join(run->k.default_local_dir, "tool_journal");
-    const int rc = tool_journal_open(&a->journal, dir, run->saved_step, strcmp(run->k.resume_mode, "disable") == 0);
-    free(dir);
-    return rc;
-}
 
 static struct tool_journal_key key_of(const struct generation_state *g, const struct tool_agent *a, const char *episode,
                                       int64_t call) {
@@ -334,7 +358,7 @@ static int find_answer(struct generation_state *g, int64_t i, const char *episod
     struct agent_answer x = {.wait = {.ticket = -1, .sample = i, .call = call}};
     *there = false;
     if (g->s->run->probing) return 0;
-    TRY(open_journal(g));
+    TRY(generation_open_journal(g, &g->in->agents->journal));
     const struct tool_journal_key k = key_of(g, g->samples[i].agent, episode, call);
     *there = tool_journal_find(g->in->agents->journal, &k, &x.result);
     if (!*there) return 0;
@@ -371,7 +395,7 @@ static int call_tool(struct generation_state *g, int64_t i, int64_t call, const 
 
 static int call_tools(struct generation_state *g, int64_t i) {
     const struct generation_sample *s = &g->samples[i];
-    char *name = episode_name(g, i);
+    char *name = generation_episode_name(g, i);
     json_t *data = tool_agent_data(s->agent);
     int64_t n;
     int rc = 0;
@@ -403,7 +427,7 @@ static int ask_interaction(struct generation_state *g, int64_t i, const char *ep
 }
 
 static int interact(struct generation_state *g, int64_t i) {
-    char *name = episode_name(g, i);
+    char *name = generation_episode_name(g, i);
     const int rc = ask_interaction(g, i, name);
     free(name);
     return rc;
@@ -506,7 +530,7 @@ static int take_answer(struct generation_state *g, const struct agent_answer *x)
 /* An answer that has come is on disk before it is used. */
 static int keep_answer(struct generation_state *g, const struct agent_answer *x) {
     if (g->s->run->probing) return 0;
-    char *name = episode_name(g, x->wait.sample);
+    char *name = generation_episode_name(g, x->wait.sample);
     const struct tool_journal_key k = key_of(g, g->samples[x->wait.sample].agent, name, x->wait.call);
     const int rc = tool_journal_add(g->in->agents->journal, &k, &x->result);
     free(name);
@@ -535,12 +559,15 @@ static int receive(struct generation_state *g, double wait_s) {
 }
 
 bool agent_loop_waits(const struct generation_state *g) {
-    return g->n_waits + g->n_answers > 0 || (g->in->agents && user_loop_waits(g->in->agents->user));
+    return g->n_waits + g->n_answers > 0 ||
+           (g->in->agents && (user_loop_waits(g->in->agents->user) || program_loop_waits(g->in->agents->programs)));
 }
 
 int agent_loop_step(struct generation_state *g, bool wait) {
     struct user_loops *const user = g->in->agents ? g->in->agents->user : NULL;
+    struct program_loops *const programs = g->in->agents ? g->in->agents->programs : NULL;
     if (user) TRY(user_loop_step(g, user, wait && g->n_waits + g->n_answers == 0));
+    if (programs) TRY(program_loop_step(g, programs, wait && g->n_waits + g->n_answers == 0));
     for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
     g->n_turned = 0;
     TRY(receive(g, wait && g->n_answers == 0 ? 0.1 : 0));
@@ -560,6 +587,7 @@ int agent_loop_step(struct generation_state *g, bool wait) {
 void agent_loop_end(struct generation_state *g) {
     if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
     if (g->in->agents && g->in->agents->user) user_loop_end(g->in->agents->user);
+    if (g->in->agents && g->in->agents->programs) program_loop_end(g->in->agents->programs);
     for (int64_t k = 0; k < g->n_answers; k++) tool_result_free(&g->answers[k].result);
     free(g->turned);
     free(g->waits);
@@ -577,7 +605,8 @@ int64_t agent_loop_num_turns(const struct generation_sample *s) {
 }
 
 char *agent_loop_failure(const struct generation_sample *s) {
-    if (s->user && s->user->failure) return xasprintf("the agent loop failed: %s", s->user->failure);
+    if (s->user && s->user->failure)
+        return xasprintf("the agent %s failed: %s", s->user->program ? "program" : "loop", s->user->failure);
     if (!s->agent || !tool_agent_reason(s->agent)) return NULL;
     return xasprintf("the episode ended as %s: %s", tool_agent_end_name(tool_agent_ended(s->agent)), tool_agent_reason(s->agent));
 }
@@ -589,6 +618,7 @@ static json_t *plain_episode(const struct generation_sample *s) {
     json_t *e = json_pack("{s:I, s:s, s:i, s:i, s:[]}", "turns", (json_int_t)agent_loop_num_turns(s), "end", end, "malformed", 0,
                           "dropped", 0, "calls");
     if (u && u->failure) json_object_set_new(e, "reason", json_string(u->failure));
+    if (u && u->record) json_object_update(e, u->record);
     return e;
 }
 
@@ -617,13 +647,15 @@ static int add_segments(const struct generation_sample *const *at, struct batch 
 }
 
 int agent_loop_columns(const struct generation_sample *const *at, struct batch *b) {
-    struct batch_col *episode, *turns, *calls, *seconds;
+    struct batch_col *episode, *turns, *calls, *seconds, *other;
     TRY(add_segments(at, b));
     TRY(batch_add(b, "episode", BATCH_JSON, NULL, NULL, NULL));
     TRY(batch_add(b, "num_turns", BATCH_I64, NULL, NULL, NULL));
     TRY(batch_add(b, "num_tool_calls", BATCH_I64, NULL, NULL, NULL));
     TRY(batch_add(b, "tool_seconds", BATCH_F64, NULL, NULL, NULL));
+    TRY(batch_add(b, "other_temperature", BATCH_I64, NULL, NULL, NULL));
     episode = batch_find(b, "episode");
+    other = batch_find(b, "other_temperature");
     turns = batch_find(b, "num_turns");
     calls = batch_find(b, "num_tool_calls");
     seconds = batch_find(b, "tool_seconds");
@@ -632,6 +664,7 @@ int agent_loop_columns(const struct generation_sample *const *at, struct batch *
         json_decref(episode->json[i]);
         episode->json[i] = a ? tool_agent_episode(a) : plain_episode(at[i]);
         turns->i64[i] = agent_loop_num_turns(at[i]);
+        other->i64[i] = at[i]->user ? at[i]->user->n_other_temperature : 0;
         calls->i64[i] = a ? tool_agent_num_calls(a) : 0;
         seconds->f64[i] = a ? tool_agent_tool_seconds(a) : at[i]->user ? at[i]->user->out.tool_seconds : 0;
     }

@@ -49,7 +49,8 @@ struct generation_sample;
 int64_t agent_loop_num_turns(const struct generation_sample *s); /* verl's num_turns: 2 of a sample with one turn */
 /* Why an episode failed, which gives its sample no score; caller frees. NULL: it did not. */
 char *agent_loop_failure(const struct generation_sample *s);
-/* Adds segments, episode, num_turns, num_tool_calls and tool_seconds. at: each row's sample (n_rows). */
+/* Adds segments, episode, num_turns, num_tool_calls, tool_seconds, and other_temperature: tokens that
+ * were drawn at another temperature than the run's. at: each row's sample (n_rows). */
 int agent_loop_columns(const struct generation_sample *const *at, struct batch *b);
 
 #endif

@@ -76,6 +76,20 @@ struct generation_state {
     int64_t *over, n_over; /* finished groups, in this order; room for all */
 };
 
+/* ---- generation.c ---- */
+/* The randomness of the epoch that the run's sampler is in: a row that is seen again draws other samples. */
+uint64_t generation_epoch_seed(const struct stage *s);
+/* All samples of group k but the baseline: the first turn, prompt and sampling rule borrowed. */
+int generation_group_request(const struct generation_state *g, int64_t k, struct engine_request *q);
+void generation_for_baseline(struct engine_request *q);
+int generation_request(const struct generation_state *g, int64_t i, struct engine_request *q); /* sample i of it alone */
+void generation_ended(struct generation_state *g, int64_t i);                                  /* sample i has its last token */
+/* verl's request_id: one of all that the tools know of; the same in a run that was resumed. Caller frees. */
+char *generation_episode_name(const struct generation_state *g, int64_t i);
+/* The journal of the run's directory; its steps that are saved are forgotten. *journal NULL: it is opened. */
+struct tool_journal;
+int generation_open_journal(const struct generation_state *g, struct tool_journal **journal);
+
 /* ---- rollout.c ---- */
 /* A generation by parts: begin, groups with their samples (ownership is taken; NULL: none is begun), run, batches of groups that
  * have ended (rows of their samples, in the order of kept); what the caller keeps of g->samples it zeroes there; end. */
@@ -88,13 +102,8 @@ int generation_collect(struct generation_state *g, const int64_t *kept, int64_t 
 void generation_end(struct generation_state *g, int rc);
 /* The text of a sample that has ended, and the bytes of its tokens. */
 int generation_decode(const struct generation *in, struct generation_sample *s);
-/* The randomness of the epoch that the run's sampler is in: a row that is seen again draws other samples. */
-uint64_t generation_epoch_seed(const struct stage *s);
 /* The next prompt of the training data joins the running engine. */
 int generation_add_next_prompt(struct generation_state *g);
-/* The request of sample i's group for this sample alone: its first turn, prompt and sampling rule borrowed. */
-int generation_request(const struct generation_state *g, int64_t i, struct engine_request *q);
-void generation_ended(struct generation_state *g, int64_t i); /* sample i has its last token */
 /* Sample i has its score, or why it has none; takes ownership of r. */
 int generation_take_score(struct generation_state *g, int64_t i, const struct reward_result *r);
 void generation_drop_sample(struct generation_sample *s);

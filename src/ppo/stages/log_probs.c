@@ -82,7 +82,9 @@ const struct batch_col *ppo_sampling_log_probs(const struct batch *b) {
 }
 
 bool ppo_on_policy(const struct stage *s, const struct batch *b) {
-    const struct batch_col *c = batch_find(b, "param_versions");
+    const struct batch_col *c = batch_find(b, "param_versions"), *other = batch_find(b, "other_temperature");
+    for (int64_t i = 0; other && i < b->n_rows; i++)
+        if (other->i64[i] > 0) return false; /* its log-probs are those of another temperature */
     if (!c) return true;
     uint8_t *mask = ppo_policy_mask(b);
     int64_t t = 0;

@@ -196,11 +196,12 @@ static int score_by_rule(struct generation_state *g, int64_t i, const struct rew
     const struct generation_sample *s = &g->samples[i];
     const struct generation_group *group = &g->groups[i / g->per];
     const bool own = g->in->scores->own_manager;
+    const char *said = s->user ? s->user->solution : NULL; /* a program's last turn */
     json_t *extra = own || g->in->scores->args.path ? extra_info(g, i, rm) : NULL, *data = own ? manager_data(g, i, extra) : NULL;
     const struct reward_request q = {
         .data_source = batch_find(group->prompts, "data_source")->str[group->row],
-        .solution = s->text.p,
-        .n_solution = s->text.n,
+        .solution = said ? said : s->text.p,
+        .n_solution = said ? strlen(said) : s->text.n,
         .ground_truth = ground_truth_of(group),
         .extra_info = extra,
         .response_len = s->n,
@@ -221,7 +222,8 @@ int ppo_reward_submit(struct generation_state *g, int64_t i) {
     char *failure = agent_loop_failure(s);
     if (failure) return generation_take_score(g, i, &(struct reward_result){.status = REWARD_CRASH, .message = failure});
     if (s->user && s->user->out.has_reward) {
-        struct reward_result r = {.status = REWARD_SCORE, .score = s->user->out.reward};
+        struct reward_result r = {
+            .status = REWARD_SCORE, .score = s->user->out.reward, .extra = json_incref(s->user->reward_extra)};
         reward_check_score(&r);
         return generation_take_score(g, i, &r);
     }

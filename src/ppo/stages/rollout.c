@@ -31,11 +31,6 @@ static void count_over(struct generation_state *g, int64_t i) {
     if (++g->groups[k].n_over == g->per) g->over[g->n_over++] = k;
 }
 
-void generation_ended(struct generation_state *g, int64_t i) {
-    xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
-    g->ended[g->n_ended++] = i;
-}
-
 /* Submits a sample that the step trains to the idle ranks. */
 static void add_idle_passes(struct generation_state *g, int64_t i) {
     const struct generation_group *group = &g->groups[i / g->per];
@@ -163,12 +158,18 @@ void generation_drop_sample(struct generation_sample *s) {
 
 /* ---- submitting ---- */
 
+/* What ends a turn of a conversation with tools. */
+static void set_stop_ids(const struct generation_state *g, int64_t k, struct engine_request *q) {
+    if (g->samples[k * g->per].agent) q->stop_ids = agents_stop_ids(g->in->agents, &q->n_stop_ids);
+}
+
 /* Sample i of a group that is partly generated. */
 static int submit_part(struct generation_state *g, int64_t i) {
     const struct generation_sample *o = &g->samples[i];
     struct engine_request q;
     if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
     TRY(generation_request(g, i, &q));
+    set_stop_ids(g, i / g->per, &q);
     q.begun = o->ids;
     q.begun_logp = o->logp;
     q.begun_logp_kept = o->sampling_logp;
@@ -177,50 +178,11 @@ static int submit_part(struct generation_state *g, int64_t i) {
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
-/* All samples of a group but the baseline. */
-static int group_request(const struct generation_state *g, int64_t k, struct engine_request *q) {
-    const struct generation_group *group = &g->groups[k];
-    const struct ppo_sampling *sp = g->sp;
-    struct batch_col *prompts, *uid;
-    TRY(batch_get(group->prompts, "prompts", BATCH_I32, &prompts));
-    TRY(batch_get(group->prompts, "uid", BATCH_I64, &uid));
-    *q = (struct engine_request){
-        .prompt = prompts->i32 + prompts->off[group->row],
-        .n_prompt = batch_len(prompts, group->row),
-        .n = sp->n,
-        .max_tokens = g->in->rows->max_response_length,
-        .temperature = (float)sp->temperature,
-        .top_p = (float)sp->top_p,
-        .min_p = (float)sp->min_p,
-        .repetition_penalty = (float)sp->repetition_penalty,
-        .top_k = (int32_t)sp->top_k,
-        .seed = group->seed,
-        .uid = (uint64_t)uid->i64[group->row],
-        .ignore_eos = sp->ignore_eos,
-        .user = (void *)(intptr_t)(2 * k),
-    };
-    if (g->samples[k * g->per].agent) q->stop_ids = agents_stop_ids(g->in->agents, &q->n_stop_ids);
-    return 0;
-}
-
-static void for_baseline(struct engine_request *q) {
-    q->temperature = 0;
-    q->user = (void *)((intptr_t)q->user + 1);
-}
-
-int generation_request(const struct generation_state *g, int64_t i, struct engine_request *q) {
-    const bool baseline = i % g->per == g->n;
-    TRY(group_request(g, i / g->per, q));
-    q->n = 1;
-    q->first_index = baseline ? 0 : i % g->per;
-    if (baseline) for_baseline(q);
-    return 0;
-}
-
 static int submit_group(struct generation_state *g, int64_t k) {
     struct engine_request q;
     if (g->samples[k * g->per].user) return 0; /* its loop asks for what it needs */
-    TRY(group_request(g, k, &q));
+    TRY(generation_group_request(g, k, &q));
+    set_stop_ids(g, k, &q);
     bool parts = false;
     for (int64_t i = k * g->per; i < (k + 1) * g->per; i++) parts |= g->samples[i].n > 0 || g->samples[i].pause_at != 0;
     for (int64_t i = k * g->per; parts && i < (k + 1) * g->per; i++) TRY(submit_part(g, i));
@@ -228,7 +190,7 @@ static int submit_group(struct generation_state *g, int64_t k) {
     TRY(g->s->worker->ops->generate_add(g->s->worker, &q));
     if (!g->baseline) return 0;
     q.n = 1;
-    for_baseline(&q);
+    generation_for_baseline(&q);
     return g->s->worker->ops->generate_add(g->s->worker, &q);
 }
 
@@ -253,8 +215,6 @@ int generation_add_group(struct generation_state *g, const struct generation_gro
 }
 
 /* ---- prompts ---- */
-
-uint64_t generation_epoch_seed(const struct stage *s) { return s->seed ^ ((uint64_t)s->run->sampler.epoch * 0x9E3779B97F4A7C15u); }
 
 static int next_prompts(const struct stage *s, const struct generation *in, struct batch *b) {
     const int64_t *rows;

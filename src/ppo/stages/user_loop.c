@@ -172,6 +172,9 @@ void user_episode_free(struct user_episode *e) {
     if (!e) return;
     loop_output_free(&e->out);
     free(e->failure);
+    free(e->solution);
+    json_decref(e->reward_extra);
+    json_decref(e->record);
     free(e);
 }
 
@@ -311,7 +314,7 @@ static int submit(struct user_loops *u, int64_t k, struct engine_request *q, con
     q->prompt = ids->p;
     q->n_prompt = ids->n;
     q->seed ^= (uint64_t)e->n_asked * 0xD1B54A32D192ED03u;
-    q->user = (void *)(intptr_t)(-1 - u->n_calls);
+    q->user = (void *)(intptr_t)user_loop_user(u->n_calls, false);
     TRY(g->s->worker->ops->generate_add(g->s->worker, q));
     struct call *c = xcalloc(1, sizeof *c);
     *c = (struct call){.episode = k, .exchange = x, .prompt = copied(ids->p, ids->n), .n_prompt = ids->n};
@@ -393,8 +396,7 @@ void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t c
 
 /* ---- an episode ends ---- */
 
-/* The sample of an output. */
-static void take_output(struct generation_state *g, struct generation_sample *s, const struct loop_output *o) {
+void user_loop_take_output(struct generation_state *g, struct generation_sample *s, const struct loop_output *o) {
     s->n = o->n;
     s->ids = copied(o->ids, o->n);
     s->logp = copied_f32(o->logp, o->n);
@@ -418,7 +420,7 @@ static void take_result(struct user_loops *u, struct episode *e, const struct he
     if (rc == 0) rc = read_reply(g, e, r->reply, &x->out);
     if (rc < 0) x->failure = xstrdup(r->rc < 0 ? r->error : err_msg());
     x->timed_out = r->rc == ERR_TIMEOUT;
-    take_output(g, s, &x->out); /* of one that has failed: no token */
+    user_loop_take_output(g, s, &x->out); /* of one that has failed: no token */
     s->finish = ENGINE_STOP;
     s->seconds += e->drawing;
     s->n_preempted += e->n_preempted;

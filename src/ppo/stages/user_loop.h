@@ -30,21 +30,31 @@ char *user_loops_names(const struct user_loops *u, const char *more); /* "more, 
 /* ---- in a generation ---- */
 /* Sample i is made by the loop `name` of g->in->agents' user loops. */
 int user_loop_begin(struct generation_state *g, struct user_loops *u, int64_t i, const char *name);
-/* A turn that the engine has drawn: engine_request.user was user_loop_request(call). */
+/* A turn that the engine has drawn: engine_request.user was user_loop_user(call, false). */
 void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t call, const struct engine_sample *s);
 static inline bool user_loop_is_call(int64_t user) { return user < 0; }
-static inline int64_t user_loop_call(int64_t user) { return -1 - user; }
+/* Engine users of turns that are asked for: of loops of the user, and of programs (program_loop.h). */
+static inline int64_t user_loop_user(int64_t call, bool program) { return -1 - (2 * call + program); }
+static inline int64_t user_loop_call(int64_t user) { return (-1 - user) / 2; }
+static inline bool user_loop_is_program(int64_t user) { return (-1 - user) % 2 != 0; }
 /* Answers loops, takes what they return: samples that are over go to g->ended. wait: briefly. */
 int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait);
 bool user_loop_waits(const struct user_loops *u); /* for a loop */
 void user_loop_end(struct user_loops *u);         /* forgets the episodes; helpers that were busy are killed */
 
-/* Of a sample: what its loop returned. */
+/* Of a sample: what its loop returned, or what became of its program. */
 struct user_episode {
-    struct loop_output out; /* of one that has not failed */
+    struct loop_output out; /* of one that has not failed; of a program also where it has */
     char *failure;          /* NULL: it has not; owned */
-    bool timed_out;
+    bool timed_out, program;
+    /* a program's; owned, NULL: none */
+    char *solution;              /* for the reward function, in place of the response's text */
+    json_t *reward_extra;        /* what came with its reward */
+    json_t *record;              /* goes into the record of the episode */
+    int64_t n_other_temperature; /* tokens that were drawn at another temperature than the run's */
 };
 void user_episode_free(struct user_episode *e); /* NULL ok */
+/* The sample's tokens are those of an output. */
+void user_loop_take_output(struct generation_state *g, struct generation_sample *s, const struct loop_output *o);
 
 #endif

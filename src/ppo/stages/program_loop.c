@@ -1,0 +1,678 @@
+/* program_loop.c - see program_loop.h: sessions as serve sees them, their turns in the engine, their processes and deadlines.
+ *
+ * Invariant: what an episode draws depends on weights, data, seed and its own requests, in their order, alone; a session's tokens
+ * are those that its program was given. */
+#include "ppo/stages/program_loop.h"
+#include "ppo/stages/generation.h"
+
+#include "agent/child_program.h"
+#include "agent/token_tree.h"
+#include "agent/tool_journal.h"
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "serve/serve.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define LOOK_S 0.005     /* between two looks at the processes */
+#define WAIT_NS 1000000L /* of a step without work */
+enum {
+    ID_BYTES = 16,
+    MAX_BODY = 8 << 20,
+    MAX_ROW_BYTES = 96 << 10, /* of a variable; the kernel takes 128 KiB */
+    MAX_DRAWING = 256,        /* turns of one session that are drawn at a time */
+    MAX_REQUESTS = 10000,     /* of one session */
+    TOKEN_BYTES = 32,         /* a text of more bytes for each token of the context is not looked at */
+    MORE_BYTES = 64 << 10,
+    MAX_EXTRA_BYTES = 1 << 16
+};
+
+enum state { QUEUED, RUNNING, OVER };
+struct session {
+    int64_t sample;
+    enum state state;
+    char id[2 * ID_BYTES + 1], key[2 * ID_BYTES + 1];
+    struct child_program *program;
+    struct token_tree *tree;
+    int64_t n_restarts; /* runs that were killed while it ran */
+    double begun, active, drawing;
+    int64_t n_asked, n_open, n_drawing, room; /* open: not answered. room: tokens that the turn just asked for may have */
+    double oldest;                            /* clock_awake: since then a turn is open */
+    int64_t n_turns, n_preempted, n_other_temperature;
+    char *said;  /* text of the last turn */
+    json_t *log; /* of its turns */
+    bool has_reward;
+    double reward;
+    json_t *extra; /* what came with the reward */
+};
+struct call { /* one turn that is being drawn */
+    int64_t session;
+    uint64_t ticket;
+};
+struct program_loops {
+    struct program_loops_args a;
+    struct serve_sessions hooks;
+    struct serve *serve;
+    struct http_server *http;
+    struct generation_state *g;                                /* whose episodes these are */
+    struct session **sessions;                                 /* in the order in which they began */
+    int64_t n_sessions, cap_sessions, n_running, n_over, next; /* next: the first that may be QUEUED */
+    struct map ids;                                            /* id -> session */
+    struct call *calls;                                        /* by their number */
+    int64_t n_calls, cap_calls;
+    const struct engine_sample *drawn; /* within program_loop_drawn */
+    double looked;
+    int rc; /* of a call to the engine within a callback, which ends the run */
+};
+
+/* ---- sessions, as serve sees them ---- */
+
+static void new_id(char *id) {
+    uint8_t bytes[ID_BYTES];
+    CHECK(getrandom(bytes, sizeof bytes, 0) == sizeof bytes);
+    for (int i = 0; i < ID_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", bytes[i]);
+}
+
+/* One that runs. ERR_INPUT: there is none of that id; ERR_INVAL: it is over. */
+static int find_session(const struct program_loops *p, const char *id, struct session **out) {
+    int64_t at;
+    if (!map_gets(&p->ids, id, &at)) FAIL(ERR_INPUT, "there is no such session");
+    if (p->sessions[at]->state != RUNNING) FAIL(ERR_INVAL, "the episode is over");
+    *out = p->sessions[at];
+    return 0;
+}
+
+static int on_enter(void *ctx, const char *id, const char *key) {
+    const struct program_loops *p = ctx;
+    struct session *s;
+    const int rc = find_session(p, id, &s);
+    unsigned char differ = 0;
+    if (rc < 0) return rc == ERR_INPUT ? 404 : 400;
+    if (!key || strlen(key) != strlen(s->key)) differ = 1;
+    for (size_t i = 0; !differ && s->key[i]; i++) differ |= (unsigned char)(s->key[i] ^ key[i]);
+    if (differ)
+        err_set(ERR_INVAL, __FILE__, __LINE__, "the API key is not this session's: OPENAI_API_KEY and ANTHROPIC_API_KEY have it");
+    else s->active = clock_awake();
+    return differ ? 401 : 0;
+}
+
+/* The seed of the turn that is asked for next. */
+static uint64_t turn_seed(const struct session *s, const struct engine_request *q) {
+    return q->seed ^ (uint64_t)s->n_asked * 0xD1B54A32D192ED03u;
+}
+
+static int on_defaults(void *ctx, const char *id, struct engine_request *r) {
+    struct program_loops *p = ctx;
+    struct session *s;
+    struct engine_request q;
+    TRY(find_session(p, id, &s));
+    TRY(generation_request(p->g, s->sample, &q));
+    *r = (struct engine_request){.temperature = q.temperature,
+                                 .top_p = q.top_p,
+                                 .top_k = q.top_k,
+                                 .min_p = q.min_p,
+                                 .repetition_penalty = q.repetition_penalty,
+                                 .ignore_eos = q.ignore_eos,
+                                 .seed = turn_seed(s, &q)};
+    return 0;
+}
+
+/* Tokens that a turn after a conversation of n may have, n_prompt of which are its sample's prompt. */
+static int find_room(const struct program_loops *p, struct session *s, int64_t n_prompt, int64_t n) {
+    const int64_t most = p->a.rows->max_response_length;
+    if (n_prompt > p->a.rows->max_prompt_length)
+        FAIL(ERR_INVAL,
+             "this model's maximum context length: a conversation begins with at most %lld tokens (data.max_prompt_length), "
+             "and this one has %lld",
+             (long long)p->a.rows->max_prompt_length, (long long)n_prompt);
+    s->room = most - (n - n_prompt);
+    if (s->room < 1)
+        FAIL(ERR_INVAL,
+             "this model's maximum context length: all that follows a conversation's beginning has at most %lld tokens "
+             "(data.max_response_length), and here it has %lld already",
+             (long long)most, (long long)(n - n_prompt));
+    return 0;
+}
+
+/* What is asked at all: no text is made tokens that cannot fit, and a session's memory is bounded. */
+static int check_size(const struct program_loops *p, const struct session *s, const json_t *messages, const json_t *tools) {
+    const int64_t context = p->a.rows->max_prompt_length + p->a.rows->max_response_length;
+    const size_t most = (size_t)context * TOKEN_BYTES + MORE_BYTES;
+    const size_t n = json_dumpb(messages, NULL, 0, JSON_COMPACT) + (tools ? json_dumpb(tools, NULL, 0, JSON_COMPACT) : 0);
+    if (n > most)
+        FAIL(ERR_INVAL, "this model's maximum context length: %lld tokens, and the messages have %zu bytes", (long long)context, n);
+    if (token_tree_counts(s->tree).n_requests >= MAX_REQUESTS) FAIL(ERR_INVAL, "an episode has at most %d requests", MAX_REQUESTS);
+    if (s->n_drawing >= MAX_DRAWING) FAIL(ERR_INVAL, "a session asks for at most %d turns at a time", MAX_DRAWING);
+    return 0;
+}
+
+static int on_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *turn) {
+    struct program_loops *p = ctx;
+    const int64_t most = p->a.k->max_assistant_turns;
+    struct session *s;
+    int64_t t;
+    TRY(find_session(p, id, &s));
+    if (most > 0 && s->n_turns + s->n_open >= most)
+        FAIL(ERR_INVAL, "the episode has had its turns: multi_turn.max_assistant_turns=%lld", (long long)most);
+    TRY(check_size(p, s, messages, tools));
+    const int rc = token_tree_prompt(s->tree, messages, tools, ids, &t);
+    if (rc == ERR_INPUT || rc == ERR_FORMAT) return err_wrap(ERR_INVAL, "the chat template");
+    TRY(rc);
+    const int fits = find_room(p, s, token_tree_prompt_length(s->tree, t), ids->n);
+    if (fits < 0) token_tree_dropped(s->tree, t);
+    TRY(fits);
+    if (s->n_open++ == 0) s->oldest = clock_awake();
+    *turn = t;
+    phase_beat(p->g->s->run->stages);
+    return 0;
+}
+
+static int on_sampling(void *ctx, const char *id, int64_t turn, struct engine_request *r) {
+    struct program_loops *p = ctx;
+    struct session *s;
+    struct engine_request q;
+    int64_t at = 0;
+    TRY(find_session(p, id, &s));
+    if (turn < 0) FAIL(ERR_INVAL, "completions are not trained: ask for chat completions or messages");
+    if (r->n != 1) FAIL(ERR_INVAL, "n: one answer to a request is drawn in a run; ask again for another");
+    if (r->n_top > 0) FAIL(ERR_INVAL, "top_logprobs: not in a run");
+    TRY(generation_request(p->g, s->sample, &q));
+    if (r->max_tokens > s->room) r->max_tokens = s->room;
+    r->uid = q.uid;
+    r->first_index = q.first_index; /* samples of a prompt draw differently, also with one seed */
+    map_gets(&p->ids, id, &at);
+    r->user = (void *)(intptr_t)at;
+    s->n_asked++;
+    return 0;
+}
+
+/* What of a turn's sampling is not the run's. */
+static json_t *turn_record(const struct engine_request *q, const struct serve_turn *t) {
+    const struct engine_request *r = t->request;
+    json_t *o = json_pack("{s:I, s:s}", "tokens", (json_int_t)t->n, "finish", engine_finish_name(t->finish));
+    const struct {
+        const char *name;
+        float own, run;
+    } numbers[] = {{"temperature", r->temperature, q->temperature},
+                   {"top_p", r->top_p, q->top_p},
+                   {"min_p", r->min_p, q->min_p},
+                   {"top_k", (float)r->top_k, (float)q->top_k},
+                   {"repetition_penalty", r->repetition_penalty, q->repetition_penalty}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (memcmp(&numbers[i].own, &numbers[i].run, sizeof(float)) != 0)
+            json_object_set_new(o, numbers[i].name, json_real(numbers[i].own));
+    json_object_set_new(o, "max_tokens", json_integer((json_int_t)r->max_tokens));
+    for (int64_t i = 0; i < r->n_stop; i++) {
+        if (i == 0) json_object_set_new(o, "stop", json_array());
+        json_array_append_new(json_object_get(o, "stop"), json_string(r->stop[i]));
+    }
+    return o;
+}
+
+static int on_drawn(void *ctx, const struct serve_turn *t) {
+    struct program_loops *p = ctx;
+    struct session *s;
+    struct engine_request q;
+    TRY(find_session(p, t->session, &s));
+    TRY(generation_request(p->g, s->sample, &q));
+    int32_t *version = xmalloc((size_t)t->n * sizeof *version + 1);
+    for (int64_t i = 0; i < t->n; i++) version[i] = ppo_version(p->g->s);
+    token_tree_drawn(
+        s->tree, t->turn,
+        &(struct token_tree_turn){
+            .ids = t->ids, .logp = t->logp, .kept = p->drawn->logp_kept, .n = t->n, .version = version, .message = t->message});
+    free(version);
+    const char *text = json_string_value(json_object_get(t->message, "content"));
+    free(s->said);
+    s->said = xstrdup(text ? text : "");
+    json_array_append_new(s->log, turn_record(&q, t));
+    if (memcmp(&t->request->temperature, &q.temperature, sizeof q.temperature) != 0) s->n_other_temperature += t->n;
+    s->n_turns++;
+    s->n_open--;
+    s->oldest = s->active = clock_awake();
+    return 0;
+}
+
+static void on_dropped(void *ctx, const char *id, int64_t turn) {
+    struct program_loops *p = ctx;
+    struct session *s;
+    if (find_session(p, id, &s) < 0) return; /* it has no tree any more */
+    token_tree_dropped(s->tree, turn);
+    s->n_open--;
+    s->oldest = s->active = clock_awake();
+}
+
+/* A reward, and what comes with it: {"reward": x, ...}. */
+static int take_reward(struct session *s, const json_t *o) {
+    const json_t *x = json_object_get(o, "reward");
+    json_t *extra = NULL;
+    char *text;
+    if (!json_is_number(x)) FAIL(ERR_INVAL, "{\"reward\": a number} is wanted");
+    extra = json_deep_copy(o);
+    json_object_del(extra, "reward");
+    text = json_dumps(extra, JSON_COMPACT);
+    const size_t n = text ? strlen(text) : 0;
+    free(text);
+    if (n > MAX_EXTRA_BYTES) {
+        json_decref(extra);
+        FAIL(ERR_INVAL, "what comes with a reward has at most %d bytes", MAX_EXTRA_BYTES);
+    }
+    json_decref(s->extra);
+    s->extra = extra;
+    s->reward = json_number_value(x);
+    s->has_reward = true;
+    return 0;
+}
+
+/* verl's uni-agent sends {"reward_info": {"reward": x, ...}}. */
+static int on_reward(void *ctx, const char *id, const json_t *body) {
+    struct session *s;
+    const json_t *inner = json_object_get(body, "reward_info");
+    TRY(find_session(ctx, id, &s));
+    return take_reward(s, inner ? inner : body);
+}
+
+/* ---- turns in the engine ---- */
+
+static int submit(void *ctx, const struct engine_request *r, uint64_t ticket) {
+    struct program_loops *p = ctx;
+    const int64_t at = (int64_t)(intptr_t)r->user;
+    struct engine_request q = *r;
+    q.user = (void *)(intptr_t)user_loop_user(p->n_calls, true);
+    const int rc = p->g->s->worker->ops->generate_add(p->g->s->worker, &q);
+    if (rc < 0 && rc != ERR_INVAL && rc != ERR_NOMEM) p->rc = rc;
+    TRY(rc);
+    xgrow((void **)&p->calls, &p->cap_calls, p->n_calls + 1, sizeof *p->calls);
+    p->calls[p->n_calls++] = (struct call){at, ticket};
+    p->sessions[at]->n_drawing++;
+    return 0;
+}
+
+/* What is under way is drawn to its end, and then of no ticket. */
+static void cancel(void *ctx, uint64_t ticket) { (void)ctx, (void)ticket; }
+
+static void stats(void *ctx, struct engine_stats *out) {
+    const struct program_loops *p = ctx;
+    *out = p->g ? p->g->s->worker->ops->generate_stats(p->g->s->worker) : (struct engine_stats){0};
+}
+
+void program_loop_drawn(struct generation_state *g, struct program_loops *p, int64_t call, const struct engine_sample *s) {
+    if (!p || call >= p->n_calls) return; /* of a generation that was dropped */
+    struct session *x = p->sessions[p->calls[call].session];
+    (void)g;
+    x->n_drawing--;
+    x->drawing += s->seconds;
+    x->n_preempted += s->n_preempted;
+    p->drawn = s;
+    serve_drawn(p->serve, &(struct serve_drawn){.ticket = p->calls[call].ticket,
+                                                .n = s->n,
+                                                .ids = s->ids,
+                                                .logp = s->logp,
+                                                .ended = true,
+                                                .finish = s->finish,
+                                                .text_bytes = s->text_bytes,
+                                                .n_cached = s->n_cached});
+    p->drawn = NULL;
+}
+
+/* ---- an episode's sample ---- */
+
+/* The sample with the most tokens to train, of equal ones the last. */
+static const struct token_tree_sample *choose(const struct token_tree_sample *of, int64_t n) {
+    const struct token_tree_sample *best = NULL;
+    int64_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t own = 0;
+        for (int64_t k = 0; k < of[i].n_segments; k++) own += of[i].segments[k].kind == SEGMENT_POLICY ? of[i].segments[k].n : 0;
+        if (own < most) continue;
+        most = own;
+        best = &of[i];
+    }
+    return best;
+}
+
+static void *copied(const void *p, int64_t n, size_t size) {
+    void *q = xmalloc((size_t)n * size + 1);
+    if (n > 0) memcpy(q, p, (size_t)n * size);
+    return q;
+}
+
+static void fill_output(struct loop_output *o, const struct token_tree_sample *t) {
+    *o = (struct loop_output){.prompt = copied(t->prompt.p, t->prompt.n, sizeof *o->prompt),
+                              .ids = copied(t->response.p, t->response.n, sizeof *o->ids),
+                              .logp = copied(t->logp, t->response.n, sizeof *o->logp),
+                              .kept = copied(t->kept, t->response.n, sizeof *o->kept),
+                              .n_prompt = t->prompt.n,
+                              .n = t->response.n,
+                              .segments = xmalloc((size_t)t->n_segments * 2 * sizeof *o->segments + 1),
+                              .n_segments = t->n_segments,
+                              .num_turns = 2 * t->n_turns,
+                              .extra_fields = json_object()};
+    for (int64_t k = 0; k < t->n_segments; k++) {
+        o->segments[2 * k] = (int32_t)t->segments[k].n;
+        o->segments[2 * k + 1] = (int32_t)t->segments[k].kind;
+    }
+}
+
+static json_t *record_of(const struct session *s) {
+    const struct token_tree_counts c = token_tree_counts(s->tree);
+    json_t *o = json_pack("{s:O, s:I}", "turn_log", s->log, "requests", (json_int_t)c.n_requests), *starts = json_object();
+    for (int k = 0; k < TOKEN_TREE_N_STARTS; k++)
+        if (c.n_started[k] > 0)
+            json_object_set_new(starts, token_tree_start_name((enum token_tree_start)k), json_integer(c.n_started[k]));
+    json_object_set_new(o, "samples", starts);
+    if (c.n_rolled_back > 0) json_object_set_new(o, "rolled_back_tokens", json_integer(c.n_rolled_back));
+    if (s->n_restarts > 0) json_object_set_new(o, "restarted", json_integer(s->n_restarts));
+    return o;
+}
+
+static void take_sample(struct generation_state *g, struct session *s, struct user_episode *x) {
+    struct token_tree_sample *all;
+    const int64_t n = token_tree_samples(s->tree, &all);
+    const struct token_tree_sample *t = choose(all, n);
+    if (t) fill_output(&x->out, t);
+    token_tree_samples_free(all, n);
+    if (!t && !x->failure) x->failure = xstrdup("it ended without a turn of the model");
+    user_loop_take_output(g, &g->samples[s->sample], &x->out);
+}
+
+/* The session is over; failure (taken over): why it has no sample, or NULL. */
+static void end_session(struct program_loops *p, struct session *s, char *failure, bool timed_out) {
+    struct generation_state *const g = p->g;
+    struct generation_sample *const sample = &g->samples[s->sample];
+    struct user_episode *const x = sample->user;
+    x->failure = failure;
+    x->timed_out = timed_out;
+    x->n_other_temperature = s->n_other_temperature;
+    if (s->tree) {
+        take_sample(g, s, x);
+        x->record = record_of(s);
+    } else user_loop_take_output(g, sample, &x->out);
+    x->out.has_reward = s->has_reward;
+    x->out.reward = s->reward;
+    x->reward_extra = s->extra;
+    x->solution = s->said;
+    s->extra = NULL;
+    s->said = NULL;
+    sample->finish = ENGINE_STOP;
+    sample->seconds += s->drawing;
+    sample->n_preempted += s->n_preempted;
+    sample->ended = clock_wall();
+    token_tree_destroy(s->tree);
+    s->tree = NULL;
+    p->n_running -= s->state == RUNNING;
+    p->n_over++;
+    s->state = OVER;
+    phase_beat(g->s->run->stages);
+    generation_ended(g, s->sample);
+}
+
+/* ---- processes ---- */
+
+struct variables {
+    char *v[20];
+    int n;
+};
+__attribute__((format(printf, 2, 3))) static void set(struct variables *e, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    CHECK(e->n + 1 < (int)(sizeof e->v / sizeof *e->v));
+    e->v[e->n++] = xvasprintf(fmt, ap);
+    va_end(ap);
+}
+
+/* Loopback is reached without a proxy. */
+static void set_no_proxy(struct variables *e, const char *name) {
+    const char *now = getenv(name);
+    set(e, "%s=%s%s127.0.0.1,localhost", name, now ? now : "", now && *now ? "," : "");
+}
+
+static void set_variables(const struct program_loops *p, const struct session *s, const char *row, struct variables *e) {
+    const struct generation_state *g = p->g;
+    const char *url = http_server_address(p->http);
+    set(e, "OPENAI_BASE_URL=%s/sessions/%s/v1", url, s->id);
+    set(e, "OPENAI_API_KEY=%s", s->key);
+    set(e, "ANTHROPIC_BASE_URL=%s/sessions/%s", url, s->id);
+    set(e, "ANTHROPIC_API_KEY=%s", s->key);
+    set(e, "VERLC_SESSION=%s", s->id);
+    set(e, "VERLC_REWARD_URL=%s/sessions/%s/reward", url, s->id);
+    set(e, "VERLC_MODEL=%s", p->a.model);
+    set(e, "VERLC_STEP=%lld", (long long)g->s->run->step);
+    set(e, "VERLC_SAMPLE=%lld", (long long)(s->sample % g->per));
+    set(e, "VERLC_VALIDATION=%d", g->validation);
+    set(e, "VERLC_RESTARTED=%lld", (long long)s->n_restarts);
+    set_no_proxy(e, "NO_PROXY");
+    set_no_proxy(e, "no_proxy");
+    if (strlen(row) <= MAX_ROW_BYTES) set(e, "VERLC_ROW=%s", row);
+}
+
+static int start_program(struct program_loops *p, struct session *s) {
+    static const char *const without[] = {"VERLC_ROW", "ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", NULL};
+    const struct generation_group *group = &p->g->groups[s->sample / p->g->per];
+    char *row = json_dumps(batch_find(group->prompts, "row")->json[group->row], JSON_COMPACT);
+    struct variables e = {0};
+    CHECK(row != NULL);
+    set_variables(p, s, row, &e);
+    const struct child_program_args a = {
+        .command = p->a.k->command, .env = (const char *const *)e.v, .without = without, .input = row, .n_input = strlen(row)};
+    const int rc = child_program_start(&s->program, &a);
+    for (int i = 0; i < e.n; i++) free(e.v[i]);
+    free(row);
+    TRY(rc);
+    TRY(token_tree_create(&s->tree, p->a.join));
+    s->begun = s->active = s->oldest = clock_awake();
+    s->log = json_array();
+    s->state = RUNNING;
+    p->n_running++;
+    return 0;
+}
+
+/* The key of start number `attempt` of a session. */
+static struct tool_journal_key start_key(const struct program_loops *p, const char *episode, int64_t attempt) {
+    const char *command = p->a.k->command;
+    return (struct tool_journal_key){.step = p->g->s->run->step,
+                                     .episode = episode,
+                                     .turn = attempt,
+                                     .call = -2,
+                                     .name = "program",
+                                     .question = command,
+                                     .n = strlen(command)};
+}
+
+/* How often it was started in runs that were killed since the last checkpoint. */
+static int count_starts(struct program_loops *p, struct session *s) {
+    if (p->g->s->run->probing) return 0;
+    TRY(generation_open_journal(p->g, p->a.journal));
+    char *name = generation_episode_name(p->g, s->sample);
+    struct tool_result r = {0};
+    for (struct tool_journal_key k;; s->n_restarts++) {
+        k = start_key(p, name, s->n_restarts);
+        if (!tool_journal_find(*p->a.journal, &k, &r)) break;
+        tool_result_free(&r);
+    }
+    free(name);
+    return 0;
+}
+
+static int note_start(struct program_loops *p, const struct session *s) {
+    if (p->g->s->run->probing) return 0;
+    char *name = generation_episode_name(p->g, s->sample), text[] = "";
+    const struct tool_journal_key k = start_key(p, name, s->n_restarts);
+    const int rc = tool_journal_add(*p->a.journal, &k, &(struct tool_result){.text = text});
+    free(name);
+    return rc;
+}
+
+/* Starts those for which there is room, after their beginning is on disk. */
+static int start_programs(struct program_loops *p) {
+    int64_t from = p->next, n = 0;
+    for (; p->next < p->n_sessions && p->n_running + n < p->a.k->max_concurrent; p->next++) {
+        struct session *s = p->sessions[p->next];
+        if (s->state != QUEUED) continue;
+        TRY(note_start(p, s));
+        n++;
+    }
+    if (n > 0 && *p->a.journal) TRY(tool_journal_sync(*p->a.journal));
+    for (; from < p->next; from++)
+        if (p->sessions[from]->state == QUEUED) TRY(start_program(p, p->sessions[from]));
+    return 0;
+}
+
+/* Why the run ends a program; NULL: it does not. */
+static char *overdue(const struct program_loops *p, const struct session *s) {
+    const struct ppo_agent_config *k = p->a.k;
+    const double now = clock_awake();
+    if (now - s->begun > k->episode_timeout) return xasprintf("it took more than agent.episode_timeout=%g s", k->episode_timeout);
+    if (s->n_open > 0 && now - s->oldest > k->turn_timeout)
+        return xasprintf("a turn took more than agent.turn_timeout=%g s", k->turn_timeout);
+    if (s->n_open == 0 && now - s->active > k->idle_timeout)
+        return xasprintf("it asked for nothing in agent.idle_timeout=%g s", k->idle_timeout);
+    return NULL;
+}
+
+/* The program has ended: how, and what it printed last. */
+static void take_end(struct program_loops *p, struct session *s) {
+    size_t n;
+    const char *line = child_program_last_line(s->program, &n);
+    json_t *reward = s->has_reward ? NULL : child_program_reward_line(line, n);
+    char *complaint = child_program_complaint(s->program), *how, *failure = NULL;
+    child_program_stop(s->program, &how);
+    s->program = NULL;
+    if (reward && take_reward(s, reward) < 0) failure = xasprintf("its last line: %s", err_msg());
+    if (strcmp(how, "exit code 0") != 0) {
+        free(failure);
+        failure = xasprintf("%s%s%s", how, *complaint ? ": " : "", complaint);
+    }
+    json_decref(reward);
+    free(complaint);
+    free(how);
+    end_session(p, s, failure, false);
+}
+
+static void look_at(struct program_loops *p, struct session *s) {
+    if (child_program_ended(s->program)) {
+        take_end(p, s);
+        return;
+    }
+    char *why = overdue(p, s);
+    if (!why) return;
+    child_program_stop(s->program, NULL);
+    s->program = NULL;
+    end_session(p, s, why, true);
+}
+
+/* ---- a run ---- */
+
+static void on_request(void *arg, struct http_exchange *x) { serve_request(((struct program_loops *)arg)->serve, x); }
+static void on_refused(void *arg, struct http_exchange *x, int status, const char *message) {
+    serve_refused(((struct program_loops *)arg)->serve, x, status, message);
+}
+static void on_tick(void *arg) { serve_tick(((struct program_loops *)arg)->serve); }
+
+static int open_all(struct program_loops *p) {
+    const struct ppo_data_config *rows = p->a.rows;
+    const int64_t connections = 1024 + 16 * p->a.k->max_concurrent;
+    p->hooks = (struct serve_sessions){.ctx = p,
+                                       .enter = on_enter,
+                                       .defaults = on_defaults,
+                                       .prompt = on_prompt,
+                                       .sampling = on_sampling,
+                                       .drawn = on_drawn,
+                                       .dropped = on_dropped,
+                                       .reward = on_reward};
+    TRY(serve_create(&p->serve, &(struct serve_args){.backend = {.ctx = p, .submit = submit, .cancel = cancel, .stats = stats},
+                                                     .sessions = &p->hooks,
+                                                     .sessions_only = true,
+                                                     .tok = p->a.tok,
+                                                     .model = p->a.model,
+                                                     .tool_format = tool_parser_name(p->a.k->parser),
+                                                     .max_len = rows->max_prompt_length + rows->max_response_length,
+                                                     .max_open = INT32_MAX}));
+    return http_server_open(&p->http, &(struct http_server_args){.host = "127.0.0.1",
+                                                                 .max_connections = connections,
+                                                                 .max_of_peer = connections,
+                                                                 .max_body = MAX_BODY,
+                                                                 .request_s = 60,
+                                                                 .answer_s = 7 * 86400,
+                                                                 .stepped = true,
+                                                                 .serve = on_request,
+                                                                 .refused = on_refused,
+                                                                 .tick = on_tick,
+                                                                 .arg = p});
+}
+
+int program_loops_open(struct program_loops **out, const struct program_loops_args *a) {
+    struct program_loops *p = xcalloc(1, sizeof *p);
+    p->a = *a;
+    const int rc = open_all(p);
+    if (rc < 0) program_loops_close(p);
+    else *out = p;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+void program_loops_close(struct program_loops *p) {
+    if (!p) return;
+    program_loop_end(p);
+    http_server_close(p->http);
+    serve_destroy(p->serve);
+    free(p->sessions);
+    free(p->calls);
+    free(p);
+}
+
+/* ---- a generation ---- */
+
+int program_loop_begin(struct generation_state *g, struct program_loops *p, int64_t i) {
+    struct session *s = xcalloc(1, sizeof *s);
+    s->sample = i;
+    new_id(s->id);
+    new_id(s->key);
+    p->g = g;
+    xgrow((void **)&p->sessions, &p->cap_sessions, p->n_sessions + 1, sizeof *p->sessions);
+    map_set(&p->ids, s->id, strlen(s->id), p->n_sessions);
+    p->sessions[p->n_sessions++] = s;
+    TRY(count_starts(p, s));
+    if (s->n_restarts > 0 && !p->a.k->run_again)
+        end_session(p, s, xstrdup("the run was killed while it ran (agent.on_restart=drop)"), false);
+    return 0;
+}
+
+int program_loop_step(struct generation_state *g, struct program_loops *p, bool wait) {
+    (void)g;
+    TRY(http_server_step(p->http));
+    if (p->rc < 0) return err_pass(p->rc, __FILE__, __LINE__);
+    if (wait && p->n_over < p->n_sessions) nanosleep(&(struct timespec){0, WAIT_NS}, NULL);
+    const double now = clock_now();
+    if (now - p->looked < LOOK_S) return 0;
+    p->looked = now;
+    for (int64_t k = 0; k < p->next; k++)
+        if (p->sessions[k]->state == RUNNING) look_at(p, p->sessions[k]);
+    return start_programs(p);
+}
+
+bool program_loop_waits(const struct program_loops *p) { return p && p->n_over < p->n_sessions; }
+
+void program_loop_end(struct program_loops *p) {
+    if (p->serve) serve_failed_all(p->serve);
+    for (int64_t k = 0; k < p->n_sessions; k++) {
+        struct session *s = p->sessions[k];
+        if (s->program) child_program_stop(s->program, NULL);
+        token_tree_destroy(s->tree);
+        json_decref(s->log);
+        json_decref(s->extra);
+        free(s->said);
+        free(s);
+    }
+    map_free(&p->ids);
+    p->ids = (struct map){0};
+    p->n_sessions = p->n_running = p->n_over = p->next = p->n_calls = 0;
+    p->g = NULL;
+    p->rc = 0;
+}
