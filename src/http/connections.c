@@ -1,7 +1,7 @@
 /* connections.c - the limits of a server's connections: how many, of each peer, for how long.
  *
- * What connections there are is read from the process's sockets, by number and inode: libevent does not report when it closes
- * one. A connection is dropped by shutdown(2), and libevent does the rest. The sockets are looked at when there may be too many,
+ * What connections there are is read from the process's sockets of the server's port, by number and inode: libevent does not
+ * report when it closes one. A connection is dropped by shutdown(2), and libevent does the rest. The sockets are looked at when there may be too many,
  * and once a second.
  *
  * Invariant: a slow sender, a slow reader and a flood of connections hold nothing for ever, and cost a constant time each. */
@@ -33,12 +33,21 @@ static void drop(struct http_connections *t, int fd) {
     shutdown(fd, SHUT_RDWR);
 }
 
+/* Whether it is a socket of this server: the process has others, of helpers, of ranks, of another server. */
+static bool is_ours(const struct http_connections *t, int fd) {
+    struct sockaddr_storage at = {0};
+    if (getsockname(fd, (struct sockaddr *)&at, &(socklen_t){sizeof at}) != 0) return false;
+    if (at.ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)&at)->sin_port) == t->port;
+    return at.ss_family == AF_INET6 && ntohs(((const struct sockaddr_in6 *)&at)->sin6_port) == t->port;
+}
+
 /* Notes whether it was opened or closed; whether it is there. */
 static bool look_at(struct http_connections *t, int fd) {
     struct http_connection *c = &t->at[fd];
     struct sockaddr_storage peer = {0};
     struct stat st;
-    const bool there = getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0 && fstat(fd, &st) == 0;
+    const bool there = getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0 && fstat(fd, &st) == 0 &&
+                       (st.st_ino == c->inode || is_ours(t, fd));
     if (there && st.st_ino != c->inode) *c = (struct http_connection){.inode = st.st_ino, .since = clock_awake(), .peer = peer};
     else if (!there && !c->dropped) c->inode = 0;
     else if (!there && fcntl(fd, F_GETFD) < 0) *c = (struct http_connection){0}; /* shut down, it has no peer until it is closed */

@@ -23,6 +23,7 @@ struct http_connections {
     struct http_connection *at; /* (max_fd) */
     int max_fd, max, max_of_peer;
     int open, accepted; /* at the last look; since then */
+    int port;           /* of the server */
     double request_s, answer_s;
 };
 

@@ -385,6 +385,7 @@ static int listen_on(struct http_server *s) {
     if (getsockname(evhttp_bound_socket_get_fd(b), (struct sockaddr *)&at, &n) < 0)
         FAIL(ERR_IO, "the address of a socket: %s", strerror(errno));
     s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    s->connections.port = s->port;
     s->loopback = is_loopback(&at);
     return 0;
 }

@@ -141,8 +141,8 @@ static void close_world(struct world *w) {
 
 /* ---- a client ---- */
 
-static int connect_to(const struct world *w) {
-    const char *port = strrchr(http_server_address(w->http), ':') + 1;
+static int connect_to(const struct http_server *http) {
+    const char *port = strrchr(http_server_address(http), ':') + 1;
     struct sockaddr_in at = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -159,7 +159,7 @@ static void steps(const struct world *w, int n) {
 
 static int post(struct world *w, const char *path, const char *body) {
     struct buf text = {0};
-    const int fd = connect_to(w);
+    const int fd = connect_to(w->http);
     buf_addf(&text, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s", body ? "POST" : "GET", path,
              body ? strlen(body) : 0, body ? body : "");
     assert_int_equal(send(fd, text.p, text.n, 0), (ssize_t)text.n);
@@ -305,8 +305,10 @@ static void test_sessions(void **state) {
     assert_string_equal(w.said, "one two");
     assert_true(w.top_p == 0.25f && w.temperature == 1 && w.seed == 9 &&
                 w.n_dropped == 0); /* the session's, where nothing is said */
-    close(post(&w, "/sessions/s-1/v1/chat/completions", CHAT(", \"temperature\": 0.5, \"seed\": 3, \"max_tokens\": 100000")));
-    while (w.n_dropped == 0) assert_int_equal(http_server_step(w.http), 0); /* its client has left */
+    const int left =
+        post(&w, "/sessions/s-1/v1/chat/completions", CHAT(", \"temperature\": 0.5, \"seed\": 3, \"max_tokens\": 100000"));
+    close(left);
+    while (w.n_dropped == 0) steps(&w, 1); /* its client has left */
     assert_true(w.top_p == 0.25f && w.temperature == 0.5f && w.seed == 3);
     assert_int_equal(answer(&w, post(&w, "/sessions/locked/reward", "{}"), &out), 401);
     assert_true(has(&out, "is not the session's"));
@@ -369,12 +371,43 @@ static void test_failures(void **state) {
     close_world(&w);
 }
 
+/* A server at its limits closes connections of its own alone. */
+static void test_other_sockets(void **state) {
+    (void)state;
+    struct world w;
+    struct http_server *small;
+    int pair[2], fds[40];
+    open_world(&w, false, NULL);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    assert_int_equal(http_server_open(&small, &(struct http_server_args){.host = "127.0.0.1",
+                                                                         .max_connections = 16,
+                                                                         .max_of_peer = 16,
+                                                                         .stepped = true,
+                                                                         .serve = serve_request,
+                                                                         .refused = serve_refused,
+                                                                         .arg = w.serve}),
+                     0);
+    const int other = connect_to(w.http);
+    for (int i = 0; i < 8; i++) assert_int_equal(http_server_step(w.http), 0);
+    for (int i = 0; i < 40; i++) {
+        fds[i] = connect_to(small);
+        for (int k = 0; k < 4; k++) assert_int_equal(http_server_step(small), 0);
+    }
+    assert_int_equal(recv(fds[0], &(char){0}, 1, MSG_DONTWAIT), 0); /* closed: the oldest */
+    assert_int_equal(recv(pair[0], &(char){0}, 1, MSG_DONTWAIT), -1);
+    assert_int_equal(recv(other, &(char){0}, 1, MSG_DONTWAIT), -1);
+    for (int i = 0; i < 40; i++) close(fds[i]);
+    close(other);
+    close(pair[0]);
+    close(pair[1]);
+    http_server_close(small);
+    close_world(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),
-        cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_sessions),
-        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_text),          cmocka_unit_test(test_tools),    cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_other_sockets), cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
