@@ -1,8 +1,8 @@
 /* connections.c - the limits of a server's connections: how many, of each peer, for how long.
  *
  * What connections there are is read from the process's sockets of the server's port, by number and inode: libevent does not
- * report when it closes one. A connection is dropped by shutdown(2), and libevent does the rest. The sockets are looked at when there may be too many,
- * and once a second.
+ * report when it closes one. A connection is dropped by shutdown(2), and libevent does the rest. The sockets are looked at when
+ * there may be too many, and once a second.
  *
  * Invariant: a slow sender, a slow reader and a flood of connections hold nothing for ever, and cost a constant time each. */
 #include "http/http_int.h"

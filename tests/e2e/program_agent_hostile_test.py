@@ -1,0 +1,130 @@
+"""Agent programs that die, hang, flood or lie: each costs its own episode alone, tagged with the reason, or is refused with a
+status, and the run goes on."""
+
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from agent_program import AGENT, CLIENT, REWARD, ROLLOUT, args_of, samples  # noqa: E402
+from verlc_test import Scratch, Tests, run  # noqa: E402
+
+BAD = CLIENT + r"""
+import base64, http.client, pathlib, resource, signal, socket, subprocess
+from urllib.parse import urlsplit
+kind, here = ROW["extra_info"]["kind"], pathlib.Path(sys.argv[1])
+CHAT, HELLO = BASE + "/chat/completions", [{"role": "user", "content": "Hello"}]
+
+def status(body=None, url=CHAT, **more):
+    try:
+        return post(url, body, **more)
+    except (urllib.error.URLError, ConnectionError, http.client.HTTPException) as e:
+        return 0, str(e)
+
+def want(code, words, got):
+    assert got[0] in (code if isinstance(code, tuple) else (code,)) and words in str(got[1]), (kind, code, words, got)
+
+def chat(**more):
+    return {"model": "m", "messages": HELLO, **more}
+
+if kind != "silent":
+    ask(HELLO, max_tokens=3)
+if kind == "dies":
+    print("about to die", file=sys.stderr)
+    raise ValueError("no luck today")
+if kind == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if kind == "hangs":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+if kind == "busy":
+    while True:
+        ask([{"role": "user", "content": str(time.time())}], max_tokens=1)
+if kind == "floods":
+    for _ in range(40):
+        os.write(1, b"x" * 1000000)
+        os.write(2, b"y" * 100000 + b"\n")
+if kind == "big":
+    want((0, 413), "", status({"messages": [{"role": "user", "content": "ab " * 3500000}]}))
+    want(400, "maximum context length", status({"messages": [{"role": "user", "content": "ab " * 2000000}]}))
+    want(400, "maximum context length", status({"messages": [{"role": "user", "content": "ab " * 200}]}))
+if kind == "json":
+    for raw in (b"", b"{", b"[]", b"\xff", b"[" * 100000, b'{"messages": 3}', b'{"messages": [{"role": "god"}]}', b'"x"'):
+        want(400, "", status(raw=raw))
+    for body in (chat(n=2), chat(logprobs=True, top_logprobs=3), chat(temperature="hot"), chat(foo=1),
+                 chat(chat_template_kwargs={"a": 1}), chat(continue_final_message=True, add_generation_prompt=False)):
+        want(400, "", status(body))
+    want(400, "completions are not trained", status({"prompt": "a"}, url=BASE + "/completions"))
+    want(400, "a number", status({"reward": "much"}, url=os.environ["VERLC_REWARD_URL"]))
+    want(400, "at most", status({"reward": 1, "x": "y" * 100000}, url=os.environ["VERLC_REWARD_URL"]))
+if kind == "thief":
+    (here / "wanted").write_text("")
+    while not (here / "victim").exists():
+        time.sleep(0.01)
+    other = (here / "victim").read_text()
+    want(401, "not this session's", status(chat(), url=CHAT.replace(os.environ["VERLC_SESSION"], other)))
+    mine = os.environ["VERLC_REWARD_URL"]
+    want(401, "not this session's", status({"reward": 9}, url=mine.replace(os.environ["VERLC_SESSION"], other)))
+    want(401, "", status(chat(), key="none"))
+    want(404, "no such session", status(chat(), url=CHAT.replace(os.environ["VERLC_SESSION"], "0" * 32)))
+    want(404, "", status(chat(), url=CHAT.replace("/sessions/" + os.environ["VERLC_SESSION"], "")))
+    want(403, "", status(chat(), headers={"Origin": "http://evil"}))
+    (here / "victim").unlink()
+if kind == "victim":
+    (here / "victim").write_text(os.environ["VERLC_SESSION"])
+    while (here / "victim").exists():
+        time.sleep(0.01)
+if kind == "connects":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    at = urlsplit(BASE)
+    open_ones = [socket.socket() for _ in range(10000)]
+    for one in open_ones:
+        one.setblocking(False)
+        one.connect_ex((at.hostname, at.port))
+if kind == "leaves":  # a process that outlives it, in a session of its own
+    subprocess.Popen([sys.executable, "-c", "import time\nwhile True: open(%r,'w').write(str(time.time())); time.sleep(.01)"
+                      % str(here / "beat")], start_new_session=True)
+    while not (here / "beat").exists():
+        time.sleep(0.01)
+if kind == "long":
+    talk = list(HELLO)
+    while True:
+        got = status({"messages": talk, "max_tokens": 12})
+        if got[0] == 400:
+            break
+        talk += [got[1]["choices"][0]["message"], {"role": "user", "content": "more of it please"}]
+    want(400, "data.max_response_length", got)
+reward(reward=1)
+"""
+BAD_KINDS = {"dies": "exit code 1: ValueError: no luck today", "killed": "exit code 137", "hangs": "agent.idle_timeout=2", "busy":
+             "agent.episode_timeout=4", "silent": "without a turn", "floods": "", "big": "", "json": "", "thief": "", "victim": "",
+             "connects": "", "leaves": "", "long": "", "good": ""}
+
+
+def bad(s, test):
+    kinds = list(BAD_KINDS)
+    run(*args_of(s, "bad", kinds, BAD, **{
+        AGENT + "command": f"{sys.executable} {s.dir / 'bad.py'} {s.dir}", ROLLOUT + "n": 1, "trainer.total_training_steps": 1,
+        AGENT + "idle_timeout": 2, AGENT + "episode_timeout": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 14,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1}))
+    rows = dict(zip(kinds, samples(s.dir / "bad")))
+    for kind, why in BAD_KINDS.items():
+        status, message, episode = rows[kind][7], rows[kind][8], json.loads(rows[kind][9])
+        end = "timeout" if "timeout" in why else "error"
+        test(kind, (status, episode["end"]) == ("crash", end) and why in message and episode["reason"] in message if why else
+             status == "score" and rows[kind][6] == 1, (status, message, episode["end"]))
+    before = (s.dir / "beat").read_text()
+    time.sleep(0.1)
+    test("what a program leaves is ended with it", (s.dir / "beat").read_text() == before)
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        (s.dir / "reward.py").write_text(REWARD)
+        bad(s, test)
+    test.end()
+
+
+main()
