@@ -1,5 +1,6 @@
 """What tests of agents that are programs share: the beginning of such a program, in plain Python, and a run of one."""
 
+import json
 import sqlite3
 import sys
 
@@ -51,3 +52,7 @@ def args_of(s, name, kinds, program, **keys):
         AGENT + "command": f"{sys.executable} {s.dir / f'{name}.py'}", "trainer.force_old_log_prob": True,
         ROLLOUT + "calculate_log_probs": True, "reward.custom_reward_function.path": s.dir / "reward.py",
         "reward.num_workers": 1, "reward.on_error": "drop_sample", **keys})
+
+
+def without_restarts(rows):
+    return [(*r[:-1], {k: v for k, v in json.loads(r[-1]).items() if k != "restarted"}) for r in rows]

@@ -1,6 +1,5 @@
 """Agents that are programs of the user's, in a run: what a program asks of OpenAI's or Anthropic's interface is trained, and the
-log-probs of training are the rollout's in every bit, on 1 and 2 ranks; rewards by three ways; sampling of its own; killed and
-resumed."""
+log-probs of training are the rollout's in every bit, on 1 and 2 ranks; rewards by three ways; sampling of its own."""
 
 import json
 import pathlib
@@ -8,7 +7,7 @@ import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from agent_program import AGENT, CLIENT, REWARD, ROLLOUT, args_of, samples  # noqa: E402
+from agent_program import AGENT, CLIENT, REWARD, ROLLOUT, args_of, samples, without_restarts  # noqa: E402
 from tool_model import calling_model  # noqa: E402
 from verlc_test import Scratch, Tests, run, series  # noqa: E402
 
@@ -63,10 +62,6 @@ if kind == "fn":
 if kind == "own":
     by_openai(temperature=0.5, top_p=0.9, stop=["add"])
 '''
-def without_times(rows):
-    return [(*r[:-1], {k: v for k, v in json.loads(r[-1]).items() if k != "requests"}) for r in rows]
-
-
 def good(s, test):
     kinds = ["fn", "rest", "line", "fn"]
     model = {"actor_rollout_ref.model.path": s.dir / "calls"}
@@ -89,7 +84,7 @@ def good(s, test):
     calls = sum(len(set(struct.unpack(f"<{len(r[3]) // 4}i", r[3])) & s.calls) for r in rows)
     test("the model calls a tool", calls > len(rows), calls)
     run(*args_of(s, "ranks", kinds, GOOD, **model, **{"trainer.ranks": 2}))
-    test("two ranks as one", without_times(samples(s.dir / "ranks")) == without_times(rows))
+    test("two ranks as one", without_restarts(samples(s.dir / "ranks")) == without_restarts(rows))
 
 
 def own_sampling(s, test):

@@ -4,10 +4,10 @@
  * are those that its program was given. */
 #include "ppo/stages/program_loop.h"
 #include "ppo/stages/generation.h"
+#include "ppo/stages/program_journal.h"
 
 #include "agent/child_program.h"
 #include "agent/token_tree.h"
-#include "agent/tool_journal.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
@@ -383,35 +383,44 @@ static void take_sample(struct generation_state *g, struct session *s, struct us
     user_loop_take_output(g, &g->samples[s->sample], &x->out);
 }
 
-/* The session is over; failure (taken over): why it has no sample, or NULL. */
-static void end_session(struct program_loops *p, struct session *s, char *failure, bool timed_out) {
-    struct generation_state *const g = p->g;
-    struct generation_sample *const sample = &g->samples[s->sample];
-    struct user_episode *const x = sample->user;
-    x->failure = failure;
-    x->timed_out = timed_out;
-    x->n_other_temperature = s->n_other_temperature;
-    if (s->tree) {
-        take_sample(g, s, x);
-        x->record = record_of(s);
-    } else user_loop_take_output(g, sample, &x->out);
-    x->out.has_reward = s->has_reward;
-    x->out.reward = s->reward;
-    x->reward_extra = s->extra;
-    x->solution = s->said;
-    s->extra = NULL;
-    s->said = NULL;
+static struct program_journal journal_of(const struct program_loops *p) {
+    return (struct program_journal){.g = p->g, .journal = p->a.journal, .command = p->a.k->command};
+}
+
+/* The sample is there, or it has failed. */
+static void close_session(struct program_loops *p, struct session *s) {
+    struct generation_sample *const sample = &p->g->samples[s->sample];
     sample->finish = ENGINE_STOP;
-    sample->seconds += s->drawing;
-    sample->n_preempted += s->n_preempted;
     sample->ended = clock_wall();
     token_tree_destroy(s->tree);
     s->tree = NULL;
     p->n_running -= s->state == RUNNING;
     p->n_over++;
     s->state = OVER;
-    phase_beat(g->s->run->stages);
-    generation_ended(g, s->sample);
+    phase_beat(p->g->s->run->stages);
+    generation_ended(p->g, s->sample);
+}
+
+/* The program is over; failure (taken over): why it has no score, or NULL. */
+static int end_session(struct program_loops *p, struct session *s, char *failure, bool timed_out) {
+    struct generation_sample *const sample = &p->g->samples[s->sample];
+    struct user_episode *const x = sample->user;
+    const struct program_journal journal = journal_of(p);
+    x->failure = failure;
+    x->timed_out = timed_out;
+    x->n_other_temperature = s->n_other_temperature;
+    take_sample(p->g, s, x);
+    x->record = record_of(s);
+    x->out.has_reward = s->has_reward;
+    x->out.reward = s->reward;
+    x->reward_extra = s->extra;
+    x->solution = s->said;
+    s->extra = NULL;
+    s->said = NULL;
+    sample->seconds += s->drawing;
+    sample->n_preempted += s->n_preempted;
+    close_session(p, s);
+    return program_journal_end(&journal, s->sample);
 }
 
 /* ---- processes ---- */
@@ -474,52 +483,17 @@ static int start_program(struct program_loops *p, struct session *s) {
     return 0;
 }
 
-/* The key of start number `attempt` of a session. */
-static struct tool_journal_key start_key(const struct program_loops *p, const char *episode, int64_t attempt) {
-    const char *command = p->a.k->command;
-    return (struct tool_journal_key){.step = p->g->s->run->step,
-                                     .episode = episode,
-                                     .turn = attempt,
-                                     .call = -2,
-                                     .name = "program",
-                                     .question = command,
-                                     .n = strlen(command)};
-}
-
-/* How often it was started in runs that were killed since the last checkpoint. */
-static int count_starts(struct program_loops *p, struct session *s) {
-    if (p->g->s->run->probing) return 0;
-    TRY(generation_open_journal(p->g, p->a.journal));
-    char *name = generation_episode_name(p->g, s->sample);
-    struct tool_result r = {0};
-    for (struct tool_journal_key k;; s->n_restarts++) {
-        k = start_key(p, name, s->n_restarts);
-        if (!tool_journal_find(*p->a.journal, &k, &r)) break;
-        tool_result_free(&r);
-    }
-    free(name);
-    return 0;
-}
-
-static int note_start(struct program_loops *p, const struct session *s) {
-    if (p->g->s->run->probing) return 0;
-    char *name = generation_episode_name(p->g, s->sample), text[] = "";
-    const struct tool_journal_key k = start_key(p, name, s->n_restarts);
-    const int rc = tool_journal_add(*p->a.journal, &k, &(struct tool_result){.text = text});
-    free(name);
-    return rc;
-}
-
 /* Starts those for which there is room, after their beginning is on disk. */
 static int start_programs(struct program_loops *p) {
+    const struct program_journal journal = journal_of(p);
     int64_t from = p->next, n = 0;
     for (; p->next < p->n_sessions && p->n_running + n < p->a.k->max_concurrent; p->next++) {
         struct session *s = p->sessions[p->next];
         if (s->state != QUEUED) continue;
-        TRY(note_start(p, s));
+        TRY(program_journal_start(&journal, s->sample, s->n_restarts));
         n++;
     }
-    if (n > 0 && *p->a.journal) TRY(tool_journal_sync(*p->a.journal));
+    if (*p->a.journal) TRY(tool_journal_sync(*p->a.journal)); /* ends of others too */
     for (; from < p->next; from++)
         if (p->sessions[from]->state == QUEUED) TRY(start_program(p, p->sessions[from]));
     return 0;
@@ -538,7 +512,7 @@ static char *overdue(const struct program_loops *p, const struct session *s) {
 }
 
 /* The program has ended: how, and what it printed last. */
-static void take_end(struct program_loops *p, struct session *s) {
+static int take_end(struct program_loops *p, struct session *s) {
     size_t n;
     const char *line = child_program_last_line(s->program, &n);
     json_t *reward = s->has_reward ? NULL : child_program_reward_line(line, n);
@@ -553,19 +527,16 @@ static void take_end(struct program_loops *p, struct session *s) {
     json_decref(reward);
     free(complaint);
     free(how);
-    end_session(p, s, failure, false);
+    return end_session(p, s, failure, false);
 }
 
-static void look_at(struct program_loops *p, struct session *s) {
-    if (child_program_ended(s->program)) {
-        take_end(p, s);
-        return;
-    }
+static int look_at(struct program_loops *p, struct session *s) {
+    if (child_program_ended(s->program)) return take_end(p, s);
     char *why = overdue(p, s);
-    if (!why) return;
+    if (!why) return 0;
     child_program_stop(s->program, NULL);
     s->program = NULL;
-    end_session(p, s, why, true);
+    return end_session(p, s, why, true);
 }
 
 /* ---- a run ---- */
@@ -629,6 +600,23 @@ void program_loops_close(struct program_loops *p) {
 
 /* ---- a generation ---- */
 
+/* What a run that was killed left of it: all of it, or that it ran. */
+static int resume(struct program_loops *p, struct session *s) {
+    struct generation_sample *const sample = &p->g->samples[s->sample];
+    const struct program_journal journal = journal_of(p);
+    bool over;
+    TRY(program_journal_find(&journal, s->sample, &over, &s->n_restarts));
+    const bool dropped = !over && s->n_restarts > 0 && !p->a.k->run_again;
+    if (!over && !dropped) return 0;
+    if (dropped) {
+        sample->user->failure = xstrdup("the run was killed while it ran (agent.on_restart=drop)");
+        sample->user->record = json_pack("{s:I}", "restarted", (json_int_t)s->n_restarts);
+    }
+    user_loop_take_output(p->g, sample, &sample->user->out);
+    close_session(p, s);
+    return 0;
+}
+
 int program_loop_begin(struct generation_state *g, struct program_loops *p, int64_t i) {
     struct session *s = xcalloc(1, sizeof *s);
     s->sample = i;
@@ -638,10 +626,7 @@ int program_loop_begin(struct generation_state *g, struct program_loops *p, int6
     xgrow((void **)&p->sessions, &p->cap_sessions, p->n_sessions + 1, sizeof *p->sessions);
     map_set(&p->ids, s->id, strlen(s->id), p->n_sessions);
     p->sessions[p->n_sessions++] = s;
-    TRY(count_starts(p, s));
-    if (s->n_restarts > 0 && !p->a.k->run_again)
-        end_session(p, s, xstrdup("the run was killed while it ran (agent.on_restart=drop)"), false);
-    return 0;
+    return resume(p, s);
 }
 
 int program_loop_step(struct generation_state *g, struct program_loops *p, bool wait) {
@@ -653,7 +638,7 @@ int program_loop_step(struct generation_state *g, struct program_loops *p, bool 
     if (now - p->looked < LOOK_S) return 0;
     p->looked = now;
     for (int64_t k = 0; k < p->next; k++)
-        if (p->sessions[k]->state == RUNNING) look_at(p, p->sessions[k]);
+        if (p->sessions[k]->state == RUNNING) TRY(look_at(p, p->sessions[k]));
     return start_programs(p);
 }
 
