@@ -7,7 +7,7 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks performance \
+.PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks bench-sessions performance \
         bench-learn learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
@@ -34,6 +34,8 @@ bench: build oracle-venv ## figures of this machine beside torch's and transform
 	@scripts/bench.sh
 bench-gpu: ## figures of one GPU beside their bars, and torch's and vLLM's where python3 has them; after make CUDA=1
 	@scripts/bench_gpu.sh
+bench-sessions: ## thousands of episodes that wait for their tools while one GPU generates; after make CUDA=1
+	@python3 tools/bench_sessions.py
 bench-ranks: ## what several GPUs bring, beside their bars, and whether results differ; after make CUDA=1
 	@python3 tools/bench_ranks.py
 performance: ## the tables of docs/performance.md from docs/figures; FIGURES=build/bench/gpu.json takes new figures in
