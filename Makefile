@@ -7,8 +7,9 @@ ORACLE := .venv-oracle
 VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
-.PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks bench-sessions performance \
-        bench-learn learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
+.PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks \
+        bench-sessions performance bench-learn \
+        learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv, as far as users need them

@@ -8,8 +8,9 @@ and a table in the head says what follows. The same step with tools that answer 
       [--tool-seconds S] [--seqs N]
 
 --device cpu: a tiny model; it shows that nothing waits for a tool, and no rate of a GPU.
-On a GPU the step is traced, which says how long the device waited for the host while it generated.
-Environment: VERLC, OUT_DIR. Writes OUT_DIR/sessions.json. Exit status 1: less than 90 % of the reference's rate, or a run failed."""
+On a GPU the step is traced, which says how long the device waited for the host.
+Environment: VERLC, OUT_DIR. Writes OUT_DIR/sessions.json.
+Exit status 1: less than 90 % of the reference's rate, or a run failed."""
 
 import argparse
 import json
