@@ -85,7 +85,7 @@ static int open_dataset(struct controller *c, bool train, struct rl_dataset **ou
                                       .n_files = train ? k->data.n_train_files : k->data.n_val_files,
                                       .prompt_key = k->data.prompt_key,
                                       .reward_fn_key = k->data.reward_fn_key,
-                                      .own_scorer = k->reward.args.path || k->reward.own_manager,
+                                      .own_scorer = k->reward.args.path || k->reward.own_manager || k->agent.command,
                                       .tok = c->tok,
                                       .chat = c->chat,
                                       .chat_kwargs = k->data.chat_kwargs,
@@ -166,7 +166,11 @@ static int check_data_sources(const struct controller *c) {
             xgrow((void **)&sources, &cap, n + 1, sizeof *sources);
             sources[n++] = source;
         }
-    const int rc = reward_check_sources(c->reward, sources, n);
+    int rc = reward_check_sources(c->reward, sources, n);
+    if (rc == ERR_INPUT && c->k->agent.command) {
+        log_note("an episode of agent.command that gives no reward has none: %s", err_msg());
+        rc = 0;
+    }
     free(sources);
     map_free(&seen);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
