@@ -38,7 +38,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def samples(run_dir):
     with sqlite3.connect(run_dir / "run.db") as db:
         return db.execute("SELECT step, uid, sample, ids, logp, segments, score, reward_status, reward_message, episode "
-                          "FROM samples ORDER BY step, uid, sample").fetchall()
+                          "FROM samples ORDER BY step, uid, sample, id").fetchall()
 
 
 def args_of(s, name, kinds, program, **keys):

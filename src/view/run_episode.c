@@ -41,6 +41,8 @@ struct run_episode run_episode_of(const json_t *episode) {
     struct run_episode e = {.turns = count_of(episode, "turns"),
                             .malformed = count_of(episode, "malformed"),
                             .dropped = count_of(episode, "dropped"),
+                            .output = count_of(episode, "output"),
+                            .outputs = count_of(episode, "outputs"),
                             .end = text_of(episode, "end").p,
                             .reason = json_string_value(json_object_get(episode, "reason"))};
     for (; run_episode_call(episode, e.calls, &c); e.calls++) e.failed += !is(c.status, "ok");

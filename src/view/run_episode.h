@@ -8,6 +8,7 @@
 /* Of an episode; NULL: all 0. failed: calls with another status than ok. */
 struct run_episode {
     int64_t turns, calls, failed, malformed, dropped;
+    int64_t output, outputs;  /* which of how many samples of its episode; 0, 0: the only one */
     const char *end, *reason; /* "", NULL: absent; borrowed */
 };
 struct run_episode run_episode_of(const json_t *episode);

@@ -189,8 +189,10 @@ static void episode_line(const struct run_sample *s, struct buf *out) {
     term_text(out, e.end, strlen(e.end), false);
     if (e.reason) buf_adds(out, " (");
     if (e.reason) term_text(out, e.reason, strlen(e.reason), false);
-    buf_addf(out, "%s; %lld tool calls, %lld failed, %lld malformed, %lld dropped\n", e.reason ? ")" : "", (long long)e.calls,
+    buf_addf(out, "%s; %lld tool calls, %lld failed, %lld malformed, %lld dropped", e.reason ? ")" : "", (long long)e.calls,
              (long long)e.failed, (long long)e.malformed, (long long)e.dropped);
+    if (e.outputs > 1) buf_addf(out, "; sample %lld of %lld of its episode", (long long)e.output + 1, (long long)e.outputs);
+    buf_addc(out, '\n');
 }
 
 static void text_line(struct buf *out, const char *label, const char *s, size_t n) {

@@ -63,6 +63,8 @@ static json_t *sample_json(const struct run_sample *s) {
     json_object_set_new(o, "calls", json_integer(e.calls));
     json_object_set_new(o, "failed", json_integer(e.failed + e.malformed));
     json_object_set_new(o, "tools", run_episode_tools(s->episode));
+    if (e.outputs > 1) json_object_set_new(o, "output", json_integer(e.output + 1));
+    if (e.outputs > 1) json_object_set_new(o, "outputs", json_integer(e.outputs));
     return o;
 }
 static int add_sample(void *list, const struct run_sample *s) { return json_array_append_new(list, sample_json(s)); }

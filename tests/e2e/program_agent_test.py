@@ -59,6 +59,12 @@ if kind == "line":
     print(json.dumps({"reward": 0.5, "acc": 0}))
 if kind == "fn":
     by_openai()
+if kind == "several":  # a sub-agent between two turns, and then the conversation goes on without its beginning
+    talk.append(ask(talk, max_tokens=6))
+    ask([{"role": "system", "content": "Count."}, {"role": "user", "content": "2"}], max_tokens=6)
+    talk.append({"role": "user", "content": "Sure?"})
+    talk.append(ask(talk, max_tokens=6))
+    ask([talk[0], {"role": "user", "content": "In short?"}], max_tokens=6)
 if kind == "own":
     by_openai(temperature=0.5, top_p=0.9, stop=["add"])
 '''
@@ -87,6 +93,20 @@ def good(s, test):
     test("two ranks as one", without_restarts(samples(s.dir / "ranks")) == without_restarts(rows))
 
 
+def several(s, test):
+    run(*args_of(s, "several", ["several", "fn"], GOOD, **{"actor_rollout_ref.actor.ppo_mini_batch_size": 2}))
+    d, rows = s.dir / "several", samples(s.dir / "several")
+    test("log-probs of training are the rollout's", series(d, "training/rollout_probs_diff_max") == [0, 0])
+    episodes = [json.loads(r[9]) for r in rows]
+    test("a sub-agent and a rewritten context give samples of their own", [
+        (e.get("output", 0), e.get("outputs", 1)) for e in episodes] == [*[(0, 3), (1, 3), (2, 3)] * 2, (0, 1), (0, 1)] * 2,
+         episodes[0])
+    test("why they began is recorded", episodes[2]["samples"] == {"first": 1, "sub_agent": 1, "compacted": 1}, episodes[2])
+    test("all have the score of the last", all(len({r[6] for r in rows[8 * k + 3 * j:8 * k + 3 * j + 3]}) == 1
+                                               for k in range(2) for j in range(2)))
+    test("the first goes on with the conversation", [len(struct.unpack(f"<{len(r[5]) // 4}i", r[5])) for r in rows[:3]] == [6, 2, 2])
+
+
 def own_sampling(s, test):
     run(*args_of(s, "own", ["own", "fn"], GOOD, **{
         "actor_rollout_ref.model.path": s.dir / "calls", "trainer.force_old_log_prob": False, "trainer.ranks": 2,
@@ -109,6 +129,7 @@ def main():
         tokens = json.loads((s.dir / "calls/tokenizer.json").read_text())["added_tokens"]
         s.calls = {t["id"] for t in tokens if t["content"].startswith("<tool_call>{")}
         good(s, test)
+        several(s, test)
         own_sampling(s, test)
     test.end()
 

@@ -31,6 +31,13 @@ class TwoTurns(AgentLoopBase):
         ids = first.token_ids + said + second.token_ids
         mask = [1] * len(first.token_ids) + [0] * len(said) + [1] * len(second.token_ids)
         kind = row["extra_info"]["kind"]
+        if kind == "several":  # what it said first is context of the second, which begins at another prompt
+            outputs = [AgentLoopOutput(prompt_ids=prompt, response_ids=first.token_ids, response_mask=[1] * len(first.token_ids),
+                                       num_turns=2, metrics={}, extra_fields={}),
+                       AgentLoopOutput(prompt_ids=prompt + first.token_ids + said, response_ids=second.token_ids,
+                                       response_mask=[1] * len(second.token_ids), num_turns=4, metrics={},
+                                       extra_fields={"n_said": len(said)})]
+            return outputs if row["session_id"] else outputs[1:]
         if kind == "raises":
             raise ValueError("no luck")
         if kind == "hangs":
@@ -53,7 +60,7 @@ KINDS = ["good", "scored", "good", "good"], ["raises", "claims", "hangs", "other
 def samples(run_dir):
     with sqlite3.connect(run_dir / "run.db") as db:
         return db.execute("SELECT step, uid, sample, ids, logp, segments, score, reward_status, reward_message, episode "
-                          "FROM samples ORDER BY step, uid, sample").fetchall()
+                          "FROM samples ORDER BY step, uid, sample, id").fetchall()
 
 
 def args_of(s, name, kinds, **keys):
@@ -85,6 +92,30 @@ def good(s, test):
     test("two ranks as one", samples(s.dir / "ranks") == rows)
 
 
+def several(s, test):
+    """Each episode but the first of its prompt gives two samples."""
+    keys = {"actor_rollout_ref.actor.ppo_mini_batch_size": 2, "reward.custom_reward_function.path": s.dir / "length.py"}
+    (s.dir / "length.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                                     "    return len(solution_str) / 100\n")
+    run(*args_of(s, "several", ["several"] * 4, **keys))
+    d, rows = s.dir / "several", samples(s.dir / "several")
+    test("log-probs of training are the rollout's", series(d, "training/rollout_probs_diff_max") == [0, 0])
+    of = [json.loads(r[9]) for r in rows]
+    test("an episode may give several samples", [(e.get("output"), e.get("outputs")) for e in of] ==
+         [(None, None), (0, 2), (1, 2)] * 8, of[:3])
+    test("the last one's score is that of all", all(a[6] == b[6] for a, b in zip(rows[1::3], rows[2::3])) and
+         len({r[6] for r in rows}) > 4, [r[6] for r in rows])
+    with sqlite3.connect(d / "run.db") as db:
+        advantage = [r[0] for r in db.execute("SELECT advantage FROM samples ORDER BY step, uid, sample, id")]
+    test("episodes are compared, not samples", all(b == c and abs(a + b) < 1e-6 for a, b, c in
+                                                   zip(advantage[::3], advantage[1::3], advantage[2::3])), advantage[:6])
+    test("turns are the sample's", [e["turns"] for e in of] == [4, 2, 4] * 8)
+    run(*args_of(s, "several_ranks", ["several"] * 4, **keys, **{"trainer.ranks": 3}))
+    test("three ranks as one", samples(s.dir / "several_ranks") == rows)
+    shown = run("show", d, "--step", 1, "--sample", f"{rows[0][1]}.1").stdout
+    test("a sample says which of its episode it is", "sample 2 of 2 of its episode" in shown, shown[-600:])
+
+
 def bad(s, test):
     run(*args_of(s, "bad", KINDS[1], **{ROLLOUT + "agent.episode_timeout": 2, "trainer.total_training_steps": 1}))
     rows = samples(s.dir / "bad")
@@ -112,6 +143,7 @@ def main():
         (s.dir / "loops.yaml").write_text('- name: two_turns\n  _target_: loops.TwoTurns\n  hint: " 1 + 1 "\n')
         (s.dir / "reward.py").write_text(REWARD)
         good(s, test)
+        several(s, test)
         bad(s, test)
         refused(s, test)
     test.end()

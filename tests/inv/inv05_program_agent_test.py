@@ -20,6 +20,7 @@ with open(here / "starts", "a") as f:
 talk = list(ROW["prompt"])
 for turn in range(2):
     talk += [ask(talk, max_tokens=6), {"role": "user", "content": "More?"}]
+ask([{"role": "system", "content": "Count."}, talk[-1]], max_tokens=6)  # a sample of its own
 while name == "2-1-0" and (here / "hold").exists():
     time.sleep(0.01)
 """
@@ -54,7 +55,9 @@ def restarted(s, test):
     same = [samples(s.dir / d) for d in ("whole", "again")]
     test("run: the same bits as unbroken", without_restarts(same[0]) == without_restarts(same[1]) and
          state(s.dir / "whole", 2) == state(s.dir / "again", 2))
-    test("run: an episode says that it was started again", [json.loads(r[9]).get("restarted") for r in same[1]].count(1) == 1)
+    test("each episode gives two samples", all(len(rows) == 2 * 2 * 2 * 2 for rows in same), [len(rows) for rows in same])
+    test("run: an episode says that it was started again", [json.loads(r[9]).get("restarted") for r in same[1]].count(1) == 1,
+         [json.loads(r[9]) for r in same[1]])
     bad = [r for r in samples(s.dir / "dropped") if r[7] != "score"]
     test("drop: one episode without a score, and it says why", len(bad) == 1 and "on_restart=drop" in bad[0][8], bad)
 

@@ -11,6 +11,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+void generation_drop_sample(struct generation_sample *s) {
+    free(s->ids);
+    free(s->logp);
+    free(s->sampling_logp);
+    free(s->token_bytes);
+    free(s->versions);
+    free(s->precomputed[0]);
+    free(s->precomputed[1]);
+    buf_free(&s->text);
+    tool_agent_destroy(s->agent);
+    user_episode_free(s->user);
+    s->agent = NULL;
+    s->user = NULL;
+    s->ids = NULL;
+    s->token_bytes = NULL;
+    s->versions = NULL;
+    s->precomputed[0] = s->precomputed[1] = NULL;
+    s->logp = s->sampling_logp = NULL;
+}
+
 void generation_ended(struct generation_state *g, int64_t i) {
     xgrow((void **)&g->ended, &g->cap_ended, g->n_ended + 1, sizeof *g->ended);
     g->ended[g->n_ended++] = i;

@@ -54,20 +54,27 @@ static void put(json_t *o, const char *name, const void *p, int64_t n, size_t si
     free(text);
 }
 
-static json_t *to_json(const struct generation_sample *s) {
-    const struct user_episode *x = s->user;
-    const struct loop_output *o = &x->out;
-    json_t *v = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:b}", "n_prompt", (json_int_t)o->n_prompt, "n",
-                          (json_int_t)o->n, "n_segments", (json_int_t)o->n_segments, "num_turns", (json_int_t)o->num_turns,
-                          "num_preempted", (json_int_t)s->n_preempted, "other_temperature", (json_int_t)x->n_other_temperature,
-                          "seconds", s->seconds, "timed_out", x->timed_out, "has_reward", o->has_reward);
-    CHECK(v != NULL);
+static json_t *output_json(const struct loop_output *o) {
+    json_t *v = json_pack("{s:I, s:I, s:I, s:I}", "n_prompt", (json_int_t)o->n_prompt, "n", (json_int_t)o->n, "n_segments",
+                          (json_int_t)o->n_segments, "num_turns", (json_int_t)o->num_turns);
     put(v, "prompt", o->prompt, o->n_prompt, sizeof *o->prompt);
     put(v, "ids", o->ids, o->n, sizeof *o->ids);
     put(v, "logp", o->logp, o->n, sizeof *o->logp);
     put(v, "kept", o->kept, o->n, sizeof *o->kept);
     put(v, "segments", o->segments, 2 * o->n_segments, sizeof *o->segments);
-    if (o->has_reward) put(v, "reward", &o->reward, 1, sizeof o->reward);
+    return v;
+}
+
+static json_t *to_json(const struct generation_sample *s) {
+    const struct user_episode *x = s->user;
+    json_t *outputs = json_array();
+    for (int64_t i = 0; i < x->n_before; i++) json_array_append_new(outputs, output_json(&x->before[i].user->out));
+    if (x->out.n_prompt > 0) json_array_append_new(outputs, output_json(&x->out));
+    json_t *v = json_pack("{s:o, s:I, s:I, s:f, s:b, s:b}", "outputs", outputs, "num_preempted", (json_int_t)s->n_preempted,
+                          "other_temperature", (json_int_t)x->n_other_temperature, "seconds", s->seconds, "timed_out", x->timed_out,
+                          "has_reward", x->out.has_reward);
+    CHECK(v != NULL);
+    if (x->out.has_reward) put(v, "reward", &x->out.reward, 1, sizeof x->out.reward);
     if (x->failure) json_object_set_new(v, "failure", json_string(x->failure));
     if (x->solution) json_object_set_new(v, "solution", json_string(x->solution));
     if (x->reward_extra) json_object_set(v, "reward_extra", x->reward_extra);
@@ -105,27 +112,48 @@ static bool covers(const struct loop_output *o) {
     return n == o->n;
 }
 
-/* False: the record is damaged; *s is as it was then. */
-static bool from_json(const json_t *v, const struct ppo_data_config *rows, struct generation_sample *s) {
+/* False: the record is damaged; *o is empty then. */
+static bool read_output(const json_t *v, const struct ppo_data_config *rows, struct loop_output *o) {
+    *o = (struct loop_output){.n_prompt = count(v, "n_prompt", rows->max_prompt_length),
+                              .n = count(v, "n", rows->max_response_length),
+                              .n_segments = count(v, "n_segments", rows->max_response_length),
+                              .num_turns = count(v, "num_turns", INT32_MAX),
+                              .extra_fields = json_object()};
+    const bool counts = o->n_prompt >= 0 && o->n >= 0 && o->n_segments >= 0 && o->num_turns >= 0;
+    if (counts && (o->prompt = take(v, "prompt", o->n_prompt, sizeof *o->prompt)) &&
+        (o->ids = take(v, "ids", o->n, sizeof *o->ids)) && (o->logp = take(v, "logp", o->n, sizeof *o->logp)) &&
+        (o->kept = take(v, "kept", o->n, sizeof *o->kept)) &&
+        (o->segments = take(v, "segments", 2 * o->n_segments, sizeof *o->segments)) && covers(o))
+        return true;
+    loop_output_free(o);
+    return false;
+}
+
+/* False: the record is damaged; the sample has what was read before that. */
+static bool read_outputs(const struct generation_state *g, const json_t *v, struct generation_sample *s) {
+    const json_t *outputs = json_object_get(v, "outputs"), *one;
+    size_t i;
+    json_array_foreach(outputs, i, one) {
+        struct loop_output o;
+        if (!read_output(one, g->in->rows, &o)) return false;
+        user_episode_add(g, s, &o);
+    }
+    return json_is_array(outputs);
+}
+
+/* False: the record is damaged; the sample has no output then. */
+static bool from_json(const struct generation_state *g, const json_t *v, struct generation_sample *s) {
     struct user_episode *x = s->user;
-    struct loop_output o = {.n_prompt = count(v, "n_prompt", rows->max_prompt_length),
-                            .n = count(v, "n", rows->max_response_length),
-                            .n_segments = count(v, "n_segments", rows->max_response_length),
-                            .num_turns = count(v, "num_turns", INT32_MAX),
-                            .has_reward = json_is_true(json_object_get(v, "has_reward")),
-                            .extra_fields = json_object()};
-    bool good = o.n_prompt >= 0 && o.n >= 0 && o.n_segments >= 0 && o.num_turns >= 0;
-    good = good && (o.prompt = take(v, "prompt", o.n_prompt, sizeof *o.prompt)) && (o.ids = take(v, "ids", o.n, sizeof *o.ids)) &&
-           (o.logp = take(v, "logp", o.n, sizeof *o.logp)) && (o.kept = take(v, "kept", o.n, sizeof *o.kept)) &&
-           (o.segments = take(v, "segments", 2 * o.n_segments, sizeof *o.segments)) && covers(&o);
-    double *reward = good && o.has_reward ? take(v, "reward", 1, sizeof *reward) : NULL;
-    if (!good || (o.has_reward && !reward)) {
-        loop_output_free(&o);
+    const bool has_reward = json_is_true(json_object_get(v, "has_reward"));
+    double *reward = has_reward ? take(v, "reward", 1, sizeof *reward) : NULL;
+    if ((has_reward && !reward) || !read_outputs(g, v, s)) {
+        free(reward);
+        user_episode_forget(s);
         return false;
     }
-    if (reward) o.reward = *reward;
+    x->out.has_reward = has_reward;
+    x->out.reward = reward ? *reward : 0;
     free(reward);
-    x->out = o;
     x->timed_out = json_is_true(json_object_get(v, "timed_out"));
     x->n_other_temperature = json_integer_value(json_object_get(v, "other_temperature"));
     x->failure = text_of(v, "failure");
@@ -154,7 +182,7 @@ int program_journal_find(const struct program_journal *j, int64_t i, bool *over,
     TRY(generation_open_journal(j->g, j->journal));
     TRY(key_of(j, i, &k));
     if (find(j, &k, END, 0, &r)) {
-        *over = r.set && from_json(r.set, j->g->in->rows, &j->g->samples[i]);
+        *over = r.set && from_json(j->g, r.set, &j->g->samples[i]);
         tool_result_free(&r);
     }
     for (; !*over && find(j, &k, START, *n_starts, &r); ++*n_starts) tool_result_free(&r);

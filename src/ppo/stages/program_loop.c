@@ -324,20 +324,6 @@ void program_loop_drawn(struct generation_state *g, struct program_loops *p, int
 
 /* ---- an episode's sample ---- */
 
-/* The sample with the most tokens to train, of equal ones the last. */
-static const struct token_tree_sample *choose(const struct token_tree_sample *of, int64_t n) {
-    const struct token_tree_sample *best = NULL;
-    int64_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t own = 0;
-        for (int64_t k = 0; k < of[i].n_segments; k++) own += of[i].segments[k].kind == SEGMENT_POLICY ? of[i].segments[k].n : 0;
-        if (own < most) continue;
-        most = own;
-        best = &of[i];
-    }
-    return best;
-}
-
 static void *copied(const void *p, int64_t n, size_t size) {
     void *q = xmalloc((size_t)n * size + 1);
     if (n > 0) memcpy(q, p, (size_t)n * size);
@@ -376,11 +362,15 @@ static json_t *record_of(const struct session *s) {
 static void take_sample(struct generation_state *g, struct session *s, struct user_episode *x) {
     struct token_tree_sample *all;
     const int64_t n = token_tree_samples(s->tree, &all);
-    const struct token_tree_sample *t = choose(all, n);
-    if (t) fill_output(&x->out, t);
+    for (int64_t i = 0; i < n; i++) {
+        struct loop_output o;
+        fill_output(&o, &all[i]);
+        user_episode_add(g, &g->samples[s->sample], &o);
+    }
     token_tree_samples_free(all, n);
-    if (!t && !x->failure) x->failure = xstrdup("it ended without a turn of the model");
-    user_loop_take_output(g, &g->samples[s->sample], &x->out);
+    if (n > 0) return;
+    if (!x->failure) x->failure = xstrdup("it ended without a turn of the model");
+    user_episode_take_output(g, &g->samples[s->sample], &x->out);
 }
 
 static struct program_journal journal_of(const struct program_loops *p) {
@@ -612,7 +602,7 @@ static int resume(struct program_loops *p, struct session *s) {
         sample->user->failure = xstrdup("the run was killed while it ran (agent.on_restart=drop)");
         sample->user->record = json_pack("{s:I}", "restarted", (json_int_t)s->n_restarts);
     }
-    user_loop_take_output(p->g, sample, &sample->user->out);
+    if (!sample->ids) user_episode_take_output(p->g, sample, &sample->user->out);
     close_session(p, s);
     return 0;
 }

@@ -21,6 +21,7 @@ int generation_decode(const struct generation *in, struct generation_sample *s) 
     TRY(buf_adds(&s->text, "")); /* an empty text is one, too */
     free(s->token_bytes);
     s->token_bytes = xmalloc((size_t)s->n * sizeof *s->token_bytes);
+    for (int64_t e = 0; s->user && e < s->user->n_before; e++) TRY(generation_decode(in, &s->user->before[e]));
     return tokenizer_decode_bytes(in->tok, s->ids, s->n, true, &s->text, s->token_bytes);
 }
 
@@ -134,26 +135,6 @@ static void choose_idle_passes(struct generation_state *g) {
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_REF, .phase = "ref_log_prob"};
     if (w->has[VERLC_CRITIC] && g->in->critic_idle)
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_CRITIC, .phase = "values", .value = true};
-}
-
-void generation_drop_sample(struct generation_sample *s) {
-    free(s->ids);
-    free(s->logp);
-    free(s->sampling_logp);
-    free(s->token_bytes);
-    free(s->versions);
-    free(s->precomputed[0]);
-    free(s->precomputed[1]);
-    buf_free(&s->text);
-    tool_agent_destroy(s->agent);
-    user_episode_free(s->user);
-    s->agent = NULL;
-    s->user = NULL;
-    s->ids = NULL;
-    s->token_bytes = NULL;
-    s->versions = NULL;
-    s->precomputed[0] = s->precomputed[1] = NULL;
-    s->logp = s->sampling_logp = NULL;
 }
 
 /* ---- submitting ---- */
@@ -286,41 +267,81 @@ int generation_step(struct generation_state *g, bool wait) {
 
 /* ---- the batch ---- */
 
-/* Row i's. */
-#define SAMPLE(i) (&g->samples[kept[(i) / g->n] * g->per + (i) % g->n])
+/* What the rows of a batch are made of: the samples of the kept groups, and before each what its episode gave earlier. */
+struct rows {
+    int64_t n, cap, n_samples;
+    struct row {
+        const struct generation_sample *from;
+        int64_t k, index, session; /* kept group; sample of it; episode, counted over all */
+    } * row;
+};
+
+static void add_row(struct rows *r, const struct generation_sample *from, struct row row) {
+    xgrow((void **)&r->row, &r->cap, r->n + 1, sizeof *r->row);
+    row.from = from;
+    r->row[r->n++] = row;
+}
+
+static void list_rows(const struct generation_state *g, const int64_t *kept, int64_t n, struct rows *r) {
+    *r = (struct rows){.n_samples = n * g->n};
+    for (int64_t i = 0; i < r->n_samples; i++) {
+        const struct row row = {.k = i / g->n, .index = i % g->n, .session = i};
+        const struct generation_sample *s = &g->samples[kept[row.k] * g->per + row.index];
+        for (int64_t e = 0; s->user && e < s->user->n_before; e++) add_row(r, &s->user->before[e], row);
+        add_row(r, s, row);
+    }
+}
 
 /* What idle ranks have computed of the samples; rows without are empty. */
-static int add_precomputed(struct generation_state *g, const int64_t *kept, struct batch *b) {
+static int add_precomputed(struct generation_state *g, const struct rows *r, struct batch *b) {
     int64_t *lens = xcalloc((size_t)b->n_rows + 1, sizeof *lens);
     int rc = 0;
     for (int p = 0; p < g->generation.n_passes && g->n_precomputed > 0 && rc == 0; p++) {
         struct batch_col *c;
-        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = SAMPLE(i)->precomputed[p] ? SAMPLE(i)->n : 0;
+        for (int64_t i = 0; i < b->n_rows; i++) lens[i] = r->row[i].from->precomputed[p] ? r->row[i].from->n : 0;
         rc = batch_add(b, g->generation.passes[p].role == VERLC_REF ? PPO_REF_PRECOMPUTED : PPO_VALUES_PRECOMPUTED, BATCH_F32, lens,
                        NULL, &c);
         for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
-            if (lens[i]) memcpy(c->f32 + c->off[i], SAMPLE(i)->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
+            if (lens[i]) memcpy(c->f32 + c->off[i], r->row[i].from->precomputed[p], (size_t)lens[i] * sizeof *c->f32);
     }
     free(lens);
     return rc;
 }
 
-static int add_episodes(struct generation_state *g, const int64_t *kept, struct batch *b) {
+static int add_episodes(const struct rows *r, struct batch *b) {
     const struct generation_sample **at = xmalloc((size_t)b->n_rows * sizeof *at + 1);
-    for (int64_t i = 0; i < b->n_rows; i++) at[i] = SAMPLE(i);
+    for (int64_t i = 0; i < b->n_rows; i++) at[i] = r->row[i].from;
     const int rc = agent_loop_columns(at, b);
     free(at);
     return rc;
 }
 
+/* Which rows are of one episode, where one gave several; a row's record says which of them it is. */
+static int add_sessions(const struct rows *r, struct batch *b) {
+    const struct batch_col *episode = batch_find(b, BATCH_EPISODE);
+    struct batch_col *c;
+    if (r->n == r->n_samples) return 0;
+    TRY(batch_add(b, BATCH_SESSION, BATCH_I64, NULL, NULL, &c));
+    for (int64_t i = 0, first = 0; i < r->n; i++) {
+        c->i64[i] = r->row[i].session;
+        if (r->row[i].session != r->row[first].session) first = i;
+        const int64_t n = r->row[i].from->user ? r->row[i].from->user->n_before + 1 : 1;
+        for (int64_t k = first; n > 1 && k <= i; k++) {
+            json_object_set_new(episode->json[k], "output", json_integer(k - first));
+            json_object_set_new(episode->json[k], "outputs", json_integer(n));
+        }
+    }
+    return 0;
+}
+
 /* A loop of the user may begin with another prompt than the row's. */
-static int set_prompts(struct generation_state *g, const int64_t *kept, struct batch *b) {
+static int set_prompts(const struct rows *r, struct batch *b) {
     const struct batch_col *rows = batch_find(b, "prompts");
     struct text_ids all = {0};
     int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
     bool other = false;
     for (int64_t i = 0; i < b->n_rows; i++) {
-        const struct user_episode *u = SAMPLE(i)->user;
+        const struct user_episode *u = r->row[i].from->user;
         const bool own = u && u->out.n_prompt > 0;
         lens[i] = own ? u->out.n_prompt : batch_len(rows, i);
         text_ids_add(&all, own ? u->out.prompt : rows->i32 + rows->off[i], lens[i]);
@@ -333,14 +354,14 @@ static int set_prompts(struct generation_state *g, const int64_t *kept, struct b
     return rc;
 }
 
-/* Columns of the samples of the kept groups; b has their prompts, each n times. */
-static int add_columns(struct generation_state *g, const int64_t *kept, struct batch *b) {
+/* Columns of the rows' samples; b has their prompts. */
+static int add_columns(struct generation_state *g, const int64_t *kept, const struct rows *r, struct batch *b) {
     const int64_t n = b->n_rows;
     int64_t *lens = xmalloc((size_t)n * sizeof *lens);
     struct batch_col *ids, *logp, *sampled, *bytes, *finish, *text, *status, *message, *score, *extra, *index, *seconds, *scoring,
         *ended, *preempted, *group, *versions;
     int rc = 0;
-    for (int64_t i = 0; i < n; i++) lens[i] = SAMPLE(i)->n;
+    for (int64_t i = 0; i < n; i++) lens[i] = r->row[i].from->n;
     TRYG(batch_add(b, "responses", BATCH_I32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "rollout_log_probs", BATCH_F32, lens, NULL, NULL), out);
     TRYG(batch_add(b, "param_versions", BATCH_I32, lens, NULL, NULL), out);
@@ -377,7 +398,7 @@ static int add_columns(struct generation_state *g, const int64_t *kept, struct b
     ended = batch_find(b, "ended");
     preempted = batch_find(b, "num_preempted");
     for (int64_t i = 0; i < n; i++) {
-        struct generation_sample *s = SAMPLE(i);
+        const struct generation_sample *s = r->row[i].from;
         CHECK(s->scored);
         memcpy(ids->i32 + ids->off[i], s->ids, (size_t)s->n * sizeof *s->ids);
         memcpy(logp->f32 + logp->off[i], s->logp, (size_t)s->n * sizeof *s->logp);
@@ -393,22 +414,23 @@ static int add_columns(struct generation_state *g, const int64_t *kept, struct b
         score->f64[i] = s->reward.status == REWARD_SCORE ? s->reward.score : NAN;
         json_decref(extra->json[i]);
         extra->json[i] = s->reward.extra ? json_incref(s->reward.extra) : json_object();
-        index->i64[i] = i % g->n;
-        group->i64[i] = i / g->n;
+        index->i64[i] = r->row[i].index;
+        group->i64[i] = r->row[i].k;
         seconds->f64[i] = s->seconds;
         scoring->f64[i] = s->scoring;
         ended->f64[i] = s->ended;
         preempted->i64[i] = s->n_preempted;
     }
-    TRYG(add_precomputed(g, kept, b), out);
-    TRYG(set_prompts(g, kept, b), out);
-    if (agents_active(g->in->agents)) TRYG(add_episodes(g, kept, b), out);
+    TRYG(add_precomputed(g, r, b), out);
+    TRYG(set_prompts(r, b), out);
+    if (agents_active(g->in->agents)) TRYG(add_episodes(r, b), out);
+    TRYG(add_sessions(r, b), out);
     if (!g->baseline) goto out;
     struct batch_col *baseline;
     TRYG(batch_add(b, "reward_baselines", BATCH_F64, NULL, NULL, &baseline), out);
     for (int64_t i = 0; i < n; i++) {
-        const struct reward_result *r = &g->samples[kept[i / g->n] * g->per + g->n].reward;
-        baseline->f64[i] = r->status == REWARD_SCORE ? r->score : NAN;
+        const struct reward_result *x = &g->samples[kept[r->row[i].k] * g->per + g->n].reward;
+        baseline->f64[i] = x->status == REWARD_SCORE ? x->score : NAN;
     }
 out:
     free(lens);
@@ -428,15 +450,29 @@ static void rollout_metrics(const struct generation_state *g) {
     metrics_set_i64(m, g->n_useless, "training/filter_groups/evicted_samples"); /* prompts: verl's name */
 }
 
+/* The samples of n kept groups, whose prompts are the rows of `prompts`. */
+static int make_batch(struct generation_state *g, const int64_t *kept, int64_t n, const struct batch *prompts, struct batch *out) {
+    struct rows r;
+    list_rows(g, kept, n, &r);
+    int64_t *of = xmalloc((size_t)r.n * sizeof *of + 1);
+    for (int64_t i = 0; i < r.n; i++) of[i] = r.row[i].k;
+    int rc = r.n == r.n_samples ? batch_repeat(out, prompts, g->n) : batch_select(out, prompts, of, r.n);
+    if (rc == 0) {
+        rc = add_columns(g, kept, &r, out);
+        if (rc < 0) batch_free(out);
+    }
+    free(of);
+    free(r.row);
+    return rc;
+}
+
 int generation_collect(struct generation_state *g, const int64_t *kept, int64_t n, struct batch *out) {
     int64_t *rows = xmalloc((size_t)n * sizeof *rows);
     struct batch own = {0};
     int rc = 0;
     for (int64_t k = 0; k < n; k++) rows[k] = g->groups[kept[k]].data_row;
     TRYG(rl_dataset_batch(g->in->data, rows, n, &own), out);
-    TRYG(batch_repeat(out, &own, g->n), out);
-    rc = add_columns(g, kept, out);
-    if (rc < 0) batch_free(out);
+    rc = make_batch(g, kept, n, &own, out);
 out:
     batch_free(&own);
     free(rows);
@@ -446,16 +482,9 @@ out:
 /* The kept groups, in the order of the data, as a batch. */
 static int collect(struct generation_state *g, const struct batch *prompts, struct batch *out) {
     int64_t *kept = xmalloc((size_t)g->n_groups * sizeof *kept), n = 0;
-    int rc = 0;
     for (int64_t k = 0; k < g->n_groups; k++)
         if (!g->groups[k].useless) kept[n++] = k;
-    if (!prompts) {
-        rc = generation_collect(g, kept, n, out);
-    } else {
-        rc = batch_repeat(out, prompts, g->n);
-        if (rc == 0) rc = add_columns(g, kept, out);
-        if (rc < 0) batch_free(out);
-    }
+    const int rc = prompts ? make_batch(g, kept, n, prompts, out) : generation_collect(g, kept, n, out);
     free(kept);
     return rc;
 }

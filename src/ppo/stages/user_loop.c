@@ -21,7 +21,7 @@
 #define START_S 180.                          /* of a helper: imports, the classes' modules */
 #define USER_MEMORY_BYTES ((int64_t)64 << 30) /* address space */
 #define WAIT_S 0.005                          /* between two looks at the helpers, where nothing is drawn */
-enum { CALLS_AT_ONCE = 1024, ID_BYTES = 16, MAX_BODY = 64 << 20 };
+enum { CALLS_AT_ONCE = 1024, ID_BYTES = 16, MAX_BODY = 64 << 20, MAX_OUTPUTS = 256 };
 
 struct episode {
     int64_t sample, ticket;
@@ -166,16 +166,6 @@ char *user_loops_names(const struct user_loops *u, const char *more) {
     buf_adds(&b, more);
     if (u) json_array_foreach(u->names, i, v) buf_addf(&b, ", %s", json_string_value(v));
     return b.p;
-}
-
-void user_episode_free(struct user_episode *e) {
-    if (!e) return;
-    loop_output_free(&e->out);
-    free(e->failure);
-    free(e->solution);
-    json_decref(e->reward_extra);
-    json_decref(e->record);
-    free(e);
 }
 
 /* ---- an episode begins ---- */
@@ -396,20 +386,19 @@ void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t c
 
 /* ---- an episode ends ---- */
 
-void user_loop_take_output(struct generation_state *g, struct generation_sample *s, const struct loop_output *o) {
-    s->n = o->n;
-    s->ids = copied(o->ids, o->n);
-    s->logp = copied_f32(o->logp, o->n);
-    if (g->in->algorithm->sampling_log_probs && !g->validation) s->sampling_logp = copied_f32(o->kept, o->n);
-}
-
-static int read_reply(const struct generation_state *g, const struct episode *e, const json_t *reply, struct loop_output *out) {
+/* A loop may return a list: outputs of one episode, whose last one is scored (verl's AgentLoopWorkerTQ). */
+static int read_reply(struct generation_state *g, const struct episode *e, const json_t *reply) {
     const json_t *crash = json_object_get(reply, "crash"), *outputs = json_object_get(reply, "outputs");
     const struct loop_limits limits = {g->in->rows->max_prompt_length, g->in->rows->max_response_length};
     if (json_is_string(crash)) FAIL(ERR_INPUT, "%s", json_string_value(crash));
-    if (json_array_size(outputs) != 1)
-        FAIL(ERR_UNSUPPORTED, "the loop gives %zu outputs; one is supported", json_array_size(outputs));
-    return loop_output_read(out, json_array_get(outputs, 0), e->turns, e->n_turns, &limits);
+    if (json_array_size(outputs) == 0 || json_array_size(outputs) > MAX_OUTPUTS)
+        FAIL(ERR_FORMAT, "the loop gives %zu outputs; 1 to %d are expected", json_array_size(outputs), MAX_OUTPUTS);
+    for (size_t k = 0; k < json_array_size(outputs); k++) {
+        struct loop_output o;
+        TRY(loop_output_read(&o, json_array_get(outputs, k), e->turns, e->n_turns, &limits));
+        user_episode_add(g, &g->samples[e->sample], &o);
+    }
+    return 0;
 }
 
 static void take_result(struct user_loops *u, struct episode *e, const struct helper_result *r) {
@@ -417,10 +406,13 @@ static void take_result(struct user_loops *u, struct episode *e, const struct he
     struct generation_sample *s = &g->samples[e->sample];
     struct user_episode *const x = s->user;
     int rc = r->rc;
-    if (rc == 0) rc = read_reply(g, e, r->reply, &x->out);
-    if (rc < 0) x->failure = xstrdup(r->rc < 0 ? r->error : err_msg());
+    if (rc == 0) rc = read_reply(g, e, r->reply);
+    if (rc < 0) {
+        x->failure = xstrdup(r->rc < 0 ? r->error : err_msg());
+        user_episode_forget(s);
+        user_episode_take_output(g, s, &x->out);
+    }
     x->timed_out = r->rc == ERR_TIMEOUT;
-    user_loop_take_output(g, s, &x->out); /* of one that has failed: no token */
     s->finish = ENGINE_STOP;
     s->seconds += e->drawing;
     s->n_preempted += e->n_preempted;

@@ -6,7 +6,8 @@
 #ifndef VERLC_PPO_STAGES_USER_LOOP_H
 #define VERLC_PPO_STAGES_USER_LOOP_H
 
-#include "agent/loop_output.h"
+#include "ppo/stages/user_episode.h"
+
 #include "conf/conf.h"
 #include "engine/engine.h"
 
@@ -41,20 +42,5 @@ static inline bool user_loop_is_program(int64_t user) { return (-1 - user) % 2 !
 int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait);
 bool user_loop_waits(const struct user_loops *u); /* for a loop */
 void user_loop_end(struct user_loops *u);         /* forgets the episodes; helpers that were busy are killed */
-
-/* Of a sample: what its loop returned, or what became of its program. */
-struct user_episode {
-    struct loop_output out; /* of one that has not failed; of a program also where it has */
-    char *failure;          /* NULL: it has not; owned */
-    bool timed_out, program;
-    /* a program's; owned, NULL: none */
-    char *solution;              /* for the reward function, in place of the response's text */
-    json_t *reward_extra;        /* what came with its reward */
-    json_t *record;              /* goes into the record of the episode */
-    int64_t n_other_temperature; /* tokens that were drawn at another temperature than the run's */
-};
-void user_episode_free(struct user_episode *e); /* NULL ok */
-/* The sample's tokens are those of an output. */
-void user_loop_take_output(struct generation_state *g, struct generation_sample *s, const struct loop_output *o);
 
 #endif

@@ -62,7 +62,8 @@ function drawTurns(c) {
 function episodeText(s) {
   const e = s.episode,
     failed = s.failed - (e.malformed > 0 ? e.malformed : 0),
-    more = ["malformed", "dropped"].filter(k => e[k] > 0).map(k => `, ${num(e[k])} ${k}`).join("");
+    more = ["malformed", "dropped"].filter(k => e[k] > 0).map(k => `, ${num(e[k])} ${k}`).join("") +
+      (e.outputs > 1 ? `; sample ${num(e.output + 1)} of ${num(e.outputs)} of its episode` : "");
   return `${num(s.turns)} turns, ended by ${String(e.end ?? "?")}${typeof e.reason === "string" ? ` (${e.reason})` : ""}; ` +
     `${num(s.calls)} calls${failed > 0 ? `, ${num(failed)} failed` : ""}${more}`;
 }
