@@ -104,7 +104,8 @@ def several(s, test):
     test("why they began is recorded", episodes[2]["samples"] == {"first": 1, "sub_agent": 1, "compacted": 1}, episodes[2])
     test("all have the score of the last", all(len({r[6] for r in rows[8 * k + 3 * j:8 * k + 3 * j + 3]}) == 1
                                                for k in range(2) for j in range(2)))
-    test("the first goes on with the conversation", [len(struct.unpack(f"<{len(r[5]) // 4}i", r[5])) for r in rows[:3]] == [6, 2, 2])
+    test("the first goes on with the conversation", [len(struct.unpack(f"<{len(r[5]) // 4}i", r[5])) for r in rows[:3]] ==
+         [6, 2, 2])
 
 
 def own_sampling(s, test):
