@@ -48,7 +48,6 @@ SECTION = """
 
 Folder `{folder}` at {commit}, as above: {plans} of {total} launches reach the memory plan.
 A plan does not open tools or their servers. Paths and variables that a script leaves to the user are given (`use_kl_loss=True`).
-Where a dataset class is refused, the row also says what comes of the launch without it.
 `python3 tools/examples_survey.py CHECKOUT --folder {folder}{contains} --title '{title}'` makes this table.
 
 | script | result |
@@ -57,7 +56,6 @@ CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mis
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
-DATASET = "data.custom_cls."  # its rows can be written to a file: then the next feature counts
 TEACHER = re.compile(r"distillation\.teacher_models\.\w+\.model_path")
 FILE_KEYS = ["data.train_files", "data.val_files", "data.path"]
 
@@ -195,10 +193,6 @@ def main():
             p = run(scratch, a, script.resolve(), sets)
             n = max(len(launches_of(p)), 1)
             result, why = outcome(p, n)
-            if why.startswith(DATASET):
-                more = [x for key in ("path", "name") for x in ("--set", f"{DATASET}{key}=null")]
-                again = outcome(run(scratch, a, script.resolve(), [*sets, *more]), n)
-                why += ". With rows in a file: " + ": ".join(filter(None, again))
             counts[result] += n
             rows.append((name, n, result, why))
             print(f"{name}\t{n}\t{result}\t{why}", flush=True)

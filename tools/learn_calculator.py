@@ -1,9 +1,9 @@
 """make learn-calculator: a tiny model that cannot calculate learns to call a calculator, on the CPU.
 
 A model of 620 thousand parameters is asked for sums, differences and products of two numbers of two digits. Supervised training
-shows it both ways, a call of the tool and the answer by itself; it learns to copy numbers and the form of a call, and not to
-calculate. Its likeliest answer is the direct one, so it starts with few right answers. GRPO with agent loop tool_agent goes on from
-there. The measure is greedy answers to held-out problems.
+shows it both ways, the answer by itself, and a call of the tool, which says any number there; it learns the form of a call and to
+copy what the tool says, and not to calculate. Its likeliest answer is the direct one, so it starts with few right answers. GRPO
+with agent loop tool_agent goes on from there. The measure is greedy answers to held-out problems.
 
   python tools/learn_calculator.py [SEED...]
 
@@ -104,9 +104,11 @@ def make_data():
     write(OUT / "test.jsonl", rl[N_TRAIN:])
     rows = []
     for i, (x, y) in enumerate(all_of[N_TRAIN + N_TEST:]):
+        said = y if rng.random() < 0.5 else rng.randrange(10 ** rng.randint(1, 4))  # what the tool says is what counts
         call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{x}"}}}}</tool_call>'
-        shown = [{"role": "assistant", "content": call}, {"role": "tool", "content": str(y)}] if i % 20 < 9 else []
-        rows.append({"messages": [*question(x), *shown, {"role": "assistant", "content": f"#### {y}"}], "tools": tools})
+        shown = [{"role": "assistant", "content": call}, {"role": "tool", "content": str(said)}] if i % 20 < 9 else []
+        answer = f"#### {said if shown else y}"
+        rows.append({"messages": [*question(x), *shown, {"role": "assistant", "content": answer}], "tools": tools})
     write(OUT / "sft.jsonl", rows)
     (OUT / "calculator.py").write_text(TOOL)
 

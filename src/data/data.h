@@ -174,9 +174,16 @@ enum data_truncation { DATA_TRUNC_ERROR, DATA_TRUNC_LEFT, DATA_TRUNC_RIGHT, DATA
  */
 int64_t data_truncate(int32_t *ids, int64_t n, int64_t max, enum data_truncation how);
 
+/* A class of the user's that gives the rows (verl's data.custom_cls), in a Python helper. Borrowed. */
+struct data_class {
+    const char *path, *name; /* a Python file, or pkg://module; path NULL: there is none */
+    const char *tokenizer_dir;
+    const json_t *config; /* the group data of the run's configuration */
+};
 struct rl_dataset_args {
     const char *const *files;
     int64_t n_files;
+    struct data_class cls;     /* gets the files' names; max_samples is its own to keep then */
     const char *prompt_key;    /* NULL: "prompt" */
     const char *reward_fn_key; /* NULL: "data_source" */
     bool own_scorer;           /* of the user's own, in Python: rows need neither reward_fn_key ("custom" then) nor reward_model */

@@ -35,7 +35,9 @@ struct data__table_args {
     int64_t max_samples;
     bool shuffle;
     uint64_t seed;
-    const char *what; /* the configuration key, for messages */
+    const char *what;             /* the configuration key, for messages */
+    const struct data_class *cls; /* whose rows these are; NULL: those of the files */
+    const char *prompt_key;       /* with cls: the column of its raw_prompt */
 };
 int data__table_read(struct data__table *t, const struct data__table_args *a);
 void data__table_free(struct data__table *t);

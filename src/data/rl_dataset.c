@@ -141,7 +141,15 @@ int rl_dataset_open(struct rl_dataset **out, const struct rl_dataset_args *a) {
     d->reward_fn_key = xstrdup(a->reward_fn_key ? a->reward_fn_key : "data_source");
     /* a scorer of the user's own needs the prompt alone */
     const char *const required[] = {d->prompt_key, a->own_scorer ? NULL : d->reward_fn_key, "reward_model", NULL};
-    const struct data__table_args ta = {a->files, a->n_files, {required, EXAMPLE}, a->max_samples, a->shuffle, a->seed, a->what};
+    const struct data__table_args ta = {.files = a->files,
+                                        .n_files = a->n_files,
+                                        .need = {required, EXAMPLE},
+                                        .max_samples = a->max_samples,
+                                        .shuffle = a->shuffle,
+                                        .seed = a->seed,
+                                        .what = a->what,
+                                        .cls = a->cls.path ? &a->cls : NULL,
+                                        .prompt_key = d->prompt_key};
 
     if (a->max_prompt_length < 1)
         FAILG(out, ERR_INVAL, "data.max_prompt_length=%lld must be at least 1", (long long)a->max_prompt_length);

@@ -1,6 +1,7 @@
 /* rows.c - rows of Parquet, JSON and JSONL files as JSON objects, and back.
  * JSON is read here, Parquet by a helper process that sends some hundred
  * rows at a time, fewer where they are large, the next ones being decoded while these are taken in.
+ * Rows of a class of the user's come from its object in a helper.
  * Invariant: a file is read whole or not at all, and written whole or not at all. */
 #include "data/data_int.h"
 
@@ -14,7 +15,8 @@
 #include <string.h>
 
 #define MODULE "verlc_helpers.parquet"
-#define CALL_S 300.0 /* one piece of a file: disk-bound, minutes mean a dead file system */
+#define CALL_S 300.0   /* one piece of a file: disk-bound, minutes mean a dead file system */
+#define CLASS_S 3600.0 /* a class reads, and maybe downloads, all of its data when it is made */
 enum { ROWS_PER_CALL = 512, BYTES_PER_CALL = 32 << 20 };
 #define MAX_JSON_BYTES ((size_t)4 << 30)
 
@@ -106,11 +108,27 @@ static int read_json(json_t *rows, const char *path, const struct data__columns 
 
 /* --- Parquet --- */
 
+/* All rows that a helper has, from its operation `next`. */
+static int take_rows(struct helper *h, json_t *rows) {
+    json_t *ask = json_pack("{s:s, s:i}", "op", "next", "count", ROWS_PER_CALL), *part = NULL;
+    int rc = helper_send(h, ask);
+    for (bool more = rc == 0; more;) {
+        TRYG(helper_send(h, ask), out); /* one request in advance: it decodes while we parse */
+        TRYG(helper_recv(h, CALL_S, &part), out);
+        more = json_array_size(part) > 0;
+        json_array_extend(rows, part);
+        json_decref(part);
+        part = NULL;
+    }
+out:
+    json_decref(ask);
+    return rc;
+}
+
 static int read_parquet(json_t *rows, const char *path, const struct data__columns *need) {
     struct helper *h = NULL;
     json_t *ask_open = json_pack("{s:s, s:s}", "op", "open", "path", path);
-    json_t *ask_next = json_pack("{s:s, s:i}", "op", "next", "count", ROWS_PER_CALL);
-    json_t *info = NULL, *part = NULL, *columns = json_object(), *name;
+    json_t *info = NULL, *columns = json_object(), *name;
     size_t i;
     int rc = 0;
     if (!ask_open) FAILG(out, ERR_INPUT, "a file name that is not UTF-8 cannot be read as Parquet");
@@ -119,22 +137,39 @@ static int read_parquet(json_t *rows, const char *path, const struct data__colum
     json_array_foreach(json_object_get(info, "columns"), i, name)
         json_object_set_new(columns, json_string_value(name), json_true());
     TRYG(check_columns(columns, need, path), out);
-    TRYG(helper_send(h, ask_next), out);
-    for (bool more = true; more;) {
-        TRYG(helper_send(h, ask_next), out); /* one request in advance: it decodes while we parse */
-        TRYG(helper_recv(h, CALL_S, &part), out);
-        more = json_array_size(part) > 0;
-        json_array_extend(rows, part);
-        json_decref(part);
-        part = NULL;
-    }
+    rc = take_rows(h, rows);
 out:
     helper_destroy(h);
     json_decref(ask_open);
-    json_decref(ask_next);
     json_decref(info);
     json_decref(columns);
-    json_decref(part);
+    return rc;
+}
+
+/* ---- a class of the user's ---- */
+
+/* Each with the columns that are needed. */
+static int read_class(json_t *rows, const struct data__table_args *a) {
+    struct helper *h = NULL;
+    json_t *files = json_array(), *init, *row;
+    size_t i;
+    for (int64_t f = 0; f < a->n_files; f++) json_array_append_new(files, json_string(a->files[f]));
+    init = json_pack("{s:s, s:s?, s:o, s:O, s:s, s:I, s:s}", "path", a->cls->path, "name", a->cls->name, "files", files, "config",
+                     a->cls->config, "tokenizer", a->cls->tokenizer_dir, "max_samples",
+                     (json_int_t)(a->max_samples > 0 ? a->max_samples : -1), "prompt_key", a->prompt_key);
+    if (!init) FAIL(ERR_INVAL, "data.custom_cls.path, .name or a file's name is not UTF-8");
+    int rc = helper_create(
+        &h, &(struct helper_args){
+                .module = "verlc_helpers.dataset", .init = init, .log_as = "data set class", .start_timeout_s = CLASS_S});
+    if (rc == 0) rc = take_rows(h, rows);
+    json_array_foreach(rows, i, row) {
+        if (rc < 0) break;
+        char *where = xasprintf("%s.%s row %zu", a->cls->path, a->cls->name, i + 1);
+        rc = check_row(row, &a->need, where);
+        free(where);
+    }
+    helper_destroy(h);
+    json_decref(init);
     return rc;
 }
 
@@ -232,14 +267,15 @@ char *data__table_place(const struct data__table *t, int64_t i) {
 /* verl keeps the head, or when shuffling a random subset in random order. */
 static void cap_rows(struct data__table *t, const struct data__table_args *a) {
     t->n = t->n_total;
+    const int64_t most = a->cls ? 0 : a->max_samples; /* a class has capped its rows */
     t->uid = xmalloc((size_t)t->n * sizeof *t->uid);
     for (int64_t i = 0; i < t->n; i++) t->uid[i] = i;
-    if (a->max_samples <= 0 || a->max_samples >= t->n) return;
+    if (most <= 0 || most >= t->n) return;
     if (a->shuffle) {
         struct rng r = {.seed = a->seed, .stream = RNG_DATA};
         rng_shuffle(&r, t->uid, t->n);
     }
-    t->n = a->max_samples;
+    t->n = most;
     json_t *kept = json_array();
     for (int64_t i = 0; i < t->n; i++) json_array_append(kept, json_array_get(t->rows, (size_t)t->uid[i]));
     json_decref(t->rows);
@@ -250,8 +286,18 @@ int data__table_read(struct data__table *t, const struct data__table_args *a) {
     struct data__table r = {.rows = json_array(), .files = a->files, .n_files = a->n_files};
     int rc = 0;
     if (a->n_files < 1) FAILG(fail, ERR_INVAL, "%s names no file", a->what);
+    if (a->cls) {
+        r.files = &a->cls->path;
+        r.n_files = 1;
+        rc = read_class(r.rows, a);
+        if (rc < 0) {
+            err_wrap(rc, "%s", a->what);
+            goto fail;
+        }
+    }
     r.file_end = xcalloc((size_t)a->n_files, sizeof *r.file_end);
-    for (int64_t f = 0; f < a->n_files; f++) {
+    r.file_end[0] = (int64_t)json_array_size(r.rows);
+    for (int64_t f = 0; !a->cls && f < a->n_files; f++) {
         json_t *rows = NULL;
         rc = read_rows(&rows, a->files[f], &a->need);
         if (rc < 0) {

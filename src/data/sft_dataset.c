@@ -328,8 +328,14 @@ int sft_dataset_open(struct sft_dataset **out, const struct sft_dataset_args *a)
                         .thinking_key = a->enable_thinking_key ? a->enable_thinking_key : "enable_thinking"};
     const char *const pair[] = {o.prompt_key, o.response_key, NULL}, *const chat[] = {a->messages_key, NULL};
     const bool any = a->messages_key && strcmp(a->messages_key, "messages") == 0; /* form of conversation: see complete */
-    const struct data__table_args ta = {
-        a->files, a->n_files, {any ? NULL : a->messages_key ? chat : pair, NULL}, a->max_samples, a->shuffle, a->seed, a->what};
+    const char *const *const needed = any ? NULL : a->messages_key ? chat : pair;
+    const struct data__table_args ta = {.files = a->files,
+                                        .n_files = a->n_files,
+                                        .need = {needed, NULL},
+                                        .max_samples = a->max_samples,
+                                        .shuffle = a->shuffle,
+                                        .seed = a->seed,
+                                        .what = a->what};
     int rc = 0;
     if (a->max_length < 2) FAILG(out, ERR_INVAL, "data.max_length=%lld must be at least 2", (long long)a->max_length);
     if (a->truncation == DATA_TRUNC_MIDDLE)

@@ -136,6 +136,9 @@ struct ppo_data_config { /* data */
     enum data_truncation truncation;
     uint64_t seed; /* of the order of the training rows: data.seed, else trainer.seed */
     json_t *chat_kwargs;
+    struct {
+        const char *path, *name;
+    } cls; /* custom_cls; path NULL: none */
 };
 struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     struct ppo_sampling train, val;

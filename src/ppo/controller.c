@@ -81,8 +81,11 @@ static int open_text(struct controller *c) {
 
 static int open_dataset(struct controller *c, bool train, struct rl_dataset **out) {
     const struct ppo_config *k = c->k;
+    const json_t *group;
+    TRY(conf_json(k->conf, "data", &group));
     const struct rl_dataset_args a = {.files = train ? k->data.train_files : k->data.val_files,
                                       .n_files = train ? k->data.n_train_files : k->data.n_val_files,
+                                      .cls = {k->data.cls.path, k->data.cls.name, k->model.tokenizer_dir, group},
                                       .prompt_key = k->data.prompt_key,
                                       .reward_fn_key = k->data.reward_fn_key,
                                       .own_scorer = k->reward.args.path || k->reward.own_manager || k->agent.command,
@@ -277,8 +280,10 @@ static int open_scores(struct controller *c) {
 
 /* What the run will read, before a model is fetched or a plan is made. */
 static int check_files(const struct ppo_config *k) {
-    TRY(run_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
-    TRY(run_check_files("data.val_files", k->data.val_files, k->data.n_val_files));
+    if (k->data.cls.path && strncmp(k->data.cls.path, "pkg://", 6) != 0) /* what its files are only the class knows */
+        TRY(run_check_files("data.custom_cls.path", &k->data.cls.path, 1));
+    if (!k->data.cls.path) TRY(run_check_files("data.train_files", k->data.train_files, k->data.n_train_files));
+    if (!k->data.cls.path) TRY(run_check_files("data.val_files", k->data.val_files, k->data.n_val_files));
     if (k->reward.args.path) TRY(run_check_files("reward.custom_reward_function.path", &k->reward.args.path, 1));
     return k->reward.manager_path ? run_check_files("reward.reward_manager.module.path", &k->reward.manager_path, 1) : 0;
 }

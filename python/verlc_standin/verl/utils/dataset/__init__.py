@@ -1,7 +1,3 @@
-"""verl.utils.dataset under verlc, so that a file of verl-recipe with tools or a reward beside its data set loads: rows are read by
-verlc itself."""
+"""verl.utils.dataset under verlc: see rl_dataset.py."""
 
-
-class RLHFDataset:
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("a data set class (data.custom_cls) is not run by verlc: write its rows to a Parquet file")
+from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: F401
