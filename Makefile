@@ -55,6 +55,7 @@ oracle-venv: setup
 	@scripts/oracle_venv.sh $(ORACLE)
 	@scripts/oracle_venv.sh .venv-trackers tools/trackers_requirements.txt
 	@scripts/oracle_venv.sh .venv-ray tools/ray_requirements.txt
+	@scripts/oracle_venv.sh .venv-verifiers tools/verifiers_requirements.txt
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
 asan tsan: setup-test ## the first three rungs under a sanitizer; tsan those of them that have threads

@@ -6,11 +6,12 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim quant rate_limit ray rejection reward
-# serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
+# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim program_agent quant rate_limit ray
+# rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
-# TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray).
+# TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray),
+# VERIFIERS_PYTHON: for verifiers (.venv-verifiers).
 # As many oracles run at a time as there are cores (ORACLE_JOBS).  One line an oracle at its end; whole output in
 # build/oracle/NAME.log.  Exit status 0 when all passed.
 set -u
@@ -25,7 +26,7 @@ mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
 names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward serve sft
-    trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser}
+    trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl
@@ -107,6 +108,9 @@ compare_optim() {
         $py tools/oracle_optim.py --schedules "$batches" "$out/optim_many" && program test_model_optim "$out/optim_many"
 }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
+compare_program_agent() {
+    VERIFIERS_PYTHON=${VERIFIERS_PYTHON:-$PWD/.venv-verifiers/bin/python} $py tools/oracle_program_agent.py "$VERLC"
+}
 compare_ray() {
     "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray.py && "${RAY_PYTHON:-.venv-ray/bin/python}" tools/oracle_ray_ranks.py
 }

@@ -30,7 +30,7 @@ def reward(**body):
 '''
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    assert len(solution_str) < 60 and extra_info["num_turns"] >= 2, (solution_str, extra_info)
+    assert len(solution_str) < 80 and extra_info["num_turns"] >= 2, (solution_str, extra_info)
     return sum(c.isdigit() for c in solution_str) / 100 + 1
 """
 

@@ -70,14 +70,16 @@ static char **environment(const struct child_program_args *a) {
 }
 
 static int start(struct child_program *p, const struct child_program_args *a, int *theirs) {
-    const char *const argv[] = {"/bin/sh", "-c", a->command, NULL};
     TRY(input_of(a, &theirs[0]));
     TRY(pipe_of(&p->out, &theirs[1]));
     TRY(pipe_of(&p->err, &theirs[2]));
     char **env = environment(a);
+    char *command = a->max_files > 0 ? xasprintf("ulimit -n %lld; %s", (long long)a->max_files, a->command) : xstrdup(a->command);
+    const char *const argv[] = {"/bin/sh", "-c", command, NULL};
     const int rc =
         process_start(&p->process, &(struct process_args){.argv = argv, .env = env, .fds = theirs, .n_fds = 3, .memory_bytes = -1});
     free(env);
+    free(command);
     return rc;
 }
 

@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 struct child_program;
 struct child_program_args {     /* borrowed for the call */
@@ -19,6 +20,7 @@ struct child_program_args {     /* borrowed for the call */
     const char *const *without; /* names of variables of this process that it does not have; ends with NULL */
     const char *input;          /* standard input, n_input bytes */
     size_t n_input;
+    int64_t max_files; /* most open files of each of its processes; 0: as here */
 };
 /* ERR_HELPER: no process can be made. */
 int child_program_start(struct child_program **out, const struct child_program_args *a);

@@ -15,7 +15,8 @@ static void set_share(struct metrics *m, int64_t n, int64_t of, const char *name
 
 void ppo_episode_metrics(struct metrics *m, const struct batch *b) {
     const struct batch_col *c = batch_find(b, BATCH_EPISODE);
-    int64_t episodes = 0, calls = 0, failed = 0, truncated = 0, malformed = 0, at_limit = 0, refused = 0;
+    int64_t episodes = 0, calls = 0, failed = 0, truncated = 0, malformed = 0, at_limit = 0, refused = 0, ended_badly = 0,
+            restarted = 0;
     for (int64_t i = 0; c && i < b->n_rows; i++) {
         const json_t *e = c->json[i], *call;
         size_t k;
@@ -24,6 +25,8 @@ void ppo_episode_metrics(struct metrics *m, const struct batch *b) {
         malformed += json_integer_value(json_object_get(e, "malformed"));
         at_limit += text_is(e, "end", "max_assistant_turns") || text_is(e, "end", "max_user_turns");
         refused += text_is(e, "end", "refused");
+        ended_badly += text_is(e, "end", "error") || text_is(e, "end", "timeout");
+        restarted += json_object_get(e, "restarted") != NULL;
         json_array_foreach(json_object_get(e, "calls"), k, call) {
             calls++;
             failed += !text_is(call, "status", "ok");
@@ -35,4 +38,6 @@ void ppo_episode_metrics(struct metrics *m, const struct batch *b) {
     set_share(m, malformed, calls + malformed, "malformed_calls");
     set_share(m, at_limit, episodes, "turns_at_limit");
     set_share(m, refused, episodes, "refused");
+    set_share(m, ended_badly, episodes, "failed");
+    if (restarted > 0) metrics_set_i64(m, restarted, "agent_loop/restarted");
 }

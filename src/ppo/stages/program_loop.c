@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #define LOOK_S 0.005     /* between two looks at the processes */
@@ -31,7 +32,9 @@ enum {
     MAX_REQUESTS = 10000,     /* of one session */
     TOKEN_BYTES = 32,         /* a text of more bytes for each token of the context is not looked at */
     MORE_BYTES = 64 << 10,
-    MAX_EXTRA_BYTES = 1 << 16
+    MAX_EXTRA_BYTES = 1 << 16,
+    MAX_FILES = 1024,  /* of a process of a program, and so connections: fewer than the server has */
+    OTHER_FILES = 1024 /* of this process, besides those of programs */
 };
 
 enum state { QUEUED, RUNNING, OVER };
@@ -46,8 +49,9 @@ struct session {
     int64_t n_asked, n_open, n_drawing, room; /* open: not answered. room: tokens that the turn just asked for may have */
     double oldest;                            /* clock_awake: since then a turn is open */
     int64_t n_turns, n_preempted, n_other_temperature;
-    char *said;  /* text of the last turn */
-    json_t *log; /* of its turns */
+    const char *cut; /* its last request was refused: "length", "max_assistant_turns"; NULL: it was not */
+    char *said;      /* text of the last turn */
+    json_t *log;     /* of its turns */
     bool has_reward;
     double reward;
     json_t *extra; /* what came with the reward */
@@ -68,6 +72,7 @@ struct program_loops {
     struct call *calls;                                        /* by their number */
     int64_t n_calls, cap_calls;
     const struct engine_sample *drawn; /* within program_loop_drawn */
+    int64_t max_files;                 /* of a process of a program */
     double looked;
     int rc; /* of a call to the engine within a callback, which ends the run */
 };
@@ -149,7 +154,6 @@ static int check_size(const struct program_loops *p, const struct session *s, co
     if (n > most)
         FAIL(ERR_INVAL, "this model's maximum context length: %lld tokens, and the messages have %zu bytes", (long long)context, n);
     if (token_tree_counts(s->tree).n_requests >= MAX_REQUESTS) FAIL(ERR_INVAL, "an episode has at most %d requests", MAX_REQUESTS);
-    if (s->n_drawing >= MAX_DRAWING) FAIL(ERR_INVAL, "a session asks for at most %d turns at a time", MAX_DRAWING);
     return 0;
 }
 
@@ -159,14 +163,21 @@ static int on_prompt(void *ctx, const char *id, const json_t *messages, const js
     struct session *s;
     int64_t t;
     TRY(find_session(p, id, &s));
+    if (s->n_drawing >= MAX_DRAWING) FAIL(ERR_INVAL, "a session asks for at most %d turns at a time", MAX_DRAWING);
+    s->cut = "max_assistant_turns";
     if (most > 0 && s->n_turns + s->n_open >= most)
         FAIL(ERR_INVAL, "the episode has had its turns: multi_turn.max_assistant_turns=%lld", (long long)most);
+    s->cut = "length";
     TRY(check_size(p, s, messages, tools));
+    s->cut = NULL;
     const int rc = token_tree_prompt(s->tree, messages, tools, ids, &t);
     if (rc == ERR_INPUT || rc == ERR_FORMAT) return err_wrap(ERR_INVAL, "the chat template");
     TRY(rc);
     const int fits = find_room(p, s, token_tree_prompt_length(s->tree, t), ids->n);
-    if (fits < 0) token_tree_dropped(s->tree, t);
+    if (fits < 0) {
+        s->cut = "length";
+        token_tree_dropped(s->tree, t);
+    }
     TRY(fits);
     if (s->n_open++ == 0) s->oldest = clock_awake();
     *turn = t;
@@ -347,13 +358,16 @@ static void fill_output(struct loop_output *o, const struct token_tree_sample *t
     }
 }
 
-static json_t *record_of(const struct session *s) {
+/* The session's part of the record of its episode; of[n]: its samples. */
+static json_t *record_of(const struct session *s, bool failed, const struct token_tree_sample *of, int64_t n) {
     const struct token_tree_counts c = token_tree_counts(s->tree);
     json_t *o = json_pack("{s:O, s:I}", "turn_log", s->log, "requests", (json_int_t)c.n_requests), *starts = json_object();
-    for (int k = 0; k < TOKEN_TREE_N_STARTS; k++)
-        if (c.n_started[k] > 0)
-            json_object_set_new(starts, token_tree_start_name((enum token_tree_start)k), json_integer(c.n_started[k]));
+    for (int64_t i = 0; i < n; i++) {
+        const char *name = token_tree_start_name(of[i].start);
+        json_object_set_new(starts, name, json_integer(json_integer_value(json_object_get(starts, name)) + 1));
+    }
     json_object_set_new(o, "samples", starts);
+    if (s->cut && !failed) json_object_set_new(o, "end", json_string(s->cut));
     if (c.n_rolled_back > 0) json_object_set_new(o, "rolled_back_tokens", json_integer(c.n_rolled_back));
     if (s->n_restarts > 0) json_object_set_new(o, "restarted", json_integer(s->n_restarts));
     return o;
@@ -367,10 +381,10 @@ static void take_sample(struct generation_state *g, struct session *s, struct us
         fill_output(&o, &all[i]);
         user_episode_add(g, &g->samples[s->sample], &o);
     }
+    if (n == 0 && !x->failure) x->failure = xstrdup("it ended without a turn of the model");
+    x->record = record_of(s, x->failure != NULL, all, n);
     token_tree_samples_free(all, n);
-    if (n > 0) return;
-    if (!x->failure) x->failure = xstrdup("it ended without a turn of the model");
-    user_episode_take_output(g, &g->samples[s->sample], &x->out);
+    if (n == 0) user_episode_take_output(g, &g->samples[s->sample], &x->out);
 }
 
 static struct program_journal journal_of(const struct program_loops *p) {
@@ -380,7 +394,7 @@ static struct program_journal journal_of(const struct program_loops *p) {
 /* The sample is there, or it has failed. */
 static void close_session(struct program_loops *p, struct session *s) {
     struct generation_sample *const sample = &p->g->samples[s->sample];
-    sample->finish = ENGINE_STOP;
+    sample->finish = s->cut && strcmp(s->cut, "length") == 0 ? ENGINE_LENGTH : ENGINE_STOP;
     sample->ended = clock_wall();
     token_tree_destroy(s->tree);
     s->tree = NULL;
@@ -400,7 +414,6 @@ static int end_session(struct program_loops *p, struct session *s, char *failure
     x->timed_out = timed_out;
     x->n_other_temperature = s->n_other_temperature;
     take_sample(p->g, s, x);
-    x->record = record_of(s);
     x->out.has_reward = s->has_reward;
     x->out.reward = s->reward;
     x->reward_extra = s->extra;
@@ -459,8 +472,12 @@ static int start_program(struct program_loops *p, struct session *s) {
     struct variables e = {0};
     CHECK(row != NULL);
     set_variables(p, s, row, &e);
-    const struct child_program_args a = {
-        .command = p->a.k->command, .env = (const char *const *)e.v, .without = without, .input = row, .n_input = strlen(row)};
+    const struct child_program_args a = {.command = p->a.k->command,
+                                         .env = (const char *const *)e.v,
+                                         .without = without,
+                                         .input = row,
+                                         .n_input = strlen(row),
+                                         .max_files = p->max_files};
     const int rc = child_program_start(&s->program, &a);
     for (int i = 0; i < e.n; i++) free(e.v[i]);
     free(row);
@@ -501,7 +518,8 @@ static char *overdue(const struct program_loops *p, const struct session *s) {
     return NULL;
 }
 
-/* The program has ended: how, and what it printed last. */
+/* The program has ended: how, and what it printed last. One that was refused a turn for its length ends so, whatever it makes of
+ * the refusal. */
 static int take_end(struct program_loops *p, struct session *s) {
     size_t n;
     const char *line = child_program_last_line(s->program, &n);
@@ -510,7 +528,7 @@ static int take_end(struct program_loops *p, struct session *s) {
     child_program_stop(s->program, &how);
     s->program = NULL;
     if (reward && take_reward(s, reward) < 0) failure = xasprintf("its last line: %s", err_msg());
-    if (strcmp(how, "exit code 0") != 0) {
+    if (strcmp(how, "exit code 0") != 0 && !s->cut) {
         free(failure);
         failure = xasprintf("%s%s%s", how, *complaint ? ": " : "", complaint);
     }
@@ -537,9 +555,27 @@ static void on_refused(void *arg, struct http_exchange *x, int status, const cha
 }
 static void on_tick(void *arg) { serve_tick(((struct program_loops *)arg)->serve); }
 
+/* How many connections there may be: so many that one process does not take those of the others, as far as this process may have
+ * descriptors. */
+static int64_t choose_connections(const struct program_loops *p) {
+    const int64_t wanted = 16 * MAX_FILES + 16 * p->a.k->max_concurrent, other = OTHER_FILES + 4 * p->a.k->max_concurrent;
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return wanted;
+    const rlim_t want = (rlim_t)(wanted + other), now = files.rlim_cur;
+    if (now != RLIM_INFINITY && now < want) {
+        files.rlim_cur = files.rlim_max == RLIM_INFINITY || files.rlim_max > want ? want : files.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &files) != 0) files.rlim_cur = now;
+    }
+    const int64_t left = files.rlim_cur == RLIM_INFINITY ? wanted : (int64_t)files.rlim_cur - other;
+    return left > wanted ? wanted : left > 64 ? left : 64;
+}
+
 static int open_all(struct program_loops *p) {
     const struct ppo_data_config *rows = p->a.rows;
-    const int64_t connections = 1024 + 16 * p->a.k->max_concurrent;
+    const int64_t connections = choose_connections(p);
+    p->max_files = connections / 4 < MAX_FILES ? connections / 4 : MAX_FILES;
+    if (p->max_files < 64)
+        log_warn("ulimit -n lets this process open few files, and a process of an agent's program %lld", (long long)p->max_files);
     p->hooks = (struct serve_sessions){.ctx = p,
                                        .enter = on_enter,
                                        .defaults = on_defaults,
