@@ -42,7 +42,7 @@ if kind == "busy":
     while True:
         ask([{"role": "user", "content": str(time.time())}], max_tokens=1)
 if kind == "floods":
-    for _ in range(40):
+    for _ in range(5):
         os.write(1, b"x" * 1000000)
         os.write(2, b"y" * 100000 + b"\n")
 if kind == "big":
@@ -115,7 +115,10 @@ def bad(s, test):
         AGENT + "command": f"{sys.executable} {s.dir / 'bad.py'} {s.dir}", ROLLOUT + "n": 1, "trainer.total_training_steps": 1,
         AGENT + "idle_timeout": 3, AGENT + "episode_timeout": 5, "actor_rollout_ref.actor.ppo_mini_batch_size": 14,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1}))
-    rows = dict(zip(kinds, samples(s.dir / "bad")))
+    of = {}  # of an episode the last sample
+    for r in samples(s.dir / "bad"):
+        of.setdefault(r[1], []).append(r)
+    rows = {kind: r[-1] for kind, (_, r) in zip(kinds, sorted(of.items()))}
     for kind, why in BAD_KINDS.items():
         status, message, episode = rows[kind][7], rows[kind][8], json.loads(rows[kind][9])
         end = "timeout" if "timeout" in why else "error"
@@ -123,6 +126,8 @@ def bad(s, test):
         scored = status == "score" and (kind == "long" or rows[kind][6] == 1)
         test(kind, failed if why else scored, (status, message, episode["end"]))
     test("a program that dies because its context is full has ended by length", json.loads(rows["long"][9])["end"] == "length")
+    most = max(map(len, of.values()))
+    test("an episode of a thousand conversations is 256 samples", 2 < most <= 256, most)
     before = (s.dir / "beat").read_text()
     time.sleep(0.1)
     test("what a program leaves is ended with it", (s.dir / "beat").read_text() == before)

@@ -376,12 +376,12 @@ static void test_other_sockets(void **state) {
     (void)state;
     struct world w;
     struct http_server *small;
-    int pair[2], fds[40];
+    int pair[2], fds[100];
     open_world(&w, false, NULL);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     assert_int_equal(http_server_open(&small, &(struct http_server_args){.host = "127.0.0.1",
-                                                                         .max_connections = 16,
-                                                                         .max_of_peer = 16,
+                                                                         .max_connections = 64,
+                                                                         .max_of_peer = 64,
                                                                          .stepped = true,
                                                                          .serve = serve_request,
                                                                          .refused = serve_refused,
@@ -389,14 +389,18 @@ static void test_other_sockets(void **state) {
                      0);
     const int other = connect_to(w.http);
     for (int i = 0; i < 8; i++) assert_int_equal(http_server_step(w.http), 0);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 100; i++) {
         fds[i] = connect_to(small);
         for (int k = 0; k < 4; k++) assert_int_equal(http_server_step(small), 0);
+    }
+    for (int i = 0; i < 2000 && recv(fds[0], &(char){0}, 1, MSG_DONTWAIT) != 0; i++) {
+        assert_int_equal(http_server_step(small), 0);
+        usleep(1000);
     }
     assert_int_equal(recv(fds[0], &(char){0}, 1, MSG_DONTWAIT), 0); /* closed: the oldest */
     assert_int_equal(recv(pair[0], &(char){0}, 1, MSG_DONTWAIT), -1);
     assert_int_equal(recv(other, &(char){0}, 1, MSG_DONTWAIT), -1);
-    for (int i = 0; i < 40; i++) close(fds[i]);
+    for (int i = 0; i < 100; i++) close(fds[i]);
     close(other);
     close(pair[0]);
     close(pair[1]);

@@ -33,6 +33,7 @@ enum {
     TOKEN_BYTES = 32,         /* a text of more bytes for each token of the context is not looked at */
     MORE_BYTES = 64 << 10,
     MAX_EXTRA_BYTES = 1 << 16,
+    MAX_SAMPLES = 256, /* of an episode that are trained: the first ones and the last */
     MAX_FILES = 1024,  /* of a process of a program, and so connections: fewer than the server has */
     OTHER_FILES = 1024 /* of this process, besides those of programs */
 };
@@ -367,6 +368,7 @@ static json_t *record_of(const struct session *s, bool failed, const struct toke
         json_object_set_new(starts, name, json_integer(json_integer_value(json_object_get(starts, name)) + 1));
     }
     json_object_set_new(o, "samples", starts);
+    if (n > MAX_SAMPLES) json_object_set_new(o, "samples_left_out", json_integer(n - MAX_SAMPLES));
     if (s->cut && !failed) json_object_set_new(o, "end", json_string(s->cut));
     if (c.n_rolled_back > 0) json_object_set_new(o, "rolled_back_tokens", json_integer(c.n_rolled_back));
     if (s->n_restarts > 0) json_object_set_new(o, "restarted", json_integer(s->n_restarts));
@@ -378,6 +380,7 @@ static void take_sample(struct generation_state *g, struct session *s, struct us
     const int64_t n = token_tree_samples(s->tree, &all);
     for (int64_t i = 0; i < n; i++) {
         struct loop_output o;
+        if (n > MAX_SAMPLES && i >= MAX_SAMPLES - 1 && i < n - 1) continue;
         fill_output(&o, &all[i]);
         user_episode_add(g, &g->samples[s->sample], &o);
     }
