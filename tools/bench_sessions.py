@@ -1,6 +1,6 @@
 """`make bench-sessions`: thousands of episodes that wait for their tools while the engine generates.
 
-One step of GRPO with agent loop tool_agent. Each turn of an episode is --tokens tokens and a call of a tool that sleeps
+One step of GRPO with agent loop tool_agent. Each turn of an episode is up to --tokens tokens and a call of a tool that sleeps
 --tool-seconds; the weights are such that the model always writes that, at the cost of any other weights: what the layers add is 0,
 and a table in the head says what follows. The same step with tools that answer at once is the reference.
 
@@ -72,7 +72,7 @@ def raw_of(values, dtype):
 
 
 def scripted_model(model, out, n_tokens):
-    """A copy that writes n_tokens - 2 words, the call and the end of its turn after each newline."""
+    """A copy that writes up to n_tokens - 2 words, the call and the end of its turn after each newline."""
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors"))
     tokenizer = json.loads((out / "tokenizer.json").read_text())
     added = tokenizer["added_tokens"]
@@ -82,8 +82,10 @@ def scripted_model(model, out, n_tokens):
     (out / "tokenizer.json").write_text(json.dumps(tokenizer))
     told = json.loads((out / "tokenizer_config.json").read_text())
     (out / "tokenizer_config.json").write_text(json.dumps(told | {"chat_template": TEMPLATE}))
-    config = json.loads((out / "config.json").read_text()) | {"tie_word_embeddings": False}
+    end = {"eos_token_id": ids["<|im_end|>"]}
+    config = json.loads((out / "config.json").read_text()) | {"tie_word_embeddings": False} | end
     (out / "config.json").write_text(json.dumps(config))
+    (out / "generation_config.json").write_text(json.dumps(end))
     words = [ids[w] for w in sorted(tokenizer["model"]["vocab"]) if w.isalpha() and w.isascii() and len(w) > 1][:n_tokens - 2]
     chain = [ids["Ċ"], *words, call, ids["<|im_end|>"]]
     copy_with_head(model / "model.safetensors", out / "model.safetensors", config["hidden_size"], chain)
@@ -165,9 +167,12 @@ def main():
     OUT.mkdir(parents=True, exist_ok=True)
     base, model = OUT / f"sessions_base_{args.model}", OUT / "sessions_model"
     shutil.rmtree(model, ignore_errors=True)
-    if not (base / "config.json").exists():
-        what = ["--preset", "tiny"] if args.device == "cpu" else ["--arch", args.model]
-        verlc("model", "init", *what, "--out", base, "--seed", 1, stdout=subprocess.DEVNULL)
+    tiny = OUT / "sessions_tiny"
+    if not (tiny / "config.json").exists():
+        verlc("model", "init", "--preset", "tiny", "--out", tiny, "--seed", 1, stdout=subprocess.DEVNULL)
+    if args.device == "cuda" and not (base / "config.json").exists():
+        verlc("model", "init", "--arch", args.model, "--out", base, "--tokenizer", tiny, "--seed", 1, stdout=subprocess.DEVNULL)
+    base = tiny if args.device == "cpu" else base
     scripted_model(base, model, args.tokens)
     rows = [{"data_source": "sessions", "prompt": [{"role": "user", "content": f"Wait {i}."}],
              "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": i}} for i in range(args.sessions // 8)]
