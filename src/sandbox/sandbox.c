@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <linux/capability.h>
 #include <signal.h>
@@ -23,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -170,6 +172,25 @@ static void add_namespaces(struct command *c, enum owner owner) {
     else ADD(c, "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534");
 }
 
+/* Our executable, at the same path, which listens inside. */
+static char *own_path(void) {
+    char path[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    return n > 0 ? xstrndup(path, (size_t)n) : xstrdup("/nonexistent");
+}
+static void add_self(struct command *c) {
+    char *exe = own_path();
+    add_read_dir(c, exe);
+    free(exe);
+}
+static void add_listening(struct command *c, const struct sandbox_args *a) {
+    char *exe = own_path();
+    ADD(c, exe, SANDBOX_LISTEN);
+    addf(c, "%lld", (long long)a->port);
+    addf(c, "%d", FD_FILES + a->n_files);
+    free(exe);
+}
+
 static void make_command(struct command *c, const char *bwrap, const struct sandbox_args *a) {
     const enum owner owner = owner_of();
     if (owner == NOBODY_2) add_user(c);
@@ -190,26 +211,31 @@ static void make_command(struct command *c, const char *bwrap, const struct sand
         addf(c, "%d", FD_FILES + i);
         addf(c, SANDBOX_DIR "/%s", a->files[i].name);
     }
+    if (a->port > 0) add_self(c);
     ADD(c, "--remount-ro", "/", "--chdir", SANDBOX_DIR, "--");
     if (owner == NOBODY) add_user(c);
     add_limits(c, &a->limits, owner != NOBODY);
     add(c, "--");
+    if (a->port > 0) add_listening(c, a);
     add_all(c, a->argv);
 }
 
 /* ---- one run ---- */
 
-struct run {
-    const struct sandbox_limits *limits;
+struct sandbox {
+    struct sandbox_limits limits;
     struct process process;
-    int fds[FD_FILES + SANDBOX_MAX_FILES]; /* what bwrap gets */
+    int fds[FD_FILES + SANDBOX_MAX_FILES + 1]; /* what bwrap gets; the last is of the listener */
     int n_fds;
+    int channel; /* where the listener comes from; -1: none */
+    double start;
+    char *bwrap;
     int out, err, status; /* our ends, -1 after the end of the stream */
     struct buf report;    /* of bwrap: objects one after another */
     pid_t first;          /* process 1 of the sandbox; 0: not known yet */
     double looked;
     bool killed;
-    struct sandbox_result *result;
+    struct sandbox_result result;
 };
 
 /* An unchangeable descriptor of these bytes: as standard input it is a file that the program can neither write nor grow. */
@@ -238,29 +264,40 @@ static int make_pipe(int *ours, int *theirs) {
     return 0;
 }
 
-static int open_fds(struct run *r, const struct sandbox_args *a) {
+/* Over which the listener comes. */
+static int make_channel(int *ours, int *theirs) {
+    int p[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
+        FAIL(ERR_HELPER, "sandbox: cannot make a socket: %s", strerror(errno));
+    fcntl(p[0], F_SETFL, O_NONBLOCK);
+    *ours = p[0];
+    *theirs = p[1];
+    return 0;
+}
+
+static int open_fds(struct sandbox *r, const struct sandbox_args *a) {
     TRY(sealed(a->stdin_data, a->n_stdin, &r->fds[0]));
     TRY(make_pipe(&r->out, &r->fds[1]));
     TRY(make_pipe(&r->err, &r->fds[2]));
     TRY(make_pipe(&r->status, &r->fds[FD_STATUS]));
-    TRY(sandbox__seccomp(&r->fds[FD_SECCOMP]));
+    TRY(sandbox__seccomp(a->port > 0, &r->fds[FD_SECCOMP]));
     for (int i = 0; i < a->n_files; i++) TRY(sealed(a->files[i].data, a->files[i].n, &r->fds[FD_FILES + i]));
-    return 0;
+    return a->port > 0 ? make_channel(&r->channel, &r->fds[FD_FILES + a->n_files]) : 0;
 }
 
-static void close_theirs(struct run *r) {
+static void close_theirs(struct sandbox *r) {
     for (int i = 0; i < r->n_fds; i++) {
         if (r->fds[i] >= 0) close(r->fds[i]);
         r->fds[i] = -1;
     }
 }
 
-static void kill_for(struct run *r, enum sandbox_end why) {
-    if (!r->killed) r->result->end = why;
+static void kill_for(struct sandbox *r, enum sandbox_end why) {
+    if (!r->killed) r->result.end = why;
     r->killed = true;
 }
 
-static void read_into(struct run *r, int *fd, struct buf *to, int64_t max) {
+static void read_into(struct sandbox *r, int *fd, struct buf *to, int64_t max) {
     char piece[1 << 16];
     ssize_t n;
     while (*fd >= 0 && (n = read(*fd, piece, sizeof piece)) != 0) {
@@ -274,82 +311,93 @@ static void read_into(struct run *r, int *fd, struct buf *to, int64_t max) {
     *fd = -1;
 }
 
-static void read_all(struct run *r) {
-    read_into(r, &r->out, &r->result->out, r->limits->output_bytes);
-    read_into(r, &r->err, &r->result->err, r->limits->output_bytes);
+static void read_all(struct sandbox *r) {
+    read_into(r, &r->out, &r->result.out, r->limits.output_bytes);
+    read_into(r, &r->err, &r->result.err, r->limits.output_bytes);
     read_into(r, &r->status, &r->report, MAX_STATUS);
 }
 
 /* The value of a key in what bwrap has reported; -1: it is not there. */
-static int64_t reported(const struct run *r, const char *key) {
+static int64_t reported(const struct sandbox *r, const char *key) {
     const char *const at = r->report.p ? strstr(r->report.p, key) : NULL;
     return at ? strtoll(at + strlen(key), NULL, 10) : -1;
 }
 #define REPORT_PID "\"child-pid\": "
 #define REPORT_EXIT "\"exit-code\": "
 
-static void look_at_limits(struct run *r) {
+static void look_at_limits(struct sandbox *r) {
     struct sandbox__usage u;
     const double now = clock_now();
     if (r->first <= 0) r->first = (pid_t)reported(r, REPORT_PID);
     if (r->first <= 0 || now - r->looked < LOOK_MS / 1e3) return;
     r->looked = now;
-    sandbox__usage(r->first, r->limits->disk_bytes, &u);
-    if (u.bytes > r->result->peak_bytes) r->result->peak_bytes = u.bytes;
-    if (u.bytes > r->limits->memory_bytes) kill_for(r, SANDBOX_MEMORY_LIMIT);
-    if (u.n_processes > r->limits->n_processes + 1) kill_for(r, SANDBOX_PROCESS_LIMIT);
+    sandbox__usage(r->first, r->limits.disk_bytes, &u);
+    if (u.bytes > r->result.peak_bytes) r->result.peak_bytes = u.bytes;
+    if (u.bytes > r->limits.memory_bytes) kill_for(r, SANDBOX_MEMORY_LIMIT);
+    if (u.n_processes > r->limits.n_processes + 1) kill_for(r, SANDBOX_PROCESS_LIMIT);
     if (u.n_inodes > SANDBOX_DIR_INODES) kill_for(r, SANDBOX_DISK_LIMIT);
 }
 
-static void watch(struct run *r) {
-    const double deadline = clock_awake() + r->limits->wall_s;
-    while (!r->killed && !process_exited(&r->process)) {
+bool sandbox_step(struct sandbox *r) {
+    const bool ended = process_exited(&r->process);
+    if (!ended && clock_awake() >= r->start + r->limits.wall_s) kill_for(r, SANDBOX_WALL_LIMIT);
+    read_all(r);
+    look_at_limits(r);
+    return ended || r->killed;
+}
+
+static void watch(struct sandbox *r) {
+    while (!sandbox_step(r)) {
         struct pollfd fds[] = {{r->out, POLLIN, 0}, {r->err, POLLIN, 0}, {r->status, POLLIN, 0}};
-        const int left = clock_poll_ms(deadline);
-        if (left == 0) kill_for(r, SANDBOX_WALL_LIMIT);
+        const int left = clock_poll_ms(r->start + r->limits.wall_s);
         /* all ends closed: it is about to exit, or has closed them itself */
-        const int wait_ms = r->status < 0 ? 1 : left < LOOK_MS ? left : LOOK_MS;
-        poll(fds, 3, wait_ms);
-        read_all(r);
-        look_at_limits(r);
+        poll(fds, 3, r->status < 0 ? 1 : left < LOOK_MS ? left : LOOK_MS);
     }
 }
 
+int sandbox_listener(struct sandbox *r) {
+    const int fd = r->channel >= 0 ? sandbox__listener(r->channel) : -1;
+    if (fd < 0) return -1;
+    close(r->channel);
+    r->channel = -1;
+    return fd;
+}
+
 /* After the end of all its processes. */
-static int finish(struct run *r) {
+static int finish(struct sandbox *r) {
     read_all(r); /* what came between the last look and the end; the exit code is the last of it */
     if (r->killed) return 0;
     const int64_t code = reported(r, REPORT_EXIT);
     if (code < 0) {
         struct buf why = {0};
-        buf_add_visible(&why, r->result->err.p ? r->result->err.p : "it printed nothing", false);
+        buf_add_visible(&why, r->result.err.p ? r->result.err.p : "it printed nothing", false);
         err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "%s", why.p);
         buf_free(&why);
         return ERR_UNSUPPORTED;
     }
     const int signal_no = code > 128 ? (int)code - 128 : 0;
-    r->result->end = signal_no == SIGXCPU ? SANDBOX_CPU_LIMIT : signal_no > 0 ? SANDBOX_SIGNALED : SANDBOX_EXITED;
-    r->result->status = signal_no == SIGXCPU ? 0 : signal_no > 0 ? signal_no : (int)code;
+    r->result.end = signal_no == SIGXCPU ? SANDBOX_CPU_LIMIT : signal_no > 0 ? SANDBOX_SIGNALED : SANDBOX_EXITED;
+    r->result.status = signal_no == SIGXCPU ? 0 : signal_no > 0 ? signal_no : (int)code;
     return 0;
 }
 
-static int run_command(struct run *r, const char *const *argv) {
-    char *const environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin",
-                                 "HOME=" SANDBOX_DIR,
-                                 "TMPDIR=" SANDBOX_DIR,
-                                 "LANG=C.UTF-8",
-                                 "OMP_NUM_THREADS=1",
-                                 "OPENBLAS_NUM_THREADS=1",
-                                 "MALLOC_ARENA_MAX=2",
-                                 NULL};
-    const struct process_args program = {.argv = argv, .env = environment, .fds = r->fds, .n_fds = r->n_fds, .memory_bytes = -1};
-    const double start = clock_now();
-    TRY(process_start(&r->process, &program));
+static int start_command(struct sandbox *r, const char *const *argv, const char *const *more) {
+    static const char *const environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin",
+                                              "HOME=" SANDBOX_DIR,
+                                              "TMPDIR=" SANDBOX_DIR,
+                                              "LANG=C.UTF-8",
+                                              "OMP_NUM_THREADS=1",
+                                              "OPENBLAS_NUM_THREADS=1",
+                                              "MALLOC_ARENA_MAX=2",
+                                              NULL};
+    struct command env = {0};
+    add_all(&env, environment);
+    add_all(&env, more);
+    const struct process_args program = {.argv = argv, .env = env.v, .fds = r->fds, .n_fds = r->n_fds, .memory_bytes = -1};
+    const int rc = process_start(&r->process, &program);
+    command_free(&env);
     close_theirs(r);
-    watch(r);
-    process_stop(&r->process, 0, NULL, 0);
-    r->result->wall_s = clock_now() - start;
-    return finish(r);
+    return rc;
 }
 
 /* ---- what a machine can do ---- */
@@ -409,41 +457,83 @@ static int check_args(const struct sandbox_args *a) {
     return 0;
 }
 
-int sandbox_run(const struct sandbox_args *a, struct sandbox_result *out) {
-    struct command c = {0};
-    struct run r = {.limits = &a->limits, .process = {-1, -1}, .out = -1, .err = -1, .status = -1, .result = out};
-    int rc;
-    *out = (struct sandbox_result){0};
-    TRY(check_args(a));
-    char *bwrap = find_bwrap();
-    if (!bwrap)
+/* What this machine lacks. */
+static int check_machine(char **bwrap) {
+    *bwrap = find_bwrap();
+    if (!*bwrap)
         FAIL(ERR_UNSUPPORTED, "code is run in a sandbox of bubblewrap, whose program bwrap is not in /usr/bin; install it with "
                               "'apt-get install bubblewrap'. Nothing is run without it");
     if (owner_of() == CALLER && !counts_by_namespace())
-        FAILG(out, ERR_UNSUPPORTED,
-              "code is run in a sandbox that limits its processes, for which Linux 5.14 is needed where verlc is not "
-              "run as root. Nothing is run without it");
+        FAIL(ERR_UNSUPPORTED,
+             "code is run in a sandbox that limits its processes, for which Linux 5.14 is needed where verlc is not "
+             "run as root. Nothing is run without it");
     if (owner_of() != CALLER && unused_user() == 0)
-        FAILG(out, ERR_UNSUPPORTED,
-              "verlc is root of a user namespace that has no other user, to whom code in a sandbox could belong; run "
-              "verlc as an ordinary user, or with more ids in /etc/subuid. Nothing is run without it");
-    r.n_fds = FD_FILES + a->n_files;
-    for (int i = 0; i < r.n_fds; i++) r.fds[i] = -1;
-    make_command(&c, bwrap, a);
-    TRYG(open_fds(&r, a), out);
-    rc = run_command(&r, (const char *const *)c.v);
+        FAIL(ERR_UNSUPPORTED,
+             "verlc is root of a user namespace that has no other user, to whom code in a sandbox could belong; run "
+             "verlc as an ordinary user, or with more ids in /etc/subuid. Nothing is run without it");
+    return 0;
+}
+
+static void sandbox_free(struct sandbox *r) {
+    process_stop(&r->process, 0, NULL, 0);
+    close_theirs(r);
+    for (int *fd = (int[]){r->out, r->err, r->status, r->channel, -2}; *fd != -2; fd++)
+        if (*fd >= 0) close(*fd);
+    buf_free(&r->report);
+    sandbox_result_free(&r->result);
+    free(r->bwrap);
+    free(r);
+}
+
+static int start(struct sandbox *r, const struct sandbox_args *a) {
+    struct command c = {0};
+    TRY(check_args(a));
+    TRY(check_machine(&r->bwrap));
+    r->n_fds = FD_FILES + a->n_files + (a->port > 0);
+    make_command(&c, r->bwrap, a);
+    int rc = open_fds(r, a);
+    r->start = clock_awake();
+    if (rc == 0) rc = start_command(r, (const char *const *)c.v, a->env);
+    command_free(&c);
+    return rc;
+}
+
+int sandbox_start(struct sandbox **out, const struct sandbox_args *a) {
+    struct sandbox *r = xcalloc(1, sizeof *r);
+    *r = (struct sandbox){.limits = a->limits, .process = {-1, -1}, .out = -1, .err = -1, .status = -1, .channel = -1};
+    for (size_t i = 0; i < sizeof r->fds / sizeof *r->fds; i++) r->fds[i] = -1;
+    const int rc = start(r, a);
+    if (rc < 0) sandbox_free(r);
+    else *out = r;
+    return rc;
+}
+
+int sandbox_end(struct sandbox *r, struct sandbox_result *out) {
+    if (!sandbox_step(r)) {
+        r->killed = true; /* by whoever calls this */
+        r->result.end = SANDBOX_SIGNALED;
+        r->result.status = SIGKILL;
+    }
+    process_stop(&r->process, 0, NULL, 0);
+    r->result.wall_s = clock_awake() - r->start;
+    int rc = finish(r);
     if (rc == ERR_UNSUPPORTED)
         err_append(rc = err_wrap(rc, "bubblewrap cannot make a sandbox on this machine, and nothing is run without one"), "; %s",
                    advice());
-out:
-    close_theirs(&r);
-    for (int *fd = (int[]){r.out, r.err, r.status, -2}; *fd != -2; fd++)
-        if (*fd >= 0) close(*fd);
-    buf_free(&r.report);
-    command_free(&c);
-    free(bwrap);
-    if (rc < 0) sandbox_result_free(out);
+    if (rc == 0 && out) {
+        *out = r->result;
+        r->result = (struct sandbox_result){0};
+    }
+    sandbox_free(r);
     return rc;
+}
+
+int sandbox_run(const struct sandbox_args *a, struct sandbox_result *out) {
+    struct sandbox *r;
+    *out = (struct sandbox_result){0};
+    TRY(sandbox_start(&r, a));
+    watch(r);
+    return sandbox_end(r, out);
 }
 
 int sandbox_check(void) {

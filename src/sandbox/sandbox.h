@@ -43,6 +43,10 @@ struct sandbox_args {        /* borrowed */
     const struct sandbox_file *files;
     int n_files;
     const char *const *read_dirs; /* what else it may read, at the same path; ends with NULL; may be NULL */
+    const char *const *env;       /* further variables, "NAME=VALUE"; ends with NULL; may be NULL */
+    /* Above 0: it has sockets, in a network of its own, which has nothing but loopback; there 127.0.0.1 at this port is
+     * sandbox_listener's. 0: no sockets. */
+    int64_t port;
     struct sandbox_limits limits;
 };
 /* Why it ended. Of the limits the one that was found passed first. */
@@ -76,5 +80,17 @@ void sandbox_result_free(struct sandbox_result *r);
 int sandbox_check(void);
 /* Waits for the end. ERR_UNSUPPORTED as above; ERR_INVAL: limits or arguments; ERR_HELPER: no process can be made. Any thread. */
 int sandbox_run(const struct sandbox_args *args, struct sandbox_result *out);
+
+/* The same by parts, for who has other things to do. Start: as sandbox_run, args are copied but for what they point to, which is not
+ * read later. */
+struct sandbox;
+int sandbox_start(struct sandbox **out, const struct sandbox_args *args);
+/* Reads what it has printed, looks at its limits. True: it has ended, or is to be ended. Does not wait. */
+bool sandbox_step(struct sandbox *s);
+/* With args.port: the socket that listens inside, once; the caller closes it. -1: not yet, or given already. */
+int sandbox_listener(struct sandbox *s);
+/* Ends it, if it has not ended. As sandbox_run's result and errors; of one that ran still SIGNALED by SIGKILL. Frees s. out may be
+ * NULL. */
+int sandbox_end(struct sandbox *s, struct sandbox_result *out);
 
 #endif

@@ -1,6 +1,7 @@
 /* seccomp.c - the system calls of a sandboxed program: an allow-list, which refuses what a new kernel adds.
  *
- * What is missing on purpose: namespaces and mounts, ptrace and other processes' memory, sockets but a pair, keys, BPF,
+ * What is missing on purpose: namespaces and mounts, ptrace and other processes' memory, sockets but a pair (but for a program
+ * with a network of its own: those of TCP and UDP), keys, BPF,
  * perf, userfaultfd, io_uring, modules, kexec, file handles, memory that no limit counts (memfd, System V, message queues,
  * locked pages), priorities and affinity, splice. All of them say ENOSYS, as a kernel without them does.
  * Invariant: a call that takes flags or a request is allowed with those alone that the table below says. */
@@ -51,6 +52,10 @@ static const char *const allowed[] = {
     /* a pair of sockets that talk to each other */
     "getpeername", "getsockname", "getsockopt", "recvfrom", "sendto", "shutdown"};
 
+/* With a network of its own, which has loopback alone. */
+static const char *const of_network[] = {"accept",  "accept4",  "bind",     "connect", "listen",
+                                         "recvmsg", "recvmmsg", "sendmmsg", "sendmsg", "setsockopt"};
+
 #define NEW_NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 #define LOW_32 UINT64_C(0xffffffff) /* what the kernel reads of an int */
 /* Allowed where an argument, masked, is the value. */
@@ -70,6 +75,20 @@ static const struct {
     {"prctl", 0, LOW_32, PR_SET_KEEPCAPS}, {"prctl", 0, LOW_32, PR_GET_SECUREBITS},
 };
 
+static int fill_network(scmp_filter_ctx filter) {
+    static const uint64_t families[] = {AF_INET, AF_INET6};
+    int e = 0;
+    for (size_t i = 0; e == 0 && i < sizeof of_network / sizeof *of_network; i++) {
+        const int nr = seccomp_syscall_resolve_name(of_network[i]);
+        if (nr >= 0) e = seccomp_rule_add(filter, SCMP_ACT_ALLOW, nr, 0);
+    }
+    for (size_t i = 0; e == 0 && i < sizeof families / sizeof *families; i++) {
+        const struct scmp_arg_cmp is = SCMP_CMP(0, SCMP_CMP_MASKED_EQ, LOW_32, families[i]);
+        e = seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, seccomp_syscall_resolve_name("socket"), 1, &is);
+    }
+    return e;
+}
+
 static int fill(scmp_filter_ctx filter) {
     int e = seccomp_attr_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a binary tree; by default a list of 200 comparisons */
     for (size_t i = 0; e == 0 && i < sizeof allowed / sizeof *allowed; i++) {
@@ -84,9 +103,10 @@ static int fill(scmp_filter_ctx filter) {
     return e;
 }
 
-int sandbox__seccomp(int *fd) {
+int sandbox__seccomp(bool network, int *fd) {
     scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(ENOSYS)); /* a call of another architecture kills */
     int e = filter ? fill(filter) : -ENOMEM;
+    if (e == 0 && network) e = fill_network(filter);
     const int to = memfd_create("seccomp", MFD_CLOEXEC);
     if (e == 0) e = to < 0 ? -errno : seccomp_export_bpf(filter, to);
     seccomp_release(filter);

@@ -6,10 +6,13 @@
 
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -102,6 +105,48 @@ static void limits_are_required(void **state) {
     assert_non_null(strstr(err_msg(), "/no/such/directory"));
 }
 
+/* A program with a port reaches us there, and nothing else. */
+static void a_port_is_ours(void **state) {
+    (void)state;
+    struct sandbox *s;
+    struct sandbox_result r;
+    const char *const script = "exec 3<>/dev/tcp/127.0.0.1/4321; read x <&3; echo got $x; exec 3<&-; "
+                               "for p in 4322 22; do (: <>/dev/tcp/127.0.0.1/$p) 2>/dev/null && echo open; done; "
+                               "(: <>/dev/tcp/10.0.0.1/80) 2>/dev/null && echo out; ls /proc/self/fd 2>/dev/null; echo $EXTRA";
+    const struct sandbox_args a = {.argv = (const char *const[]){"/bin/bash", "-c", script, NULL},
+                                   .env = (const char *const[]){"EXTRA=more", NULL},
+                                   .port = 4321,
+                                   .limits = sandbox_default_limits};
+    int fd = -1, taken = -1;
+    assert_int_equal(sandbox_start(&s, &a), 0);
+    while (!sandbox_step(s)) {
+        if (fd < 0) fd = sandbox_listener(s);
+        if (fd >= 0 && taken < 0 && (taken = accept4(fd, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+            assert_int_equal(send(taken, "hello\n", 6, 0), 6);
+        usleep(1000);
+    }
+    assert_true(fd >= 0 && taken >= 0);
+    assert_int_equal(sandbox_listener(s), -1);
+    assert_int_equal(sandbox_end(s, &r), 0);
+    assert_int_equal(r.end, SANDBOX_EXITED);
+    assert_string_equal(r.out.p, "got hello\nmore\n");
+    sandbox_result_free(&r);
+    close(taken);
+    close(fd);
+}
+
+static void one_that_runs_is_ended(void **state) {
+    (void)state;
+    struct sandbox *s;
+    struct sandbox_result r;
+    const struct sandbox_args a = {.argv = (const char *const[]){"/bin/sleep", "100", NULL}, .limits = sandbox_default_limits};
+    assert_int_equal(sandbox_start(&s, &a), 0);
+    for (int i = 0; i < 20; i++) assert_false(sandbox_step(s)), usleep(1000);
+    assert_int_equal(sandbox_end(s, &r), 0);
+    assert_true(r.end == SANDBOX_SIGNALED && r.status == SIGKILL && r.wall_s < 5);
+    sandbox_result_free(&r);
+}
+
 int main(void) {
     process_prepare();
     if (sandbox_check() < 0) {
@@ -109,6 +154,7 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_comes_back), cmocka_unit_test(several_at_once),
-                                       cmocka_unit_test(limits_are_required)};
+                                       cmocka_unit_test(limits_are_required), cmocka_unit_test(a_port_is_ours),
+                                       cmocka_unit_test(one_that_runs_is_ended)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
