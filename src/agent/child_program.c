@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "base/process.h"
+#include "sandbox/sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,11 +15,16 @@
 
 extern char **environ;
 
-enum { LINE_BYTES = 1 << 16, TAIL_BYTES = 1 << 12, AT_ONCE = 1 << 20 };
+enum { LINE_BYTES = 1 << 16, TAIL_BYTES = 1 << 12, AT_ONCE = 1 << 20, SANDBOX_PROCESSES = 256, SANDBOX_FILES = 1024 };
+#define SANDBOX_MEMORY ((int64_t)4 << 30)
+#define SANDBOX_DISK ((int64_t)256 << 20)
+#define SANDBOX_OUTPUT ((int64_t)16 << 20)
 
 struct child_program {
     struct process process;
-    int out, err; /* our ends; -1: closed */
+    struct sandbox *sandbox; /* in place of process; NULL: it has none, or has ended */
+    char *how;               /* it has ended in its sandbox */
+    int out, err;            /* our ends; -1: closed */
     struct buf line, last;
     bool line_long; /* the line under way is over LINE_BYTES */
     struct buf tail;
@@ -83,11 +89,41 @@ static int start(struct child_program *p, const struct child_program_args *a, in
     return rc;
 }
 
+static int start_in_sandbox(struct child_program *p, const struct child_program_args *a) {
+    char *command = xasprintf("cd \"$VERLC_DIR\"\n%s", a->command),
+         *dir = xasprintf("VERLC_DIR=%s", a->dirs[0] ? a->dirs[0] : SANDBOX_DIR);
+    int64_t n = 0;
+    while (a->env[n]) n++;
+    const char **env = xcalloc((size_t)n + 2, sizeof *env);
+    memcpy(env, a->env, (size_t)n * sizeof *env);
+    env[n] = dir;
+    const struct sandbox_args s = {.argv = (const char *const[]){"/bin/sh", "-c", command, NULL},
+                                   .stdin_data = a->input,
+                                   .n_stdin = a->n_input,
+                                   .read_dirs = a->dirs,
+                                   .env = env,
+                                   .port = a->port,
+                                   .limits = {.wall_s = a->wall_s + 60, /* the caller ends it before */
+                                              .cpu_s = 16 * (int64_t)a->wall_s + 16,
+                                              .memory_bytes = SANDBOX_MEMORY,
+                                              .disk_bytes = SANDBOX_DISK,
+                                              .output_bytes = SANDBOX_OUTPUT,
+                                              .n_processes = SANDBOX_PROCESSES,
+                                              .n_files = SANDBOX_FILES}};
+    const int rc = sandbox_start(&p->sandbox, &s);
+    free(env);
+    free(dir);
+    free(command);
+    return rc;
+}
+
+int child_program_check_sandbox(void) { return sandbox_check(); }
+
 int child_program_start(struct child_program **out, const struct child_program_args *a) {
     struct child_program *p = xcalloc(1, sizeof *p);
     int theirs[3] = {-1, -1, -1};
     *p = (struct child_program){.process = {-1, -1}, .out = -1, .err = -1};
-    const int rc = start(p, a, theirs);
+    const int rc = a->sandbox ? start_in_sandbox(p, a) : start(p, a, theirs);
     for (int i = 0; i < 3; i++)
         if (theirs[i] >= 0) close(theirs[i]);
     if (rc < 0) child_program_stop(p, NULL);
@@ -154,7 +190,32 @@ static void drain_both(struct child_program *p) {
     drain(p, &p->err, take_err);
 }
 
+/* One in a sandbox: its end, and what it has printed. */
+static void end_sandbox(struct child_program *p) {
+    struct sandbox_result r;
+    const int rc = sandbox_end(p->sandbox, &r);
+    p->sandbox = NULL;
+    if (rc < 0) {
+        p->how = xstrdup(err_msg());
+        return;
+    }
+    take_out(p, r.out.p ? r.out.p : "", r.out.n);
+    end_line(p);
+    take_err(p, r.err.p ? r.err.p : "", r.err.n);
+    if (r.end == SANDBOX_EXITED) p->how = xasprintf("exit code %d", r.status);
+    else if (r.end == SANDBOX_SIGNALED) p->how = xasprintf("signal %d (%s)", r.status, strsignal(r.status));
+    else p->how = xasprintf("its sandbox's limit %s", sandbox_end_name(r.end));
+    sandbox_result_free(&r);
+}
+
+int child_program_listener(struct child_program *p) { return p->sandbox ? sandbox_listener(p->sandbox) : -1; }
+
 bool child_program_ended(struct child_program *p) {
+    if (p->how) return true;
+    if (p->sandbox) {
+        if (sandbox_step(p->sandbox)) end_sandbox(p);
+        return p->how != NULL;
+    }
     const bool ended = process_exited(&p->process);
     drain_both(p);
     if (ended && p->line.n + p->line_long > 0) end_line(p); /* a last line without its newline */
@@ -164,7 +225,9 @@ bool child_program_ended(struct child_program *p) {
 void child_program_stop(struct child_program *p, char **how) {
     char text[64];
     process_stop(&p->process, 0, text, sizeof text);
-    if (how) *how = xstrdup(text);
+    if (p->sandbox) (void)sandbox_end(p->sandbox, NULL);
+    if (how) *how = xstrdup(p->how ? p->how : text);
+    free(p->how);
     if (p->out >= 0) close(p->out);
     if (p->err >= 0) close(p->err);
     buf_free(&p->line);

@@ -20,12 +20,20 @@ struct child_program_args {     /* borrowed for the call */
     const char *const *without; /* names of variables of this process that it does not have; ends with NULL */
     const char *input;          /* standard input, n_input bytes */
     size_t n_input;
-    int64_t max_files; /* most open files of each of its processes; 0: as here */
+    int64_t max_files;       /* most open files of each of its processes; 0: as here */
+    bool sandbox;            /* it has nothing of this process but env, may read dirs, and reaches us at 127.0.0.1 and port alone */
+    const char *const *dirs; /* the first is its working directory; ends with NULL */
+    int64_t port;
+    double wall_s; /* of one in a sandbox */
 };
+/* Whether this machine has sandboxes; ERR_UNSUPPORTED. */
+int child_program_check_sandbox(void);
 /* ERR_HELPER: no process can be made. */
 int child_program_start(struct child_program **out, const struct child_program_args *a);
 /* Reads what it has printed. Whether it has ended. */
 bool child_program_ended(struct child_program *p);
+/* Of one in a sandbox: the socket that listens inside, once; the caller's. -1: not yet, or it has been given. */
+int child_program_listener(struct child_program *p);
 /* Ends it if it runs, and closes. *how (NULL ok) gets how it ended ("exit code 0", "signal 9 (Killed)"), the caller frees. */
 void child_program_stop(struct child_program *p, char **how);
 

@@ -483,6 +483,17 @@ int http_server_step(struct http_server *s) {
     return 0;
 }
 
+struct http_listener *http_server_add_listener(struct http_server *s, int fd) {
+    evutil_make_socket_nonblocking(fd);
+    struct evhttp_bound_socket *b = evhttp_accept_socket_with_handle(s->http, fd);
+    CHECK(b != NULL);
+    return (struct http_listener *)b;
+}
+
+void http_server_remove_listener(struct http_server *s, struct http_listener *l) {
+    evhttp_del_accept_socket(s->http, (struct evhttp_bound_socket *)l);
+}
+
 void http_server_drain(struct http_server *s) {
     s->draining = true;
     evconnlistener_disable(s->listener);

@@ -88,6 +88,11 @@ void http_server_stop(struct http_server *s);                 /* from a callback
 void http_server_wake(struct http_server *s);                 /* any thread: `woken` is called on the server's */
 /* Answers what there is, without waiting. ERR_IO. */
 int http_server_step(struct http_server *s);
+/* Also answers what comes to a socket that listens elsewhere on loopback, such as in another network namespace, at this server's
+ * port; fd is taken over. remove: it is closed. */
+struct http_listener;
+struct http_listener *http_server_add_listener(struct http_server *s, int fd);
+void http_server_remove_listener(struct http_server *s, struct http_listener *l);
 /* No new connections; those without a request are closed, the others after their answer. */
 void http_server_drain(struct http_server *s);
 bool http_server_is_busy(struct http_server *s); /* a request is not answered, or its answer not sent to its end */

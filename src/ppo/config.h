@@ -155,8 +155,11 @@ struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
         max_concurrent;                   /* turns 0: no limit; max_concurrent: programs that run at a time */
     double tool_timeout, episode_timeout; /* seconds of a call, of an episode of a loop of the user */
     double turn_timeout, idle_timeout;    /* of a program: until a turn is drawn, without a request */
-    bool run_again;                       /* on_restart: a program that ran when the run was killed is started again */
-    const struct tool_parser *parser;     /* of format */
+    bool sandbox;                         /* programs run in one, and read sandbox_dirs there */
+    const char *const *sandbox_dirs;
+    int64_t n_sandbox_dirs;
+    bool run_again;                   /* on_restart: a program that ran when the run was killed is started again */
+    const struct tool_parser *parser; /* of format */
 };
 struct ppo_ref_config { /* actor_rollout_ref.ref */
     struct micro_batch_limits cut;

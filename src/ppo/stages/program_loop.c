@@ -10,6 +10,7 @@
 #include "agent/token_tree.h"
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -21,6 +22,7 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LOOK_S 0.005     /* between two looks at the processes */
 #define WAIT_NS 1000000L /* of a step without work */
@@ -44,6 +46,7 @@ struct session {
     enum state state;
     char id[2 * ID_BYTES + 1], key[2 * ID_BYTES + 1];
     struct child_program *program;
+    struct http_listener *listener; /* in its sandbox; NULL: it has none, or not yet */
     struct token_tree *tree;
     int64_t n_restarts; /* runs that were killed while it ran */
     double begun, active, drawing;
@@ -74,6 +77,8 @@ struct program_loops {
     int64_t n_calls, cap_calls;
     const struct engine_sample *drawn; /* within program_loop_drawn */
     int64_t max_files;                 /* of a process of a program */
+    const char **dirs;                 /* for sandboxes; ends with NULL */
+    char *dir;
     double looked;
     int rc; /* of a call to the engine within a callback, which ends the run */
 };
@@ -396,6 +401,8 @@ static struct program_journal journal_of(const struct program_loops *p) {
 
 /* The sample is there, or it has failed. */
 static void close_session(struct program_loops *p, struct session *s) {
+    if (s->listener) http_server_remove_listener(p->http, s->listener);
+    s->listener = NULL;
     struct generation_sample *const sample = &p->g->samples[s->sample];
     sample->finish = s->cut && strcmp(s->cut, "length") == 0 ? ENGINE_LENGTH : ENGINE_STOP;
     sample->ended = clock_wall();
@@ -472,6 +479,7 @@ static int start_program(struct program_loops *p, struct session *s) {
     static const char *const without[] = {"VERLC_ROW", "ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", NULL};
     const struct generation_group *group = &p->g->groups[s->sample / p->g->per];
     char *row = json_dumps(batch_find(group->prompts, "row")->json[group->row], JSON_COMPACT);
+    const char *url = http_server_address(p->http);
     struct variables e = {0};
     CHECK(row != NULL);
     set_variables(p, s, row, &e);
@@ -480,7 +488,11 @@ static int start_program(struct program_loops *p, struct session *s) {
                                          .without = without,
                                          .input = row,
                                          .n_input = strlen(row),
-                                         .max_files = p->max_files};
+                                         .max_files = p->max_files,
+                                         .sandbox = p->a.k->sandbox,
+                                         .dirs = p->dirs,
+                                         .port = atoi(strrchr(url, ':') + 1),
+                                         .wall_s = p->a.k->episode_timeout};
     const int rc = child_program_start(&s->program, &a);
     for (int i = 0; i < e.n; i++) free(e.v[i]);
     free(row);
@@ -542,6 +554,8 @@ static int take_end(struct program_loops *p, struct session *s) {
 }
 
 static int look_at(struct program_loops *p, struct session *s) {
+    const int listener = child_program_listener(s->program);
+    if (listener >= 0) s->listener = http_server_add_listener(p->http, listener);
     if (child_program_ended(s->program)) return take_end(p, s);
     char *why = overdue(p, s);
     if (!why) return 0;
@@ -573,12 +587,30 @@ static int64_t choose_connections(const struct program_loops *p) {
     return left > wanted ? wanted : left > 64 ? left : 64;
 }
 
+/* What a sandbox may read: where this run was started, and what the key names. */
+static int open_sandbox(struct program_loops *p) {
+    const struct ppo_agent_config *k = p->a.k;
+    int64_t n = 0;
+    TRY(child_program_check_sandbox());
+    p->dirs = xcalloc((size_t)k->n_sandbox_dirs + 2, sizeof *p->dirs);
+    p->dir = getcwd(NULL, 0);
+    if (p->dir && strcmp(p->dir, "/") != 0) p->dirs[n++] = p->dir;
+    for (int64_t i = 0; i < k->n_sandbox_dirs; i++) {
+        if (!file_is_dir(k->sandbox_dirs[i]) || k->sandbox_dirs[i][0] != '/' || strcmp(k->sandbox_dirs[i], "/") == 0)
+            FAIL(ERR_INVAL, "actor_rollout_ref.rollout.agent.sandbox_read: %s is no directory with an absolute path below /",
+                 k->sandbox_dirs[i]);
+        p->dirs[n++] = k->sandbox_dirs[i];
+    }
+    return 0;
+}
+
 static int open_all(struct program_loops *p) {
     const struct ppo_data_config *rows = p->a.rows;
     const int64_t connections = choose_connections(p);
     p->max_files = connections / 4 < MAX_FILES ? connections / 4 : MAX_FILES;
     if (p->max_files < 64)
         log_warn("ulimit -n lets this process open few files, and a process of an agent's program %lld", (long long)p->max_files);
+    if (p->a.k->sandbox) TRY(open_sandbox(p));
     p->hooks = (struct serve_sessions){.ctx = p,
                                        .enter = on_enter,
                                        .defaults = on_defaults,
@@ -622,6 +654,8 @@ void program_loops_close(struct program_loops *p) {
     program_loop_end(p);
     http_server_close(p->http);
     serve_destroy(p->serve);
+    free(p->dirs);
+    free(p->dir);
     free(p->sessions);
     free(p->calls);
     free(p);
@@ -677,6 +711,7 @@ void program_loop_end(struct program_loops *p) {
     if (p->serve) serve_failed_all(p->serve);
     for (int64_t k = 0; k < p->n_sessions; k++) {
         struct session *s = p->sessions[k];
+        if (s->listener) http_server_remove_listener(p->http, s->listener);
         if (s->program) child_program_stop(s->program, NULL);
         token_tree_destroy(s->tree);
         json_decref(s->log);
