@@ -1,5 +1,5 @@
-/* listen.c - how a program in a sandbox reaches us: a socket that listens in its network, which this executable makes there before it
- * becomes the program, and sends here.
+/* listen.c - how a program in a sandbox reaches us: a socket that listens in its network, which this executable makes there before
+ * it becomes the program, and sends here.
  * Invariant: of all that is ours nothing but the listener's other end is left to the program. */
 #include "sandbox/sandbox_int.h"
 

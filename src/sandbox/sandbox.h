@@ -81,8 +81,7 @@ int sandbox_check(void);
 /* Waits for the end. ERR_UNSUPPORTED as above; ERR_INVAL: limits or arguments; ERR_HELPER: no process can be made. Any thread. */
 int sandbox_run(const struct sandbox_args *args, struct sandbox_result *out);
 
-/* The same by parts, for who has other things to do. Start: as sandbox_run, args are copied but for what they point to, which is not
- * read later. */
+/* The same by parts, for who has other things to do. Start: as sandbox_run; what args point to is not read later. */
 struct sandbox;
 int sandbox_start(struct sandbox **out, const struct sandbox_args *args);
 /* Reads what it has printed, looks at its limits. True: it has ended, or is to be ended. Does not wait. */
