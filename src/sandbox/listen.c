@@ -51,7 +51,7 @@ __attribute__((constructor)) static void listen_in_sandbox(int argc, char **argv
     }
     close(fd);
     close(over);
-    execv(argv[4], argv + 4);
+    execvp(argv[4], argv + 4);
     dprintf(2, "%s could not be executed: %s\n", argv[4], strerror(errno));
     _exit(127);
 }

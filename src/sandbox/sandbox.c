@@ -214,9 +214,9 @@ static void make_command(struct command *c, const char *bwrap, const struct sand
     if (a->port > 0) add_self(c);
     ADD(c, "--remount-ro", "/", "--chdir", SANDBOX_DIR, "--");
     if (owner == NOBODY) add_user(c);
+    if (a->port > 0) add_listening(c, a);
     add_limits(c, &a->limits, owner != NOBODY);
     add(c, "--");
-    if (a->port > 0) add_listening(c, a);
     add_all(c, a->argv);
 }
 

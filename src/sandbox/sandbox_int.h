@@ -9,8 +9,9 @@
 /* A descriptor (close-on-exec) of the filter as BPF, for bwrap to read; the caller closes it. */
 int sandbox__seccomp(bool network, int *fd);
 
-/* What this executable does in the sandbox, before main, where its first argument is SANDBOX_LISTEN, the second a port and the third
- * a descriptor: it listens on 127.0.0.1 at that port, sends the socket over the descriptor, and becomes the program that follows. */
+/* What this executable does in the sandbox, before main, where its first argument is SANDBOX_LISTEN, the second a port and the
+ * third a descriptor: it listens on 127.0.0.1 at that port, sends the socket over the descriptor, and becomes the program that
+ * follows. */
 #define SANDBOX_LISTEN "--listen-in-sandbox"
 /* The socket that has come over fd; -1: none yet. */
 int sandbox__listener(int fd);

@@ -2,9 +2,10 @@
  *
  * The first byte chooses DeepSeek V4's variables (its encoder needs no helper) and what is drawn; each line behind it is a request:
  * {"messages", "tools"}.  A request is answered, dropped or left open.  Same requests give the same ids, no drawn token is in
- * two samples, and segments cover a response. */
+ * two samples, and segments cover a response. Each line is taken for a program's last one, too. */
 #include "fuzz.h"
 
+#include "agent/child_program.h"
 #include "agent/continuous_tokens_int.h"
 #include "agent/token_tree.h"
 #include "base/json.h"
@@ -77,6 +78,7 @@ static void one_request(struct token_tree *t, struct continuous_tokens *c, const
     const int rc = token_tree_prompt(t, messages, tools, &ids, &request);
     fuzz_check_rc(rc);
     if (rc == 0) {
+        CHECK(token_tree_prompt_length(t, request) > 0);
         CHECK(ids.n > 0 && (json_array_size(messages) > 1 || continuous_tokens_begin(c, messages, tools, &again) == 0));
         if (what % 3 == 0) token_tree_dropped(t, request);
         else if (what % 3 == 1) draw(t, request, messages, what % 8, n_drawn);
@@ -97,7 +99,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     for (int i = 0; i < MAX_REQUESTS && p < end && n_drawn < MAX_DRAWN; i++, what += 5) {
         const char *line = memchr(p, '\n', (size_t)(end - p));
         if (!line) line = end;
-        json_t *q;
+        json_t *q, *reward = child_program_reward_line(p, (size_t)(line - p)); /* a program's last line */
+        CHECK(!reward || json_is_number(json_object_get(reward, "reward")));
+        json_decref(reward);
         if (json_parse(&q, p, (size_t)(line - p), "request") == 0) {
             one_request(t, c, q, what, &n_drawn);
             json_decref(q);

@@ -15,11 +15,40 @@ static int fake_submit(void *ctx, const struct engine_request *r, uint64_t ticke
 }
 static void fake_cancel(void *ctx, uint64_t ticket) { (void)ctx, (void)ticket; }
 static void fake_stats(void *ctx, struct engine_stats *out) { (void)ctx, (void)out; }
-static int fake_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids) {
+static int fake_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids,
+                       int64_t *turn) {
     (void)ctx, (void)id, (void)tools;
     CHECK(json_array_size(messages) > 0);
     text_ids_add(ids, &(int32_t){1}, 1);
+    *turn = 1;
     return 0;
+}
+
+static int fake_defaults(void *ctx, const char *id, struct engine_request *r) {
+    (void)ctx, (void)id;
+    *r = (struct engine_request){.temperature = 0.5f, .top_p = 1, .repetition_penalty = 1, .seed = 7};
+    return 0;
+}
+static int64_t n_drawn, n_dropped;
+/* What a session is told of a turn is an assistant's message. */
+static int fake_drawn(void *ctx, const struct serve_turn *t) {
+    (void)ctx;
+    CHECK(t->session && (t->turn == 1 || t->turn == -1) &&
+          strcmp(json_string_value(json_object_get(t->message, "role")), "assistant") == 0);
+    CHECK(json_is_string(json_object_get(t->message, "content")));
+    const json_t *calls = json_object_get(t->message, "tool_calls"), *call;
+    size_t i;
+    json_array_foreach((json_t *)(uintptr_t)calls, i, call) {
+        const json_t *f = json_object_get(call, "function");
+        CHECK(json_is_string(json_object_get(f, "name")) && json_is_string(json_object_get(f, "arguments")));
+    }
+    n_drawn++;
+    return 0;
+}
+static void fake_dropped(void *ctx, const char *id, int64_t turn) {
+    (void)ctx, (void)id;
+    CHECK(turn == 1);
+    n_dropped++;
 }
 
 /* Each event's data is JSON; whole: one value. */
@@ -80,7 +109,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const char *const formats[] = {"hermes", "qwen3_coder", "glm",    "seed",    "minimax",
                                           "kimi",   "deepseek_v4", "gemma4", "gpt-oss", "llama3_json"};
     static const struct serve_dialect *const dialects[] = {&serve_chat, &serve_completions, &serve_messages};
-    static const struct serve_sessions sessions = {.prompt = fake_prompt};
+    static const struct serve_sessions sessions = {
+        .prompt = fake_prompt, .defaults = fake_defaults, .drawn = fake_drawn, .dropped = fake_dropped};
     static struct tokenizer *tok;
     if (n < 3) return 0;
     fuzz_quiet();
@@ -96,6 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     CHECK(find_parser(&s) == 0);
     const char *text = (const char *)data + 3, *end = memchr(text, '\0', n - 3);
     const size_t n_text = end ? (size_t)(end - text) : n - 3;
+    n_drawn = n_dropped = 0;
     struct serve_call *c = call_create(&s, NULL, dialects[data[0] % 3], "session");
     json_t *body = NULL;
     int rc = json_parse(&body, text, n_text, "the body");
@@ -104,7 +135,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     fuzz_check_rc(rc);
     json_decref(body);
     if (rc == 0) answer(c, (const uint8_t *)text + n_text, n - 3 - n_text, data[2]);
+    const bool has_turn = c->turn >= 0;
     call_free(c);
+    CHECK(n_dropped == (has_turn && n_drawn == 0)); /* a turn is drawn or dropped */
     CHECK(s.n_open == 0 && s.n_calls == 0);
     json_decref(s.special);
     free(s.slots);
