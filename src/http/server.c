@@ -25,7 +25,8 @@
 enum {
     N_PORTS = 20,
     MAX_HEADER_BYTES = 16 << 10,
-    IDLE_S = 20, /* of silence */
+    IDLE_S = 20,    /* of silence */
+    BACKLOG = 4096, /* connections that are not accepted yet; libevent has 128 */
 };
 
 #ifdef STATIC_LIBEVENT
@@ -382,6 +383,7 @@ static int listen_on(struct http_server *s) {
         FAIL(ERR_IO, "cannot listen on %s: %s; --host is to be an address of this machine", s->a.host, strerror(errno));
     }
     s->listener = evhttp_bound_socket_get_listener(b);
+    if (listen(evhttp_bound_socket_get_fd(b), BACKLOG) < 0) log_debug("a longer queue of connections: %s", strerror(errno));
     if (getsockname(evhttp_bound_socket_get_fd(b), (struct sockaddr *)&at, &n) < 0)
         FAIL(ERR_IO, "the address of a socket: %s", strerror(errno));
     s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);

@@ -10,8 +10,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from agent_program import AGENT, CLIENT, REWARD, ROLLOUT, args_of, samples  # noqa: E402
 from verlc_test import Scratch, Tests, run  # noqa: E402
 
-BAD = CLIENT + r"""
-import base64, http.client, pathlib, resource, signal, socket, subprocess
+BAD = CLIENT + r'''
+import http.client, pathlib, signal, subprocess
 from urllib.parse import urlsplit
 kind, here = ROW["extra_info"]["kind"], pathlib.Path(sys.argv[1])
 CHAT, HELLO = BASE + "/chat/completions", [{"role": "user", "content": "Hello"}]
@@ -76,18 +76,22 @@ if kind == "victim":
     while (here / "victim").exists():
         time.sleep(0.01)
 if kind == "connects":
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    at, open_ones = urlsplit(BASE), []
-    try:
-        for _ in range(10000):
-            open_ones.append(socket.socket())
-            open_ones[-1].setblocking(False)
-            open_ones[-1].connect_ex((at.hostname, at.port))
-    except OSError:
-        pass  # no more of them
-    assert len(open_ones) > 500
-    for one in open_ones[:16]:
-        one.close()
+    flood = f"""
+import resource, socket, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+all = []
+try:
+    for _ in range(10000):
+        all.append(socket.socket())
+        all[-1].setblocking(False)
+        all[-1].connect_ex(("127.0.0.1", {urlsplit(BASE).port}))
+except OSError:
+    pass  # no more of them
+assert len(all) > 900
+time.sleep(0.5)
+"""
+    many = [subprocess.Popen([sys.executable, "-c", flood]) for _ in range(10)]
+    assert [p.wait() for p in many] == [0] * 10
 if kind == "leaves":  # a process that outlives it, in a session of its own
     subprocess.Popen([sys.executable, "-c", "import time\nwhile True: open(%r,'w').write(str(time.time())); time.sleep(.01)"
                       % str(here / "beat")], start_new_session=True)
@@ -103,7 +107,7 @@ if kind == "long":
     want(400, "data.max_response_length", got)
     raise SystemExit(9)
 reward(reward=1)
-"""
+'''
 BAD_KINDS = {"dies": "exit code 1: ValueError: no luck today", "killed": "exit code 137", "hangs": "agent.idle_timeout=3", "busy":
              "agent.episode_timeout=5", "silent": "without a turn", "floods": "", "big": "", "json": "", "thief": "", "victim": "",
              "connects": "", "leaves": "", "long": "", "good": ""}
