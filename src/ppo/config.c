@@ -148,9 +148,6 @@ static int derive_agent(struct ppo_config *k) {
              "the classes of " ARR "rollout.agent.agent_loop_config_path",
              a->default_loop);
     if (a->command && strcmp(a->default_loop, "single_turn_agent") == 0) a->default_loop = "program_agent";
-    if (strcmp(a->on_restart, "run") != 0 && strcmp(a->on_restart, "drop") != 0)
-        FAIL(ERR_INVAL, ARR "rollout.agent.on_restart=%s: expected run or drop", a->on_restart);
-    a->run_again = strcmp(a->on_restart, "run") == 0;
     const bool qwen = strcmp(a->format, "qwen") == 0;
     if (qwen) log_note(MULTI_TURN "format=qwen is hermes by its name in SGLang, which verl's search example had");
     a->parser = tool_parser_find(qwen ? "hermes" : a->format);

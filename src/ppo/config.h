@@ -150,7 +150,7 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
 struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
     bool multi_turn, need_tools_kwargs;
     const char *default_loop, *format, *truncate_side, *tool_config_path, *function_tool_path, *interaction_config_path,
-        *loop_config_path, *command, *on_restart;
+        *loop_config_path, *command;
     int64_t max_assistant_turns, max_user_turns, max_parallel_calls, max_tool_response_length, tool_processes,
         max_concurrent;                   /* turns 0: no limit; max_concurrent: programs that run at a time */
     double tool_timeout, episode_timeout; /* seconds of a call, of an episode of a loop of the user */
