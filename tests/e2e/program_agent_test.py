@@ -88,7 +88,9 @@ def good(s, test):
     episodes = [json.loads(r[9]) for r in rows]
     test("a conversation is one sample, by each interface", all(e["samples"] == {"first": 1} for e in episodes), episodes[0])
     calls = sum(len(set(struct.unpack(f"<{len(r[3]) // 4}i", r[3])) & s.calls) for r in rows)
-    test("the model calls a tool", calls > len(rows), calls)
+    counted = sum(len(t.get("calls", [])) for e in episodes for t in e["turn_log"])
+    test("the model calls a tool", calls > len(rows) and counted > 0, (calls, counted))
+    test("and is counted", sum(series(d, "tool_call_counts/mean")) * len(rows) / 2 == counted)
     run(*args_of(s, "ranks", kinds, GOOD, **model, **{"trainer.ranks": 2}))
     test("two ranks as one", without_restarts(samples(s.dir / "ranks")) == without_restarts(rows))
 
@@ -111,13 +113,16 @@ def several(s, test):
 def own_sampling(s, test):
     run(*args_of(s, "own", ["own", "fn"], GOOD, **{
         "actor_rollout_ref.model.path": s.dir / "calls", "trainer.force_old_log_prob": False, "trainer.ranks": 2,
-        "trainer.total_training_steps": 1}))
-    rows = samples(s.dir / "own")
+        "trainer.total_training_steps": 1, "trainer.val_before_train": True, "data.val_files": s.dir / "own.jsonl"}))
+    every = samples(s.dir / "own")
+    rows = [r for r in every if r[0] == 1]
+    test("validation has the same programs", [r[7] for r in every if r[0] == 0] == ["score"] * 2, [r[7:9] for r in every])
     logs = [json.loads(r[9])["turn_log"] for r in rows]
     test("sampling of its own is honoured and recorded", all(
         abs(t["temperature"] - 0.5) + abs(t["top_p"] - 0.9) < 1e-6 and t["stop"] == ["add"] and t["max_tokens"] == 12
         for log in logs[:2] for t in log), logs)
-    test("the run's is not recorded", all(set(t) == {"tokens", "finish", "max_tokens"} for log in logs[2:] for t in log), logs)
+    plain = {"tokens", "finish", "max_tokens", "calls"}
+    test("the run's is not recorded", all(set(t) <= plain for log in logs[2:] for t in log), logs)
     diff = series(s.dir / "own", "training/rollout_probs_diff_max")
     test("training's log-probs are those of rollout.temperature", diff[0] > 0, diff)
 

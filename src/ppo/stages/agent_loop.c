@@ -646,6 +646,16 @@ static int add_segments(const struct generation_sample *const *at, struct batch 
     return rc;
 }
 
+/* Those that a program was given in its turns. */
+static int64_t calls_of_program(const struct user_episode *u) {
+    const json_t *turn;
+    int64_t n = 0;
+    size_t i;
+    json_array_foreach(json_object_get(u ? u->record : NULL, "turn_log"), i, turn) n +=
+        (int64_t)json_array_size(json_object_get(turn, "calls"));
+    return n;
+}
+
 int agent_loop_columns(const struct generation_sample *const *at, struct batch *b) {
     struct batch_col *episode, *turns, *calls, *seconds, *other;
     TRY(add_segments(at, b));
@@ -665,7 +675,7 @@ int agent_loop_columns(const struct generation_sample *const *at, struct batch *
         episode->json[i] = a ? tool_agent_episode(a) : plain_episode(at[i]);
         turns->i64[i] = agent_loop_num_turns(at[i]);
         other->i64[i] = at[i]->user ? at[i]->user->n_other_temperature : 0;
-        calls->i64[i] = a ? tool_agent_num_calls(a) : 0;
+        calls->i64[i] = a ? tool_agent_num_calls(a) : calls_of_program(at[i]->user);
         seconds->f64[i] = a ? tool_agent_tool_seconds(a) : at[i]->user ? at[i]->user->out.tool_seconds : 0;
     }
     return 0;

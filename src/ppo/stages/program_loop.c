@@ -16,6 +16,7 @@
 #include "base/map.h"
 #include "serve/serve.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@
 #include <unistd.h>
 
 #define LOOK_S 0.005     /* between two looks at the processes */
+#define LOOK_EACH_S 4e-5 /* and of many: a tenth of the time */
 #define WAIT_NS 1000000L /* of a step without work */
 enum {
     ID_BYTES = 16,
@@ -210,7 +212,17 @@ static int on_sampling(void *ctx, const char *id, int64_t turn, struct engine_re
     return 0;
 }
 
-/* What of a turn's sampling is not the run's. */
+/* The names of the tools that a turn calls; NULL: none. */
+static json_t *names_of(const json_t *message) {
+    const json_t *calls = json_object_get(message, "tool_calls"), *call;
+    json_t *names = json_array_size(calls) > 0 ? json_array() : NULL;
+    size_t i;
+    json_array_foreach((json_t *)(uintptr_t)calls, i, call)
+        json_array_append(names, json_object_get(json_object_get(call, "function"), "name"));
+    return names;
+}
+
+/* What of a turn's sampling is not the run's, and what it calls. */
 static json_t *turn_record(const struct engine_request *q, const struct serve_turn *t) {
     const struct engine_request *r = t->request;
     json_t *o = json_pack("{s:I, s:s}", "tokens", (json_int_t)t->n, "finish", engine_finish_name(t->finish));
@@ -226,6 +238,8 @@ static json_t *turn_record(const struct engine_request *q, const struct serve_tu
         if (memcmp(&numbers[i].own, &numbers[i].run, sizeof(float)) != 0)
             json_object_set_new(o, numbers[i].name, json_real(numbers[i].own));
     json_object_set_new(o, "max_tokens", json_integer((json_int_t)r->max_tokens));
+    json_t *names = names_of(t->message);
+    if (names) json_object_set_new(o, "calls", names);
     for (int64_t i = 0; i < r->n_stop; i++) {
         if (i == 0) json_object_set_new(o, "stop", json_array());
         json_array_append_new(json_object_get(o, "stop"), json_string(r->stop[i]));
@@ -698,7 +712,7 @@ int program_loop_step(struct generation_state *g, struct program_loops *p, bool 
     if (p->rc < 0) return err_pass(p->rc, __FILE__, __LINE__);
     if (wait && p->n_over < p->n_sessions) nanosleep(&(struct timespec){0, WAIT_NS}, NULL);
     const double now = clock_now();
-    if (now - p->looked < LOOK_S) return 0;
+    if (now - p->looked < fmax(LOOK_S, LOOK_EACH_S * (double)p->n_running)) return 0;
     p->looked = now;
     for (int64_t k = 0; k < p->next; k++)
         if (p->sessions[k]->state == RUNNING) TRY(look_at(p, p->sessions[k]));
