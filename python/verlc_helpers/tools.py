@@ -1,10 +1,10 @@
 """verl's tools and interactions, for src/agent/tools.c: one process of several, each with its own objects.
 
   init {"tool_config_path", "function_tool_path", "interaction_config_path", "max_response_length", "truncate_side", "processes"}
-  {"op": "describe"} -> {"tools": [{"name", "schema"}, ...], "interactions": [name, ...]}
+  {"op": "describe"} -> {"tools": [{"name", "schema", "function"}, ...], "interactions": [name, ...]}
   {"op": "call", "episode", "name", "arguments", "tools_kwargs", "tool_selection", "extra_fields", "agent_data"}
       -> {"text", "status": ok | unknown | arguments | error, "reward", "seconds", "truncated", "set", "removed"}
-  {"op": "interact", "episode", "messages", "kwargs", "extra_fields", "agent_data"}
+  {"op": "interact", "episode", "messages", "kwargs", "extra_fields"}
       -> {"text", "status": ok | error, "reward", "seconds", "stop", "set", "removed"}
   {"op": "end", "episode"} -> {}
 
@@ -84,8 +84,9 @@ class Tools:
         self.episodes = Episodes()
 
     def describe(self):
-        return {"tools": [{"name": t.name, "schema": t.tool_schema.model_dump(exclude_unset=True, exclude_none=True)}
-                          for t in self.list], "interactions": list(self.interactions)}
+        tools = [{"name": t.name, "schema": t.tool_schema.model_dump(exclude_unset=True, exclude_none=True),
+                  "function": isinstance(t, self.FunctionTool)} for t in self.list]
+        return {"tools": tools, "interactions": list(self.interactions)}
 
     def active(self, selection):
         if not selection or not self.by_name:

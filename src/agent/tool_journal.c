@@ -1,5 +1,5 @@
 /* tool_journal.c - see tool_journal.h. What is written by this process is never asked for by it, so only what was there at the
- * start is kept in memory.
+ * start is kept in memory. A thread of its own waits for the disk, which may take longer than a step of the engine.
  * Invariant: a record's key holds a digest of what was asked, so another question has another key. */
 #include "agent/tool_journal.h"
 
@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,9 +23,16 @@ struct tool_journal {
     char *dir;
     int fd; /* of the step's file; -1: none */
     int64_t step, forgotten;
-    bool dirty;
     json_t *records; /* an array */
     struct map at;   /* key -> index in records */
+    int64_t added;   /* records */
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t work, done;
+    int64_t wanted, synced; /* records that shall be, and that are, on disk */
+    int failed;             /* errno of a write to disk */
+    bool stop;
 };
 
 static char *file_of(const char *dir, int64_t step) { return xasprintf("%s/%lld.jsonl", dir, (long long)step); }
@@ -82,6 +90,9 @@ static int each_file(struct tool_journal *j, int64_t first, bool read) {
 int tool_journal_open(struct tool_journal **out, const char *dir, int64_t saved, bool fresh) {
     struct tool_journal *j = xcalloc(1, sizeof *j);
     *j = (struct tool_journal){.dir = xstrdup(dir), .fd = -1, .step = -1, .forgotten = saved, .records = json_array()};
+    pthread_mutex_init(&j->lock, NULL);
+    pthread_cond_init(&j->work, NULL);
+    pthread_cond_init(&j->done, NULL);
     const int rc = each_file(j, fresh ? INT64_MAX : saved, true);
     if (rc < 0) {
         tool_journal_close(j);
@@ -92,8 +103,22 @@ int tool_journal_open(struct tool_journal **out, const char *dir, int64_t saved,
     return 0;
 }
 
+static void end_thread(struct tool_journal *j) {
+    if (!j->has_thread) return;
+    pthread_mutex_lock(&j->lock);
+    j->stop = true;
+    pthread_cond_signal(&j->work);
+    pthread_mutex_unlock(&j->lock);
+    pthread_join(j->thread, NULL);
+    j->has_thread = false;
+}
+
 void tool_journal_close(struct tool_journal *j) {
     if (!j) return;
+    end_thread(j);
+    pthread_mutex_destroy(&j->lock);
+    pthread_cond_destroy(&j->work);
+    pthread_cond_destroy(&j->done);
     if (j->fd >= 0) close(j->fd);
     json_decref(j->records);
     map_free(&j->at);
@@ -175,15 +200,61 @@ int tool_journal_add(struct tool_journal *j, const struct tool_journal_key *k, c
     json_decref(v);
     free(text);
     free(line);
-    j->dirty = true;
+    j->added += rc == 0;
     return rc;
 }
 
-int tool_journal_sync(struct tool_journal *j) {
-    if (!j->dirty) return 0;
-    j->dirty = false;
-    if (fdatasync(j->fd) < 0) FAIL(ERR_IO, "cannot write %s/%lld.jsonl: %s", j->dir, (long long)j->step, strerror(errno));
+int64_t tool_journal_added(const struct tool_journal *j) { return j->added; }
+
+/* ---- to the disk ---- */
+
+static void *write_to_disk(void *arg) {
+    struct tool_journal *j = arg;
+    pthread_mutex_lock(&j->lock);
+    while (!j->stop) {
+        if (j->wanted == j->synced || j->failed) {
+            pthread_cond_wait(&j->work, &j->lock);
+            continue;
+        }
+        const int64_t upto = j->wanted;
+        const int fd = j->fd; /* the same until all is synced: open_step */
+        pthread_mutex_unlock(&j->lock);
+        const int failed = fdatasync(fd) < 0 ? errno : 0;
+        pthread_mutex_lock(&j->lock);
+        j->failed = failed;
+        if (!failed) j->synced = upto;
+        pthread_cond_broadcast(&j->done);
+    }
+    pthread_mutex_unlock(&j->lock);
+    return NULL;
+}
+
+/* Asks for all that was added, and waits for the number `until`. */
+static int request(struct tool_journal *j, int64_t until, int64_t *synced) {
+    if (!j->has_thread && j->added > 0) {
+        const int why = pthread_create(&j->thread, NULL, write_to_disk, j);
+        if (why) FAIL(ERR_INTERNAL, "no thread: %s", strerror(why));
+        j->has_thread = true;
+    }
+    pthread_mutex_lock(&j->lock);
+    if (j->wanted < j->added) pthread_cond_signal(&j->work);
+    j->wanted = j->added;
+    while (j->synced < until && !j->failed) pthread_cond_wait(&j->done, &j->lock);
+    *synced = j->synced;
+    const int failed = j->failed;
+    pthread_mutex_unlock(&j->lock);
+    if (failed) FAIL(ERR_IO, "cannot write %s/%lld.jsonl: %s", j->dir, (long long)j->step, strerror(failed));
     return 0;
+}
+
+int tool_journal_flush(struct tool_journal *j, bool wait, int64_t *synced) {
+    TRY(request(j, 0, synced));
+    return wait && *synced < j->added ? request(j, *synced + 1, synced) : 0;
+}
+
+int tool_journal_sync(struct tool_journal *j) {
+    int64_t synced;
+    return request(j, j->added, &synced);
 }
 
 int tool_journal_forget(struct tool_journal *j, int64_t saved) {

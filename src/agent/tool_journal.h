@@ -27,8 +27,12 @@ struct tool_journal_key { /* borrowed */
 bool tool_journal_find(const struct tool_journal *j, const struct tool_journal_key *k, struct tool_result *out);
 /* Appends a record. ERR_IO: the file cannot be written. */
 int tool_journal_add(struct tool_journal *j, const struct tool_journal_key *k, const struct tool_result *r);
+int64_t tool_journal_added(const struct tool_journal *j); /* records so far: the number of the last one */
 /* What was added is on disk when it returns. ERR_IO. */
 int tool_journal_sync(struct tool_journal *j);
+/* Has a thread write what was added to the disk; *synced: that many records are there. wait: until there are more, or all. ERR_IO:
+ * the disk has refused them. */
+int tool_journal_flush(struct tool_journal *j, bool wait, int64_t *synced);
 /* A checkpoint of step `saved` is there: nobody asks for earlier steps again. ERR_IO. */
 int tool_journal_forget(struct tool_journal *j, int64_t saved);
 int tool_journal_clear(struct tool_journal *j); /* the run has ended as it should: removes all. ERR_IO */

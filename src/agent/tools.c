@@ -35,6 +35,7 @@ struct tools {
     int n_processes;
     double timeout_s;
     json_t *names, *schemas, *interactions; /* arrays; names[i] has schemas[i] */
+    json_t *functions;                      /* {name: true} of tools that are functions */
     struct flight *flight;                  /* flight[head .. n) */
     int64_t head, n, cap, first_ticket, pending;
     bool warned[TOOL_N_STATUS];
@@ -81,9 +82,12 @@ static int describe(struct tools *t) {
             json_t *tool;
             t->names = json_array();
             t->schemas = json_array();
+            t->functions = json_object();
             json_array_foreach(json_object_get(r.reply, "tools"), k, tool) {
                 json_array_append(t->names, json_object_get(tool, "name"));
                 json_array_append(t->schemas, json_object_get(tool, "schema"));
+                if (json_is_true(json_object_get(tool, "function")))
+                    json_object_set_new(t->functions, json_string_value(json_object_get(tool, "name")), json_true());
             }
             t->interactions = json_incref(json_object_get(r.reply, "interactions"));
         }
@@ -135,6 +139,7 @@ void tools_close(struct tools *t) {
     helper_pool_destroy(t->pool);
     json_decref(t->names);
     json_decref(t->schemas);
+    json_decref(t->functions);
     json_decref(t->interactions);
     free(t->flight);
     free(t);
@@ -148,6 +153,8 @@ void tools_cancel(struct tools *t) {
 /* ---- what there is ---- */
 
 const json_t *tools_schemas(const struct tools *t) { return t->schemas; }
+
+bool tools_want_agent_data(const struct tools *t, const char *name) { return !json_object_get(t->functions, name); }
 
 const json_t *tools_interactions(const struct tools *t) { return t->interactions; }
 
@@ -237,9 +244,8 @@ int tools_call(struct tools *t, const struct tool_request *r, int64_t *ticket) {
 }
 
 int tools_interact(struct tools *t, const struct interaction_request *r, int64_t *ticket) {
-    json_t *q = json_pack("{s:s, s:o, s:O?, s:O?, s:O?, s:O?}", "op", "interact", "episode",
-                          text_json(r->episode, strlen(r->episode)), "messages", r->messages, "kwargs", r->interaction_kwargs,
-                          "extra_fields", r->extra_fields, "agent_data", r->agent_data);
+    json_t *q = json_pack("{s:s, s:o, s:O?, s:O?, s:O?}", "op", "interact", "episode", text_json(r->episode, strlen(r->episode)),
+                          "messages", r->messages, "kwargs", r->interaction_kwargs, "extra_fields", r->extra_fields);
     static char name[] = "interaction";
     return send(t, q, r->episode, &(struct flight){.kind = INTERACT, .name = name}, ticket);
 }

@@ -47,6 +47,8 @@ const json_t *tools_schemas(const struct tools *t);
 /* Those of a row's tool_selection, in its order, without names that there are none of; all where it is NULL, null or
  * empty.  An array, new reference. */
 json_t *tools_select(const struct tools *t, const json_t *tool_selection);
+/* Whether a tool is given the episode's AgentData: one that is a class is, a function is not. */
+bool tools_want_agent_data(const struct tools *t, const char *name);
 /* Names of the interactions: an array, borrowed; empty: none. */
 const json_t *tools_interactions(const struct tools *t);
 /* Whether a row's interaction_kwargs name one of them. ERR_INPUT. */
@@ -59,7 +61,7 @@ struct tool_request {      /* borrowed for the call */
     size_t n_arguments;
     const json_t *tools_kwargs, *tool_selection; /* the row's, or NULL */
     const json_t *extra_fields; /* the episode's state (tool_result_apply), or NULL: for a process that does not have it */
-    const json_t *agent_data;   /* what else of AgentData a tool may read: {"messages", "prompt_ids", "user_turns", ...}, or NULL */
+    const json_t *agent_data;   /* what else of AgentData a tool may read, {"messages", "prompt_ids", "user_turns", ...}, or NULL */
 };
 int tools_call(struct tools *t, const struct tool_request *r, int64_t *ticket);
 
@@ -67,7 +69,7 @@ struct interaction_request { /* a turn without calls; borrowed for the call */
     const char *episode;
     const json_t *messages;           /* all of the episode */
     const json_t *interaction_kwargs; /* the row's, which tools_check_interaction has passed */
-    const json_t *extra_fields, *agent_data;
+    const json_t *extra_fields;
 };
 /* The user's next message. A new process, or a new episode, starts the interaction first. */
 int tools_interact(struct tools *t, const struct interaction_request *r, int64_t *ticket);

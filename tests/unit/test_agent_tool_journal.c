@@ -74,6 +74,39 @@ static void found_again(void **state) {
     remove_dir(dir);
 }
 
+/* Records reach the disk while others are added; a wait brings at least one. */
+static void flushed(void **state) {
+    (void)state;
+    char *dir = new_dir();
+    struct tool_journal *j;
+    struct tool_result r = {.text = (char *)(uintptr_t) "4", .n_text = 1}, got;
+    int64_t synced = -1, before;
+    OK(tool_journal_open(&j, dir, -1, false));
+    OK(tool_journal_flush(j, true, &synced));
+    assert_int_equal(synced, 0);
+    for (int64_t i = 0; i < 200; i++) {
+        const struct tool_journal_key k = key(i / 100, "e", i, 0, "q"); /* of two files */
+        OK(tool_journal_add(j, &k, &r));
+        assert_int_equal(tool_journal_added(j), i + 1);
+        before = synced;
+        OK(tool_journal_flush(j, i % 3 == 0, &synced));
+        assert_true(synced >= before && synced <= i + 1 && (i % 3 != 0 || synced > before || synced == i + 1));
+    }
+    OK(tool_journal_sync(j));
+    OK(tool_journal_flush(j, true, &synced));
+    assert_int_equal(synced, 200);
+    tool_journal_close(j);
+    OK(tool_journal_open(&j, dir, -1, false));
+    for (int64_t i = 0; i < 200; i++) {
+        const struct tool_journal_key k = key(i / 100, "e", i, 0, "q");
+        assert_true(tool_journal_find(j, &k, &got));
+        tool_result_free(&got);
+    }
+    OK(tool_journal_clear(j));
+    tool_journal_close(j);
+    remove_dir(dir);
+}
+
 /* A process that was killed has half written a line, or somebody has damaged the file. */
 static void half_written(void **state) {
     (void)state;
@@ -105,6 +138,6 @@ static void half_written(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(found_again), cmocka_unit_test(half_written)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(found_again), cmocka_unit_test(flushed), cmocka_unit_test(half_written)};
     return cmocka_run_group_tests_name("tool_journal", tests, NULL, NULL);
 }

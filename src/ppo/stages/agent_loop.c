@@ -396,10 +396,12 @@ static int call_tool(struct generation_state *g, int64_t i, int64_t call, const 
 static int call_tools(struct generation_state *g, int64_t i) {
     const struct generation_sample *s = &g->samples[i];
     char *name = generation_episode_name(g, i);
-    json_t *data = tool_agent_data(s->agent);
     int64_t n;
     int rc = 0;
-    tool_agent_calls(s->agent, &n);
+    const struct tool_call *calls = tool_agent_calls(s->agent, &n);
+    bool wanted = false;
+    for (int64_t k = 0; k < n; k++) wanted |= tools_want_agent_data(g->in->agents->tools, calls[k].name);
+    json_t *data = wanted ? tool_agent_data(s->agent) : NULL; /* it has all ids: large */
     for (int64_t k = 0; k < n && rc == 0; k++) rc = call_tool(g, i, k, name, data);
     json_decref(data);
     free(name);
@@ -413,17 +415,13 @@ static int ask_interaction(struct generation_state *g, int64_t i, const char *ep
     bool there;
     TRY(find_answer(g, i, episode, -1, &there));
     if (there) return 0;
-    json_t *data = tool_agent_data(s->agent);
     const struct interaction_request r = {.episode = episode,
                                           .messages = tool_agent_messages(s->agent, &n_old),
                                           .interaction_kwargs = info_of(row_of(g, i), "interaction_kwargs"),
-                                          .extra_fields = tool_agent_extra_fields(s->agent),
-                                          .agent_data = data};
-    json_object_del(data, "messages"); /* sent once */
-    const int rc = tools_interact(g->in->agents->tools, &r, &w.ticket);
-    if (rc == 0) wait_for(g, w);
-    json_decref(data);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+                                          .extra_fields = tool_agent_extra_fields(s->agent)};
+    TRY(tools_interact(g->in->agents->tools, &r, &w.ticket));
+    wait_for(g, w);
+    return 0;
 }
 
 static int interact(struct generation_state *g, int64_t i) {
@@ -528,11 +526,12 @@ static int take_answer(struct generation_state *g, const struct agent_answer *x)
 }
 
 /* An answer that has come is on disk before it is used. */
-static int keep_answer(struct generation_state *g, const struct agent_answer *x) {
+static int keep_answer(struct generation_state *g, struct agent_answer *x) {
     if (g->s->run->probing) return 0;
     char *name = generation_episode_name(g, x->wait.sample);
     const struct tool_journal_key k = key_of(g, g->samples[x->wait.sample].agent, name, x->wait.call);
     const int rc = tool_journal_add(g->in->agents->journal, &k, &x->result);
+    x->record = tool_journal_added(g->in->agents->journal);
     free(name);
     return rc;
 }
@@ -551,16 +550,42 @@ static int receive(struct generation_state *g, double wait_s) {
         }
         x.wait = g->waits[w];
         g->waits[w] = g->waits[--g->n_waits];
+        const int kept = keep_answer(g, &x);
         xgrow((void **)&g->answers, &g->cap_answers, g->n_answers + 1, sizeof *g->answers);
         g->answers[g->n_answers++] = x;
-        TRY(keep_answer(g, &x));
+        TRY(kept);
     }
-    return g->in->agents->journal ? tool_journal_sync(g->in->agents->journal) : 0;
+    return 0;
 }
 
 bool agent_loop_waits(const struct generation_state *g) {
     return g->n_waits + g->n_answers > 0 ||
            (g->in->agents && (user_loop_waits(g->in->agents->user) || program_loop_waits(g->in->agents->programs)));
+}
+
+/* Those that are on disk are used; the others stay. wait: for some of them, where there is none. */
+static int use_answers(struct generation_state *g, bool wait) {
+    struct tool_journal *const journal = g->in->agents ? g->in->agents->journal : NULL;
+    struct agent_answer *const answers = g->answers;
+    const int64_t n = g->n_answers;
+    int64_t synced = 0;
+    bool some = false;
+    int rc = 0;
+    for (int64_t k = 0; k < n; k++) some |= answers[k].record == 0;
+    if (journal && n > 0) TRY(tool_journal_flush(journal, wait && !some, &synced));
+    g->answers = NULL; /* those of turns that are drawn from here on are others */
+    g->n_answers = g->cap_answers = 0;
+    for (int64_t k = 0; k < n; k++) {
+        if (answers[k].record > synced) {
+            xgrow((void **)&g->answers, &g->cap_answers, g->n_answers + 1, sizeof *g->answers);
+            g->answers[g->n_answers++] = answers[k];
+            continue;
+        }
+        if (rc == 0) rc = take_answer(g, &answers[k]);
+        tool_result_free(&answers[k].result);
+    }
+    free(answers);
+    return rc;
 }
 
 int agent_loop_step(struct generation_state *g, bool wait) {
@@ -571,17 +596,7 @@ int agent_loop_step(struct generation_state *g, bool wait) {
     for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
     g->n_turned = 0;
     TRY(receive(g, wait && g->n_answers == 0 ? 0.1 : 0));
-    struct agent_answer *const answers = g->answers;
-    const int64_t n = g->n_answers;
-    int rc = 0;
-    g->answers = NULL; /* those of turns that are drawn from here on are others */
-    g->n_answers = g->cap_answers = 0;
-    for (int64_t k = 0; k < n; k++) {
-        if (rc == 0) rc = take_answer(g, &answers[k]);
-        tool_result_free(&answers[k].result);
-    }
-    free(answers);
-    return rc;
+    return use_answers(g, wait);
 }
 
 void agent_loop_end(struct generation_state *g) {

@@ -46,6 +46,7 @@ struct agent_wait {
 struct agent_answer {
     struct agent_wait wait;
     struct tool_result result;
+    int64_t record; /* of the journal, which is to be on disk before it is used; 0: none */
 };
 
 struct generation_state {
