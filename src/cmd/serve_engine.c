@@ -285,7 +285,8 @@ int serve_engine_run(struct serve_engine *e) {
 
 int serve_engine_create(struct serve_engine **out, struct decoder *d, const struct tokenizer *tok) {
     struct serve_engine *e = xcalloc(1, sizeof *e);
-    const struct engine_config c = {.tok = tok, .done = on_done, .progress = on_progress, .part = on_part, .done_arg = e};
+    const struct engine_config c = {
+        .tok = tok, .done = on_done, .progress = on_progress, .part = on_part, .done_arg = e, .first_burst = 2};
     e->last = &e->first;
     CHECK(pthread_mutex_init(&e->lock, NULL) == 0 && pthread_cond_init(&e->ordered, NULL) == 0);
     const int rc = decoder_engine(&e->engine, d, &c);

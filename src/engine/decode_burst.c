@@ -81,9 +81,18 @@ static int take(struct engine *e, const struct engine_results *r, int64_t i, int
     return have < e->burst.rows[i].left ? engine__progress(e, s) : 0;
 }
 
+/* Steps that the next burst may have. */
+static int64_t burst_limit(struct engine *e) {
+    const int64_t most = e->model.max_burst;
+    if (e->cfg.first_burst == 0 || e->burst_steps >= most) return most;
+    const int64_t steps = e->burst_steps < 2 ? 2 : e->burst_steps;
+    e->burst_steps = 2 * steps;
+    return steps;
+}
+
 int engine__burst(struct engine *e) {
     struct engine_burst b = {0};
-    if (!possible(e) || !plan(e, e->model.max_burst, &b) || b.steps < 2) return 0;
+    if (!possible(e) || !plan(e, burst_limit(e), &b) || b.steps < 2) return 0;
     fill(e, &b);
     TRY(e->model.burst(e->model.ctx, &b));
     e->stats.steps += b.steps;

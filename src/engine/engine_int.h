@@ -120,7 +120,8 @@ struct engine {
     float *top_logp;
     struct sample **planned; /* (max_seqs) */
     struct burst_arrays burst;
-    bool no_room; /* the sample at the head of the queue waits for blocks */
+    bool no_room;        /* the sample at the head of the queue waits for blocks */
+    int64_t burst_steps; /* of the next burst, with cfg.first_burst */
 };
 
 /* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */

@@ -369,6 +369,7 @@ static void admit(struct engine *e, struct engine_plan *p) {
             s->n_cached = s->n_computed;
         }
         e->stats.cached_rows += s->n_computed;
+        e->burst_steps = e->cfg.first_burst;
         plan_rows(e, p, s, take);
     }
 }

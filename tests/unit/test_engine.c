@@ -24,6 +24,7 @@ struct fake {
     int64_t n_blocks, max_rows_seen;
     int fail_at; /* this step fails */
     int steps, bursts;
+    int64_t lengths[64]; /* of the first bursts */
     /* the running burst: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
     int64_t burst_steps, stride, part, have;
     int32_t id[MAX_RESULTS];
@@ -71,6 +72,7 @@ static int fake_burst(void *ctx, const struct engine_burst *b) {
     f->burst_steps = b->steps;
     f->have = 0;
     f->stride = b->n_seqs + f->bursts % 3;
+    if (f->bursts < 64) f->lengths[f->bursts] = b->steps;
     f->part = 1 + f->bursts++ % 5;
     assert_true(f->stride * b->steps <= MAX_RESULTS);
     for (int64_t k = 0; k < f->stride * b->steps; k++) f->id[k] = -1;
@@ -199,6 +201,7 @@ static void test_any_limits(void **state) {
         const struct engine_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
                                           .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
                                           .no_prefix_cache = round % 4 == 3,
+                                          .first_burst = round % 5,
                                           .done = check_sample,
                                           .done_arg = &seen};
         struct engine *e;
@@ -580,6 +583,41 @@ static int watch_progress(void *arg, const struct engine_sample *s) {
 }
 static int watch_done(void *arg, const struct engine_sample *s) { return watch(arg, s, true); }
 
+static int ignore_sample(void *arg, const struct engine_sample *s) {
+    (void)arg;
+    (void)s;
+    return 0;
+}
+
+/* With first_burst bursts are short after a sample was admitted, and grow. */
+static void test_first_burst(void **state) {
+    (void)state;
+    const int32_t prompt[] = {5, 6, 7};
+    struct fake *f = fake_new(64);
+    const struct engine_model model = fake_model(f, 16);
+    const struct engine_config cfg = {.max_rows = 8, .max_seqs = 4, .first_burst = 2, .done = ignore_sample};
+    struct engine *e;
+    struct engine_request r = {.prompt = prompt,
+                               .n_prompt = 3,
+                               .n = 1,
+                               .max_tokens = 60,
+                               .temperature = 1,
+                               .top_p = 1,
+                               .repetition_penalty = 1,
+                               .ignore_eos = true};
+    int64_t id;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    assert_int_equal(engine_submit(e, &r, &id), 0);
+    for (int i = 0; i < 4; i++) assert_int_equal(engine_step(e), 1); /* the prompt, and bursts of 2, 4 and 8 steps */
+    r.uid = 1;
+    assert_int_equal(engine_submit(e, &r, &id), 0);
+    assert_int_equal(engine_run(e), 0);
+    static const int64_t want[] = {2, 4, 8, 2, 4, 8, 16};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) assert_int_equal(f->lengths[i], want[i]);
+    engine_destroy(e);
+    fake_free(f);
+}
+
 /* Tokens are reported as they are drawn, step by step and in bursts, and together are the response; a cancelled request reports
  * nothing more and changes no other one. */
 static void test_progress_and_cancel(void **state) {
@@ -633,6 +671,7 @@ int main(void) {
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_interrupted_refusals),
         cmocka_unit_test(test_stop_string_in_segment),
+        cmocka_unit_test(test_first_burst),
         cmocka_unit_test(test_progress_and_cancel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
