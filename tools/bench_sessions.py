@@ -86,7 +86,7 @@ def scripted_model(model, out, n_tokens):
     config = json.loads((out / "config.json").read_text()) | {"tie_word_embeddings": False} | end
     (out / "config.json").write_text(json.dumps(config))
     (out / "generation_config.json").write_text(json.dumps(end))
-    words = [ids[w] for w in sorted(tokenizer["model"]["vocab"]) if w.isalpha() and w.isascii() and len(w) > 1][:n_tokens - 2]
+    words = [ids[w] for w in sorted(tokenizer["model"]["vocab"]) if w.replace("Ġ", "").isalnum()][:n_tokens - 2]
     chain = [ids["Ċ"], *words, call, ids["<|im_end|>"]]
     copy_with_head(model / "model.safetensors", out / "model.safetensors", config["hidden_size"], chain)
     return out
@@ -160,7 +160,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--device", default="cuda")
     p.add_argument("--model", default="qwen2.5-0.5b")
-    for name, value in (("sessions", 2000), ("turns", 6), ("tokens", 128), ("seqs", 512)):
+    for name, value in (("sessions", 2000), ("turns", 5), ("tokens", 256), ("seqs", 512)):
         p.add_argument("--" + name, type=int, default=value)
     p.add_argument("--tool-seconds", type=float, default=1)
     args = p.parse_args()
@@ -183,7 +183,7 @@ def main():
     ratio = at_once["seconds"] / waiting["seconds"]
     print(f"with tools of {args.tool_seconds:g} s: {ratio:.1%} of the rate of tools that answer at once (bar {BAR:.0%})")
     (OUT / "sessions.json").write_text(json.dumps({"at_once": at_once, "waiting": waiting, "ratio": ratio}, indent=1) + "\n")
-    sys.exit(ratio < BAR or waiting["calls"] < args.turns - 1)
+    sys.exit(ratio < BAR or waiting["calls"] < 0.8 * (args.turns - 1))
 
 
 main()
