@@ -81,10 +81,12 @@ static int take(struct engine *e, const struct engine_results *r, int64_t i, int
     return have < e->burst.rows[i].left ? engine__progress(e, s) : 0;
 }
 
+enum { FEW = 128 }; /* samples; with more a step takes long, and what is lost between bursts counts more than who waits */
+
 /* Steps that the next burst may have. */
 static int64_t burst_limit(struct engine *e) {
     const int64_t most = e->model.max_burst;
-    if (e->cfg.first_burst == 0 || e->burst_steps >= most) return most;
+    if (e->cfg.first_burst == 0 || e->burst_steps >= most || e->running.n > FEW) return most;
     const int64_t steps = e->burst_steps < 2 ? 2 : e->burst_steps;
     e->burst_steps = 2 * steps;
     return steps;

@@ -156,7 +156,7 @@ struct engine_config {
     int64_t max_seqs; /* and so many samples (max_num_seqs) */
     bool no_prefix_cache;
     /* Steps of the first burst after a sample was admitted; each later one has twice as many. More may come soon, and wait for the
-     * end of a burst. 0: all bursts are as long as they can be. */
+     * end of a burst. Not where many samples run. 0: all bursts are as long as they can be. */
     int64_t first_burst;
     const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
     /* Called as each sample ends, from within engine_step. An error ends the step. */
