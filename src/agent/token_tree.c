@@ -262,6 +262,33 @@ done:
     return rc;
 }
 
+/* The sample that a prompt of ids goes on with: the one with the most tokens, all of which it begins with; -1: none. *have: how
+ * many. */
+static int64_t sample_of_ids(const struct token_tree *t, const int32_t *ids, int64_t n, int64_t *have) {
+    int64_t best = -1;
+    *have = 0;
+    for (int64_t i = 0; i < t->n_sample; i++) {
+        struct text_ids stream = {0};
+        if (t->sample[i].leaf < 0 || t->sample[i].open) continue;
+        stream_of(t, t->sample[i].leaf, &stream);
+        if (stream.n > *have && stream.n <= n && memcmp(stream.p, ids, (size_t)stream.n * sizeof *ids) == 0) {
+            best = i;
+            *have = stream.n;
+        }
+        text_ids_free(&stream);
+    }
+    return best;
+}
+
+void token_tree_prompt_ids(struct token_tree *t, const int32_t *ids, int64_t n, int64_t *request) {
+    int64_t have, sample = sample_of_ids(t, ids, n, &have);
+    struct node fresh = {.parent = sample >= 0 ? t->sample[sample].leaf : -1};
+    if (sample < 0) sample = add_sample(t, t->n_sample == 0 ? TOKEN_TREE_FIRST : TOKEN_TREE_SUB_AGENT, -1);
+    fresh.sample = sample;
+    text_ids_add(&fresh.ids, ids + have, n - have);
+    *request = open_request(t, add_node(t, &fresh), sample);
+}
+
 int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request) {
     int64_t node = t->request[request].node;
     while (t->node[node].parent >= 0) node = t->node[node].parent;
@@ -280,8 +307,10 @@ void token_tree_drawn(struct token_tree *t, int64_t request, const struct token_
     if (turn->kept && turn->n) memcpy(n.kept, turn->kept, (size_t)turn->n * sizeof *n.kept);
     if (turn->n) memcpy(n.version, turn->version, (size_t)turn->n * sizeof *n.version);
     const int64_t node = add_node(t, &n);
-    token_tree__turn_keys(t->node[r.node].key, turn->message, key);
-    for (int i = 0; i < 2; i++) map_set(&t->turns, key[i], KEY - 1, node);
+    if (turn->message) {
+        token_tree__turn_keys(t->node[r.node].key, turn->message, key);
+        for (int i = 0; i < 2; i++) map_set(&t->turns, key[i], KEY - 1, node);
+    }
     t->node[r.node].n_turns++;
     t->sample[r.sample].leaf = node;
     t->sample[r.sample].open = false;

@@ -38,6 +38,9 @@ const char *token_tree_start_name(enum token_tree_start s); /* "first", "again",
  * below. ERR_INPUT, ERR_FORMAT: the chat template refuses it. */
 int token_tree_prompt(struct token_tree *t, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *request);
 
+/* The same of a request that is ids already, of an agent that makes them itself: one that begins with a sample's tokens goes on
+ * with it, the longest of those; any other begins a sample. n > 0. */
+void token_tree_prompt_ids(struct token_tree *t, const int32_t *ids, int64_t n, int64_t *request);
 /* Tokens of the prompt that a request's sample begins with; what the request has beyond them is of its response. */
 int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request);
 
@@ -47,7 +50,7 @@ struct token_tree_turn { /* all borrowed */
     const float *kept;   /* (n): after truncation; NULL: not wanted */
     int64_t n;
     const int32_t *version; /* (n) of the weights that drew each */
-    const json_t *message;  /* the assistant message that the agent was given */
+    const json_t *message;  /* the assistant message that the agent was given; NULL: of a request that was ids */
 };
 /* What was drawn for a request. */
 void token_tree_drawn(struct token_tree *t, int64_t request, const struct token_tree_turn *turn);

@@ -176,6 +176,9 @@ static int add_prompt(struct serve_call *c, const json_t *v) {
     struct text_ids *ids = &c->prompts[c->n_prompts++];
     const json_t *id;
     size_t i;
+    if (c->session && json_string_length(v) > (size_t)c->serve->a.max_len * 32 + (1 << 16)) /* no text that cannot fit */
+        FAIL(ERR_INVAL, "this model's maximum context length is %lld tokens, and the prompt has %zu bytes",
+             (long long)c->serve->a.max_len, json_string_length(v));
     if (json_is_string(v)) return tokenizer_encode(c->serve->a.tok, json_string_value(v), json_string_length(v), true, ids);
     if (!json_is_array(v)) FAIL(ERR_INVAL, "prompt: a text, a list of ids, or a list of those is wanted");
     json_array_foreach((json_t *)(uintptr_t)v, i, id) {
@@ -204,6 +207,7 @@ static int read_completion(struct serve_call *c, const json_t *body) {
     static const struct serve_keys keys = {
         .read = SAMPLING_KEYS "prompt", .ignored = IGNORED_KEYS, .only = only, .n_only = sizeof only / sizeof *only};
     const json_t *logprobs = json_object_get(body, "logprobs");
+    const struct serve_sessions *sessions = c->serve->a.sessions;
     double max_tokens = 16, n_top = 0;
     TRY(serve__check_keys(body, &keys));
     TRY(serve__model(c, body));
@@ -215,6 +219,11 @@ static int read_completion(struct serve_call *c, const json_t *body) {
     c->logprobs = logprobs && !json_is_null(logprobs);
     c->r.n_top = (int64_t)n_top;
     TRY(read_prompts(c, body));
+    if (c->session && sessions->prompt_ids) {
+        if (c->n_prompts != 1) FAIL(ERR_INVAL, "prompt: a session takes one at a time");
+        if (c->prompts[0].n == 0) FAIL(ERR_INVAL, "the prompt has no tokens");
+        TRY(sessions->prompt_ids(sessions->ctx, c->session, &c->prompts[0], &c->turn));
+    }
     if (c->n_prompts * c->r.n > SERVE_MAX_N) FAIL(ERR_INVAL, "n: at most %d answers in all", SERVE_MAX_N);
     return serve__length(c, (int64_t)max_tokens, 0, false);
 }

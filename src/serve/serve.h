@@ -38,7 +38,7 @@ struct serve_drawn {
 /* One turn of a session, as it was drawn. Borrowed for the call. */
 struct serve_turn {
     const char *session;
-    int64_t turn;                         /* as `prompt` gave it; -1: of a completion */
+    int64_t turn;                         /* as `prompt` gave it; -1: it gave none */
     const json_t *messages, *tools;       /* as rendered; tools NULL: none. A completion has neither */
     const json_t *message;                /* the assistant message that the client gets, in a chat's form */
     const struct engine_request *request; /* prompt ids and the sampling that was used */
@@ -58,6 +58,7 @@ struct serve_sessions {
                     struct engine_request *r); /* the sampling where a request says nothing; NULL: ours */
     /* The ids of a conversation, and a number for it; *ids left empty: those of the chat template. */
     int (*prompt)(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *turn);
+    int (*prompt_ids)(void *ctx, const char *id, const struct text_ids *ids, int64_t *turn); /* of a completion; may be NULL */
     int (*sampling)(void *ctx, const char *id, int64_t turn, struct engine_request *r); /* may change what the request asks for */
     int (*drawn)(void *ctx, const struct serve_turn *turn);                             /* before its client has it */
     void (*dropped)(void *ctx, const char *id, int64_t turn);                           /* nothing comes of it; may be NULL */

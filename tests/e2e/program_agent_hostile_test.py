@@ -55,7 +55,9 @@ if kind == "json":
     for body in (chat(n=2), chat(logprobs=True, top_logprobs=3), chat(temperature="hot"), chat(foo=1),
                  chat(chat_template_kwargs={"a": 1}), chat(continue_final_message=True, add_generation_prompt=False)):
         want(400, "", status(body))
-    want(400, "completions are not trained", status({"prompt": "a"}, url=BASE + "/completions"))
+    for prompt, words in ((["a", "b"], "one at a time"), ([1 << 30], "none of the model's"), ([], "wanted"), (3, "wanted"),
+                          ([1] * 500, "maximum context"), ("ab " * 2000000, "maximum context")):
+        want(400, words, status({"prompt": prompt}, url=BASE + "/completions"))
     want(400, "a number", status({"reward": "much"}, url=os.environ["VERLC_REWARD_URL"]))
     want(400, "at most", status({"reward": 1, "x": "y" * 100000}, url=os.environ["VERLC_REWARD_URL"]))
 if kind == "thief":

@@ -12,7 +12,7 @@ from tool_model import calling_model  # noqa: E402
 from verlc_test import Scratch, Tests, run, series  # noqa: E402
 
 GOOD = CLIENT + '''
-kind = ROW["extra_info"]["kind"]
+kind, MODEL = ROW["extra_info"]["kind"], os.environ["VERLC_MODEL"]
 talk = list(ROW["prompt"])
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
@@ -59,6 +59,13 @@ if kind == "line":
     print(json.dumps({"reward": 0.5, "acc": 0}))
 if kind == "fn":
     by_openai()
+if kind == "ids":  # an agent that makes its tokens itself
+    ids = [5, 9, 11]
+    for turn in range(3):
+        status, r = post(BASE + "/completions", {"model": MODEL, "prompt": ids, "max_tokens": 4, "return_token_ids": True})
+        assert status == 200, r
+        ids = ids + r["choices"][0]["token_ids"] + [7, 8]
+    post(BASE + "/completions", {"model": MODEL, "prompt": "Other", "max_tokens": 4})
 if kind == "several":  # a sub-agent between two turns, and then the conversation goes on without its beginning
     talk.append(ask(talk, max_tokens=6))
     ask([{"role": "system", "content": "Count."}, {"role": "user", "content": "2"}], max_tokens=6)
@@ -93,6 +100,16 @@ def good(s, test):
     test("and is counted", sum(series(d, "tool_call_counts/mean")) * len(rows) / 2 == counted)
     run(*args_of(s, "ranks", kinds, GOOD, **model, **{"trainer.ranks": 2}))
     test("two ranks as one", without_restarts(samples(s.dir / "ranks")) == without_restarts(rows))
+
+
+def by_ids(s, test):
+    run(*args_of(s, "ids", ["ids", "fn"], GOOD, **{"trainer.total_training_steps": 1}))
+    rows = samples(s.dir / "ids")
+    test("of an agent that sends ids: the log-probs of training are the rollout's",
+         series(s.dir / "ids", "training/rollout_probs_diff_max") == [0])
+    pairs = [list(struct.unpack(f"<{len(r[5]) // 4}i", r[5])) for r in rows if r[1] == 0]
+    test("a prompt that begins with a sample's tokens goes on with it", [p[1::2] for p in pairs] == [[0, 1, 0, 1, 0], [0]] * 2 and
+         all(p[2::4] == [2, 2] for p in pairs[::2]), [(r[1:3], r[7:]) for r in rows])
 
 
 def several(s, test):
@@ -136,6 +153,7 @@ def main():
         s.calls = {t["id"] for t in tokens if t["content"].startswith("<tool_call>{")}
         good(s, test)
         several(s, test)
+        by_ids(s, test)
         own_sampling(s, test)
     test.end()
 

@@ -69,7 +69,8 @@ static void draw(struct token_tree *t, int64_t request, const char *text, const 
         version[i] = n_drawn++;
     }
     token_tree_drawn(t, request,
-                     &(struct token_tree_turn){.ids = ids.p, .logp = logp, .n = ids.n, .version = version, .message = m});
+                     &(struct token_tree_turn){
+                         .ids = ids.p, .logp = logp, .n = ids.n, .version = version, .message = json_is_null(m) ? NULL : m});
     text_ids_free(&ids);
     json_decref(m);
 }
@@ -153,6 +154,33 @@ static void a_conversation_that_goes_on_is_one_sample(void **state) {
     assert_int_equal(token_tree_counts(t).n_turns, 3);
     token_tree_destroy(t);
     buf_free(&text);
+}
+
+/* A request of a text's ids. */
+static int64_t ask_ids(struct token_tree *t, const char *text) {
+    struct text_ids ids = {0};
+    int64_t request;
+    tokenizer_encode(tok, text, strlen(text), false, &ids);
+    token_tree_prompt_ids(t, ids.p, ids.n, &request);
+    text_ids_free(&ids);
+    return request;
+}
+
+static void ids_that_begin_with_a_sample_go_on_with_it(void **state) {
+    (void)state;
+    struct token_tree *t;
+    token_tree_create(&t, tokens);
+    draw(t, ask_ids(t, "one "), "two<|im_end|>", "null");
+    const int64_t r = ask_ids(t, "one two<|im_end|>\nthree ");
+    assert_int_equal(token_tree_prompt_length(t, r), token_tree_prompt_length(t, r - 1));
+    draw(t, ask_ids(t, "one two<|im_end|>\nfive "), "six", "null"); /* while that is drawn: another one */
+    draw(t, r, "four<|im_end|>", "null");
+    token_tree_dropped(t, ask_ids(t, "one two<|im_end|>\nthree four<|im_end|>\nlast"));
+    draw(t, ask_ids(t, "one two<|im_end|>\nthree four<|im_end|>\nlast "), "end", "null");
+    draw(t, ask_ids(t, "on"), "other", "null");
+    CHECK_SAMPLES(t, "first: one |[two<|im_end|>]/three [four<|im_end|>]/last [end]", "sub_agent: one two<|im_end|>/five |[six]",
+                  "sub_agent: on|[other]");
+    token_tree_destroy(t);
 }
 
 static void what_is_asked_again_is_a_sample_of_its_own(void **state) {
@@ -252,6 +280,7 @@ static void refusals_leave_no_sample(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_conversation_that_goes_on_is_one_sample),
+        cmocka_unit_test(ids_that_begin_with_a_sample_go_on_with_it),
         cmocka_unit_test(what_is_asked_again_is_a_sample_of_its_own),
         cmocka_unit_test(a_turn_that_the_agent_replaces_is_rolled_back),
         cmocka_unit_test(the_first_turn_replaced),

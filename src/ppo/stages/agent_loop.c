@@ -136,18 +136,32 @@ static char *model_name(const char *dir) {
     return xstrndup(dir + from, to - from);
 }
 
+/* Of a model whose configuration is nested too. */
+static int64_t vocab_of(const json_t *config) {
+    const json_t *v = json_object_get(config, "vocab_size");
+    return json_integer_value(v ? v : json_object_get(json_object_get(config, "text_config"), "vocab_size"));
+}
+
 static int open_programs(struct agents *a) {
+    json_t *config = NULL;
+    const char *type;
     if (a->programs) return 0;
     if (!a->a.k->command)
         FAIL(ERR_INPUT, "agent_name '" PROGRAM_LOOP "': which program? Set actor_rollout_ref.rollout.agent.command");
     if (a->a.schedule != PPO_SYNC)
         FAIL(ERR_UNSUPPORTED, "agent programs in asynchronous training are not built; take --config-name=ppo_trainer");
     if (!a->join) TRY(open_join(a));
+    TRY(model_type(a, &config, &type));
+    const int64_t vocab = vocab_of(config);
+    json_decref(config);
     a->model_name = model_name(a->a.model_dir);
-    return program_loops_open(
-        &a->programs,
-        &(struct program_loops_args){
-            .k = a->a.k, .rows = a->a.rows, .tok = a->a.tok, .join = a->join, .journal = &a->journal, .model = a->model_name});
+    return program_loops_open(&a->programs, &(struct program_loops_args){.k = a->a.k,
+                                                                         .rows = a->a.rows,
+                                                                         .tok = a->a.tok,
+                                                                         .join = a->join,
+                                                                         .journal = &a->journal,
+                                                                         .model = a->model_name,
+                                                                         .vocab = vocab});
 }
 
 /* The user's classes, at the first row that may need them. */
@@ -159,7 +173,7 @@ static int open_user_loops(struct agents *a) {
     if (a->a.schedule != PPO_SYNC)
         FAIL(ERR_UNSUPPORTED, "agent loops of the user in asynchronous training are not built; take --config-name=ppo_trainer");
     int rc = model_type(a, &config, &type);
-    const json_int_t vocab = json_integer_value(json_object_get(config, "vocab_size"));
+    const int64_t vocab = vocab_of(config);
     const struct user_loops_args u = {.config_path = k->loop_config_path,
                                       .tool_config_path = k->tool_config_path,
                                       .function_tool_path = k->function_tool_path,

@@ -154,42 +154,72 @@ static int find_room(const struct program_loops *p, struct session *s, int64_t n
     return 0;
 }
 
-/* What is asked at all: no text is made tokens that cannot fit, and a session's memory is bounded. */
-static int check_size(const struct program_loops *p, const struct session *s, const json_t *messages, const json_t *tools) {
+/* What is asked at all: no text is made tokens that cannot fit, and a session's memory is bounded. bytes: of the messages; or
+ * tokens. */
+static int check_size(const struct program_loops *p, const struct session *s, size_t bytes, int64_t tokens) {
     const int64_t context = p->a.rows->max_prompt_length + p->a.rows->max_response_length;
-    const size_t most = (size_t)context * TOKEN_BYTES + MORE_BYTES;
-    const size_t n = json_dumpb(messages, NULL, 0, JSON_COMPACT) + (tools ? json_dumpb(tools, NULL, 0, JSON_COMPACT) : 0);
-    if (n > most)
-        FAIL(ERR_INVAL, "this model's maximum context length: %lld tokens, and the messages have %zu bytes", (long long)context, n);
+    if (bytes > (size_t)context * TOKEN_BYTES + MORE_BYTES)
+        FAIL(ERR_INVAL, "this model's maximum context length: %lld tokens, and the messages have %zu bytes", (long long)context,
+             bytes);
+    if (tokens >= context)
+        FAIL(ERR_INVAL, "this model's maximum context length: %lld tokens, and the prompt has %lld", (long long)context,
+             (long long)tokens);
     if (token_tree_counts(s->tree).n_requests >= MAX_REQUESTS) FAIL(ERR_INVAL, "an episode has at most %d requests", MAX_REQUESTS);
     return 0;
 }
 
-static int on_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *turn) {
-    struct program_loops *p = ctx;
+/* Before a request's place is found. */
+static int check_turn(const struct program_loops *p, struct session *s, size_t bytes, int64_t tokens) {
     const int64_t most = p->a.k->max_assistant_turns;
-    struct session *s;
-    int64_t t;
-    TRY(find_session(p, id, &s));
     if (s->n_drawing >= MAX_DRAWING) FAIL(ERR_INVAL, "a session asks for at most %d turns at a time", MAX_DRAWING);
     s->cut = "max_assistant_turns";
     if (most > 0 && s->n_turns + s->n_open >= most)
         FAIL(ERR_INVAL, "the episode has had its turns: multi_turn.max_assistant_turns=%lld", (long long)most);
     s->cut = "length";
-    TRY(check_size(p, s, messages, tools));
+    TRY(check_size(p, s, bytes, tokens));
     s->cut = NULL;
-    const int rc = token_tree_prompt(s->tree, messages, tools, ids, &t);
-    if (rc == ERR_INPUT || rc == ERR_FORMAT) return err_wrap(ERR_INVAL, "the chat template");
-    TRY(rc);
-    const int fits = find_room(p, s, token_tree_prompt_length(s->tree, t), ids->n);
+    return 0;
+}
+
+/* Request t of n tokens is a turn, if there is room for one. */
+static int open_turn(struct program_loops *p, struct session *s, int64_t t, int64_t n) {
+    const int fits = find_room(p, s, token_tree_prompt_length(s->tree, t), n);
     if (fits < 0) {
         s->cut = "length";
         token_tree_dropped(s->tree, t);
+        return fits;
     }
-    TRY(fits);
     if (s->n_open++ == 0) s->oldest = clock_awake();
-    *turn = t;
     phase_beat(p->g->s->run->stages);
+    return 0;
+}
+
+static int on_prompt(void *ctx, const char *id, const json_t *messages, const json_t *tools, struct text_ids *ids, int64_t *turn) {
+    const size_t bytes = json_dumpb(messages, NULL, 0, JSON_COMPACT) + (tools ? json_dumpb(tools, NULL, 0, JSON_COMPACT) : 0);
+    struct session *s;
+    int64_t t;
+    TRY(find_session(ctx, id, &s));
+    TRY(check_turn(ctx, s, bytes, 0));
+    const int rc = token_tree_prompt(s->tree, messages, tools, ids, &t);
+    if (rc == ERR_INPUT || rc == ERR_FORMAT) return err_wrap(ERR_INVAL, "the chat template");
+    TRY(rc);
+    TRY(open_turn(ctx, s, t, ids->n));
+    *turn = t;
+    return 0;
+}
+
+static int on_prompt_ids(void *ctx, const char *id, const struct text_ids *ids, int64_t *turn) {
+    struct program_loops *p = ctx;
+    struct session *s;
+    int64_t t;
+    TRY(find_session(p, id, &s));
+    TRY(check_turn(p, s, 0, ids->n));
+    for (int64_t i = 0; i < ids->n; i++)
+        if (ids->p[i] < 0 || ids->p[i] >= p->a.vocab)
+            FAIL(ERR_INVAL, "prompt: token %lld is none of the model's %lld", (long long)i, (long long)p->a.vocab);
+    token_tree_prompt_ids(s->tree, ids->p, ids->n, &t);
+    TRY(open_turn(ctx, s, t, ids->n));
+    *turn = t;
     return 0;
 }
 
@@ -199,7 +229,7 @@ static int on_sampling(void *ctx, const char *id, int64_t turn, struct engine_re
     struct engine_request q;
     int64_t at = 0;
     TRY(find_session(p, id, &s));
-    if (turn < 0) FAIL(ERR_INVAL, "completions are not trained: ask for chat completions or messages");
+    CHECK(turn >= 0);
     if (r->n != 1) FAIL(ERR_INVAL, "n: one answer to a request is drawn in a run; ask again for another");
     if (r->n_top > 0) FAIL(ERR_INVAL, "top_logprobs: not in a run");
     TRY(generation_request(p->g, s->sample, &q));
@@ -255,10 +285,13 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     TRY(generation_request(p->g, s->sample, &q));
     int32_t *version = xmalloc((size_t)t->n * sizeof *version + 1);
     for (int64_t i = 0; i < t->n; i++) version[i] = ppo_version(p->g->s);
-    token_tree_drawn(
-        s->tree, t->turn,
-        &(struct token_tree_turn){
-            .ids = t->ids, .logp = t->logp, .kept = p->drawn->logp_kept, .n = t->n, .version = version, .message = t->message});
+    token_tree_drawn(s->tree, t->turn,
+                     &(struct token_tree_turn){.ids = t->ids,
+                                               .logp = t->logp,
+                                               .kept = p->drawn->logp_kept,
+                                               .n = t->n,
+                                               .version = version,
+                                               .message = t->messages ? t->message : NULL});
     free(version);
     const char *text = json_string_value(json_object_get(t->message, "content"));
     free(s->said);
@@ -629,6 +662,7 @@ static int open_all(struct program_loops *p) {
                                        .enter = on_enter,
                                        .defaults = on_defaults,
                                        .prompt = on_prompt,
+                                       .prompt_ids = on_prompt_ids,
                                        .sampling = on_sampling,
                                        .drawn = on_drawn,
                                        .dropped = on_dropped,

@@ -25,6 +25,7 @@ struct program_loops_args { /* borrowed, until close */
     struct continuous_tokens *join;
     struct tool_journal **journal; /* of the run; opened by the first that needs it */
     const char *model;             /* its name for clients */
+    int64_t vocab;                 /* of the model */
 };
 /* Listens on an address of this machine. ERR_IO, ERR_INVAL. */
 int program_loops_open(struct program_loops **out, const struct program_loops_args *a);
