@@ -26,6 +26,7 @@ void loop_output_free(struct loop_output *o) {
     free(o->kept);
     free(o->segments);
     json_decref(o->extra_fields);
+    json_decref(o->calls);
     *o = (struct loop_output){0};
 }
 

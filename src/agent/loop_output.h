@@ -30,6 +30,7 @@ struct loop_output { /* owned */
     double reward; /* reward_score */
     double tool_seconds;
     json_t *extra_fields; /* an object */
+    json_t *calls;        /* of tools, as in BATCH_EPISODE; NULL: none that is known */
 };
 struct loop_limits {
     int64_t prompt_length, response_length; /* the response is cut to it, as in verl */

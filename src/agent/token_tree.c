@@ -22,6 +22,7 @@ struct node {
     int32_t *version; /* turn: (ids.n) */
     int64_t sample;   /* for which it was made */
     int64_t n_turns;  /* request: drawn for it */
+    int64_t tag;      /* turn */
     char key[KEY];    /* request: that of its messages */
 };
 struct sample {
@@ -289,6 +290,11 @@ void token_tree_prompt_ids(struct token_tree *t, const int32_t *ids, int64_t n, 
     *request = open_request(t, add_node(t, &fresh), sample);
 }
 
+int64_t token_tree_behind(const struct token_tree *t, int64_t request) {
+    const int64_t turn = t->node[t->request[request].node].parent;
+    return turn < 0 ? -1 : t->node[turn].tag;
+}
+
 int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request) {
     int64_t node = t->request[request].node;
     while (t->node[node].parent >= 0) node = t->node[node].parent;
@@ -297,7 +303,7 @@ int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request) {
 
 void token_tree_drawn(struct token_tree *t, int64_t request, const struct token_tree_turn *turn) {
     const struct request r = t->request[request];
-    struct node n = {.parent = r.node, .turn = true, .sample = r.sample};
+    struct node n = {.parent = r.node, .turn = true, .sample = r.sample, .tag = turn->tag};
     char key[2][KEY];
     text_ids_add(&n.ids, turn->ids, turn->n);
     n.logp = xcalloc((size_t)turn->n + 1, sizeof *n.logp);
@@ -324,7 +330,7 @@ void token_tree_dropped(struct token_tree *t, int64_t request) { t->sample[t->re
 struct row { /* one as it is made */
     struct token_tree_sample out;
     uint8_t *own; /* (response.n): drawn and trained here */
-    int64_t cap;
+    int64_t cap, cap_tags, cap_turns;
 };
 
 static void add_tokens(struct row *r, const struct node *n, bool own) {
@@ -343,7 +349,11 @@ static void add_tokens(struct row *r, const struct node *n, bool own) {
         r->out.kept[at + i] = own && n->kept ? n->kept[i] : 0;
         r->out.version[at + i] = own ? n->version[i] : -1;
     }
-    r->out.n_turns += own;
+    if (!own) return;
+    xgrow((void **)&r->out.tags, &r->cap_tags, r->out.n_turns + 1, sizeof *r->out.tags);
+    xgrow((void **)&r->out.turn_segments, &r->cap_turns, r->out.n_turns + 1, sizeof *r->out.turn_segments);
+    r->out.tags[r->out.n_turns] = n->tag;
+    r->out.turn_segments[r->out.n_turns++] = at; /* find_segments makes it a segment */
 }
 
 static void cut_tokens(struct row *r, int64_t n) {
@@ -364,6 +374,10 @@ static void find_segments(struct row *r) {
         }
         xgrow((void **)&r->out.segments, &cap, r->out.n_segments + 1, sizeof *last);
         r->out.segments[r->out.n_segments++] = (struct segment){kind, i, 1};
+    }
+    for (int64_t k = 0, s = 0; k < r->out.n_turns; k++) {
+        while (s + 1 < r->out.n_segments && r->out.segments[s + 1].begin <= r->out.turn_segments[k]) s++;
+        r->out.turn_segments[k] = s;
     }
 }
 
@@ -398,6 +412,8 @@ static void free_sample(struct token_tree_sample *s) {
     free(s->segments);
     free(s->logp);
     free(s->kept);
+    free(s->tags);
+    free(s->turn_segments);
     free(s->version);
 }
 

@@ -41,10 +41,13 @@ int token_tree_prompt(struct token_tree *t, const json_t *messages, const json_t
 /* The same of a request that is ids already, of an agent that makes them itself: one that begins with a sample's tokens goes on
  * with it, the longest of those; any other begins a sample. n > 0. */
 void token_tree_prompt_ids(struct token_tree *t, const int32_t *ids, int64_t n, int64_t *request);
+/* The tag of the turn behind which a request goes on; -1: it begins a conversation. */
+int64_t token_tree_behind(const struct token_tree *t, int64_t request);
 /* Tokens of the prompt that a request's sample begins with; what the request has beyond them is of its response. */
 int64_t token_tree_prompt_length(const struct token_tree *t, int64_t request);
 
 struct token_tree_turn { /* all borrowed */
+    int64_t tag;         /* the caller's */
     const int32_t *ids;  /* (n) as drawn */
     const float *logp;   /* (n): full softmax */
     const float *kept;   /* (n): after truncation; NULL: not wanted */
@@ -64,6 +67,7 @@ struct token_tree_sample {
     struct text_ids prompt, response; /* owned */
     struct segment *segments;         /* (n_segments), as of BATCH_SEGMENTS */
     int64_t n_segments, n_turns;      /* n_turns: of its own */
+    int64_t *tags, *turn_segments;    /* (n_turns): of each its tag, and which segment it is in */
     float *logp, *kept;               /* (response.n): 0 where it is the environment's; kept 0 where no turn had them */
     int32_t *version;                 /* (response.n): -1 there */
 };

@@ -97,6 +97,10 @@ def good(s, test):
     calls = sum(len(set(struct.unpack(f"<{len(r[3]) // 4}i", r[3])) & s.calls) for r in rows)
     counted = sum(len(t.get("calls", [])) for e in episodes for t in e["turn_log"])
     test("the model calls a tool", calls > len(rows) and counted > 0, (calls, counted))
+    told = [c for r, e in zip(rows, episodes) for c in e["calls"] if c["segment"] < 4]  # but for the last turn's
+    test("the record has each call, and what came of it", len(told) > 4 and all(
+        c["name"] == "add" and int(c["result"]) == json.loads(c["arguments"])["x"] + 1 and c["seconds"] > 0 and
+        c["segment"] % 2 == 0 for c in told), told)
     test("and is counted", sum(series(d, "tool_call_counts/mean")) * len(rows) / 2 == counted)
     run(*args_of(s, "ranks", kinds, GOOD, **model, **{"trainer.ranks": 2}))
     test("two ranks as one", without_restarts(samples(s.dir / "ranks")) == without_restarts(rows))

@@ -640,13 +640,16 @@ char *agent_loop_failure(const struct generation_sample *s) {
     return xasprintf("the episode ended as %s: %s", tool_agent_end_name(tool_agent_ended(s->agent)), tool_agent_reason(s->agent));
 }
 
-/* The record of a sample without calls that this program has seen. */
+static int64_t calls_of_user(const struct user_episode *u) { return u ? (int64_t)json_array_size(u->out.calls) : 0; }
+
+/* The record of a sample of one turn, or of a loop or a program of the user. */
 static json_t *plain_episode(const struct generation_sample *s) {
     const struct user_episode *u = s->user;
     const char *end = !u || !u->failure ? engine_finish_name(s->finish) : u->timed_out ? "timeout" : "error";
     json_t *e = json_pack("{s:I, s:s, s:i, s:i, s:[]}", "turns", (json_int_t)agent_loop_num_turns(s), "end", end, "malformed", 0,
                           "dropped", 0, "calls");
     if (u && u->failure) json_object_set_new(e, "reason", json_string(u->failure));
+    if (u && u->out.calls) json_object_set(e, "calls", u->out.calls);
     if (u && u->record) json_object_update(e, u->record);
     return e;
 }
@@ -675,16 +678,6 @@ static int add_segments(const struct generation_sample *const *at, struct batch 
     return rc;
 }
 
-/* Those that a program was given in its turns. */
-static int64_t calls_of_program(const struct user_episode *u) {
-    const json_t *turn;
-    int64_t n = 0;
-    size_t i;
-    json_array_foreach(json_object_get(u ? u->record : NULL, "turn_log"), i, turn) n +=
-        (int64_t)json_array_size(json_object_get(turn, "calls"));
-    return n;
-}
-
 int agent_loop_columns(const struct generation_sample *const *at, struct batch *b) {
     struct batch_col *episode, *turns, *calls, *seconds, *other;
     TRY(add_segments(at, b));
@@ -704,7 +697,7 @@ int agent_loop_columns(const struct generation_sample *const *at, struct batch *
         episode->json[i] = a ? tool_agent_episode(a) : plain_episode(at[i]);
         turns->i64[i] = agent_loop_num_turns(at[i]);
         other->i64[i] = at[i]->user ? at[i]->user->n_other_temperature : 0;
-        calls->i64[i] = a ? tool_agent_num_calls(a) : calls_of_program(at[i]->user);
+        calls->i64[i] = a ? tool_agent_num_calls(a) : calls_of_user(at[i]->user);
         seconds->f64[i] = a ? tool_agent_tool_seconds(a) : at[i]->user ? at[i]->user->out.tool_seconds : 0;
     }
     return 0;

@@ -62,6 +62,8 @@ static json_t *output_json(const struct loop_output *o) {
     put(v, "logp", o->logp, o->n, sizeof *o->logp);
     put(v, "kept", o->kept, o->n, sizeof *o->kept);
     put(v, "segments", o->segments, 2 * o->n_segments, sizeof *o->segments);
+    if (o->calls) json_object_set(v, "calls", o->calls);
+    json_object_set_new(v, "tool_seconds", json_real(o->tool_seconds));
     return v;
 }
 
@@ -114,7 +116,10 @@ static bool covers(const struct loop_output *o) {
 
 /* False: the record is damaged; *o is empty then. */
 static bool read_output(const json_t *v, const struct ppo_data_config *rows, struct loop_output *o) {
-    *o = (struct loop_output){.n_prompt = count(v, "n_prompt", rows->max_prompt_length),
+    const json_t *calls = json_object_get(v, "calls");
+    *o = (struct loop_output){.calls = json_is_array(calls) ? json_incref((json_t *)(uintptr_t)calls) : NULL,
+                              .tool_seconds = json_number_value(json_object_get(v, "tool_seconds")),
+                              .n_prompt = count(v, "n_prompt", rows->max_prompt_length),
                               .n = count(v, "n", rows->max_response_length),
                               .n_segments = count(v, "n_segments", rows->max_response_length),
                               .num_turns = count(v, "num_turns", INT32_MAX),

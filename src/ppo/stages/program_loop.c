@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "base/utf8.h"
 #include "serve/serve.h"
 
 #include <math.h>
@@ -37,9 +38,10 @@ enum {
     TOKEN_BYTES = 32,         /* a text of more bytes for each token of the context is not looked at */
     MORE_BYTES = 64 << 10,
     MAX_EXTRA_BYTES = 1 << 16,
-    MAX_SAMPLES = 256, /* of an episode that are trained: the first ones and the last */
-    MAX_FILES = 1024,  /* of a process of a program, and so connections: fewer than the server has */
-    OTHER_FILES = 1024 /* of this process, besides those of programs */
+    MAX_RESULT_BYTES = 1 << 14, /* of a tool's text that the record has */
+    MAX_SAMPLES = 256,          /* of an episode that are trained: the first ones and the last */
+    MAX_FILES = 1024,           /* of a process of a program, and so connections: fewer than the server has */
+    OTHER_FILES = 1024          /* of this process, besides those of programs */
 };
 
 enum state { QUEUED, RUNNING, OVER };
@@ -55,9 +57,12 @@ struct session {
     int64_t n_asked, n_open, n_drawing, room; /* open: not answered. room: tokens that the turn just asked for may have */
     double oldest;                            /* clock_awake: since then a turn is open */
     int64_t n_turns, n_preempted, n_other_temperature;
-    const char *cut; /* its last request was refused: "length", "max_assistant_turns"; NULL: it was not */
-    char *said;      /* text of the last turn */
-    json_t *log;     /* of its turns */
+    const char *cut;  /* its last request was refused: "length", "max_assistant_turns"; NULL: it was not */
+    char *said;       /* text of the last turn */
+    json_t *log;      /* of its turns */
+    json_t *calls;    /* of each turn: an array of calls, as in BATCH_EPISODE */
+    double *answered; /* (n_turns) clock_awake */
+    int64_t cap_answered;
     bool has_reward;
     double reward;
     json_t *extra; /* what came with the reward */
@@ -181,6 +186,30 @@ static int check_turn(const struct program_loops *p, struct session *s, size_t b
     return 0;
 }
 
+static bool has_role(const json_t *message, const char *role) {
+    const char *own = json_string_value(json_object_get(message, "role"));
+    return own && strcmp(own, role) == 0;
+}
+
+/* What the program says of a turn's calls: its messages of tools, in their order. */
+static void take_results(struct session *s, int64_t turn, const json_t *messages) {
+    const json_t *calls = json_array_get(s->calls, (size_t)turn);
+    size_t i = json_array_size(messages), k = 0;
+    while (i > 0 && !has_role(json_array_get(messages, i - 1), "assistant")) i--;
+    for (; i < json_array_size(messages); i++) {
+        const json_t *m = json_array_get(messages, i);
+        if (!has_role(m, "tool")) continue;
+        json_t *call = json_array_get(calls, k++);
+        if (!call || json_is_number(json_object_get(call, "seconds"))) continue;
+        const char *text = json_string_value(json_object_get(m, "content"));
+        const size_t n = text ? strlen(text) : 0;
+        char *cut = xstrndup(text ? text : "", n > MAX_RESULT_BYTES ? utf8_cut(text, MAX_RESULT_BYTES) : n);
+        json_object_set_new(call, "result", json_string(cut));
+        json_object_set_new(call, "seconds", json_real(clock_awake() - s->answered[turn]));
+        free(cut);
+    }
+}
+
 /* Request t of n tokens is a turn, if there is room for one. */
 static int open_turn(struct program_loops *p, struct session *s, int64_t t, int64_t n) {
     const int fits = find_room(p, s, token_tree_prompt_length(s->tree, t), n);
@@ -203,6 +232,8 @@ static int on_prompt(void *ctx, const char *id, const json_t *messages, const js
     const int rc = token_tree_prompt(s->tree, messages, tools, ids, &t);
     if (rc == ERR_INPUT || rc == ERR_FORMAT) return err_wrap(ERR_INVAL, "the chat template");
     TRY(rc);
+    const int64_t behind = token_tree_behind(s->tree, t);
+    if (behind >= 0) take_results(s, behind, messages);
     TRY(open_turn(ctx, s, t, ids->n));
     *turn = t;
     return 0;
@@ -240,6 +271,19 @@ static int on_sampling(void *ctx, const char *id, int64_t turn, struct engine_re
     r->user = (void *)(intptr_t)at;
     s->n_asked++;
     return 0;
+}
+
+/* The calls of a turn, without what becomes of them. */
+static json_t *calls_of(const json_t *message) {
+    const json_t *calls = json_object_get(message, "tool_calls"), *call;
+    json_t *out = json_array();
+    size_t i;
+    json_array_foreach((json_t *)(uintptr_t)calls, i, call) {
+        const json_t *f = json_object_get(call, "function");
+        json_array_append_new(out, json_pack("{s:O, s:O, s:s, s:s, s:b}", "name", json_object_get(f, "name"), "arguments",
+                                             json_object_get(f, "arguments"), "result", "", "status", "ok", "truncated", 0));
+    }
+    return out;
 }
 
 /* The names of the tools that a turn calls; NULL: none. */
@@ -286,7 +330,8 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     int32_t *version = xmalloc((size_t)t->n * sizeof *version + 1);
     for (int64_t i = 0; i < t->n; i++) version[i] = ppo_version(p->g->s);
     token_tree_drawn(s->tree, t->turn,
-                     &(struct token_tree_turn){.ids = t->ids,
+                     &(struct token_tree_turn){.tag = s->n_turns,
+                                               .ids = t->ids,
                                                .logp = t->logp,
                                                .kept = p->drawn->logp_kept,
                                                .n = t->n,
@@ -297,6 +342,9 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     free(s->said);
     s->said = xstrdup(text ? text : "");
     json_array_append_new(s->log, turn_record(&q, t));
+    json_array_append_new(s->calls, calls_of(t->message));
+    xgrow((void **)&s->answered, &s->cap_answered, s->n_turns + 1, sizeof *s->answered);
+    s->answered[s->n_turns] = clock_awake();
     if (memcmp(&t->request->temperature, &q.temperature, sizeof q.temperature) != 0) s->n_other_temperature += t->n;
     s->n_turns++;
     s->n_open--;
@@ -394,6 +442,22 @@ static void *copied(const void *p, int64_t n, size_t size) {
     return q;
 }
 
+/* The calls of a sample's turns. */
+static void add_calls(struct loop_output *o, const struct session *s, const struct token_tree_sample *t) {
+    o->calls = json_array();
+    for (int64_t k = 0; k < t->n_turns; k++) {
+        json_t *call;
+        size_t i;
+        json_array_foreach(json_array_get(s->calls, (size_t)t->tags[k]), i, call) {
+            json_t *one = json_deep_copy(call);
+            o->tool_seconds += json_number_value(json_object_get(one, "seconds"));
+            if (!json_object_get(one, "seconds")) json_object_set_new(one, "seconds", json_real(0));
+            json_object_set_new(one, "segment", json_integer((json_int_t)t->turn_segments[k]));
+            json_array_append_new(o->calls, one);
+        }
+    }
+}
+
 static void fill_output(struct loop_output *o, const struct token_tree_sample *t) {
     *o = (struct loop_output){.prompt = copied(t->prompt.p, t->prompt.n, sizeof *o->prompt),
                               .ids = copied(t->response.p, t->response.n, sizeof *o->ids),
@@ -434,6 +498,7 @@ static void take_sample(struct generation_state *g, struct session *s, struct us
         struct loop_output o;
         if (n > MAX_SAMPLES && i >= MAX_SAMPLES - 1 && i < n - 1) continue;
         fill_output(&o, &all[i]);
+        add_calls(&o, s, &all[i]);
         user_episode_add(g, &g->samples[s->sample], &o);
     }
     if (n == 0 && !x->failure) x->failure = xstrdup("it ended without a turn of the model");
@@ -547,6 +612,7 @@ static int start_program(struct program_loops *p, struct session *s) {
     TRY(token_tree_create(&s->tree, p->a.join));
     s->begun = s->active = s->oldest = clock_awake();
     s->log = json_array();
+    s->calls = json_array();
     s->state = RUNNING;
     p->n_running++;
     return 0;
@@ -763,6 +829,8 @@ void program_loop_end(struct program_loops *p) {
         if (s->program) child_program_stop(s->program, NULL);
         token_tree_destroy(s->tree);
         json_decref(s->log);
+        json_decref(s->calls);
+        free(s->answered);
         json_decref(s->extra);
         free(s->said);
         free(s);
