@@ -131,6 +131,16 @@ def several(s, test):
          [6, 2, 2])
 
 
+def one_step_off(s, test):
+    for name, more in (("off", {}), ("off_pool", {"trainer.ranks": 1, "rollout.ranks": 1})):
+        args = args_of(s, name, ["fn", "several"], GOOD, **{
+            "actor_rollout_ref.hybrid_engine": False, "rollout.nnodes": 1, "rollout.n_gpus_per_node": 1,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 2, **more})
+        run(args[0], "--config-name=one_step_off_ppo_trainer", *args[1:])
+    rows = [without_restarts(samples(s.dir / d)) for d in ("off", "off_pool")]
+    test("one step off: in turns as on a rank of its own", rows[0] == rows[1] and len(rows[0]) == 2 * 8, [len(r) for r in rows])
+
+
 def own_sampling(s, test):
     run(*args_of(s, "own", ["own", "fn"], GOOD, **{
         "actor_rollout_ref.model.path": s.dir / "calls", "trainer.force_old_log_prob": False, "trainer.ranks": 2,
@@ -157,6 +167,7 @@ def main():
         s.calls = {t["id"] for t in tokens if t["content"].startswith("<tool_call>{")}
         good(s, test)
         several(s, test)
+        one_step_off(s, test)
         by_ids(s, test)
         own_sampling(s, test)
     test.end()

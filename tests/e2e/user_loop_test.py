@@ -116,6 +116,17 @@ def several(s, test):
     test("a sample says which of its episode it is", "sample 2 of 2 of its episode" in shown, shown[-600:])
 
 
+def one_step_off(s, test):
+    """In turns on one rank, and on a rank of its own beside training."""
+    for name, more in (("off", {}), ("off_pool", {"trainer.ranks": 1, "rollout.ranks": 1})):
+        args = args_of(s, name, KINDS[0], **{"actor_rollout_ref.hybrid_engine": False, "rollout.nnodes": 1,
+                                             "rollout.n_gpus_per_node": 1, "trainer.total_training_steps": 3, **more})
+        run(args[0], "--config-name=one_step_off_ppo_trainer", *args[1:])
+    rows = samples(s.dir / "off")
+    test("one step off: each step has the loop's samples", len(rows) == 3 * 8 and all(r[7] == "score" for r in rows))
+    test("one step off: the same on a rank of its own", samples(s.dir / "off_pool") == rows)
+
+
 def bad(s, test):
     run(*args_of(s, "bad", KINDS[1], **{ROLLOUT + "agent.episode_timeout": 2, "trainer.total_training_steps": 1}))
     rows = samples(s.dir / "bad")
@@ -144,6 +155,7 @@ def main():
         (s.dir / "reward.py").write_text(REWARD)
         good(s, test)
         several(s, test)
+        one_step_off(s, test)
         bad(s, test)
         refused(s, test)
     test.end()

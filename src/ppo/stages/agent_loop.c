@@ -148,8 +148,9 @@ static int open_programs(struct agents *a) {
     if (a->programs) return 0;
     if (!a->a.k->command)
         FAIL(ERR_INPUT, "agent_name '" PROGRAM_LOOP "': which program? Set actor_rollout_ref.rollout.agent.command");
-    if (a->a.schedule != PPO_SYNC)
-        FAIL(ERR_UNSUPPORTED, "agent programs in asynchronous training are not built; take --config-name=ppo_trainer");
+    if (a->a.schedule == PPO_FULLY_ASYNC)
+        FAIL(ERR_UNSUPPORTED, "agent programs in fully asynchronous training are not built; take "
+                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
     if (!a->join) TRY(open_join(a));
     TRY(model_type(a, &config, &type));
     const int64_t vocab = vocab_of(config);
@@ -170,8 +171,9 @@ static int open_user_loops(struct agents *a) {
     json_t *config = NULL;
     const char *type = NULL;
     if (a->user || !k->loop_config_path) return 0;
-    if (a->a.schedule != PPO_SYNC)
-        FAIL(ERR_UNSUPPORTED, "agent loops of the user in asynchronous training are not built; take --config-name=ppo_trainer");
+    if (a->a.schedule == PPO_FULLY_ASYNC)
+        FAIL(ERR_UNSUPPORTED, "agent loops of the user in fully asynchronous training are not built; take "
+                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
     int rc = model_type(a, &config, &type);
     const int64_t vocab = vocab_of(config);
     const struct user_loops_args u = {.config_path = k->loop_config_path,
