@@ -421,6 +421,7 @@ static int record(struct serve_call *c, const struct serve_choice *h) {
                                     .ids = h->ids.p,
                                     .logp = h->logp,
                                     .n = h->ids.n,
+                                    .n_malformed = h->turn.n_malformed,
                                     .index = h->index % c->r.n,
                                     .finish = h->finish};
     c->recorded = true;

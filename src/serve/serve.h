@@ -44,7 +44,7 @@ struct serve_turn {
     const struct engine_request *request; /* prompt ids and the sampling that was used */
     const int32_t *ids;
     const float *logp;
-    int64_t n, index;
+    int64_t n, index, n_malformed; /* n_malformed: calls of tools in it that cannot be read */
     enum engine_finish finish;
 };
 /* What a session is: its caller knows. All return ERR_INPUT where there is none of that id (404), ERR_INVAL where it takes

@@ -56,7 +56,7 @@ struct session {
     double begun, active, drawing;
     int64_t n_asked, n_open, n_drawing, room; /* open: not answered. room: tokens that the turn just asked for may have */
     double oldest;                            /* clock_awake: since then a turn is open */
-    int64_t n_turns, n_preempted, n_other_temperature;
+    int64_t n_turns, n_preempted, n_other_temperature, n_malformed;
     const char *cut;  /* its last request was refused: "length", "max_assistant_turns"; NULL: it was not */
     char *said;       /* text of the last turn */
     json_t *log;      /* of its turns */
@@ -346,6 +346,7 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     xgrow((void **)&s->answered, &s->cap_answered, s->n_turns + 1, sizeof *s->answered);
     s->answered[s->n_turns] = clock_awake();
     if (memcmp(&t->request->temperature, &q.temperature, sizeof q.temperature) != 0) s->n_other_temperature += t->n;
+    s->n_malformed += t->n_malformed;
     s->n_turns++;
     s->n_open--;
     s->oldest = s->active = clock_awake();
@@ -486,6 +487,7 @@ static json_t *record_of(const struct session *s, bool failed, const struct toke
     json_object_set_new(o, "samples", starts);
     if (n > MAX_SAMPLES) json_object_set_new(o, "samples_left_out", json_integer(n - MAX_SAMPLES));
     if (s->cut && !failed) json_object_set_new(o, "end", json_string(s->cut));
+    if (s->n_malformed > 0) json_object_set_new(o, "malformed", json_integer(s->n_malformed));
     if (c.n_rolled_back > 0) json_object_set_new(o, "rolled_back_tokens", json_integer(c.n_rolled_back));
     if (s->n_restarts > 0) json_object_set_new(o, "restarted", json_integer(s->n_restarts));
     return o;
