@@ -15,8 +15,6 @@
 
 #include <string.h>
 
-static int64_t left_of(const struct sample *s) { return engine__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt); }
-
 static bool possible(const struct engine *e) {
     if (e->model.max_burst < 2 || e->running.n == 0) return false;
     if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
@@ -29,7 +27,7 @@ static bool possible(const struct engine *e) {
 static bool plan(struct engine *e, int64_t steps, struct engine_burst *b) {
     int64_t longest = 0;
     for (struct sample *s = e->running.head; s; s = s->next) {
-        const int64_t take = left_of(s) < steps ? left_of(s) : steps;
+        const int64_t take = engine__left(s) < steps ? engine__left(s) : steps;
         if (!engine__grow_blocks(e, s, s->n_computed + take)) return false;
         if (take > b->steps) b->steps = take;
         if (s->n_blocks > longest) longest = s->n_blocks;
@@ -47,7 +45,7 @@ static void fill(struct engine *e, struct engine_burst *b) {
     for (int64_t i = 0; i < b->n_seqs; i++) {
         const struct sample *s = e->planned[i];
         const struct request *q = s->req;
-        const int64_t left = left_of(s) < b->steps ? left_of(s) : b->steps;
+        const int64_t left = engine__left(s) < b->steps ? engine__left(s) : b->steps;
         e->ids[i] = s->tokens[s->n_computed];
         e->pos[i] = (int32_t)s->n_computed;
         a->rows[i] = (struct decode_row){.rule = engine__rule(&q->r),

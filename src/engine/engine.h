@@ -4,7 +4,8 @@
  * the model the rows that each still lacks: many for a prompt (chunked prefill), one for a sample that
  * decodes, many again for one that was preempted.  There is one path for all three.  Prefix caching: a full KV block is looked up
  * by the tokens that it holds, so the n samples of a prompt share its blocks, prompts share a common system turn, and a preempted
- * sample often finds its own.
+ * sample often finds its own.  The last block of a sample that has ended, which is partly filled, is found by one whose tokens
+ * continue it, so a conversation computes no token twice while memory lasts.
  *
  * Invariant: what a sample contains is a function of (weights, prompt, sampling rule, seed, uid, sample
  * index) alone - not of cache size, batch limits, order, batch composition, sharing, preemption or interruption. Where the weights
@@ -158,6 +159,9 @@ struct engine_config {
     /* Steps of the first burst after a sample was admitted; each later one has twice as many. More may come soon, and wait for the
      * end of a burst. Not where many samples run. 0: all bursts are as long as they can be. */
     int64_t first_burst;
+    /* Of the samples that wait, those that may draw most tokens yet are admitted first, equal ones in their order; else the
+     * oldest. It shortens the tail of a batch; where requests come without end, short ones may wait for ever. */
+    bool longest_first;
     const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
     /* Called as each sample ends, from within engine_step. An error ends the step. */
     int (*done)(void *arg, const struct engine_sample *s);

@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 
-/* Identity of a full block: XXH3-128 of the key of the block before it and its own tokens. */
+/* Identity of a block: XXH3-128 of the key of the block before it and its own tokens, KV_BLOCK_LEN or, partly filled, fewer. */
 struct kv_key {
     uint64_t lo, hi;
 };
@@ -30,6 +30,7 @@ void kv_pool_init(struct kv_pool *p, int32_t n_blocks);
 void kv_pool_free(struct kv_pool *p);
 int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1; -1 when none is free */
 int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1: not found */
+int32_t kv_take(struct kv_pool *p, struct kv_key key);                /* one without owner: refs 1, no longer findable; -1: none */
 void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
 void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is published already */
 
@@ -89,6 +90,14 @@ static inline void list_push_front(struct list *l, struct sample *s) {
     l->head = s;
     l->n++;
 }
+static inline void list_insert_after(struct list *l, struct sample *at, struct sample *s) {
+    s->prev = at;
+    s->next = at->next;
+    if (at->next) at->next->prev = s;
+    else l->tail = s;
+    at->next = s;
+    l->n++;
+}
 static inline void list_remove(struct list *l, struct sample *s) {
     if (s->prev) s->prev->next = s->next;
     else l->head = s->next;
@@ -127,6 +136,8 @@ struct engine {
 /* Blocks for tokens [0, upto); false when none is free (then unchanged beyond what was got). */
 bool engine__grow_blocks(struct engine *e, struct sample *s, int64_t upto);
 void engine__drop_blocks(struct engine *e, struct sample *s); /* all; s counts as not computed then */
+/* Drops them so that a request with the same tokens finds all that is computed, the block that is partly filled included. */
+void engine__release_blocks(struct engine *e, struct sample *s);
 /* Room for the next token of s, by preemption where no block is free; false: s itself was preempted. */
 bool engine__make_room(struct engine *e, struct sample *s);
 void engine__preempt(struct engine *e, struct sample *s); /* running -> head of the queue */
@@ -140,6 +151,10 @@ int engine__progress(struct engine *e, const struct sample *s);
 /* Tokens of the response at which a sample of q ends or is interrupted. */
 static inline int64_t engine__most_tokens(const struct request *q) {
     return q->r.pause_at > 0 && q->r.pause_at < q->max_tokens ? q->r.pause_at : q->max_tokens;
+}
+/* Tokens that it may draw yet. */
+static inline int64_t engine__left(const struct sample *s) {
+    return engine__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt);
 }
 static inline int64_t engine__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 

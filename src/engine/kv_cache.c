@@ -1,5 +1,6 @@
 /* kv_cache.c - the pool of KV blocks: reference counts, a free list in order of release (LRU eviction), and
- * an index of full blocks by content (prefix caching).  Knows nothing of samples or devices.
+ * an index of blocks by content (prefix caching).  A full block may have several owners. One that is partly filled is
+ * findable while it has none, and whoever takes it fills it up.  Knows nothing of samples or devices.
  *
  * Invariant: a block is in the free list exactly when refs == 0; published blocks
  * keep their content until kv_alloc allocates them again. */
@@ -87,6 +88,15 @@ int32_t kv_find(struct kv_pool *p, struct kv_key key) {
     const int32_t i = lookup(p, key);
     if (i < 0) return -1;
     if (p->blocks[i].refs++ == 0) free_remove(p, i);
+    return i;
+}
+
+int32_t kv_take(struct kv_pool *p, struct kv_key key) {
+    const int32_t i = lookup(p, key);
+    if (i < 0 || p->blocks[i].refs > 0) return -1;
+    free_remove(p, i);
+    unpublish(p, i);
+    p->blocks[i].refs = 1;
     return i;
 }
 

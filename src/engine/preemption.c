@@ -8,8 +8,7 @@
 
 void engine__preempt(struct engine *e, struct sample *s) {
     if (s->n_computed < s->req->n_prompt) s->req->planned = 0; /* a sibling may have to lead the prompt */
-    engine__publish_full(e, s, s->n_computed);                 /* to be found again */
-    engine__drop_blocks(e, s);
+    engine__release_blocks(e, s);                              /* to be found again */
     s->n_preempted++;
     e->stats.preempted++;
     list_remove(&e->running, s);

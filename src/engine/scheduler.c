@@ -2,11 +2,12 @@
  *
  * Every step it plans, for each running sample, the rows that are missing ("pending"): one for a sample
  * that decodes, many for one that starts or was preempted. Decoding samples go first, then longer runs in
- * chunks, then waiting samples are admitted, oldest first. preemption.c makes room when the KV cache is
+ * chunks, then waiting samples are admitted, oldest first or longest first. preemption.c makes room when the KV cache is
  * full.
  *
  * A block is published (made findable) when its last row is planned, so a sibling in the same step may
- * already read it: the forward pass writes all keys of a layer before it reads any. */
+ * already read it: the forward pass writes all keys of a layer before it reads any. The last block of a
+ * sample that ends, which is partly filled, waits for the turn that continues it. */
 #include "engine/engine_int.h"
 
 #include "base/buf.h"
@@ -211,6 +212,15 @@ static int take_begun(struct sample *s, const struct engine_request *r) {
     return 0;
 }
 
+/* Those that were preempted stay in front. */
+static void queue(struct engine *e, struct sample *s) {
+    struct sample *after = e->waiting.tail;
+    while (e->cfg.longest_first && after && after->n_preempted == 0 && engine__left(after) < engine__left(s)) after = after->prev;
+    if (after) list_insert_after(&e->waiting, after, s);
+    else list_push_front(&e->waiting, s);
+    if (e->waiting.head == s) e->no_room = false;
+}
+
 int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id) {
     TRY(check_request(e, r));
     struct request *q = request_copy(r, e->n_requests++);
@@ -233,7 +243,7 @@ int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id)
             s->seen = xcalloc((size_t)(e->model.vocab + 7) / 8, 1);
             for (int64_t t = 0; t < s->n_tokens; t++) mark_seen(s, s->tokens[t]);
         }
-        list_push_back(&e->waiting, s);
+        queue(e, s);
     }
     if (id) *id = q->id;
     return 0;
@@ -241,17 +251,33 @@ int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id)
 
 /* ---- planning ---- */
 
+static void add_block(struct sample *s, int32_t block) {
+    xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
+    s->blocks[s->n_blocks++] = block;
+}
+
 bool engine__grow_blocks(struct engine *e, struct sample *s, int64_t upto) {
     while (s->n_blocks < engine__blocks_for(upto)) {
         const int32_t block = kv_alloc(&e->pool);
         if (block < 0) return false;
-        xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
-        s->blocks[s->n_blocks++] = block;
+        add_block(s, block);
     }
     return true;
 }
 
-/* Shares published blocks that hold this sample's first tokens; always
+/* After the full blocks, the one that holds most of the tokens that follow; up to `most` tokens are computed then. */
+static void take_partial(struct engine *e, struct sample *s, int64_t most) {
+    const int64_t at = s->n_blocks * KV_BLOCK_LEN;
+    for (int64_t n = most - at < KV_BLOCK_LEN ? most - at : KV_BLOCK_LEN - 1; n > 0; n--) {
+        const int32_t block = kv_take(&e->pool, kv_key_next(s->key, s->tokens + at, n));
+        if (block < 0) continue;
+        add_block(s, block);
+        s->n_computed = at + n;
+        return;
+    }
+}
+
+/* Takes published blocks that hold this sample's first tokens; always
  * leaves at least one row to compute. */
 static void adopt_cached(struct engine *e, struct sample *s) {
     if (e->cfg.no_prefix_cache) return;
@@ -260,12 +286,12 @@ static void adopt_cached(struct engine *e, struct sample *s) {
         const struct kv_key key = kv_key_next(s->key, s->tokens + i * KV_BLOCK_LEN, KV_BLOCK_LEN);
         const int32_t block = kv_find(&e->pool, key);
         if (block < 0) break;
-        xgrow((void **)&s->blocks, &s->cap_blocks, s->n_blocks + 1, sizeof *s->blocks);
-        s->blocks[s->n_blocks++] = block;
+        add_block(s, block);
         s->key = key;
         s->n_keyed = s->n_blocks;
         s->n_computed = s->n_blocks * KV_BLOCK_LEN;
     }
+    take_partial(e, s, s->n_tokens - 1);
 }
 
 void engine__publish_full(struct engine *e, struct sample *s, int64_t upto) {
@@ -274,6 +300,19 @@ void engine__publish_full(struct engine *e, struct sample *s, int64_t upto) {
         s->key = kv_key_next(s->key, s->tokens + s->n_keyed * KV_BLOCK_LEN, KV_BLOCK_LEN);
         kv_publish(&e->pool, s->blocks[s->n_keyed], s->key);
     }
+}
+
+/* All that is computed, the block that is partly filled included: for requests with the same tokens. s computes no more. */
+static void publish_all(struct engine *e, struct sample *s) {
+    engine__publish_full(e, s, s->n_computed);
+    const int64_t n = s->n_computed - s->n_keyed * KV_BLOCK_LEN;
+    if (!e->cfg.no_prefix_cache && n > 0)
+        kv_publish(&e->pool, s->blocks[s->n_keyed], kv_key_next(s->key, s->tokens + s->n_keyed * KV_BLOCK_LEN, n));
+}
+
+void engine__release_blocks(struct engine *e, struct sample *s) {
+    publish_all(e, s);
+    engine__drop_blocks(e, s);
 }
 
 struct sample_param engine__rule(const struct engine_request *r) {
@@ -354,12 +393,12 @@ static void admit(struct engine *e, struct engine_plan *p) {
         /* leave every running sample its next block, or it would preempt this one at once */
         const int64_t reserve = e->running.n;
         if (engine__blocks_for(s->n_tokens) - s->n_blocks + reserve > e->pool.n_free && e->running.n > 0) {
-            engine__drop_blocks(e, s);
+            engine__release_blocks(e, s);
             e->no_room = true;
             return;
         }
         if (!engine__grow_blocks(e, s, s->n_computed + take)) { /* impossible: the cache holds one sample (engine_submit) */
-            engine__drop_blocks(e, s);
+            engine__release_blocks(e, s);
             return;
         }
         list_remove(&e->waiting, s);
@@ -506,7 +545,7 @@ static int hand_out(struct engine *e, struct list *list, struct sample *s, enum 
 }
 
 static int finish(struct engine *e, struct sample *s, enum engine_finish why, int64_t text_bytes) {
-    engine__publish_full(e, s, s->n_computed); /* for requests with the same tokens */
+    publish_all(e, s);
     e->stats.finished++;
     return hand_out(e, &e->running, s, why, text_bytes);
 }

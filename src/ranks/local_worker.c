@@ -21,8 +21,11 @@ static int nothing(struct worker *w) {
 /* ---- generation ---- */
 
 static int generate_begin(struct worker *w, const struct worker_generation *g) {
-    const struct engine_config c = {
-        .no_prefix_cache = w->generator.no_prefix_cache, .tok = w->generator.tok, .done = g->done, .done_arg = g->arg};
+    const struct engine_config c = {.no_prefix_cache = w->generator.no_prefix_cache,
+                                    .longest_first = w->generator.longest_first,
+                                    .tok = w->generator.tok,
+                                    .done = g->done,
+                                    .done_arg = g->arg};
     if (w->generator.gather) TRY(model_gather(w->generator.model, w->generator.gather));
     return decoder_engine(&w->generator.engine, w->generator.decoder, &c); /* its cache is empty: weights may have changed */
 }

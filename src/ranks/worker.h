@@ -121,7 +121,7 @@ struct worker { /* the first member of a program's own */
         const struct tokenizer *tok;
         struct decoder *decoder;
         void *gather; /* where a sharded policy becomes whole; NULL: it is */
-        bool no_prefix_cache;
+        bool no_prefix_cache, longest_first;
         struct engine *engine; /* of the generation under way */
     } generator;
 };

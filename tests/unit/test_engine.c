@@ -202,6 +202,7 @@ static void test_any_limits(void **state) {
                                           .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
                                           .no_prefix_cache = round % 4 == 3,
                                           .first_burst = round % 5,
+                                          .longest_first = round % 7 < 3,
                                           .done = check_sample,
                                           .done_arg = &seen};
         struct engine *e;
@@ -535,6 +536,122 @@ static void test_stop_string_in_segment(void **state) {
     tokenizer_close(tok);
 }
 
+/* ---- open sessions ---- */
+
+enum { N_SESSIONS = 5, N_TURNS = 10, TURN = 7 };
+struct session {
+    int32_t ids[N_TURNS * (TURN + 40)];
+    float logp[N_TURNS * (TURN + 40)];
+    int64_t n;
+};
+static int keep_session(void *arg, const struct engine_sample *s) {
+    struct session *x = &((struct session *)arg)[(int64_t)(intptr_t)s->user];
+    memcpy(x->ids, s->ids, (size_t)s->n * 4);
+    memcpy(x->logp, s->logp, (size_t)s->n * 4);
+    x->n = s->n;
+    return 0;
+}
+
+/* Ten turns of sessions, tools' answers between them; rows that were computed, and those not necessary. */
+static void run_sessions(struct session *all, const struct engine_config *limits, int64_t n_blocks, int64_t max_burst,
+                         struct engine_stats *st) {
+    int32_t prompt[N_SESSIONS][30];
+    struct fake *f = fake_new(n_blocks);
+    const struct engine_model model = fake_model(f, max_burst);
+    struct engine_config cfg = *limits;
+    struct engine *e;
+    cfg.done = keep_session;
+    cfg.done_arg = all;
+    memset(all, 0, N_SESSIONS * sizeof *all);
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    for (int turn = 0; turn < N_TURNS; turn++) {
+        for (int i = 0; i < N_SESSIONS; i++) {
+            struct session *x = &all[i];
+            for (int t = 0; t < 30; t++) prompt[i][t] = t < 1 ? i : t;
+            for (int t = 0; turn > 0 && t < 1 + (5 * i + 11 * turn) % 40; t++) { /* what a tool says */
+                x->logp[x->n] = 0;
+                x->ids[x->n++] = t % VOCAB;
+            }
+            const struct engine_request r = {.prompt = prompt[i],
+                                             .n_prompt = 30,
+                                             .n = 1,
+                                             .max_tokens = x->n + TURN,
+                                             .temperature = 1,
+                                             .top_p = 1,
+                                             .repetition_penalty = 1,
+                                             .uid = (uint64_t)i,
+                                             .begun = x->ids,
+                                             .begun_logp = x->logp,
+                                             .begun_logp_kept = x->logp,
+                                             .n_begun = x->n,
+                                             .segment = x->n,
+                                             .ignore_eos = true,
+                                             .user = (void *)(intptr_t)i};
+            assert_int_equal(engine_submit(e, &r, NULL), 0);
+        }
+        assert_int_equal(engine_run(e), 0);
+    }
+    *st = engine_stats(e);
+    assert_int_equal(st->kv_blocks_used, 0);
+    engine_destroy(e);
+    fake_free(f);
+}
+
+/* An open session computes no token twice; where memory is short it does, to the same tokens. */
+static void test_sessions(void **state) {
+    (void)state;
+    static struct session want[N_SESSIONS], got[N_SESSIONS];
+    struct engine_stats st;
+    int64_t once = 0;
+    run_sessions(want, &(struct engine_config){.max_rows = 64, .max_seqs = 4, .no_prefix_cache = true}, 500, 1, &st);
+    for (int i = 0; i < N_SESSIONS; i++) once += 30 + want[i].n - 1; /* the last token has no successor */
+    assert_true(st.rows > 3 * once);
+    for (int64_t burst = 1; burst <= 16; burst += 5) {
+        const struct engine_config cfg = {.max_rows = 10 + 20 * burst, .max_seqs = 4};
+        run_sessions(got, &cfg, 500, burst, &st);
+        assert_int_equal(st.rows, once);
+        assert_memory_equal(got, want, sizeof want);
+        run_sessions(got, &cfg, 40, burst, &st);
+        assert_true(st.rows > once);
+        assert_memory_equal(got, want, sizeof want);
+    }
+}
+
+/* Samples that may become longest begin first: the engine is full until the end. */
+static void test_longest_first(void **state) {
+    (void)state;
+    const int32_t prompt[] = {5, 6, 7};
+    struct engine_request r[9];
+    int64_t steps[2];
+    for (int k = 0; k < 9; k++)
+        r[k] = (struct engine_request){.prompt = prompt,
+                                       .n_prompt = 3,
+                                       .n = 1,
+                                       .max_tokens = k == 8 ? 80 : 20,
+                                       .temperature = 1,
+                                       .top_p = 1,
+                                       .repetition_penalty = 1,
+                                       .uid = (uint64_t)k,
+                                       .ignore_eos = true};
+    for (int longest = 0; longest < 2; longest++) {
+        struct fake *f = fake_new(64);
+        const struct engine_model model = fake_model(f, 1);
+        struct seen seen = {.requests = r};
+        const struct engine_config cfg = {
+            .max_rows = 8, .max_seqs = 3, .longest_first = longest, .done = check_sample, .done_arg = &seen};
+        struct engine *e;
+        assert_int_equal(engine_create(&e, &model, &cfg), 0);
+        for (int k = 0; k < 9; k++) assert_int_equal(engine_submit(e, &r[k], NULL), 0);
+        assert_int_equal(engine_run(e), 0);
+        assert_int_equal(seen.n_done, 9);
+        steps[longest] = engine_stats(e).steps;
+        engine_destroy(e);
+        fake_free(f);
+    }
+    assert_in_range(steps[1], 80, 84);   /* 240 tokens by three at a time */
+    assert_in_range(steps[0], 120, 124); /* 20, 20, then the long one, two places empty */
+}
+
 static void test_pool(void **state) {
     (void)state;
     struct kv_pool p;
@@ -554,6 +671,13 @@ static void test_pool(void **state) {
     assert_int_equal(kv_find(&p, kb), b); /* free blocks are still found */
     assert_int_equal(kv_alloc(&p), a);    /* until they are handed out again */
     assert_int_equal(kv_find(&p, ka), -1);
+    const struct kv_key part = kv_key_next(kb, t, 5);
+    kv_publish(&p, c, part);
+    assert_int_equal(kv_take(&p, part), -1); /* it has an owner, who may still write */
+    kv_unref(&p, c);
+    assert_int_equal(kv_take(&p, kv_key_next(kb, t, 4)), -1);
+    assert_int_equal(kv_take(&p, part), c);
+    assert_int_equal(kv_find(&p, part), -1); /* what it holds next is another key's */
     kv_unref(&p, b);
     kv_unref(&p, c);
     assert_int_equal(p.n_free, 2);
@@ -670,6 +794,8 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_interrupted_refusals),
+        cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_longest_first),
         cmocka_unit_test(test_stop_string_in_segment),
         cmocka_unit_test(test_first_burst),
         cmocka_unit_test(test_progress_and_cancel),

@@ -221,6 +221,7 @@ static void set_operations(struct ppo_worker *w, const struct tokenizer *tok) {
     w->base.generator.tok = tok;
     w->base.generator.gather = w->plan.gathered ? w->block : NULL;
     w->base.generator.no_prefix_cache = !k->rollout.prefix_cache;
+    w->base.generator.longest_first = k->schedule != PPO_FULLY_ASYNC; /* there what was begun goes first */
     w->base.flops = w->plan.flops;
     w->base.vocab = policy ? policy->cfg.vocab : 0;
     for (int i = 0; i < N_ROLES; i++) {
