@@ -396,7 +396,7 @@ static void tools_as_shares(void **state) {
         "{\"end\": \"max_user_turns\", \"malformed\": 0, \"calls\": [{\"status\": \"timeout\", \"truncated\": false}]}",
         "{\"end\": \"refused\", \"malformed\": 0, \"calls\": []}",
         "{\"end\": \"max_assistant_turns\", \"malformed\": 0, \"calls\": [{\"status\": \"ok\"}]}",
-        "null",
+        "{\"end\": \"timeout\", \"malformed\": 0, \"calls\": []}",
         "null"};
     static const struct {
         const char *name;
@@ -404,8 +404,9 @@ static void tools_as_shares(void **state) {
     } want[] = {{"tool_errors", 2 / 4.0},
                 {"truncated_results", 1 / 4.0},
                 {"malformed_calls", 1 / 5.0},
-                {"turns_at_limit", 2 / 4.0},
-                {"refused", 1 / 4.0}};
+                {"turns_at_limit", 2 / 5.0},
+                {"refused", 1 / 5.0},
+                {"failed", 1 / 5.0}};
     struct batch b;
     struct metrics m = {0};
     struct batch_col *c;
