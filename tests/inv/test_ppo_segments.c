@@ -401,12 +401,8 @@ static void tools_as_shares(void **state) {
     static const struct {
         const char *name;
         double value;
-    } want[] = {{"tool_errors", 2 / 4.0},
-                {"truncated_results", 1 / 4.0},
-                {"malformed_calls", 1 / 5.0},
-                {"turns_at_limit", 2 / 5.0},
-                {"refused", 1 / 5.0},
-                {"failed", 1 / 5.0}};
+    } want[] = {{"tool_errors", 2 / 4.0},    {"truncated_results", 1 / 4.0}, {"malformed_calls", 1 / 5.0},
+                {"turns_at_limit", 2 / 5.0}, {"refused", 1 / 5.0},           {"failed", 1 / 5.0}};
     struct batch b;
     struct metrics m = {0};
     struct batch_col *c;
