@@ -110,8 +110,8 @@ if kind == "long":
     raise SystemExit(9)
 reward(reward=1)
 '''
-BAD_KINDS = {"dies": "exit code 1: ValueError: no luck today", "killed": "exit code 137", "hangs": "agent.idle_timeout=3", "busy":
-             "agent.episode_timeout=5", "silent": "without a turn", "floods": "", "big": "", "json": "", "thief": "", "victim": "",
+BAD_KINDS = {"dies": "exit code 1: ValueError: no luck today", "killed": "exit code 137", "hangs": "agent.idle_timeout=4", "busy":
+             "agent.episode_timeout=8", "silent": "without a turn", "floods": "", "big": "", "json": "", "thief": "", "victim": "",
              "connects": "", "leaves": "", "long": "", "good": ""}
 
 
@@ -119,7 +119,7 @@ def bad(s, test):
     kinds = list(BAD_KINDS)
     run(*args_of(s, "bad", kinds, BAD, **{
         AGENT + "command": f"{sys.executable} {s.dir / 'bad.py'} {s.dir}", ROLLOUT + "n": 1, "trainer.total_training_steps": 1,
-        AGENT + "idle_timeout": 3, AGENT + "episode_timeout": 5, "actor_rollout_ref.actor.ppo_mini_batch_size": 14,
+        AGENT + "idle_timeout": 4, AGENT + "episode_timeout": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 14,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1}))
     of = {}  # of an episode the last sample
     for r in samples(s.dir / "bad"):
