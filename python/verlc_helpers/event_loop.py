@@ -6,8 +6,10 @@ on.  Replies are written as tasks finish, in any order.  Time in which the proce
 (SIGSTOP, a paused VM) is not counted, as in src/base/clock.h.
 
 A call that blocks the event loop (time.sleep, a request with a library that is not async) holds up all the others.  One
-that does so for its whole timeout is answered as a timeout by a thread, which then ends the process: verlc sends the
-others again, to a new one.
+that does so for its whole timeout is answered as a timeout by a thread, which then ends the process: the answer says so ("last"),
+and verlc sends the others again, to a new one.
+
+A call may fork. The child has nothing of the socket, and ends where it would come back to the loop: requests are the parent's.
 
 Invariant: a request delays another's deadline only while it blocks the event loop.
 """
@@ -43,8 +45,16 @@ def make_task(loop, coro, **options):
     return task
 
 
+def leave_to_parent(loop, fd):
+    """In a child after a fork; the thread of the loop is there only if it was that which forked."""
+    os.close(fd)
+    loop.call_soon(os._exit, 0)
+
+
 async def serve(sock, handle):
-    asyncio.get_running_loop().set_task_factory(make_task)
+    loop, fd = asyncio.get_running_loop(), sock.fileno()
+    loop.set_task_factory(make_task)
+    os.register_at_fork(after_in_child=lambda: leave_to_parent(loop, fd))
     reader, writer = await asyncio.open_connection(sock=sock)
     tasks = set()  # the loop itself holds tasks weakly
     waits = Waits()
@@ -57,7 +67,7 @@ async def serve(sock, handle):
         with writing:
             writer.write(data)
 
-    watch = Watch(asyncio.get_running_loop(), waits, sock, writer.transport, writing)
+    watch = Watch(loop, waits, sock, writer.transport, writing)
     threading.Thread(target=watch.run, daemon=True).start()
 
     while True:
@@ -130,7 +140,7 @@ class Watch:
             if asyncio.current_task(self.loop) is task and self.transport.get_write_buffer_size() == 0:
                 error = HelperError(f"it blocked the event loop for {blocked:.3g} s: use asyncio.sleep, an async client", "TIMEOUT")
                 self.sock.setblocking(True)
-                self.sock.sendall(frame(failure(message, error)))
+                self.sock.sendall(frame(failure(message, error) | {"last": True}))
                 sys.stdout.flush()
                 os._exit(1)
 

@@ -167,7 +167,9 @@ static int give_reply(struct helper *h, json_t *frame, struct helper__reply *r) 
         json_decref(frame);
         return helper__died(h, "broke the protocol");
     }
-    *r = (struct helper__reply){.id = (int64_t)json_integer_value(id), .value = h->ready && ok ? json_incref(ok) : NULL};
+    *r = (struct helper__reply){.id = (int64_t)json_integer_value(id),
+                                .value = h->ready && ok ? json_incref(ok) : NULL,
+                                .last = json_is_true(json_object_get(frame, "last"))};
     if (!ok) {
         const json_t *name = json_object_get(frame, "code");
         const int code = code_of(json_is_string(name) ? json_string_value(name) : "");

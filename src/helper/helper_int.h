@@ -69,6 +69,7 @@ struct helper__reply {
     int64_t id;    /* of its request */
     int rc;        /* 0, or the error that the module answered, with the thread's message */
     json_t *value; /* rc 0: new reference */
+    bool last;     /* the process ends now, because of this request */
 };
 /* Reads and writes what is possible without waiting.  1: *r answers one pending request; 0: nothing
  * yet; < 0: the process has exited, and every pending request is lost. */

@@ -253,6 +253,14 @@ static void take(struct helper_pool *p, struct worker *w, const struct helper__r
     arm(p, w);
 }
 
+/* The process ends because of a call that has its answer; the others go to a new one. */
+static void replace(struct helper_pool *p, struct worker *w) {
+    for (int64_t i = 0; i < w->n_calls; i++) push_again(p, &w->calls[i].job);
+    p->running -= w->n_calls;
+    w->n_calls = 0;
+    helper__kill(w->h);
+}
+
 /* Steps one busy worker; it may become idle. */
 static void advance(struct helper_pool *p, struct worker *w) {
     struct helper__reply r;
@@ -261,6 +269,7 @@ static void advance(struct helper_pool *p, struct worker *w) {
         int rc = helper__step(w->h, &r);
         if (rc > 0) {
             take(p, w, &r);
+            if (r.last) replace(p, w);
             continue;
         }
         if (rc == 0) {
