@@ -158,8 +158,8 @@ def main():
         if "--report" in option:
             what = f"kill -9 at {k} random moments of a run with tools and an interaction: "
             row = {"unit": "", "lower": True, "bar": 0, "bar_ratio": None, "peers": [], "work": None, "note": ""}
-            rows = [{"id": "agents/calls_again", "what": what + "recorded calls made again", "ours": len(again),
-                     "note": f"{found} answers were recorded, in {resumed} of the moments"},
+            rows = [{"id": "agents/calls_again", "what": what + "calls made again whose answer was on disk", "ours": len(again),
+                     "note": f"{found} answers were on disk, in {resumed} of the moments"},
                     {"id": "agents/other_bits", "what": "the same: resumed runs whose samples or weights have other bits",
                      "ours": different, "note": f"{runs} runs, killed until they ended"}]
             report = pathlib.Path(option["--report"])
