@@ -23,7 +23,7 @@ VERLC = os.environ.get("VERLC", ROOT / "build/release/verlc")
 OUT = pathlib.Path(os.environ.get("LEARN_DIR", ROOT / "build/learn-calculator")).resolve()
 JOBS = int(os.environ.get("LEARN_JOBS", "2"))
 START, BAR, STEPS, EVERY, N_TRAIN, N_TEST, N_SFT = 0.3, 0.9, 40, 10, 2000, 200, 16000
-SFT = ((1000, 3e-3), (1600, 2e-3))  # steps and learning rate; after the first alone numbers are not copied exactly yet
+SFT = ((1000, 3e-3), (2400, 2e-3))  # steps and learning rate; after the first alone numbers are not copied exactly yet
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
 SHAPE = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 128, "intermediate_size": 352,
          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
@@ -104,7 +104,7 @@ def make_data():
     write(OUT / "test.jsonl", rl[N_TRAIN:])
     rows = []
     for i, (x, y) in enumerate(all_of[N_TRAIN + N_TEST:]):
-        said = y if rng.random() < 0.25 else rng.randrange(10 ** rng.randint(1, 4))  # what the tool says is what counts
+        said = y if rng.random() < 0.25 else rng.randrange(10 ** rng.choice((1, 2, 3, 3, 4, 4, 4, 4)))  # what it says counts
         call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{x}"}}}}</tool_call>'
         shown = [{"role": "assistant", "content": call}, {"role": "tool", "content": str(said)}] if i % 20 < 9 else []
         answer = f"#### {said if shown else y}"
