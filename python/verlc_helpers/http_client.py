@@ -1,4 +1,4 @@
-"""POST of JSON from an event loop, by the standard library: thousands may wait at once.
+"""GET, and POST of JSON, from an event loop, by the standard library: thousands may wait at once.
 
 Invariant: a reply is of the request that its connection was opened for."""
 
@@ -44,11 +44,13 @@ async def read_body(reader, headers):
     return await reader.read(LONGEST)
 
 
-async def exchange(url, data, headers):
+async def exchange(method, url, data, headers):
     at = urllib.parse.urlsplit(url)
-    reader, writer = await asyncio.open_connection(at.hostname, at.port or 80)
+    secure = at.scheme == "https"
+    reader, writer = await asyncio.open_connection(at.hostname, at.port or (443 if secure else 80), ssl=secure or None)
     try:
-        lines = [f"POST {at.path or '/'} HTTP/1.1", f"Host: {at.netloc}", "Content-Type: application/json", "Connection: close",
+        target = (at.path or "/") + (f"?{at.query}" if at.query else "")
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {at.netloc}", "Content-Type: application/json", "Connection: close",
                  f"Content-Length: {len(data)}", *(f"{k}: {v}" for k, v in headers.items())]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + data)
         await writer.drain()
@@ -58,22 +60,27 @@ async def exchange(url, data, headers):
         writer.close()
 
 
-async def post_json(url, payload, headers=None):
-    """The answer's JSON; waits where the server is busy. HttpError; its own deadline is the caller's."""
-    data, pause = json.dumps(payload).encode(), PAUSE_S
+async def request(method, url, data=b"", headers=None):
+    """(status, body); waits where the server is busy. HttpError: there is no answer; its own deadline is the caller's."""
+    pause = PAUSE_S
     while True:
         try:
-            status, got, body = await exchange(url, data, headers or {})
+            status, got, body = await exchange(method, url, data, headers or {})
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
             raise HttpError(0, f"{url}: {error or type(error).__name__}") from error
-        if status in BUSY:
-            after = got.get("retry-after", "")
-            await asyncio.sleep(min(float(after), LONGEST_PAUSE_S) if after.isdigit() else pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-            continue
-        if status != 200:
-            raise HttpError(status, body[:500].decode("utf-8", "replace"))
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise HttpError(0, f"{url} answers no JSON: {error}") from error
+        if status not in BUSY:
+            return status, body
+        after = got.get("retry-after", "")
+        await asyncio.sleep(min(float(after), LONGEST_PAUSE_S) if after.isdigit() else pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+async def post_json(url, payload, headers=None):
+    """The answer's JSON. HttpError."""
+    status, body = await request("POST", url, json.dumps(payload).encode(), headers)
+    if status != 200:
+        raise HttpError(status, body[:500].decode("utf-8", "replace"))
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(0, f"{url} answers no JSON: {error}") from error

@@ -183,6 +183,31 @@ static int derive_gdpo(struct ppo_config *k) {
     return 0;
 }
 
+/* Servers' log-probs are not training's: training's are computed, and the difference is corrected for. */
+static int derive_external(struct ppo_config *k) {
+#define EXTERNAL ARR "rollout.engine_url: "
+    const struct ppo_external_config *e = &k->rollout.external;
+    const struct ppo_sampling *t = &k->rollout.train;
+    if (e->n_urls == 0) {
+        const char *set = conf_first_set(k->conf, ARR "rollout.engine_", NULL, NULL);
+        if (set) log_warn("%s has no effect without " ARR "rollout.engine_url", set);
+        return 0;
+    }
+    if (e->kind && strcmp(e->kind, "vllm") != 0 && strcmp(e->kind, "sglang") != 0 && strcmp(e->kind, "trtllm") != 0)
+        FAIL(ERR_INVAL, ARR "rollout.engine_kind=%s: expected vllm, sglang or trtllm", e->kind);
+    if (k->schedule != PPO_SYNC)
+        FAIL(ERR_INVAL, EXTERNAL "generation that overlaps with updates needs verlc's own engine; take --config-name=ppo_trainer");
+    if (k->raw.rollout_pool.nnodes > 0 || k->raw.rollout_pool.ranks > 0)
+        FAIL(ERR_INVAL, EXTERNAL "ranks that only generate (rollout.nnodes) would have nothing to do; leave them out");
+    if (t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1)
+        log_warn(EXTERNAL "with top_p, top_k, min_p or repetition_penalty a server's log-probs may be those after truncation, which "
+                        "training/rollout_probs_diff_* and the importance weights then have in them");
+    if (!conf_is_set(k->conf, "algorithm.rollout_correction.rollout_is") && !k->raw.bypass_mode) k->raw.corr.rollout_is = "token";
+    k->algorithm.force_old_log_prob = !k->raw.bypass_mode;
+    return 0;
+#undef EXTERNAL
+}
+
 /* algorithm.rollout_correction: between the old and the rollout's log-probs (decoupled), or inside the
  * loss between the current and the rollout's (bypass). Takes loss_mode's place: comes after derive_actor. */
 static int derive_correction(struct ppo_config *k) {
@@ -752,6 +777,7 @@ static int read(struct ppo_config *k, const struct conf *c, enum ppo_config_use 
     TRY(derive_actor(k));
     TRY(derive_rollout(k));
     TRY(derive_agent(k));
+    TRY(derive_external(k));
     TRY(derive_correction(k));
     TRY(derive_filter(k));
     TRY(derive_critic(k));

@@ -140,7 +140,15 @@ struct ppo_data_config { /* data */
         const char *path, *name;
     } cls; /* custom_cls; path NULL: none */
 };
+struct ppo_external_config { /* actor_rollout_ref.rollout.engine_*: generation on servers */
+    const char *const *urls;
+    int64_t n_urls; /* 0: in this program */
+    const char *kind, *weights_dir, *update_command;
+    int64_t max_concurrent, n_retries;
+    double timeout;
+};
 struct ppo_rollout_config { /* actor_rollout_ref.rollout */
+    struct ppo_external_config external;
     struct ppo_sampling train, val;
     int64_t max_num_seqs, max_num_batched_tokens;
     bool prefix_cache;

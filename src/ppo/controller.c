@@ -2,11 +2,14 @@
 #include "ppo/controller.h"
 #include "ppo/stages/agent_loop.h"
 
+#include "external_engine/external_engine.h"
 #include "run/directories.h"
 #include "train/optimizer_keys.h"
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -278,6 +281,36 @@ static int open_scores(struct controller *c) {
     return 0;
 }
 
+/* Below the run's own directory, or in that of the key under a name that no other run has: what is there is the run's alone. */
+static char *engine_weights_dir(const struct ppo_config *k) {
+    const char *const dir = k->trainer.run.default_local_dir, *const key = k->rollout.external.weights_dir;
+    char *whole = realpath(dir, NULL), hex[33];
+    hash_hex(whole ? whole : dir, strlen(whole ? whole : dir), hex);
+    free(whole);
+    return key ? xasprintf("%s/verlc-%.16s", key, hex) : file_join(dir, "engine_weights");
+}
+
+/* Servers that generate are asked before a model is read. */
+static int open_external(struct controller *c) {
+    const struct ppo_config *const k = c->k;
+    const struct ppo_external_config *const e = &k->rollout.external;
+    if (e->n_urls == 0) return 0;
+    char *dir = engine_weights_dir(k);
+    const struct external_engine_args a = {.urls = e->urls,
+                                           .n_urls = e->n_urls,
+                                           .kind = e->kind,
+                                           .weights_dir = dir,
+                                           .update_command = e->update_command,
+                                           .model_dir = k->model.dir,
+                                           .max_concurrent = e->max_concurrent,
+                                           .n_retries = e->n_retries,
+                                           .max_len = k->data.max_prompt_length + k->data.max_response_length,
+                                           .timeout_s = e->timeout};
+    const int rc = external_engine_open(&c->external, &a);
+    free(dir);
+    return rc < 0 ? err_wrap(rc, "actor_rollout_ref.rollout.engine_url") : 0;
+}
+
 /* What the run will read, before a model is fetched or a plan is made. */
 static int check_files(const struct ppo_config *k) {
     if (k->data.cls.path && strncmp(k->data.cls.path, "pkg://", 6) != 0) /* what its files are only the class knows */
@@ -301,6 +334,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(ppo_config_fetch(k));
     TRY(open_run(c, conf));
     TRY(report_changes(c, conf));
+    TRY(open_external(c));
     if (k->output.rollout_data_dir) TRY(run_directory("trainer.rollout_data_dir", k->output.rollout_data_dir));
     if (k->output.validation_data_dir) TRY(run_directory("trainer.validation_data_dir", k->output.validation_data_dir));
     TRY(algo_user_check(k->algorithm.my_adv));
@@ -314,6 +348,7 @@ int controller_open(struct controller *c, const struct conf *conf) {
     TRY(open_scores(c));
     TRY(check_data_sources(c));
     TRY(open_worker(c));
+    if (c->external) external_engine_attach(c->external, worker, c->tok);
     TRY(algo_kl_ctrl_init(&c->kl_ctrl, k->algorithm.kl_ctrl_type, k->algorithm.kl_ctrl_coef, k->algorithm.kl_ctrl_target,
                           k->algorithm.kl_ctrl_horizon));
     struct checkpoints models;
@@ -327,6 +362,7 @@ void controller_close(struct controller *c, int rc) {
     if (rc == 0) agents_finish(c->agents);
     c->worker.ok = rc == 0 || rc == ERR_SIGNAL;
     ppo_worker_close(&c->worker);
+    external_engine_close(c->external);
     reward_destroy(c->reward);
     close_data(c);
     batch_free(&c->carried);

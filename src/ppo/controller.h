@@ -24,6 +24,7 @@ struct controller {
     json_t *async;             /* what fully_async.c keeps with a checkpoint; owned, NULL: nothing */
     struct batch carried;      /* those of the checkpoint that the run resumes from, until they are taken; n_cols 0: none */
     struct ppo_worker worker;
+    struct external_engine *external; /* generates in the worker's place; NULL: the worker does */
     struct stage stage; /* what the stages take */
     struct generation generation;
 };

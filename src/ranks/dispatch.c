@@ -402,6 +402,11 @@ static void checkpoints(struct worker *w, struct checkpoints *out) {
     }
 }
 
+static int export_policy(struct worker *w, const char *dir) {
+    struct rank_group *const g = w->ranks->has[WORKER_POLICY]->g;
+    return rank_group_plain_call(g, "export_policy", json_pack("{s:s}", "dir", dir), NULL);
+}
+
 static int trace(struct worker *w, const char *path) {
     return rank_group_plain_call(&w->ranks->all, "trace", json_pack("{s:s?}", "path", path), NULL);
 }
@@ -420,6 +425,7 @@ static const struct worker_ops on_ranks = {.send_weights = send_weights,
                                            .ready = ready,
                                            .memory = memory,
                                            .checkpoints = checkpoints,
+                                           .export_policy = export_policy,
                                            .trace = trace};
 
 int dispatch_open(struct worker *w, struct worker_ranks *r, const struct rank_group_args *a, const char *open, json_t *more,

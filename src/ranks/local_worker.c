@@ -4,6 +4,7 @@
  * Invariant: a stage sees the columns that it declares, as it would on a rank that gets no other ones. */
 #include "ranks/worker.h"
 
+#include "model/files/export.h"
 #include "model/parallel/weight_streaming.h"
 #include "train/perf_metrics.h"
 
@@ -129,6 +130,19 @@ static void checkpoints(struct worker *w, struct checkpoints *out) {
     if (w->n_parts > 0) checkpoints_local(out, w->parts, w->n_parts, w->dev.isa, w->comm);
 }
 
+/* By every rank: sharded weights become whole together. */
+static int export_policy(struct worker *w, const char *dir) {
+    struct model *const m = w->generator.model;
+    struct model_export_args a = {.dt = -1};
+    int rc = 0;
+    for (int i = 0; i < w->n_parts; i++)
+        if (w->parts[i].model == m) a.tokenizer = w->parts[i].tokenizer;
+    if (w->generator.gather) TRY(model_gather(m, w->generator.gather));
+    if (!w->comm || comm_rank(w->comm) == 0) rc = model_export(m, dir, &a);
+    if (w->generator.gather) model_stream_begin(m);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
 static int trace(struct worker *w, const char *path) {
     if (path) return dev_trace_stop(&w->dev, path, NULL);
     dev_trace_start(&w->dev);
@@ -149,6 +163,7 @@ const struct worker_ops worker_local = {.send_weights = nothing,
                                         .ready = ready,
                                         .memory = memory,
                                         .checkpoints = checkpoints,
+                                        .export_policy = export_policy,
                                         .trace = trace};
 
 void worker_open_local(struct worker *w, struct comm *comm) {

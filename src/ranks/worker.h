@@ -80,6 +80,8 @@ struct worker_ops {
     int (*ready)(struct worker *w, struct run *run); /* all is open: from here on perf/device_allocations counts */
     int (*memory)(struct worker *w, struct run *run, const char *prefix); /* train_memory_metrics; of several ranks the largest */
     void (*checkpoints)(struct worker *w, struct checkpoints *out);       /* its models' state; closed before the worker */
+    /* The policy as a model directory, which is there and empty; an adapter is merged. Of several ranks the first writes it. */
+    int (*export_policy)(struct worker *w, const char *dir);
     /* Begins a trace of the device, or with a path ends it and writes it there; rank N's next to it, as _rank_N. */
     int (*trace)(struct worker *w, const char *path);
 };
@@ -87,9 +89,11 @@ extern const struct worker_ops worker_local;
 
 /* ---- the worker ---- */
 struct worker_ranks;
+struct external_engine;
 struct worker { /* the first member of a program's own */
     const struct worker_ops *ops;
-    struct worker_ranks *ranks; /* of dispatch.c; else NULL */
+    struct worker_ranks *ranks;       /* of dispatch.c; else NULL */
+    struct external_engine *external; /* generates in this worker's place; NULL: nothing does */
 
     /* what it is */
     int n_ranks;        /* of a rank: of its pool */

@@ -441,6 +441,13 @@ static int take(struct comm *comm, const struct comm_call *call, struct ctl_resu
     return 0;
 }
 
+static int export_policy(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    const char *dir;
+    (void)comm, (void)out;
+    TRY(json_str(call->args, "dir", &dir, call->name));
+    return self.worker->ops->export_policy(self.worker, dir);
+}
+
 static const struct worker_process_service shared[] = {{"generate_begin", generate_begin},
                                                        {"generate", generate},
                                                        {"generate_end", generate_end},
@@ -455,6 +462,7 @@ static const struct worker_process_service shared[] = {{"generate_begin", genera
                                                        {"copy", copy},
                                                        {"write", begin_write},
                                                        {"take", take},
+                                                       {"export_policy", export_policy},
                                                        {NULL, NULL}};
 
 /* All of rank_self. */

@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "external_engine/external_engine.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -443,7 +444,8 @@ static void rollout_metrics(const struct generation_state *g) {
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
     if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/idle_rank_passes");
-    metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
+    if (st.n_kv_blocks > 0) metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
+    if (g->s->worker->external) external_engine_metrics(g->s->worker->external, m);
     if (!g->filter) return;
     const int64_t size = g->in->algorithm->filter.gen_batch_size;
     metrics_set_i64(m, (g->n_groups + size - 1) / size, "train/num_gen_batches");

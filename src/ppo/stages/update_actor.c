@@ -214,7 +214,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
     free(u.entropy);
     TRY(rc);
     diff_metrics(&u.diff, &s->run->metrics);
-    if (u.diff.max > 0 && s->schedule == PPO_SYNC && ppo_on_policy(s, b))
+    if (u.diff.max > 0 && s->schedule == PPO_SYNC && slices->rollout.external.n_urls == 0 && ppo_on_policy(s, b))
         log_warn("step %lld: log-probs of the rollout are not training's; the largest difference is at prompt %lld, sample %lld, "
                  "token %lld: %.9g in the rollout, %.9g in training (training/rollout_probs_diff_max); please report this",
                  (long long)s->run->step, (long long)u.diff.uid, (long long)u.diff.sample, (long long)u.diff.token,
