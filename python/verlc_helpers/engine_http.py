@@ -27,7 +27,7 @@ async def call(req):
     try:
         status, got = await request(req["method"], req["url"], body, headers())
     except HttpError as error:
-        return {"error": one_line(error)}
+        return {"error": one_line(str(error).removeprefix(req["url"] + ": "))}
     return {"status": status, "body": got.decode("utf-8", "replace")}
 
 

@@ -67,7 +67,9 @@ async def request(method, url, data=b"", headers=None):
         try:
             status, got, body = await exchange(method, url, data, headers or {})
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
-            raise HttpError(0, f"{url}: {error or type(error).__name__}") from error
+            closed = isinstance(error, asyncio.IncompleteReadError)
+            why = "the connection was closed before the answer" if closed else error or type(error).__name__
+            raise HttpError(0, f"{url}: {why}") from error
         if status not in BUSY:
             return status, body
         after = got.get("retry-after", "")

@@ -85,7 +85,7 @@ static struct job *job_of(const struct external_engine *x, const struct engine_r
     return j;
 }
 
-/* Of a sample, for a server that draws by its seed; a turn that goes on draws anew. */
+/* Of a sample, for a server that draws by its seed; a turn that goes on has another one. */
 static int64_t seed_of(const struct job *j) {
     const uint64_t at[] = {j->q.seed, j->q.uid, (uint64_t)j->index, (uint64_t)j->q.n_begun};
     return (int64_t)(hash64(at, sizeof at) >> 33);

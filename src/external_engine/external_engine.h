@@ -1,10 +1,10 @@
-/* external_engine.h - generation on servers of vLLM, SGLang or TensorRT-LLM (rollout.engine_url), behind the operations of a worker:
- * every stage and agent loop that asks a worker to generate asks the servers then, and knows nothing of it.
+/* external_engine.h - generation on servers of vLLM, SGLang or TensorRT-LLM (rollout.engine_url), behind the operations of a
+ * worker: every stage and agent loop that asks a worker to generate asks the servers then, and knows nothing of it.
  *
- * Requests go to the live server with the fewest under way; a response that continues, to the one that drew it. Before a generation
- * the servers read the weights of the last update from a directory that they share with this run. A server that does not answer is
- * lost: its requests go to the others, and it is asked again when there are new weights. Log-probs are the servers', so they are not
- * training's: a run corrects for that (docs/external_engines.md).
+ * Requests go to the live server with the fewest under way; a response that continues, to the one that drew it. Before a
+ * generation the servers read the weights of the last update from a directory that they share with this run. A server that does
+ * not answer is lost: its requests go to the others, and it is asked again when there are new weights. Log-probs are the servers',
+ * so they are not training's: a run corrects for that (docs/external_engines.md).
  * Invariant: no server draws a token for a run whose current weights it does not have. */
 #ifndef VERLC_EXTERNAL_ENGINE_EXTERNAL_ENGINE_H
 #define VERLC_EXTERNAL_ENGINE_EXTERNAL_ENGINE_H
@@ -17,7 +17,7 @@ struct external_engine_args { /* strings are borrowed until external_engine_clos
     const char *const *urls;  /* "http://HOST:PORT" */
     int64_t n_urls;
     const char *kind;        /* of all of them; NULL: each is asked */
-    const char *weights_dir; /* where weights are written for them; made anew, this run's alone */
+    const char *weights_dir; /* where weights are written for them; emptied first, so it is this run's alone */
     const char
         *update_command;    /* for the shell, instead of a server's own calls, with VERLC_WEIGHTS and VERLC_ENGINE_URL; or NULL */
     const char *model_dir;  /* the policy's, for its vocabulary and end tokens */

@@ -136,7 +136,7 @@ static json_t *command_of(const struct servers *s, const struct server *v, const
                      "VERLC_ENGINE_URL", v->url, "VERLC_ENGINE_KIND", server_kind_name(v->kind));
 }
 
-/* Call `call` to all servers that have so many; waits until all have answered. *n: how many that were; asked: those still in play. */
+/* Call `call` to all servers that have so many; waits until all have answered. *n: how many that were; asked: those in play. */
 static int update_round(struct servers *s, const char *dir, int call, bool *asked, int *n) {
     int64_t ticket;
     *n = 0;

@@ -200,8 +200,9 @@ static int derive_external(struct ppo_config *k) {
     if (k->raw.rollout_pool.nnodes > 0 || k->raw.rollout_pool.ranks > 0)
         FAIL(ERR_INVAL, EXTERNAL "ranks that only generate (rollout.nnodes) would have nothing to do; leave them out");
     if (t->top_p < 1 || t->top_k > 0 || t->min_p > 0 || t->repetition_penalty != 1)
-        log_warn(EXTERNAL "with top_p, top_k, min_p or repetition_penalty a server's log-probs may be those after truncation, which "
-                        "training/rollout_probs_diff_* and the importance weights then have in them");
+        log_warn(EXTERNAL
+                 "with top_p, top_k, min_p or repetition_penalty a server's log-probs may be those after truncation, which "
+                 "training/rollout_probs_diff_* and the importance weights then have in them");
     if (!conf_is_set(k->conf, "algorithm.rollout_correction.rollout_is") && !k->raw.bypass_mode) k->raw.corr.rollout_is = "token";
     k->algorithm.force_old_log_prob = !k->raw.bypass_mode;
     return 0;

@@ -25,7 +25,7 @@ struct controller {
     struct batch carried;      /* those of the checkpoint that the run resumes from, until they are taken; n_cols 0: none */
     struct ppo_worker worker;
     struct external_engine *external; /* generates in the worker's place; NULL: the worker does */
-    struct stage stage; /* what the stages take */
+    struct stage stage;               /* what the stages take */
     struct generation generation;
 };
 int controller_open(struct controller *c, const struct conf *conf); /* after a failure it may be closed all the same */

@@ -412,8 +412,23 @@ def conversation():
                                         {"role": "latest_reminder", "content": 3}]})
 
 
+def engine_answer():
+    """The kind of a server, and what it answers."""
+    ids, logps = [4, 5, 457], [-0.5, -2.25, -1e-3]
+    for finish in ("stop", "length", "abort", None):
+        for n in (1, 3, 16):
+            t, p = (ids * 6)[-n:] if n < 16 else [7] * 16, (logps * 6)[:n]
+            done = {"token_ids": t, "logprobs": {"token_logprobs": p}, "finish_reason": finish}
+            yield b"\0" + compact({"choices": [done]})
+            yield b"\2" + compact({"choices": [{**done, "text": ""}]})
+            yield b"\1" + compact({"output_ids": t, "meta_info": {"finish_reason": {"type": finish}, "output_token_logprobs": [
+                [a, b, None] for a, b in zip(p, t)]}})
+    yield b"\0" + compact({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 128}]})
+    yield b"\1" + compact({"success": True, "message": "Succeeded to update model weights."})
+
+
 def main(out):
-    for make in (algo, ckpt, comm, conf, conversation, data, generate, helper, model, model_dir, reward, run_db, sandbox, score,
+    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, generate, helper, model, model_dir, reward, run_db, sandbox, score,
                  serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
