@@ -428,8 +428,8 @@ def engine_answer():
 
 
 def main(out):
-    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, generate, helper, model, model_dir, reward, run_db, sandbox, score,
-                 serve, sft, text, tokenizer, tool_parser, torch, track, user):
+    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, generate, helper, model, model_dir, reward, run_db,
+                 sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

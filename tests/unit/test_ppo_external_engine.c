@@ -1,4 +1,4 @@
-/* test_external_engine_server_api.c - requests of an external engine have the shapes that servers take, and an answer becomes a
+/* test_ppo_external_engine.c - requests of an external engine have the shapes that servers take, and an answer becomes a
  * sample whole or is refused. */
 #include "external_engine/server_api.h"
 
