@@ -196,7 +196,7 @@ static void a_hung_call_costs_no_other(void **state) {
     (void)state;
     struct tools_config c = FAULTY;
     c.n_processes = 2;
-    c.timeout_s = 2;
+    c.timeout_s = 1;
     struct tools *t = make(&c);
     static const char *const hung[][2] = {{"hang", "{}"},       {"hang", "{\"c\": true}"},
                                           {"hang_async", "{}"}, {"count", "{\"wait\": 1}"},
@@ -210,14 +210,14 @@ static void a_hung_call_costs_no_other(void **state) {
     }
     for (int i = 0; i < OTHERS; i++) {
         char *episode = xasprintf("other %d", i);
-        call(t, episode, "nap", "{\"s\": 0.2}", NULL);
+        call(t, episode, "nap", "{\"s\": 0.1}", NULL);
         free(episode);
     }
     int n[TOOL_N_STATUS] = {0};
     while (tools_pending(t) > 0) {
         struct tool_result r = receive(t);
         n[r.status]++;
-        if (r.status == TOOL_TIMEOUT) assert_non_null(strstr(r.text, "': it had no answer within 2 s"));
+        if (r.status == TOOL_TIMEOUT) assert_non_null(strstr(r.text, "': it had no answer within 1 s"));
         if (r.status == TOOL_ERROR) assert_string_equal(r.text, "Error executing tool 'leave': it ended its process");
         assert_true((r.status == TOOL_OK) == (strcmp(r.text, "rested") == 0));
         tool_result_free(&r);
