@@ -44,6 +44,12 @@ CASES = {
                   head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
     "mistral": dict(SHAPE, model_type="mistral", architectures=["MistralForCausalLM"], tie_word_embeddings=False,
                     head_dim=8, sliding_window=8, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+    "seed_oss": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=False,
+                     head_dim=16, attention_bias=True, attention_out_bias=False, mlp_bias=False, residual_dropout=0.1,
+                     attention_dropout=0.1, rope_parameters=dict(rope_type="default", rope_theta=1e7)),
+    "seed_oss_bias": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=True,
+                          num_hidden_layers=1, head_dim=8, attention_bias=False, attention_out_bias=True, mlp_bias=True,
+                          rope_theta=1e4),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),

@@ -128,9 +128,12 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
         TRY(json_bool_opt(o, f->keys[i].key, &on, where));
         c->features = on ? c->features | f->keys[i].features : c->features & ~f->keys[i].features;
     }
-    double dropout = 0;
-    TRY(json_f64_opt(o, "attention_dropout", &dropout, where));
-    if (dropout > 0) log_note("%s: attention_dropout %g is not applied in training", where, dropout);
+    static const char *const dropouts[] = {"attention_dropout", "residual_dropout"};
+    for (int i = 0; i < 2; i++) {
+        double dropout = 0;
+        TRY(json_f64_opt(o, dropouts[i], &dropout, where));
+        if (dropout > 0) log_note("%s: %s %g is not applied in training", where, dropouts[i], dropout);
+    }
     return read_quantization(c, json_object_get(o, "quantization_config"), where);
 }
 

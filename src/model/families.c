@@ -39,8 +39,16 @@ static const struct model_family families[] = {
     {"qwen2", "Qwen2", 0, 0, MODEL_QKV_BIAS, {{0}}, MODEL_WINDOW_FROM, llama_layer},
     {"qwen3", "Qwen3", 0, 128, MODEL_QK_NORM, {ATTENTION_BIAS}, MODEL_WINDOW_FROM, llama_layer},
     {"mistral", "Mistral", 8, 0, 0, {{0}}, MODEL_WINDOW_ALL, llama_layer},
+    {"seed_oss",
+     "SeedOss",
+     8,
+     128,
+     MODEL_QKV_BIAS,
+     {{"attention_bias", MODEL_QKV_BIAS}, {"attention_out_bias", MODEL_O_BIAS}, {"mlp_bias", MODEL_MLP_BIAS}},
+     MODEL_NO_WINDOW,
+     llama_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3 and mistral";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral and seed_oss";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

@@ -1,4 +1,4 @@
-/* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral) as data: a row of families.c each.
+/* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral, Seed-OSS) as data: a row of families.c each.
  *
  * Configuration, names, files, adapters, shards, forward, backward and FLOPs follow from the row. No numbers of a model here.
  * Invariant: nothing else branches on a family. */

@@ -54,6 +54,14 @@ static void config_defaults(void **state) {
     OK(parse(&c, "{\"model_type\":\"llama\"," BASE ",\"attention_bias\":true,\"mlp_bias\":true}"));
     assert_true(c.features == (MODEL_QKV_BIAS | MODEL_O_BIAS | MODEL_MLP_BIAS) && c.window == 0);
     model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"seed_oss\"," BASE
+                 ",\"num_key_value_heads\":2,\"attention_dropout\":0.1,\"residual_dropout\":0.1}"));
+    assert_true(c.features == MODEL_QKV_BIAS && c.head_dim == 128 && c.window == 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"seed_oss\"," BASE
+                 ",\"num_key_value_heads\":2,\"attention_bias\":false,\"attention_out_bias\":true}"));
+    assert_int_equal(c.features, MODEL_O_BIAS);
+    model_config_free(&c);
 }
 
 /* The tensors of a layer, in the order of the flat master and so of checkpoints. */
@@ -74,6 +82,9 @@ static void families(void **state) {
         {"qwen3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
                                                 "post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"seed_oss", ",\"num_key_value_heads\":2",
+         "input_layernorm.weight" QKV("weight")
+             QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
         {"mistral", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -144,9 +155,10 @@ static void built_in_shapes(void **state) {
         const char *name;
         int64_t params;
     } known[] = {
-        {"qwen2.5-0.5b", 494032768},  {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
-        {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
-        {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
+        {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
+        {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
+        {"llama-3.2-1b", 1235814400},  {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
+        {"seed-oss-36b", 36151104512},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         struct model_config c;

@@ -45,6 +45,7 @@ static const struct arch archs[] = {
     {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
     {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
     {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
+    {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0},
     /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
     {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
 };
