@@ -1,8 +1,8 @@
 """Servers that speak the interfaces of vLLM, SGLang and TensorRT-LLM as rollout.engine_url uses them, on `verlc serve`: what they
 draw has the log-probs of the weights that they were last told to read.
 
-Written from vLLM 0.33's entrypoints/openai/completion/protocol.py and entrypoints/serve/dev, SGLang 0.5.23's srt/managers/io_struct.py
-and srt/entrypoints/http_server.py, TensorRT-LLM's serve/openai_protocol.py. Keys that such a server does not know are refused, as
+Written from vLLM 0.33's entrypoints/openai/completion/protocol.py and entrypoints/serve/dev, SGLang 0.5.23's
+srt/managers/io_struct.py and srt/entrypoints/http_server.py, TensorRT-LLM's serve/openai_protocol.py. Keys that such a server does not know are refused, as
 theirs are."""
 
 import http.server
@@ -17,6 +17,7 @@ from verlc_test import ENV, VERLC
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 COMPLETION = {"model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids",
               "ignore_eos", "seed", "n", "logprobs", "stream"}
+GENERATE = {"input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream"}
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos",
             "no_stop_trim", "sampling_seed"}
 
@@ -54,8 +55,8 @@ class Server:
 
     def load(self, model):
         self.stop_serve()
-        self.serve = subprocess.Popen([VERLC, "serve", str(model), "--port", "0", "--device", "cpu", "--dtype", "float32"], env=ENV, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [VERLC, "serve", str(model), "--port", "0", "--device", "cpu", "--dtype", "float32"]
+        self.serve = subprocess.Popen(command, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         told = json.loads(self.serve.stdout.readline())
         self.backend, self.model = told["url"], told["model"]
 
@@ -153,7 +154,7 @@ class Server:
 
     def generate(self, body):
         s = body["sampling_params"]
-        if unknown := (set(body) - {"input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream"}) | (set(s) - SAMPLING):
+        if unknown := (set(body) - GENERATE) | (set(s) - SAMPLING):
             raise Refused(400, f"unknown: {sorted(unknown)}")
         answer = self.draw({"prompt": body["input_ids"], "max_tokens": s["max_new_tokens"], "temperature": s["temperature"],
                             "top_p": s["top_p"], "top_k": s["top_k"], "min_p": s["min_p"], "logprobs": 1, "return_token_ids": True,

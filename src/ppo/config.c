@@ -13,6 +13,7 @@
 #include "base/size.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,8 +190,12 @@ static int derive_external(struct ppo_config *k) {
     const struct ppo_external_config *e = &k->rollout.external;
     const struct ppo_sampling *t = &k->rollout.train;
     if (e->n_urls == 0) {
-        const char *set = conf_first_set(k->conf, ARR "rollout.engine_", NULL, NULL);
-        if (set) log_warn("%s has no effect without " ARR "rollout.engine_url", set);
+        static const char *const keys[] = {"kind", "max_concurrent", "timeout", "retries", "weights_dir", "update_command"};
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            char key[80];
+            snprintf(key, sizeof key, ARR "rollout.engine_%s", keys[i]);
+            if (conf_is_set(k->conf, key)) log_warn("%s has no effect without " ARR "rollout.engine_url", key);
+        }
         return 0;
     }
     if (e->kind && strcmp(e->kind, "vllm") != 0 && strcmp(e->kind, "sglang") != 0 && strcmp(e->kind, "trtllm") != 0)

@@ -31,6 +31,7 @@ SKIPPED = [  # the beginning of a command, and why it does not run here
     ("verlc view ", "serves until Ctrl-C; view_test.py runs it"),
     ("python3 tools/run_plot.py ", "needs matplotlib"),
     ('export PATH="$VERLC_EXEC_DIR', "two lines of a user's script: exec_test.py has them in one"),
+    ("VLLM_SERVER_DEV_MODE=1 vllm serve ", "vLLM's own server; external_engine_test.py has one of its interface"),
     ("srun ", "tests/fault/ranks_test.py has the environments of launchers"),
     ("mpirun ", "tests/fault/ranks_test.py"),
     ("torchrun ", "tests/fault/ranks_test.py"),
