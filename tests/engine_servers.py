@@ -2,8 +2,8 @@
 draw has the log-probs of the weights that they were last told to read.
 
 Written from vLLM 0.33's entrypoints/openai/completion/protocol.py and entrypoints/serve/dev, SGLang 0.5.23's
-srt/managers/io_struct.py and srt/entrypoints/http_server.py, TensorRT-LLM's serve/openai_protocol.py. Keys that such a server does not know are refused, as
-theirs are."""
+srt/managers/io_struct.py and srt/entrypoints/http_server.py, TensorRT-LLM's serve/openai_protocol.py. Keys that such a server does
+not know are refused, as theirs are."""
 
 import http.server
 import json

@@ -133,7 +133,7 @@ static void checkpoints(struct worker *w, struct checkpoints *out) {
 /* By every rank: sharded weights become whole together. */
 static int export_policy(struct worker *w, const char *dir) {
     struct model *const m = w->generator.model;
-    struct model_export_args a = {.dt = -1};
+    struct model_export_args a = {.dt = m->lora || m->own ? (int)m->act : -1};
     int rc = 0;
     for (int i = 0; i < w->n_parts; i++)
         if (w->parts[i].model == m) a.tokenizer = w->parts[i].tokenizer;

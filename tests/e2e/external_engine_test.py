@@ -154,8 +154,9 @@ def wrong(s, test):
     with Server("vllm", s.dir / "model", lambda answer, n: SPOILED[n](answer) if n in SPOILED else answer) as x:
         run(*args_of(s, "wrong", [x], **{"trainer.total_training_steps": 1}))
         d = s.dir / "wrong"
-        test("a wrong answer is no sample: it is asked again", series(d, "rollout/engine_requests_resent") == [6] and x.n == 8 + 6 and
-             close(series(d, DIFF)), (x.n, series(d, DIFF)))
+        resent = series(d, "rollout/engine_requests_resent")
+        test("a wrong answer is no sample: it is asked again", resent == [6] and x.n == 8 + 6 and close(series(d, DIFF)),
+             (x.n, resent, series(d, DIFF)))
     with Server("vllm", s.dir / "model", lambda answer, n: b"{}") as x:
         p = run(*args_of(s, "retries", [x], **{ROLLOUT + "engine_retries": 1}), check=False)
         test.refused("nothing but wrong answers", p, 4, x.url, "token_ids is missing", "2 tries")

@@ -101,7 +101,8 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
 }
 
 static int reader_open(struct reader *r, const struct model *m) {
-    const float *master = m->lora ? NULL : m->master; /* an adapter's is not the weights' */
+    /* An adapter's is not the weights'; of a rank's share the compute copy is the whole. */
+    const float *master = m->lora || m->own ? NULL : m->master;
     *r = (struct reader){.m = m, .group = -1, .flat_dt = master ? DT_F32 : m->act, .master = master};
     TRY(model__lora_host_open(&r->adapter, m));
     for (int64_t i = 0; !master && i < m->n_groups; i++) {
@@ -220,7 +221,7 @@ int model__copy_file(const char *from, const char *to, const char *name) {
 /* One parameter's dtype in the files. */
 static int choose_dtype(const struct model *m, const struct model_param *p, int dt, enum dtype *out) {
     *out = dt >= 0 ? (enum dtype)dt : p->src_dt;
-    if (dt < 0 && (!m->master || m->lora) && m->act != DT_F32 && *out != m->act)
+    if (dt < 0 && (!m->master || m->lora || m->own) && m->act != DT_F32 && *out != m->act)
         FAIL(ERR_INVAL, "cannot export %s as %s: the model was opened in %s for inference only", p->name, dtype_name(*out),
              dtype_name(m->act));
     return 0;

@@ -15,7 +15,8 @@ struct model_export_args {
     struct file_writer *writer;              /* of the weights, as safetensors_write has it; NULL: all is on disk on return */
 };
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json, model*.safetensors. An adapter
- * is merged into the weights: W + scale B A in f32, rounded once. */
+ * is merged into the weights: W + scale B A in f32, rounded once. Where the master
+ * is a rank's share, the compute copy is written. */
 int model_export(const struct model *m, const char *dir, const struct model_export_args *a);
 /* config.json and generation_config.json alone, as they were read: of an adapter's base model. */
 int model_export_config(const struct model *m, const char *dir);
