@@ -295,6 +295,11 @@ static int open_external(struct controller *c) {
     const struct ppo_config *const k = c->k;
     const struct ppo_external_config *const e = &k->rollout.external;
     if (e->n_urls == 0) return 0;
+    if (c->ranks.all.n > 1 && k->model.lora.on)
+        FAIL(ERR_INVAL,
+             "actor_rollout_ref.rollout.engine_url: an adapter is merged into the weights for the servers by one rank alone; "
+             "this run has %lld: train without lora_rank, or on one",
+             (long long)c->ranks.all.n);
     char *dir = engine_weights_dir(k);
     const struct external_engine_args a = {.urls = e->urls,
                                            .n_urls = e->n_urls,

@@ -171,6 +171,9 @@ def refused(s, test):
         test.refused("too short", run(*args_of(s, "no", [x], **{ROLLOUT + "engine_kind": "vllm"}), check=False), 2, "70 tokens")
         p = run(*args_of(s, "no", [x]), "--config-name=one_step_off_ppo_trainer", check=False)
         test.refused("overlapped", p, 2, "engine_url")
+        p = run(*args_of(s, "no", [x], **{ROLLOUT + "engine_kind": "vllm", "trainer.ranks": 2, "data.max_prompt_length": 48,
+                                          "actor_rollout_ref.model.lora_rank": 4}), check=False)
+        test.refused("an adapter on two ranks", p, 2, "engine_url", "adapter")
         x.kind = "sglang"
         p = run(*args_of(s, "no", [x], **{ROLLOUT + "engine_kind": "vllm", "data.max_prompt_length": 48}), check=False)
         test.refused("no call for weights", p, 2, "VLLM_SERVER_DEV_MODE=1")

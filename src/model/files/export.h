@@ -16,7 +16,7 @@ struct model_export_args {
 };
 /* Writes a directory that transformers loads as it is: config.json, generation_config.json, model*.safetensors. An adapter
  * is merged into the weights: W + scale B A in f32, rounded once. Where the master
- * is a rank's share, the compute copy is written. */
+ * is a rank's share, the compute copy is written; ERR_UNSUPPORTED: that of an adapter. */
 int model_export(const struct model *m, const char *dir, const struct model_export_args *a);
 /* config.json and generation_config.json alone, as they were read: of an adapter's base model. */
 int model_export_config(const struct model *m, const char *dir);

@@ -23,6 +23,7 @@ static const struct lora_part *part_of(const struct model *m, int64_t i) {
 int model__lora_host_open(struct lora_host *h, const struct model *m) {
     *h = (struct lora_host){.m = m};
     if (!m->lora) return 0;
+    if (m->own) FAIL(ERR_UNSUPPORTED, "an adapter of which a rank has a share is not merged");
     h->flat = xmalloc((size_t)m->n_train * sizeof *h->flat);
     return dev_copy_out(m->dev, h->flat, m->master, (size_t)m->n_train * sizeof *h->flat);
 }
