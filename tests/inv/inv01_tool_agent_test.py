@@ -59,6 +59,8 @@ def base(s, test):
     calls = series(d, "tool_call_counts/mean")
     test("calls are counted", all(c > 2 for c in calls) and series(d, "agent_loop/tool_errors/mean") == [0] * STEPS and
          series(d, "agent_loop/malformed_calls/mean") == [0] * STEPS, calls)
+    busy = series(d, "perf/engine_busy")
+    test("it is said how long the engine drew", len(busy) == STEPS and all(0 < x <= 1 for x in busy), busy)
     rows = samples(d)
     cached, least = series(d, "rollout/prefix_cached_tokens"), [0] * STEPS
     for r in rows:

@@ -67,6 +67,7 @@ struct generation_state {
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: the last report of progress */
+    double drawing;                 /* seconds in which the engine had something to draw */
     struct worker_generation generation;
     int64_t n_precomputed; /* sequences of its passes so far */
     bool validation, baseline, filter;

@@ -249,8 +249,10 @@ int generation_interrupt(struct generation_state *g) {
 
 int generation_step(struct generation_state *g, bool wait) {
     struct worker *const w = g->s->worker;
+    const double before = clock_now();
     const int drawn = w->ops->generate_step(w, wait && !(g->idle && agent_loop_waits(g)));
     TRY(drawn);
+    if (!g->idle || drawn) g->drawing += clock_now() - before;
     g->idle = drawn == 0;
     TRY(agent_loop_step(g, wait && g->idle));
     TRY(take_ended(g));
@@ -444,6 +446,7 @@ static void rollout_metrics(const struct generation_state *g) {
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
     if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/idle_rank_passes");
+    if (agents_active(g->in->agents)) metrics_set(m, g->drawing / (clock_now() - g->start), "perf/engine_busy");
     if (st.n_kv_blocks > 0) metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
     if (g->s->worker->external) external_engine_metrics(g->s->worker->external, m);
     if (!g->filter) return;
