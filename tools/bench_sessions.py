@@ -151,7 +151,7 @@ def one_run(args, model, seconds):
     idle = float(found[2]) / float(found[1]) if found else None
     drawn, busy = m["response_length/mean"] * args.sessions, m["perf/engine_busy"]
     print(f"tools of {seconds:g} s: {args.sessions} sessions of {m['num_turns/mean']:.0f} turns, {m['tool_call_counts/mean']:.1f} "
-          f"calls each: generation {m['timing_s/gen']:.2f} s, {drawn / m['timing_s/gen']:,.0f} tokens/s, the engine draws {busy:.1%}"
+          f"calls each: generation {m['timing_s/gen']:.2f} s, {drawn / m['timing_s/gen']:,.0f} tokens/s, engine busy {busy:.1%}"
           + ("" if idle is None else f", the device waits {idle:.1%} of it"), flush=True)
     return {"seconds": m["timing_s/gen"], "tokens": drawn, "idle": idle, "busy": busy,
             "calls": m["tool_call_counts/mean"]}
