@@ -88,7 +88,7 @@ static int message_of(const json_t *m, size_t i, json_t *list) {
     return 0;
 }
 
-static int read_messages(struct serve_call *c, const json_t *body) {
+int serve__messages(struct serve_call *c, const json_t *body) {
     const json_t *messages = json_object_get(body, "messages"), *m;
     size_t i;
     if (!json_is_array(messages) || json_array_size(messages) == 0) FAIL(ERR_INVAL, "messages: a list with a message is wanted");
@@ -101,12 +101,12 @@ static int read_messages(struct serve_call *c, const json_t *body) {
 
 #define SAMPLING_KEYS                                                                                                       \
     "model temperature top_p top_k min_p repetition_penalty n stream ignore_eos return_token_ids seed stop stream_options " \
-    "max_tokens logprobs "
+    "max_tokens logprobs stop_token_ids "
 #define IGNORED_KEYS "user metadata service_tier request_id priority cache_salt spaces_between_special_tokens "
 #define ONLY_KEYS                                                                                                             \
     {"skip_special_tokens", "[true]"}, {"frequency_penalty", "[0]"}, {"presence_penalty", "[0]"}, {"logit_bias", "[{}]"},     \
         {"use_beam_search", "[false]"}, {"best_of", "[1]"}, {"min_tokens", "[0]"}, {"include_stop_str_in_output", "[false]"}, \
-        {"stop_token_ids", "[[]]"}, {"response_format", "[{\"type\": \"text\"}]"}, {"echo", "[false]"}, {                     \
+        {"response_format", "[{\"type\": \"text\"}]"}, {"echo", "[false]"}, {                                                 \
         "length_penalty", "[1]"                                                                                               \
     }
 
@@ -157,13 +157,14 @@ static int read_chat(struct serve_call *c, const json_t *body) {
     TRY(serve__model(c, body));
     TRY(serve__sampling(c, body));
     TRY(serve__stop(c, body, "stop"));
+    TRY(serve__stop_ids(c, body));
     TRY(read_options(c, body));
     TRY(serve__bool(body, "logprobs", &c->logprobs));
     TRY(serve__number(body, "top_logprobs", 0, ENGINE_MAX_TOP, true, &n_top));
     if (n_top > 0 && !c->logprobs) FAIL(ERR_INVAL, "top_logprobs: with logprobs=true alone");
     TRY(serve__number(body, "max_tokens", 1, INT32_MAX, true, &max_tokens));
     TRY(serve__number(body, "max_completion_tokens", 1, INT32_MAX, true, &max_tokens));
-    TRY(read_messages(c, body));
+    TRY(serve__messages(c, body));
     TRY(read_tools(c, body));
     TRY(read_render(c, body));
     c->r.n_top = (int64_t)n_top;
@@ -213,6 +214,7 @@ static int read_completion(struct serve_call *c, const json_t *body) {
     TRY(serve__model(c, body));
     TRY(serve__sampling(c, body));
     TRY(serve__stop(c, body, "stop"));
+    TRY(serve__stop_ids(c, body));
     TRY(read_options(c, body));
     TRY(serve__number(body, "logprobs", 0, ENGINE_MAX_TOP, true, &n_top));
     TRY(serve__number(body, "max_tokens", 1, INT32_MAX, true, &max_tokens));

@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "text/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -28,10 +29,10 @@ static bool is_one_of(const json_t *v, const char *only) {
     return found;
 }
 
-/* Whether `name` stands between blanks of the list. */
+/* Whether `name` stands between blanks of the list; NULL: it has none. */
 static bool has_name(const char *list, const char *name) {
     const size_t n = strlen(name);
-    if (strchr(name, ' ')) return false;
+    if (!list || strchr(name, ' ')) return false;
     for (const char *p = list; n > 0 && (p = strstr(p, name)); p += n)
         if ((p == list || p[-1] == ' ') && (p[n] == ' ' || p[n] == '\0')) return true;
     return false;
@@ -132,6 +133,20 @@ int serve__stop(struct serve_call *c, const json_t *body, const char *key) {
     return 0;
 }
 
+int serve__stop_ids(struct serve_call *c, const json_t *body) {
+    const json_t *list = json_object_get(body, "stop_token_ids"), *id;
+    size_t i;
+    if (!list || json_is_null(list)) return 0;
+    if (!json_is_array(list) || json_array_size(list) > SERVE_MAX_STOP)
+        FAIL(ERR_INVAL, "stop_token_ids: a list of up to %d ids is wanted", SERVE_MAX_STOP);
+    json_array_foreach((json_t *)(uintptr_t)list, i, id) {
+        const json_int_t x = json_is_integer(id) ? json_integer_value(id) : -1;
+        if (x < 0 || x >= tokenizer_vocab_size(c->serve->a.tok)) FAIL(ERR_INVAL, "stop_token_ids: entry %zu is not a token id", i);
+        c->stop_ids[c->r.n_stop_ids++] = (int32_t)x;
+    }
+    return 0;
+}
+
 int serve__length(struct serve_call *c, int64_t asked, int64_t otherwise, bool cut) {
     const int64_t most = c->serve->a.max_len;
     int64_t longest = 0;
@@ -198,6 +213,17 @@ static int add_variables(json_t *request, const json_t *more) {
     return 0;
 }
 
+int serve__chat_request(const struct serve_call *c, const json_t *more, bool begins, bool goes_on, json_t **out) {
+    if (!c->serve->chat) FAIL(ERR_INVAL, "the model has no chat template: completions alone are served");
+    json_t *request =
+        json_pack("{s:O, s:b, s:b}", "messages", c->messages, "add_generation_prompt", begins, "continue_final_message", goes_on);
+    if (c->tools) json_object_set(request, "tools", c->tools);
+    const int rc = add_variables(request, more);
+    if (rc < 0) json_decref(request);
+    else *out = request;
+    return rc;
+}
+
 int serve__render(struct serve_call *c, const json_t *more, bool goes_on) {
     const struct serve_sessions *sessions = c->serve->a.sessions;
     c->prompts = xcalloc(1, sizeof *c->prompts);
@@ -208,12 +234,9 @@ int serve__render(struct serve_call *c, const json_t *more, bool goes_on) {
         TRY(sessions->prompt(sessions->ctx, c->session, c->messages, c->tools, c->prompts, &c->turn));
         if (c->prompts->n > 0) return 0;
     }
-    if (!c->serve->chat) FAIL(ERR_INVAL, "the model has no chat template: completions alone are served");
-    json_t *request =
-        json_pack("{s:O, s:b, s:b}", "messages", c->messages, "add_generation_prompt", !goes_on, "continue_final_message", goes_on);
-    if (c->tools) json_object_set(request, "tools", c->tools);
-    int rc = add_variables(request, more);
-    if (rc == 0) rc = chat_template_encode(c->serve->chat, request, NULL, c->prompts);
+    json_t *request;
+    TRY(serve__chat_request(c, more, !goes_on, goes_on, &request));
+    const int rc = chat_template_encode(c->serve->chat, request, NULL, c->prompts);
     json_decref(request);
     return rc == ERR_FORMAT ? err_wrap(ERR_INVAL, "the chat template") : rc;
 }

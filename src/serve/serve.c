@@ -208,13 +208,18 @@ static void fail(struct serve_call *c, int status, const char *message) {
 static void fill_stop_ids(struct serve_call *c) {
     const struct serve *s = c->serve;
     const int64_t room = (int64_t)(sizeof c->stop_ids / sizeof *c->stop_ids);
+    c->r.stop_ids = c->stop_ids;
+    if (c->r.ignore_eos &&
+        c->r.n_stop_ids > 0) { /* the request's own ids end it still, as in vLLM; the engine would skip them too */
+        c->r.ignore_eos = false;
+        return;
+    }
     for (int64_t i = 0; i < s->a.stop.n; i++) c->stop_ids[c->r.n_stop_ids++] = s->a.stop.id[i];
     const char *const *more = c->parses ? tool_parser_stop_tokens(s->parser) : NULL;
     for (; more && *more && c->r.n_stop_ids < room; more++) {
         const int32_t id = tokenizer_id(s->a.tok, *more);
         if (id >= 0) c->stop_ids[c->r.n_stop_ids++] = id;
     }
-    c->r.stop_ids = c->stop_ids;
 }
 
 static int submit(struct serve_call *c) {
@@ -280,6 +285,23 @@ static void count(struct serve *s, struct http_exchange *x, const char *session)
     struct buf out = {0};
     serve__json(&out, json_pack("{s:I}", "input_tokens", (json_int_t)serve__prompt_tokens(c)));
     serve__count(s, &serve_messages, 200);
+    call_free(c);
+    http_exchange_reply(x, 200, "application/json", &out);
+}
+
+static void answer_tokens(struct serve *s, struct http_exchange *x, int (*read)(struct serve_call *, const json_t *, json_t **)) {
+    json_t *body = NULL, *answer = NULL;
+    struct serve_call *c = call_create(s, x, &serve_chat, NULL);
+    int rc = read_body(x, &body);
+    if (rc == 0) rc = read(c, body, &answer);
+    json_decref(body);
+    if (rc < 0) {
+        fail(c, status_of(rc), err_msg());
+        return;
+    }
+    struct buf out = {0};
+    serve__json(&out, answer);
+    serve__count(s, NULL, 200);
     call_free(c);
     http_exchange_reply(x, 200, "application/json", &out);
 }
@@ -549,7 +571,7 @@ static void reward(struct serve *s, struct http_exchange *x, const char *session
     else reply_json(s, x, json_pack("{s:s}", "status", "ok"));
 }
 
-enum route { CHAT, COMPLETIONS, MESSAGES, COUNT, MODELS, MODEL, HEALTH, METRICS, REWARD, NO_ROUTE };
+enum route { CHAT, COMPLETIONS, MESSAGES, COUNT, MODELS, MODEL, HEALTH, METRICS, TOKENIZE, DETOKENIZE, REWARD, NO_ROUTE };
 static const struct {
     const char *path, *method;
 } routes[] = {[CHAT] = {"/v1/chat/completions", "POST"},
@@ -560,6 +582,8 @@ static const struct {
               [MODEL] = {"/v1/models/", "GET"},
               [HEALTH] = {"/health", "GET"},
               [METRICS] = {"/metrics", "GET"},
+              [TOKENIZE] = {"/tokenize", "POST"},
+              [DETOKENIZE] = {"/detokenize", "POST"},
               [REWARD] = {"/reward", "POST"}};
 
 static enum route route_of(const char *path) {
@@ -606,7 +630,7 @@ void serve_request(void *serve, struct http_exchange *x) {
     const int found = take_session(s, &path, id);
     const char *session = found > 0 ? id : NULL;
     enum route r = found < 0 ? NO_ROUTE : route_of(path);
-    if (r == REWARD ? !session : session && (r == HEALTH || r == METRICS)) r = NO_ROUTE;
+    if (r == REWARD ? !session : session && (r == HEALTH || r == METRICS || r == TOKENIZE || r == DETOKENIZE)) r = NO_ROUTE;
     if (s->a.sessions_only && !session && r != HEALTH && r != METRICS) r = NO_ROUTE;
     if (session && !may_enter(s, x, d, session)) return;
     if (r == NO_ROUTE || (r == MODEL && strcmp(path + strlen(routes[MODEL].path), s->a.model) != 0)) {
@@ -627,6 +651,8 @@ void serve_request(void *serve, struct http_exchange *x) {
     case MODEL: reply_json(s, x, model_json(s)); break;
     case HEALTH: health(s, x); break;
     case METRICS: metrics(s, x); break;
+    case TOKENIZE: answer_tokens(s, x, serve__tokenize); break;
+    case DETOKENIZE: answer_tokens(s, x, serve__detokenize); break;
     case REWARD: reward(s, x, session); break;
     case NO_ROUTE: break;
     }

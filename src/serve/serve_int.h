@@ -60,7 +60,7 @@ struct serve_call {
     struct engine_request r; /* prompt, stop_ids and stop point to what follows */
     struct text_ids *prompts;
     int64_t n_prompts;
-    int32_t stop_ids[24];
+    int32_t stop_ids[SERVE_MAX_STOP + 24];
     char *stop[SERVE_MAX_STOP];
     bool stream, usage, usage_each, logprobs, token_ids; /* usage: at a stream's end; usage_each: with each piece too */
     json_t *messages, *tools;                            /* as rendered; NULL: none */
@@ -90,6 +90,9 @@ struct serve_dialect {
 };
 extern const struct serve_dialect serve_chat, serve_completions, serve_messages;
 int serve__count_read(struct serve_call *c, const json_t *body); /* anthropic.c: a request of count_tokens */
+/* Answered at once (tokenize.c). *answer is the caller's. */
+int serve__tokenize(struct serve_call *c, const json_t *body, json_t **answer);
+int serve__detokenize(struct serve_call *c, const json_t *body, json_t **answer);
 
 struct serve_metrics {
     int64_t requests[4][6]; /* by route (chat, completions, messages, other) and status (2xx, 400, 4xx, 429, 5xx, left) */
@@ -132,10 +135,14 @@ int serve__number(const json_t *body, const char *key, double lo, double hi, boo
 int serve__bool(const json_t *body, const char *key, bool *out);
 int serve__sampling(struct serve_call *c, const json_t *body); /* temperature, top_p, top_k, min_p, ..., seed, n, stream */
 int serve__stop(struct serve_call *c, const json_t *body, const char *key);
+int serve__stop_ids(struct serve_call *c, const json_t *body); /* stop_token_ids; before those of the model */
 int serve__model(struct serve_call *c, const json_t *body);
 /* c->messages and c->tools (a chat's form) to ids; more: further variables of the template or NULL; goes_on: the last message is
  * the beginning of the answer. */
 int serve__render(struct serve_call *c, const json_t *more, bool goes_on);
+/* What the chat template is given: c->messages, c->tools and `more`. *out is the caller's. */
+int serve__chat_request(const struct serve_call *c, const json_t *more, bool begins, bool goes_on, json_t **out);
+int serve__messages(struct serve_call *c, const json_t *body); /* OpenAI's messages to c->messages (openai.c) */
 /* Tokens of the answer: asked (0: not said) within the model's length; or, with cut, as many as there is room for. */
 int serve__length(struct serve_call *c, int64_t asked, int64_t otherwise, bool cut);
 int serve__check_tools(struct serve_call *c, const json_t *tools); /* OpenAI's form; takes a reference */

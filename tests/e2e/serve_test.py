@@ -226,6 +226,49 @@ def refusals(s):
     )
 
 
+def tokens(s):
+    """vLLM's /tokenize and /detokenize, and stop_token_ids."""
+    status, _, a = s.ask("/tokenize", {"prompt": "1 + 1?", "add_special_tokens": False, "return_token_strs": True})
+    test(
+        "a text to ids and back",
+        status == 200
+        and a["count"] == len(a["tokens"]) == len(a["token_strs"]) > 0
+        and a["max_model_len"] == s.ask("/v1/models")[2]["data"][0]["max_model_len"]
+        and s.ask("/detokenize", {"tokens": a["tokens"]})[2] == {"prompt": "1 + 1?"},
+        str(a),
+    )
+    body = {"messages": ONE, "max_tokens": 4, "seed": 1, "ignore_eos": True, "return_token_ids": True}
+    chat = s.ask("/v1/chat/completions", body)[2]
+    test(
+        "a conversation's ids are those of a chat",
+        s.ask("/tokenize", {"messages": ONE})[2]["tokens"] == chat["prompt_token_ids"],
+    )
+    drawn = chat["choices"][0]["token_ids"]
+    body = {"prompt": chat["prompt_token_ids"], "max_tokens": 4, "seed": 1}
+    body |= {"stop_token_ids": [drawn[0]], "ignore_eos": True, "return_token_ids": True}
+    a = s.ask("/v1/completions", body)[2]
+    test(
+        "a stop id ends the answer",
+        a["choices"][0]["token_ids"] == drawn[:1] and a["choices"][0]["finish_reason"] == "stop",
+        str(a),
+    )
+    bad = [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": 1}),
+        ("/tokenize", {"messages": []}),
+        ("/tokenize", {"messages": ONE, "continue_final_message": True}),
+        ("/tokenize", {"prompt": "a", "other": 1}),
+        ("/tokenize", "["),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**12]}),
+        ("/v1/completions", {"prompt": "1", "stop_token_ids": [-1]}),
+        ("/v1/completions", {"prompt": "1", "stop_token_ids": [1] * 17}),
+        ("/v1/completions", {"prompt": "1", "stop_token_ids": 1}),
+    ]
+    test("refused: tokens", [s.ask(p, b)[0] for p, b in bad] == [400] * len(bad), str([s.ask(p, b) for p, b in bad]))
+
+
 def hostile(s):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     body = json.dumps({"messages": ONE, "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
@@ -316,6 +359,7 @@ def main():
         try:
             answers(s, model)
             refusals(s)
+            tokens(s)
             hostile(s)
         finally:
             test("it ends at SIGTERM", s.end() == 0, s.process.stderr.read()[-500:])
