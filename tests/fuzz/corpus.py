@@ -323,7 +323,7 @@ def serve():
             "tools": tools,
             "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "n": 2,
             "stop": ["x", "yz"], "max_tokens": 9, "seed": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1,
-            "repetition_penalty": 1.1,
+            "repetition_penalty": 1.1, "stop_token_ids": [3, 4],
             "response_format": {"type": "text"}, "tool_choice": "auto", "return_token_ids": True}
     message = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be"}], "stream": True, "stop_sequences": ["x"],
                "tools": [{"name": "f", "input_schema": {"type": "object"}}], "messages": [
@@ -334,6 +334,9 @@ def serve():
                    {"role": "system", "content": "s"}]}
     completion = {"prompt": ["a", [1, 2], "c"], "n": 2, "logprobs": 2, "echo": False, "max_tokens": 3}
     ids = b"\0" + bytes(range(1, 121))
+    yield bytes([254, 0, 0]) + compact({"prompt": "1 + 1", "add_special_tokens": False, "return_token_strs": True})
+    yield bytes([254, 0, 0]) + compact({"messages": one, "add_generation_prompt": False, "tools": tools})
+    yield bytes([255, 0, 0]) + compact({"tokens": [1, 2, 3]})
     for k in range(10):
         yield bytes([0, k, 3 * k]) + compact(chat) + ids
         yield bytes([2, k, k]) + compact(message) + ids

@@ -1,6 +1,6 @@
 /* fuzz_serve.c - bodies of requests to `verlc serve`, and answers to them from arbitrary ids, without a model or a socket.
- * serve.c is included whole, for a request's life is its own. The first byte chooses the dialect, the second the format of tool
- * calls, the third how the ids come; up to a NUL byte is the body, behind it are the ids.
+ * serve.c is included whole, for a request's life is its own. The first byte chooses the dialect (254, 255: /tokenize,
+ * /detokenize), the second the format of tool calls, the third how the ids come; up to a NUL byte is the body, behind it are ids.
  * What is accepted has a prompt and room for an answer; what is written is JSON, and a stream's text is the whole answer's. */
 #include "fuzz.h"
 
@@ -9,7 +9,7 @@
 static int fake_submit(void *ctx, const struct engine_request *r, uint64_t ticket) {
     (void)ctx, (void)ticket;
     CHECK(r->n_prompt > 0 && r->max_tokens > 0 && r->n_prompt + r->max_tokens <= 4096 && r->n > 0 && r->n <= SERVE_MAX_N);
-    CHECK(r->n_top >= 0 && r->n_top <= ENGINE_MAX_TOP && r->n_stop_ids <= 24);
+    CHECK(r->n_top >= 0 && r->n_top <= ENGINE_MAX_TOP && r->n_stop_ids <= SERVE_MAX_STOP + 24);
     for (int64_t i = 0; i < r->n_stop; i++) CHECK(r->stop[i][0] != '\0');
     return 0;
 }
@@ -105,6 +105,18 @@ static void answer(struct serve_call *c, const uint8_t *data, size_t n, int step
     buf_free(&out);
 }
 
+/* A body of /tokenize or /detokenize. */
+static void tokens_of(struct serve_call *c, const json_t *body, bool back) {
+    json_t *out = NULL;
+    const int rc = back ? serve__detokenize(c, body, &out) : serve__tokenize(c, body, &out);
+    fuzz_check_rc(rc);
+    CHECK((rc == 0) == json_is_object(out));
+    if (rc == 0 && !back) {
+        CHECK((size_t)json_integer_value(json_object_get(out, "count")) == json_array_size(json_object_get(out, "tokens")));
+    }
+    json_decref(out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const char *const formats[] = {"hermes", "qwen3_coder", "glm",    "seed",    "minimax",
                                           "kimi",   "deepseek_v4", "gemma4", "gpt-oss", "llama3_json"};
@@ -130,7 +142,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     struct serve_call *c = call_create(&s, NULL, dialects[data[0] % 3], "session");
     json_t *body = NULL;
     int rc = json_parse(&body, text, n_text, "the body");
-    if (rc == 0) rc = c->dialect->read(c, body);
+    if (rc == 0 && data[0] >= 254) {
+        tokens_of(c, body, data[0] == 255);
+        rc = ERR_INVAL; /* nothing is drawn */
+    } else if (rc == 0) rc = c->dialect->read(c, body);
     if (rc == 0) rc = submit(c);
     fuzz_check_rc(rc);
     json_decref(body);
