@@ -2,8 +2,8 @@
 theirs is kept here. A pytest plugin, this file too, starts `verlc serve` where their helpers start their server; a tiny random
 model stands for theirs. Their tests run as they are; only the server's start, and llama.cpp's paths without /v1, are ours.
 
-A test that does not apply is in NOT_APPLICABLE, with its reason; any other that fails, fails the command, and so does a peer
-of which no test ran.
+A test that may fail is in EXCEPTIONS with its reason: what the server refuses or lacks, or what is the peer's own. Any other
+that fails, fails the command, and so does a peer of which no test has passed.
 
   python tools/serve_peer_tests.py VERLC [--vllm CHECKOUT] [--llama CHECKOUT] [--markdown]
 
@@ -48,8 +48,8 @@ GRAMMAR, ECHO = "refused: grammars and forced calls", "refused: `echo`, `prompt_
 BIAS, MODEL = "refused: `logit_bias`", "wants its own model's text or number of tokens"
 NATIVE, ROUTE = "llama.cpp's own interface", "no such route"
 FIELDS, IMAGES = "fields and words of errors that only llama.cpp has", "no images"
-# Why a test of FILE does not apply.
-NOT_APPLICABLE = {
+# By file: why its tests fail here, parametrised ones as a whole.
+EXCEPTIONS = {
     "openai/test_chat.py": {
         ECHO: "test_prompt_logprobs_chat test_more_than_one_prompt_logprobs_chat test_chat_completion_stream_options",
         GRAMMAR: "test_structured_outputs_choice_chat test_structured_outputs_json_chat test_structured_outputs_regex_chat "
@@ -287,7 +287,7 @@ def results(out):
 
 
 def reason_of(file, test):
-    reasons = NOT_APPLICABLE.get("/".join(file.split("/")[-2:]), {})
+    reasons = EXCEPTIONS.get("/".join(file.split("/")[-2:]), {})
     return next((why for why, tests in reasons.items() if test.split("[")[0] in tests.split()), None)
 
 
@@ -296,14 +296,14 @@ def report(peer, out, markdown):
     counts, reasons, failed = collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter), []
     for file, test, outcome, message in results(out):
         why = reason_of(file, test) if outcome == "failed" else None
-        counts[file]["not applicable" if why else outcome] += 1
+        counts[file]["exception" if why else outcome] += 1
         if why:
             reasons[file][why] += 1
         elif outcome == "failed":
             failed.append(f"{file}::{test}: {message[:160]}")
     for file, n in counts.items():
         whys = "; ".join(f"{why} ({k})" for why, k in reasons[file].items())
-        cells = [f"{peer}: `{file}`", str(n["passed"]), str(n["not applicable"] + n["skipped"]), whys]
+        cells = [f"{peer}: `{file}`", str(n["passed"]), str(n["exception"] + n["skipped"]), whys]
         print("| " + " | ".join(cells) + " |" if markdown else "  ".join(cells))
     return failed if any(n["passed"] for n in counts.values()) else [*failed, f"{peer}: no test has passed"]
 
