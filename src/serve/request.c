@@ -144,6 +144,7 @@ int serve__stop_ids(struct serve_call *c, const json_t *body) {
         if (x < 0 || x >= tokenizer_vocab_size(c->serve->a.tok)) FAIL(ERR_INVAL, "stop_token_ids: entry %zu is not a token id", i);
         c->stop_ids[c->r.n_stop_ids++] = (int32_t)x;
     }
+    c->n_stop_asked = c->r.n_stop_ids;
     return 0;
 }
 

@@ -444,6 +444,7 @@ static int record(struct serve_call *c, const struct serve_choice *h) {
                                     .logp = h->logp,
                                     .n = h->ids.n,
                                     .n_malformed = h->turn.n_malformed,
+                                    .n_stop_asked = c->n_stop_asked,
                                     .index = h->index % c->r.n,
                                     .finish = h->finish};
     c->recorded = true;

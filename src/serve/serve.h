@@ -45,6 +45,7 @@ struct serve_turn {
     const int32_t *ids;
     const float *logp;
     int64_t n, index, n_malformed; /* n_malformed: calls of tools in it that cannot be read */
+    int64_t n_stop_asked;          /* as many of the first stop ids are the client's own: stop_token_ids */
     enum engine_finish finish;
 };
 /* What a session is: its caller knows. All return ERR_INPUT where there is none of that id (404), ERR_INVAL where it takes

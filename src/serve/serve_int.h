@@ -59,7 +59,7 @@ struct serve_call {
     /* what was asked */
     struct engine_request r; /* prompt, stop_ids and stop point to what follows */
     struct text_ids *prompts;
-    int64_t n_prompts;
+    int64_t n_prompts, n_stop_asked;
     int32_t stop_ids[SERVE_MAX_STOP + 24];
     char *stop[SERVE_MAX_STOP];
     bool stream, usage, usage_each, logprobs, token_ids; /* usage: at a stream's end; usage_each: with each piece too */

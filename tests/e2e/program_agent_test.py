@@ -73,7 +73,7 @@ if kind == "several":  # a sub-agent between two turns, and then the conversatio
     talk.append(ask(talk, max_tokens=6))
     ask([talk[0], {"role": "user", "content": "In short?"}], max_tokens=6)
 if kind == "own":
-    by_openai(temperature=0.5, top_p=0.9, stop=["add"])
+    by_openai(temperature=0.5, top_p=0.9, stop=["add"], stop_token_ids=[7])
 '''
 def good(s, test):
     kinds = ["fn", "rest", "line", "fn"]
@@ -151,6 +151,7 @@ def own_sampling(s, test):
     logs = [json.loads(r[9])["turn_log"] for r in rows]
     test("sampling of its own is honoured and recorded", all(
         abs(t["temperature"] - 0.5) + abs(t["top_p"] - 0.9) < 1e-6 and t["stop"] == ["add"] and t["max_tokens"] == 12
+        and t["stop_token_ids"] == [7]
         for log in logs[:2] for t in log), logs)
     plain = {"tokens", "finish", "max_tokens", "calls"}
     test("the run's is not recorded", all(set(t) <= plain for log in logs[2:] for t in log), logs)

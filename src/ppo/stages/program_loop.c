@@ -318,6 +318,10 @@ static json_t *turn_record(const struct engine_request *q, const struct serve_tu
         if (i == 0) json_object_set_new(o, "stop", json_array());
         json_array_append_new(json_object_get(o, "stop"), json_string(r->stop[i]));
     }
+    for (int64_t i = 0; i < t->n_stop_asked; i++) {
+        if (i == 0) json_object_set_new(o, "stop_token_ids", json_array());
+        json_array_append_new(json_object_get(o, "stop_token_ids"), json_integer(r->stop_ids[i]));
+    }
     return o;
 }
 
