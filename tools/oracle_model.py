@@ -56,6 +56,17 @@ CASES = {
     "qwen2_window": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
                          rope_theta=1e4, use_sliding_window=True, sliding_window=5, max_window_layers=1),
 }
+# More configurations, which `check` alone compares.
+MORE = {
+    "seed_oss_rope": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=False,
+                          head_dim=24, num_key_value_heads=1,
+                          rope_parameters=dict(rope_type="linear", rope_theta=1e5, factor=2.0)),
+    # DeepSeek-LLM and R1's distils are Llama and Qwen2 as they are
+    "deepseek_llm": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=False,
+                         num_key_value_heads=4, attention_bias=False, rope_theta=1e4),
+    "r1_distil_qwen": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False,
+                           use_sliding_window=False, sliding_window=4096, max_window_layers=21, rope_theta=1e4),
+}
 ROPES = {
     "linear": dict(rope_type="linear", factor=3.0),
     "dynamic": dict(rope_type="dynamic", factor=2.0),
@@ -233,7 +244,7 @@ def check(verlc, work):
     torch.set_num_threads(2)
     gen = torch.Generator().manual_seed(1)
     failed = 0
-    for name, config in CASES.items():
+    for name, config in (CASES | MORE).items():
         with tempfile.TemporaryDirectory(dir=work) as d:
             write_json(f"{d}/in.json", config)
             run(verlc, "model", "init", "--arch", f"{d}/in.json", "--out", f"{d}/init", "--seed", "7", "--dtype", "bf16")
@@ -245,14 +256,14 @@ def check(verlc, work):
             worst = max(compare_scores(verlc, f"{d}/{x}", gen) for x in ("init", "f32"))
             ok = same and worst <= 1e-5
             failed += not ok
-            print(f"{name:13s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} "
+            print(f"{name:14s} loads in transformers, export is exact: {same}, log-prob difference {worst:.1e} "
                   f"{'ok' if ok else 'FAILED'}")
     with tempfile.TemporaryDirectory(dir=work) as d:
         run(verlc, "model", "init", "--preset", "tiny", "--out", f"{d}/tiny")
         AutoTokenizer.from_pretrained(f"{d}/tiny")
         worst = compare_scores(verlc, f"{d}/tiny", gen)
         failed += worst > 1e-5
-        print(f"preset tiny   loads with its tokenizer, log-prob difference {worst:.1e} {'ok' if worst <= 1e-5 else 'FAILED'}")
+        print(f"preset tiny    loads with its tokenizer, log-prob difference {worst:.1e} {'ok' if worst <= 1e-5 else 'FAILED'}")
     return failed
 
 
