@@ -134,6 +134,14 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
         TRY(json_f64_opt(o, dropouts[i], &dropout, where));
         if (dropout > 0) log_note("%s: %s %g is not applied in training", where, dropouts[i], dropout);
     }
+    const json_t *chunks = json_object_get(o, "dual_chunk_attention_config");
+    if (json_is_object(chunks)) /* Qwen2.5-1M */
+        log_note(
+            "%s: dual_chunk_attention_config is not applied, as in transformers: within chunk_size - local_size = %lld tokens it "
+            "changes nothing",
+            where,
+            (long long)(json_integer_value(json_object_get(chunks, "chunk_size")) -
+                        json_integer_value(json_object_get(chunks, "local_size"))));
     return read_quantization(c, json_object_get(o, "quantization_config"), where);
 }
 

@@ -22,6 +22,7 @@ USER = {"spec_from_file_location", "module_from_spec", "exec_module"}  # loads a
 ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function, an estimator, a loss
            "verlc_standin/sitecustomize.py": USER,           # the user's own sitecustomize under `verlc exec`
            "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
+           "verlc_helpers/dataset.py": {"load_module", "import_module"},  # data.custom_cls, a file or pkg://module of the command line
            "verlc_standin/verl/tools/function_tool.py": USER,  # function_tool_path
            "verlc_standin/verl/tools/tool_registry.py": {"import_module"},  # a class_name of the user's YAML
            "verlc_helpers/verl_package.py": USER,            # the stand-in's own files
@@ -40,6 +41,7 @@ C_CALLS = re.compile(r"\b(system|popen|dlopen|dlsym|wordexp|execl|execlp|execle|
 C_ALLOWED = {("base/process.c", "posix_spawn"), ("base/process.c", "execv"),  # this program as a reaper; below it python3, a helper
              ("ranks/restart.c", "execve"),          # this program again, by trainer.max_restarts
              ("cmd/exec.c", "execvp"),                   # the command that `verlc exec` is given
+             ("sandbox/listen.c", "execvp"),             # the program that a sandbox is made for
              ("data/remote_copy.c", "posix_spawnp"),     # the hdfs client, for --hdfs_dir
              ("algo/custom/user_c.c", "posix_spawnp"),  # the C compiler, for a file that the command line names
              ("algo/custom/user_c.c", "dlopen"), ("algo/custom/user_c.c", "dlsym"),  # and what it made of it
