@@ -22,7 +22,7 @@ USER = {"spec_from_file_location", "module_from_spec", "exec_module"}  # loads a
 ALLOWED = {"verlc_helpers/user_function.py": USER,           # a reward function, an estimator, a loss
            "verlc_standin/sitecustomize.py": USER,           # the user's own sitecustomize under `verlc exec`
            "verlc_helpers/reward_manager.py": {"load_module"},  # the file of a reward manager of the user's
-           "verlc_helpers/dataset.py": {"load_module", "import_module"},  # data.custom_cls, a file or pkg://module of the command line
+           "verlc_helpers/dataset.py": {"load_module", "import_module"},  # data.custom_cls of the command line
            "verlc_standin/verl/tools/function_tool.py": USER,  # function_tool_path
            "verlc_standin/verl/tools/tool_registry.py": {"import_module"},  # a class_name of the user's YAML
            "verlc_helpers/verl_package.py": USER,            # the stand-in's own files
