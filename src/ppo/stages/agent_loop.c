@@ -555,7 +555,7 @@ static int keep_answer(struct generation_state *g, struct agent_answer *x) {
 /* What helpers have answered goes to g->answers, and to the journal. */
 static int receive(struct generation_state *g, double wait_s) {
     for (; g->n_waits > 0; wait_s = 0) {
-        struct agent_answer x;
+        struct agent_answer x = {0};
         const int got = tools_recv(g->in->agents->tools, wait_s, &x.result);
         TRY(got);
         if (got == 0) break;
