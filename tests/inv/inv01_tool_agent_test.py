@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import files, metrics  # noqa: E402
 from tool_model import TOOLS, calling_model  # noqa: E402
-from verlc_test import ON_GPUS, Scratch, Tests, run, series, start, state  # noqa: E402
+from verlc_test import Scratch, Tests, run, series, start, state  # noqa: E402
 
 ROLLOUT = "actor_rollout_ref.rollout."
 MT = ROLLOUT + "multi_turn."
@@ -27,7 +27,7 @@ def args_of(s, name, **keys):
     return s.ppo(name, **{
         "actor_rollout_ref.model.path": s.dir / "calls", ROLLOUT + "agent.default_agent_loop": "tool_agent",
         MT + "function_tool_path": s.dir / "tools.py", MT + "max_assistant_turns": TURNS, "data.max_response_length": 280,
-        "data.train_batch_size": 4, ROLLOUT + "n": 2, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+        "data.train_batch_size": 4, ROLLOUT + "n": 4, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
         "trainer.total_training_steps": STEPS, "trainer.force_old_log_prob": True,
         ROLLOUT + "calculate_log_probs": True, "actor_rollout_ref.actor.use_kl_loss": False, "trainer.device": "cpu",
         "reward.custom_reward_function.path": s.dir / "reward.py", "reward.num_workers": 1, "trainer.async_save": False,
@@ -100,7 +100,7 @@ def variants(s, test):
         run(*args_of(s, f"ranks{ranks}", **{"trainer.test_freq": 2, "trainer.ranks": ranks}))
         why = same(s, "a", f"ranks{ranks}")
         test(f"{ranks} ranks as 1", not why, why)
-    run(*args_of(s, "small", **{"trainer.test_freq": 2, ROLLOUT + "gpu_memory_utilization": 0.0003 if ON_GPUS else 0.001}))
+    run(*args_of(s, "small", **{"trainer.test_freq": 2, ROLLOUT + "gpu_memory_utilization": 0.0003}))
     why = same(s, "a", "small")
     test("preemption", not why and sum(series(s.dir / "small", "rollout/num_preempted")) > 0,
          (why, series(s.dir / "small", "rollout/num_preempted")))
