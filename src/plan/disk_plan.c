@@ -102,6 +102,7 @@ struct disk_plan {
     size_t checkpoint;   /* bytes of one */
     int64_t saves, most; /* to be made; more than now at a time, while one is written */
     size_t logs;         /* of the run, in run.db and other records */
+    size_t sent;         /* weights for servers: those that they have, and those that are being written */
     size_t needed;       /* more than now; with steps 0: of one checkpoint and one step */
     size_t there;        /* free in the directory, or in its nearest parent that exists */
     bool known;          /* there is known */
@@ -121,7 +122,9 @@ static int make(struct disk_plan *p, const struct disk_plan_args *a) {
     p->saves = a->steps > 0 ? saves_of(k, a->from, a->steps) : k->save_freq != 0 && !k->val_only;
     p->most = most_of(k, there, p->saves);
     p->logs = bytes_of(FIRST + step * (double)steps + validation * (double)(every > 0 ? steps / every + 1 : 1));
-    p->needed = bytes_of((double)p->checkpoint * (double)p->most + (double)p->logs);
+    if (a->sends)
+        p->sent = bytes_of(2 * (double)model_config_params(a->models[0].config) * (double)dtype_size(a->models[0].config->dtype));
+    p->needed = bytes_of((double)p->checkpoint * (double)p->most + (double)p->logs + (double)p->sent);
     p->known = free_bytes(k->default_local_dir, &p->there);
     return 0;
 }
@@ -139,11 +142,12 @@ static const char *size_text(size_t n, char out[32]) {
 }
 
 static void parts_text(const struct disk_plan *p, const struct disk_plan_args *a, struct buf *b) {
-    char one[32], logs[32], keep[32] = "null", freq[32] = "after_each_epoch";
+    char one[32], logs[32], sent[32], keep[32] = "null", freq[32] = "after_each_epoch";
     if (a->run->save_freq >= -1) snprintf(freq, sizeof freq, "%lld", (long long)a->run->save_freq);
     if (a->run->keep_ckpts > 0) snprintf(keep, sizeof keep, "%lld", (long long)a->run->keep_ckpts);
     buf_addf(b, "%lld %s of %s (trainer.save_freq=%s, %s=%s)", (long long)p->most,
              p->most == 1 ? "checkpoint" : "checkpoints at a time", size_text(p->checkpoint, one), freq, a->keep_key, keep);
+    if (p->sent > 0) buf_addf(b, ", weights for servers, two at a time, of %s together", size_text(p->sent, sent));
     buf_addf(b, ", run.db and logs up to %s", size_text(p->logs, logs));
 }
 
@@ -168,7 +172,7 @@ int disk_plan_check(struct disk_plan_args *a, struct run *r) {
     parts_text(p, a, &line);
     if (p->most > 2) /* one that stays, and the next, which is whole before the first one is removed */
         buf_addf(&line, "; with %s=1 it is %s", a->keep_key,
-                 size_text(bytes_of(2 * (double)p->checkpoint + (double)p->logs), least));
+                 size_text(bytes_of(2 * (double)p->checkpoint + (double)p->logs + (double)p->sent), least));
     run_warn_early(r, line.p);
     buf_free(&line);
     return 0;
@@ -181,7 +185,8 @@ json_t *disk_plan_print(const struct disk_plan_args *a, struct buf *out) {
     buf_addf(out, "  disk: %s%s: ", size_text(p->needed, needed), a->steps > 0 ? "" : " for one step");
     parts_text(p, a, out);
     buf_addf(out, "; %s free in %s\n", p->known ? size_text(p->there, there) : there, a->run->default_local_dir);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o, s:b}", "checkpoint", (json_int_t)p->checkpoint, "saves", (json_int_t)p->saves,
-                     "at_a_time", (json_int_t)p->most, "logs", (json_int_t)p->logs, "needed", (json_int_t)p->needed, "free",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:b}", "checkpoint", (json_int_t)p->checkpoint, "saves",
+                     (json_int_t)p->saves, "at_a_time", (json_int_t)p->most, "logs", (json_int_t)p->logs, "sent",
+                     (json_int_t)p->sent, "needed", (json_int_t)p->needed, "free",
                      p->known ? json_integer((json_int_t)p->there) : json_null(), "fits", !p->known || p->needed <= p->there);
 }

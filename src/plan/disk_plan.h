@@ -28,6 +28,7 @@ struct disk_plan_args {
     int64_t samples, val_samples;      /* of a step, of a validation; 0: none are recorded */
     int64_t prompt_tokens, new_tokens; /* of a sample, the most */
     int n_clients;                     /* trackers whose unsent records are kept */
+    bool sends;                        /* the first model's weights are written for servers, below the run's directory */
 };
 /* Both read config.json's shapes as given, the sizes of tokenizer files, and what lies in the run's directory. */
 /* Before the first step. ERR_IO: not even one checkpoint fits. Where the run may fill the disk, it is warned early. */

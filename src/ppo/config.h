@@ -299,6 +299,10 @@ struct ppo_worker_config {
     bool has_ref; /* log-probs of a reference are needed; with an adapter they are the policy's without it */
 };
 struct ppo_worker_config ppo_worker_config(const struct ppo_config *k, const struct ppo_placement *ranks); /* borrows of k */
+/* Whether this process' ranks have an engine: they generate, and not servers in their place. */
+static inline bool ppo_has_engine(const struct ppo_worker_config *k) {
+    return ppo_does(&k->ranks, PPO_ROLLOUT) && k->rollout.external.n_urls == 0;
+}
 /* Whether the critic's frozen weights are the policy's on the same ranks. */
 static inline bool ppo_critic_shares(const struct ppo_worker_config *k) {
     return k->critic.shares_base && k->ranks.pools.n[PPO_CRITIC] == 0;

@@ -33,6 +33,8 @@ def kinds(s, test):
             d = s.dir / kind
             test(f"{kind}: is found by its /v1/models", f"external engine {x.url}: {kind}, model policy" in p.stderr,
                  p.stderr[-500:])
+            test(f"{kind}: the plan has no KV cache", "KV blocks" not in p.stderr and "rollout: on the servers" in p.stderr,
+                 p.stderr)
             test(f"{kind}: log-probs of training are the server's, before and after updates",
                  len(series(d, DIFF)) == 3 and close(series(d, DIFF)), series(d, DIFF))
             test(f"{kind}: weights once before each step", len(x.updates) == 3, x.updates)

@@ -42,6 +42,12 @@ def sizes(s, test):
         disk = plan_of([*args[1:], f"trainer.max_actor_ckpt_to_keep={keep}"])
         test(f"4 checkpoints, {keep} kept: at a time", (disk["saves"], disk["at_a_time"]) == (4, most) and disk["fits"], disk)
     test("none with save_freq=0", plan_of([*args[1:], "trainer.save_freq=0"])["saves"] == 0)
+    url = {"actor_rollout_ref.rollout.engine_url": "http://localhost:9"}
+    whole = (s.dir / "model/model.safetensors").stat().st_size
+    sent = [plan_of(s.ppo("sends", **url, **dir)[1:])["sent"]
+            for dir in ({}, {"actor_rollout_ref.rollout.engine_weights_dir": "/tmp"})]
+    test("weights for servers: two at a time in the run's directory", 2 * whole - 65536 <= sent[0] <= 2 * whole and sent[1] == 0,
+         (sent, whole))
     line = r"^  disk: \d+ MB: 4 checkpoints at a time of \d+ MB \(trainer.save_freq=3, .*=null\), run.db .*; .* free in /"
     test("the table has a line", re.search(line, run("plan", *args[1:]).stdout, re.M))
     sft = ["sft", f"model.path={s.dir / 'model'}", f"data.train_files={s.dir / 'train.jsonl'}", "trainer.total_training_steps=5"]

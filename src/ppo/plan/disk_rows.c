@@ -23,7 +23,8 @@ static int fill_query(struct disk_query *q, const struct ppo_worker_config *k, i
                                       .samples = k->sizes->samples,
                                       .val_samples = val_rows * k->rollout.val.n,
                                       .prompt_tokens = k->data->max_prompt_length,
-                                      .new_tokens = k->data->max_response_length};
+                                      .new_tokens = k->data->max_response_length,
+                                      .sends = k->rollout.external.n_urls > 0 && !k->rollout.external.weights_dir};
     return 0;
 }
 

@@ -333,7 +333,7 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
     p->max_seqs = min_i64(k->rollout.max_num_seqs, batch > k->rollout.val.n ? batch : k->rollout.val.n);
     p->max_rows_roll = k->rollout.max_num_batched_tokens > p->max_seqs ? k->rollout.max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
-    if (!ppo_does(&k->ranks, PPO_ROLLOUT)) p->max_seqs = p->max_rows_roll = 0;
+    if (!ppo_has_engine(k)) p->max_seqs = p->max_rows_roll = 0;
     int64_t rows = p->max_rows_update > p->max_rows_ref ? p->max_rows_update : p->max_rows_ref;
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
@@ -351,7 +351,7 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
 static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
-    if (!ppo_does(&k->ranks, PPO_ROLLOUT)) return;
+    if (!ppo_has_engine(k)) return;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->model.act)) : 0;

@@ -103,6 +103,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
              (long long)k->rollout.train.n, (long long)k->data->max_prompt_length, (long long)k->data->max_response_length, ranks);
     model_rows(b, p, k, several);
     if (p->block) block_rows(b, p, s);
+    if (k->rollout.external.n_urls > 0) buf_addf(text, "  rollout: on the servers of engine_url, with their memory\n");
     memory_row(b, "scratch", p->working, "of GEMM, LM head and threads");
     if (p->system) memory_row(b, "kernels and CUDA graphs", p->system, "the driver's (measured)");
     if (p->host) memory_row(b, "host", p->host, "program, tokenizer, data, a batch's columns (estimate)");

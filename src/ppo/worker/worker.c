@@ -252,7 +252,7 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     if (l->block > 0) TRY(dev_alloc(&w->base.dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->base.dev, w->block, l->block)); /* commits the memory now rather than in mid-run */
     if (l->gathered > 0) TRY(collective_share(w->devices, w->block, l->gathered));
-    if (generates) TRY(open_decoder(w));
+    if (ppo_has_engine(k)) TRY(open_decoder(w));
     if (trains) TRY(open_training(w));
     if (l->critic > 0) TRY(open_critic(w));
     if (l->teacher > 0) TRY(open_teacher(w, tok));
