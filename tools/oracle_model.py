@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Golden numbers for src/model from Hugging Face transformers and torch, in fp32.
 
-  oracle_model.py make DIR              writes the fixtures (tests/fixtures/model)
-  oracle_model.py check VERLC DIR       in a scratch directory, the other way round: transformers loads what `verlc model init`
+  oracle_model.py make DIR [CASE...]    writes the fixtures (tests/fixtures/model), all or these
+  oracle_model.py check VERLC DIR [CASE...]
+                                        in a scratch directory, the other way round: transformers loads what `verlc model init`
                                         and `export` write, and `verlc score` gives the same log-probs
 
 Each case is a tiny random model (model.safetensors, config.json) and golden.safetensors with
@@ -32,6 +33,7 @@ SHAPE = dict(
     vocab_size=100, max_position_embeddings=128, rms_norm_eps=1e-6, hidden_act="silu", initializer_range=0.02,
     bos_token_id=1, eos_token_id=2, torch_dtype="float32",
 )
+NO_PAD = dict(SHAPE, pad_token_id=None)  # where the class has one
 CASES = {
     # transformers 4 spellings
     "qwen2": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
@@ -50,6 +52,10 @@ CASES = {
     "seed_oss_bias": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=True,
                           num_hidden_layers=1, head_dim=8, attention_bias=False, attention_out_bias=True, mlp_bias=True,
                           rope_theta=1e4),
+    # rope in layers 0 and 2 alone
+    "smollm3": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], tie_word_embeddings=True,
+                    num_hidden_layers=3, no_rope_layers=[1, 0, 1], use_sliding_window=False, sliding_window=None,
+                    attention_bias=False, mlp_bias=False, rope_theta=5e6, rope_scaling=None),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -58,6 +64,11 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
+                          tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
+    "smollm3_window": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
+                           tie_word_embeddings=True, use_sliding_window=True, sliding_window=6, attention_bias=True,
+                           rope_parameters=dict(rope_type="linear", rope_theta=1e5, factor=2.0)),
     "seed_oss_rope": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=False,
                           head_dim=24, num_key_value_heads=1,
                           rope_parameters=dict(rope_type="linear", rope_theta=1e5, factor=2.0)),
@@ -202,9 +213,10 @@ def make_ropes(out, seqs):
     save_file(golden, f"{out}/ropes.safetensors")
 
 
-def make(out):
+def make(out, names):
     torch.set_num_threads(1)
-    for name, config in CASES.items():
+    for name in names or CASES:
+        config = CASES[name]
         made = make_case(name, config, f"{out}/{name}")
         if name == "qwen2":
             make_adamw(f"{out}/{name}", *made)
@@ -239,14 +251,15 @@ def compare_scores(verlc, path, gen):
     return worst
 
 
-def check(verlc, work):
+def check(verlc, work, names):
     os.makedirs(work, exist_ok=True)
     torch.set_num_threads(2)
     gen = torch.Generator().manual_seed(1)
     failed = 0
-    for name, config in (CASES | MORE).items():
+    for name in names or CASES | MORE:
+        config = (CASES | MORE)[name]
         with tempfile.TemporaryDirectory(dir=work) as d:
-            write_json(f"{d}/in.json", config)
+            write_json(f"{d}/in.json", dict(config, initializer_range=0.2))
             run(verlc, "model", "init", "--arch", f"{d}/in.json", "--out", f"{d}/init", "--seed", "7", "--dtype", "bf16")
             run(verlc, "model", "export", "--model", f"{d}/init", "--out", f"{d}/f32", "--dtype", "fp32")
             run(verlc, "model", "export", "--model", f"{d}/f32", "--out", f"{d}/again")
@@ -268,9 +281,9 @@ def check(verlc, work):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] == "make":
-        make(sys.argv[2])
-    elif len(sys.argv) == 4 and sys.argv[1] == "check":
-        sys.exit(1 if check(sys.argv[2], sys.argv[3]) else 0)
+    if len(sys.argv) >= 3 and sys.argv[1] == "make":
+        make(sys.argv[2], sys.argv[3:])
+    elif len(sys.argv) >= 4 and sys.argv[1] == "check":
+        sys.exit(1 if check(sys.argv[2], sys.argv[3], sys.argv[4:]) else 0)
     else:
         sys.exit(__doc__)

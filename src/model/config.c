@@ -57,9 +57,12 @@ static int parse_dims(const json_t *o, const char *where, const struct dim *d, i
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
-        {"num_hidden_layers", &c->n_layers, 0, 1024}, {"hidden_size", &c->hidden, 0, 1 << 20},
-        {"intermediate_size", &c->ffn, 0, 1 << 22},   {"num_attention_heads", &c->n_q_heads, 0, 4096},
-        {"vocab_size", &c->vocab, 0, 1 << 24},        {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
+        {"num_hidden_layers", &c->n_layers, 0, MODEL_MAX_LAYERS},
+        {"hidden_size", &c->hidden, 0, 1 << 20},
+        {"intermediate_size", &c->ffn, 0, 1 << 22},
+        {"num_attention_heads", &c->n_q_heads, 0, 4096},
+        {"vocab_size", &c->vocab, 0, 1 << 24},
+        {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
     };
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     int64_t kv_default = c->n_q_heads, head_default = c->hidden / c->n_q_heads;
@@ -112,6 +115,7 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
     const char *act = "silu";
     double eps = 1e-6;
     c->init_range = 0.02;
+    c->tied = f->tied;
     TRY(json_bool_opt(o, "tie_word_embeddings", &c->tied, where));
     TRY(json_f64_opt(o, "rms_norm_eps", &eps, where));
     TRY(json_f64_opt(o, "initializer_range", &c->init_range, where));
@@ -147,119 +151,153 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
 
 /* ---- sliding window ---- */
 
-/* layer_types, where given, must be full attention up to a layer and sliding from it on. */
-static int parse_layer_types(struct model_config *c, const json_t *types, const char *where) {
-    if ((int64_t)json_array_size(types) != c->n_layers)
-        FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
-             (long long)c->n_layers);
-    c->window_from = c->n_layers;
-    for (int64_t l = 0; l < c->n_layers; l++) {
-        const char *t = json_string_value(json_array_get(types, (size_t)l));
-        const bool sliding = t && strcmp(t, "sliding_attention") == 0;
-        if (!sliding && !(t && strcmp(t, "full_attention") == 0))
-            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\"", where, t ? t : "(not a string)");
-        if (sliding && c->window_from == c->n_layers) c->window_from = l;
-        if (!sliding && c->window_from < l)
-            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types: full attention after sliding attention (layer %lld)", where,
-                 (long long)l);
-    }
+/* ---- what differs between layers ---- */
+
+/* Each entry of layer_types, or the family's rule for layer l. */
+static int parse_layer_type(struct model_config *c, const json_t *types, int64_t l, bool by_rule, const char *where) {
+    const char *const t = json_string_value(json_array_get(types, (size_t)l));
+    const bool sliding = types ? t && strcmp(t, "sliding_attention") == 0 : by_rule;
+    if (types && !sliding && !(t && strcmp(t, "full_attention") == 0))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\"; verlc has full_attention and sliding_attention", where,
+             t ? t : "(not a string)");
+    if (sliding && c->window > 0) c->layer[l] |= MODEL_WINDOWED;
     return 0;
 }
 
 static int parse_window(struct model_config *c, const json_t *o, const char *where) {
-    bool use = c->family->windows == MODEL_WINDOW_ALL;
-    if (c->family->windows == MODEL_NO_WINDOW) return 0;
-    c->window = json_object_get(o, "sliding_window") ? 0 : 4096; /* transformers' default when the key is absent */
+    const enum model_windows rule = c->family->windows;
+    const json_t *types = json_object_get(o, "layer_types");
+    bool use = rule == MODEL_WINDOW_ALL;
+    int64_t from = rule == MODEL_WINDOW_FROM ? 28 : 0;
+    if (rule == MODEL_NO_WINDOW) return 0;
+    if (!json_is_array(types) || rule == MODEL_WINDOW_ALL) types = NULL;
+    c->window = json_object_get(o, "sliding_window") || rule == MODEL_WINDOW_NO_ROPE ? 0 : 4096; /* transformers' defaults */
     TRY(json_i64_opt(o, "sliding_window", &c->window, where));
-    if (c->family->windows == MODEL_WINDOW_FROM) {
-        c->window_from = 28;
-        TRY(json_bool_opt(o, "use_sliding_window", &use, where));
-        TRY(json_i64_opt(o, "max_window_layers", &c->window_from, where));
-        const json_t *types = json_object_get(o, "layer_types");
-        if (json_is_array(types)) TRY(parse_layer_types(c, types, where));
-    }
+    if (rule != MODEL_WINDOW_ALL) TRY(json_bool_opt(o, "use_sliding_window", &use, where));
+    if (rule == MODEL_WINDOW_FROM) TRY(json_i64_opt(o, "max_window_layers", &from, where));
+    if (c->window < 0 || from < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window\" or \"max_window_layers\"", where);
     if (!use) c->window = 0;
-    if (c->window < 0 || c->window_from < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window\" or \"max_window_layers\"", where);
-    if (c->window_from >= c->n_layers) c->window = 0;
+    if (types && (int64_t)json_array_size(types) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
+             (long long)c->n_layers);
+    bool any = false;
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const bool by_rule = rule == MODEL_WINDOW_NO_ROPE ? (c->layer[l] & MODEL_NO_ROPE) != 0 : l >= from;
+        TRY(parse_layer_type(c, types, l, by_rule, where));
+        any = any || c->layer[l] & MODEL_WINDOWED;
+    }
+    if (!any) c->window = 0;
+    return 0;
+}
+
+static int parse_rope_layers(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *list = json_object_get(o, "no_rope_layers");
+    int64_t every = 4;
+    if (c->family->rope_layers != MODEL_ROPE_LISTED) return 0;
+    if (!json_is_array(list)) list = NULL;
+    if (list && (int64_t)json_array_size(list) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"no_rope_layers\" has %zu entries for %lld layers", where, json_array_size(list),
+             (long long)c->n_layers);
+    TRY(json_i64_opt(o, "no_rope_layer_interval", &every, where));
+    if (every < 1) FAIL(ERR_FORMAT, "%s: \"no_rope_layer_interval\" is %lld, below 1", where, (long long)every);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const json_t *const has = json_array_get(list, (size_t)l);
+        if (list && !json_is_integer(has) && !json_is_boolean(has))
+            FAIL(ERR_FORMAT, "%s: \"no_rope_layers\" is not a list of 0 and 1", where);
+        if (list ? json_is_false(has) || (json_is_integer(has) && json_integer_value(has) == 0) : (l + 1) % every == 0)
+            c->layer[l] |= MODEL_NO_ROPE;
+    }
     return 0;
 }
 
 /* ---- rope ---- */
 
-static int parse_rope_kind(struct model_config *c, const json_t *r, const char *where) {
+static int parse_rope_kind(struct model_rope *t, const json_t *r, const char *where) {
     const char *type = "default";
     TRY(json_str_opt(r, "type", &type, where));
     TRY(json_str_opt(r, "rope_type", &type, where));
     for (int i = 0; i < N_ROPES; i++) {
         if (strcmp(type, rope_names[i]) != 0) continue;
-        c->rope.kind = (enum rope_kind)i;
+        t->kind = (enum rope_kind)i;
         return 0;
     }
     FAIL(ERR_UNSUPPORTED, "%s: unsupported rope type \"%s\"; verlc has default, linear, dynamic, llama3 and yarn", where, type);
 }
 
 /* The keys of one kind; each is checked so that no frequency is infinite or NaN. */
-static int parse_rope_scaling(struct model_config *c, const json_t *r, const char *where) {
-    c->rope.factor = 1;
-    c->rope.original_max_pos = c->max_pos;
-    c->rope.beta_fast = 32;
-    c->rope.beta_slow = 1;
-    c->rope.truncate = true;
-    if (c->rope.kind == ROPE_DEFAULT) return 0;
-    TRY(json_i64_opt(r, "original_max_position_embeddings", &c->rope.original_max_pos, where));
-    if (c->rope.original_max_pos < 1)
-        FAIL(ERR_FORMAT, "%s: rope \"original_max_position_embeddings\" is %lld", where, (long long)c->rope.original_max_pos);
-    if (c->rope.kind == ROPE_YARN) { /* transformers: an absent factor is the ratio of the lengths */
-        c->rope.factor = (double)c->max_pos / (double)c->rope.original_max_pos;
-        TRY(json_f64_opt(r, "factor", &c->rope.factor, where));
-        TRY(json_f64_opt(r, "attention_factor", &c->rope.attention_factor, where));
-        TRY(json_f64_opt(r, "beta_fast", &c->rope.beta_fast, where));
-        TRY(json_f64_opt(r, "beta_slow", &c->rope.beta_slow, where));
-        TRY(json_f64_opt(r, "mscale", &c->rope.mscale, where));
-        TRY(json_f64_opt(r, "mscale_all_dim", &c->rope.mscale_all_dim, where));
-        TRY(json_bool_opt(r, "truncate", &c->rope.truncate, where));
-        if (c->rope.beta_fast == 0) c->rope.beta_fast = 32;
-        if (c->rope.beta_slow == 0) c->rope.beta_slow = 1;
-        const double factors[] = {c->rope.attention_factor, c->rope.beta_fast, c->rope.beta_slow, c->rope.mscale,
-                                  c->rope.mscale_all_dim};
+static int parse_rope_scaling(const struct model_config *c, struct model_rope *t, const json_t *r, const char *where) {
+    t->factor = 1;
+    t->original_max_pos = c->max_pos;
+    t->beta_fast = 32;
+    t->beta_slow = 1;
+    t->truncate = true;
+    if (t->kind == ROPE_DEFAULT) return 0;
+    TRY(json_i64_opt(r, "original_max_position_embeddings", &t->original_max_pos, where));
+    if (t->original_max_pos < 1)
+        FAIL(ERR_FORMAT, "%s: rope \"original_max_position_embeddings\" is %lld", where, (long long)t->original_max_pos);
+    if (t->kind == ROPE_YARN) { /* transformers: an absent factor is the ratio of the lengths */
+        t->factor = (double)c->max_pos / (double)t->original_max_pos;
+        TRY(json_f64_opt(r, "factor", &t->factor, where));
+        TRY(json_f64_opt(r, "attention_factor", &t->attention_factor, where));
+        TRY(json_f64_opt(r, "beta_fast", &t->beta_fast, where));
+        TRY(json_f64_opt(r, "beta_slow", &t->beta_slow, where));
+        TRY(json_f64_opt(r, "mscale", &t->mscale, where));
+        TRY(json_f64_opt(r, "mscale_all_dim", &t->mscale_all_dim, where));
+        TRY(json_bool_opt(r, "truncate", &t->truncate, where));
+        if (t->beta_fast == 0) t->beta_fast = 32;
+        if (t->beta_slow == 0) t->beta_slow = 1;
+        const double factors[] = {t->attention_factor, t->beta_fast, t->beta_slow, t->mscale, t->mscale_all_dim};
         for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
             if (!(factors[i] >= 0 && factors[i] < 1e6))
                 FAIL(ERR_FORMAT, "%s: a yarn factor of rope is %g, outside 0 .. 1e6", where, factors[i]);
     } else {
-        TRY(json_f64(r, "factor", &c->rope.factor, where));
+        TRY(json_f64(r, "factor", &t->factor, where));
     }
-    if (!(c->rope.factor > 0 && c->rope.factor < 1e6))
-        FAIL(ERR_FORMAT, "%s: rope \"factor\" is %g, expected a positive number", where, c->rope.factor);
-    if (c->rope.kind == ROPE_DYNAMIC && (c->head_dim <= 2 || c->rope.factor < 1))
+    if (!(t->factor > 0 && t->factor < 1e6))
+        FAIL(ERR_FORMAT, "%s: rope \"factor\" is %g, expected a positive number", where, t->factor);
+    if (t->kind == ROPE_DYNAMIC && (c->head_dim <= 2 || t->factor < 1))
         FAIL(ERR_UNSUPPORTED, "%s: unsupported dynamic rope with head_dim %lld and factor %g", where, (long long)c->head_dim,
-             c->rope.factor);
-    if (c->rope.kind == ROPE_LLAMA3) {
-        TRY(json_f64(r, "low_freq_factor", &c->rope.low_freq_factor, where));
-        TRY(json_f64(r, "high_freq_factor", &c->rope.high_freq_factor, where));
-        if (!(c->rope.low_freq_factor > 0 && c->rope.high_freq_factor > c->rope.low_freq_factor))
+             t->factor);
+    if (t->kind == ROPE_LLAMA3) {
+        TRY(json_f64(r, "low_freq_factor", &t->low_freq_factor, where));
+        TRY(json_f64(r, "high_freq_factor", &t->high_freq_factor, where));
+        if (!(t->low_freq_factor > 0 && t->high_freq_factor > t->low_freq_factor))
             FAIL(ERR_FORMAT, "%s: rope \"high_freq_factor\" must be above \"low_freq_factor\", both positive", where);
     }
     return 0;
 }
 
-static int parse_rope(struct model_config *c, const json_t *o, const char *where) {
-    const json_t *r = json_object_get(o, "rope_parameters");        /* transformers 5 */
-    if (!json_is_object(r)) r = json_object_get(o, "rope_scaling"); /* transformers 4, null without scaling */
+/* One table, of the object that describes it (NULL: plain) with what the top level says. */
+static int parse_rope_of(const struct model_config *c, struct model_rope *t, const json_t *r, const json_t *o, const char *where) {
     double partial = 1;
-    c->rope.theta = 10000;
-    TRY(json_f64_opt(o, "rope_theta", &c->rope.theta, where));
     TRY(json_f64_opt(o, "partial_rotary_factor", &partial, where));
     if (json_is_object(r)) {
-        if (json_is_object(json_object_get(r, "full_attention")) || json_is_object(json_object_get(r, "sliding_attention")))
-            FAIL(ERR_UNSUPPORTED, "%s: unsupported rope_parameters that differ between layers", where);
-        TRY(json_f64_opt(r, "rope_theta", &c->rope.theta, where));
+        TRY(json_f64_opt(r, "rope_theta", &t->theta, where));
         TRY(json_f64_opt(r, "partial_rotary_factor", &partial, where));
-        TRY(parse_rope_kind(c, r, where));
+        TRY(parse_rope_kind(t, r, where));
     }
     if (partial != 1) FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g", where, partial);
-    if (!(c->rope.theta > 1 && c->rope.theta < 1e30))
-        FAIL(ERR_FORMAT, "%s: \"rope_theta\" is %g, expected a number above 1", where, c->rope.theta);
-    return parse_rope_scaling(c, r, where);
+    if (!(t->theta > 1 && t->theta < 1e30))
+        FAIL(ERR_FORMAT, "%s: \"rope_theta\" is %g, expected a number above 1", where, t->theta);
+    return parse_rope_scaling(c, t, r, where);
+}
+
+static int parse_rope(struct model_config *c, const json_t *o, const char *where) {
+    const char *const local = c->family->local_theta;
+    const json_t *r = json_object_get(o, "rope_parameters");        /* transformers 5 */
+    if (!json_is_object(r)) r = json_object_get(o, "rope_scaling"); /* transformers 4, null without scaling */
+    const json_t *const full = json_object_get(r, "full_attention"), *const sliding = json_object_get(r, "sliding_attention");
+    const bool by_type = json_is_object(full) || json_is_object(sliding);
+    if (by_type && !local) FAIL(ERR_UNSUPPORTED, "%s: unsupported rope_parameters that differ between layers", where);
+    c->rope.theta = c->family->theta > 0 ? c->family->theta : 10000;
+    TRY(json_f64_opt(o, "rope_theta", &c->rope.theta, where));
+    if (local) {
+        c->has_local_rope = true;
+        c->local_rope.theta = strcmp(local, "rope_theta") == 0 ? c->rope.theta : 10000;
+        TRY(json_f64_opt(o, local, &c->local_rope.theta, where));
+        TRY(parse_rope_of(c, &c->local_rope, by_type ? sliding : NULL, o, where));
+    }
+    return parse_rope_of(c, &c->rope, by_type ? full : r, o, where);
 }
 
 /* ---- dtype and end tokens ---- */
@@ -306,6 +344,7 @@ int model_config_from_json(struct model_config *c, const json_t *o, const char *
     TRY(parse_family(&t, o, where));
     TRY(parse_shape(&t, o, where));
     TRY(parse_features(&t, o, where));
+    TRY(parse_rope_layers(&t, o, where));
     TRY(parse_window(&t, o, where));
     TRY(parse_rope(&t, o, where));
     TRY(parse_dtype(&t, o, where));

@@ -14,29 +14,39 @@ struct model_family;
 enum model_feature { MODEL_QKV_BIAS = 1, MODEL_O_BIAS = 2, MODEL_MLP_BIAS = 4, MODEL_QK_NORM = 8 };
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN };
 
+/* Rotary angles of layers. */
+struct model_rope {
+    enum rope_kind kind;
+    double theta, factor;
+    double low_freq_factor, high_freq_factor;      /* llama3 */
+    double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
+    double mscale, mscale_all_dim;                 /* yarn, optional (0: absent) */
+    bool truncate;                                 /* yarn: round the correction range */
+    int64_t original_max_pos;
+};
+
+enum { MODEL_MAX_LAYERS = 1024 };
+/* What a layer has unlike its neighbours; bits. */
+enum model_layer_kind { MODEL_WINDOWED = 1, MODEL_NO_ROPE = 2 };
+/* The tables of rotary angles that layers choose from. */
+enum model_rope_table { MODEL_ROPE, MODEL_ROPE_LOCAL, MODEL_ROPE_NONE, MODEL_ROPE_TABLES };
+
 struct model_config {
     const struct model_family *family;
     int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
     int64_t max_pos;        /* max_position_embeddings */
-    int64_t window;         /* sliding window, 0: none */
-    int64_t window_from;    /* layers >= this use it */
+    int64_t window;         /* sliding window of the layers that have one, 0: none */
     bool tied;              /* lm_head shares embed_tokens */
     bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
     int features;           /* of enum model_feature */
     float rms_eps;
-    double init_range; /* initializer_range */
-    struct {
-        enum rope_kind kind;
-        double theta, factor;
-        double low_freq_factor, high_freq_factor;      /* llama3 */
-        double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
-        double mscale, mscale_all_dim;                 /* yarn, optional (0: absent) */
-        bool truncate;                                 /* yarn: round the correction range */
-        int64_t original_max_pos;
-    } rope;
-    bool saved_nf4;   /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
-    enum dtype dtype; /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
-    int64_t eos[16];  /* end tokens: generation_config.json, else config.json */
+    double init_range;                  /* initializer_range */
+    struct model_rope rope, local_rope; /* of all layers; with has_local_rope of those without and with a window */
+    bool has_local_rope;
+    unsigned char layer[MODEL_MAX_LAYERS]; /* of enum model_layer_kind */
+    bool saved_nf4;                        /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
+    enum dtype dtype;                      /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];                       /* end tokens: generation_config.json, else config.json */
     int n_eos;
     int64_t bos, pad;        /* -1: none */
     json_t *json;            /* config.json as read, for export; owned */
@@ -59,8 +69,10 @@ int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
 int64_t model_config_linear_params(const struct model_config *c); /* of these, those of the layers' matrices */
 const char *model_rope_name(enum rope_kind kind);
-/* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host. max_len: longest
+enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer);
+bool model_has_rope(const struct model_config *c, enum model_rope_table which); /* a layer reads this table */
+/* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest
  * sequence of the run (dynamic NTK is fixed from it). */
-void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out);
+void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out);
 
 #endif

@@ -35,20 +35,34 @@ static const struct model_group_row llama_layer[] = {
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
-    {"llama", "Llama", 0, 0, 0, {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, MODEL_NO_WINDOW, llama_layer},
-    {"qwen2", "Qwen2", 0, 0, MODEL_QKV_BIAS, {{0}}, MODEL_WINDOW_FROM, llama_layer},
-    {"qwen3", "Qwen3", 0, 128, MODEL_QK_NORM, {ATTENTION_BIAS}, MODEL_WINDOW_FROM, llama_layer},
-    {"mistral", "Mistral", 8, 0, 0, {{0}}, MODEL_WINDOW_ALL, llama_layer},
-    {"seed_oss",
-     "SeedOss",
-     8,
-     128,
-     MODEL_QKV_BIAS,
-     {{"attention_bias", MODEL_QKV_BIAS}, {"attention_out_bias", MODEL_O_BIAS}, {"mlp_bias", MODEL_MLP_BIAS}},
-     MODEL_NO_WINDOW,
-     llama_layer},
+    {.type = "llama", .class_prefix = "Llama", .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, .layer = llama_layer},
+    {.type = "qwen2", .class_prefix = "Qwen2", .features = MODEL_QKV_BIAS, .windows = MODEL_WINDOW_FROM, .layer = llama_layer},
+    {.type = "qwen3",
+     .class_prefix = "Qwen3",
+     .head_dim = 128,
+     .features = MODEL_QK_NORM,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_FROM,
+     .layer = llama_layer},
+    {.type = "mistral", .class_prefix = "Mistral", .n_kv_heads = 8, .windows = MODEL_WINDOW_ALL, .layer = llama_layer},
+    {.type = "seed_oss",
+     .class_prefix = "SeedOss",
+     .n_kv_heads = 8,
+     .head_dim = 128,
+     .features = MODEL_QKV_BIAS,
+     .keys = {{"attention_bias", MODEL_QKV_BIAS}, {"attention_out_bias", MODEL_O_BIAS}, {"mlp_bias", MODEL_MLP_BIAS}},
+     .layer = llama_layer},
+    {.type = "smollm3",
+     .class_prefix = "SmolLM3",
+     .n_kv_heads = 4,
+     .theta = 2e6,
+     .tied = true,
+     .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
+     .windows = MODEL_WINDOW_NO_ROPE,
+     .rope_layers = MODEL_ROPE_LISTED,
+     .layer = llama_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral and seed_oss";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss and smollm3";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

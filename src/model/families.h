@@ -1,4 +1,4 @@
-/* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral, Seed-OSS) as data: a row of families.c each.
+/* families.h - what differs between families of models (Llama, Qwen2, Qwen3, Mistral, ...) as data: a row of families.c each.
  *
  * Configuration, names, files, adapters, shards, forward, backward and FLOPs follow from the row. No numbers of a model here.
  * Invariant: nothing else branches on a family. */
@@ -32,21 +32,34 @@ struct model_group_row {
     } part[MODEL_MAX_PARTS]; /* none: a list of rows ends */
 };
 
+/* Which layers have a sliding window ("sliding_window"), where "layer_types" does not say it. */
 enum model_windows {
     MODEL_NO_WINDOW,
-    MODEL_WINDOW_ALL,  /* "sliding_window" in all layers */
-    MODEL_WINDOW_FROM, /* with "use_sliding_window": from layer "max_window_layers" on, or as "layer_types" says */
+    MODEL_WINDOW_ALL,
+    MODEL_WINDOW_FROM,    /* with "use_sliding_window": from layer "max_window_layers" on */
+    MODEL_WINDOW_NO_ROPE, /* with "use_sliding_window": the layers without rope */
 };
+/* Which layers have rotary embeddings. */
+enum model_rope_layers {
+    MODEL_ROPE_ALL,
+    MODEL_ROPE_LISTED, /* "no_rope_layers" (1: it has), else all but each "no_rope_layer_interval"-th */
+};
+/* A member that is left out is 0. */
 struct model_family {
     const char *type;             /* "model_type" of config.json */
     const char *class_prefix;     /* of transformers' classes: "Qwen2" of Qwen2ForCausalLM */
     int64_t n_kv_heads, head_dim; /* without the key; 0: n_q_heads, hidden / n_q_heads */
+    double theta;                 /* "rope_theta" without the key; 0: 10000 */
+    bool tied;                    /* "tie_word_embeddings" without the key */
     int features;                 /* of enum model_feature, where no key says otherwise */
     struct {
         const char *key; /* a boolean; NULL: none */
         int features;
     } keys[3];
     enum model_windows windows;
+    enum model_rope_layers rope_layers;
+    const char *local_theta;             /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
+                                            with this key's theta; NULL: all layers have one */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */

@@ -188,7 +188,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .q_norm = model__vec(y->q_norm),
         .k_norm = model__vec(y->k_norm),
         .eps = c->rms_eps,
-        .rope = m->rope,
+        .rope = m->rope[y->rope],
         .pos = b->pos,
         .slots = b->slots,
         .q = model__top(s->q, n),

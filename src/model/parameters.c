@@ -48,7 +48,8 @@ static void add_layer(struct model *m, int64_t l) {
     struct model_layer *y = &m->layers[l];
     char prefix[40];
     snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)l);
-    *y = (struct model_layer){.first = &m->groups[m->n_groups], .window = l >= c->window_from ? c->window : 0};
+    *y = (struct model_layer){
+        .first = &m->groups[m->n_groups], .window = c->layer[l] & MODEL_WINDOWED ? c->window : 0, .rope = model_layer_rope(c, l)};
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         if (row->needs & ~c->features) continue;
         struct model_group *const g = add_group(m, prefix, row, false);

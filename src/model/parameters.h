@@ -49,6 +49,7 @@ struct model_shard {
 struct model_layer {
     struct model_group *first, *last; /* all its groups, neighbours; its linear layers are those of that role */
     int64_t window;                   /* sliding window of its attention, 0: none */
+    enum model_rope_table rope;
     /* NULL: it has none */
     struct model_group *attn_norm, *qkv, *q_norm, *k_norm, *o, *mlp_norm, *gate_up, *down;
 };
@@ -68,8 +69,9 @@ struct model {
     /* compute copy, on the device */
     struct weight embed, head; /* head.data == embed.data when tied */
     struct tensor final_norm;
-    struct tensor rope;          /* (rope_len, D/2, 2) f32; rope_len is model_open_args.max_len */
-    void *weights;               /* the one block behind all groups, or a rank's shares of it */
+    struct tensor rope[MODEL_ROPE_TABLES]; /* (rope_len, D/2, 2) f32 each that a layer reads; rope_len is
+                                              model_open_args.max_len */
+    void *weights;                         /* the one block behind all groups, or a rank's shares of it */
     struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one,
                                     as model_is_flat says */
     int flags;                   /* model_load_flags it was opened with */

@@ -1,4 +1,4 @@
-/* rope.c - the table of rotary angles.
+/* rope.c - the tables of rotary angles.
  *
  * Follows transformers' modeling_rope_utils.py operation by operation in f32
  * (the order of roundings included), so that the angles agree bit for bit
@@ -19,11 +19,11 @@ static void plain_freqs(float *f, int64_t half, double base) {
     for (int64_t i = 0; i < half; i++) f[i] = 1.0f / powf((float)base, (float)(2 * i) / (float)(2 * half));
 }
 
-static void llama3_freqs(float *f, int64_t half, const struct model_config *c) {
-    const float factor = (float)c->rope.factor, low = (float)c->rope.low_freq_factor;
-    const double len = (double)c->rope.original_max_pos;
-    const float low_wave = (float)(len / c->rope.low_freq_factor), high_wave = (float)(len / c->rope.high_freq_factor);
-    const float span = (float)(c->rope.high_freq_factor - c->rope.low_freq_factor);
+static void llama3_freqs(float *f, int64_t half, const struct model_rope *r) {
+    const float factor = (float)r->factor, low = (float)r->low_freq_factor;
+    const double len = (double)r->original_max_pos;
+    const float low_wave = (float)(len / r->low_freq_factor), high_wave = (float)(len / r->high_freq_factor);
+    const float span = (float)(r->high_freq_factor - r->low_freq_factor);
     for (int64_t i = 0; i < half; i++) {
         const float wave = 1.0f / f[i] * (float)(2 * M_PI); /* torch: scalar / tensor = reciprocal * scalar */
         if (wave > low_wave) {
@@ -40,12 +40,12 @@ static double yarn_dim(double n_rot, int64_t dim, double base, double len) {
     return (double)dim * log(len / (n_rot * 2 * M_PI)) / (2 * log(base));
 }
 
-static void yarn_freqs(float *f, int64_t half, const struct model_config *c) {
+static void yarn_freqs(float *f, int64_t half, const struct model_rope *r) {
     const int64_t dim = 2 * half;
-    const double len = (double)c->rope.original_max_pos;
-    double low = yarn_dim(c->rope.beta_fast, dim, c->rope.theta, len);
-    double high = yarn_dim(c->rope.beta_slow, dim, c->rope.theta, len);
-    if (c->rope.truncate) {
+    const double len = (double)r->original_max_pos;
+    double low = yarn_dim(r->beta_fast, dim, r->theta, len);
+    double high = yarn_dim(r->beta_slow, dim, r->theta, len);
+    if (r->truncate) {
         low = floor(low);
         high = ceil(high);
     }
@@ -53,8 +53,8 @@ static void yarn_freqs(float *f, int64_t half, const struct model_config *c) {
     high = fmin(high, (double)(dim - 1));
     if (low == high) high += 0.001;
     for (int64_t i = 0; i < half; i++) {
-        const float pos_freq = powf((float)c->rope.theta, (float)(2 * i) / (float)dim);
-        const float extra = 1.0f / pos_freq, inter = 1.0f / ((float)c->rope.factor * pos_freq);
+        const float pos_freq = powf((float)r->theta, (float)(2 * i) / (float)dim);
+        const float extra = 1.0f / pos_freq, inter = 1.0f / ((float)r->factor * pos_freq);
         const float ramp = fminf(fmaxf(((float)i - (float)low) / (float)(high - low), 0.0f), 1.0f);
         const float keep = 1.0f - ramp;
         f[i] = inter * (1.0f - keep) + extra * keep;
@@ -64,32 +64,48 @@ static void yarn_freqs(float *f, int64_t half, const struct model_config *c) {
 static double yarn_mscale(double scale, double m) { return scale <= 1 ? 1.0 : 0.1 * m * log(scale) + 1.0; }
 
 /* What cos and sin are multiplied by. */
-static float attention_scaling(const struct model_config *c) {
-    if (c->rope.kind != ROPE_YARN) return 1.0f;
-    if (c->rope.attention_factor != 0) return (float)c->rope.attention_factor;
-    if (c->rope.mscale != 0 && c->rope.mscale_all_dim != 0)
-        return (float)(yarn_mscale(c->rope.factor, c->rope.mscale) / yarn_mscale(c->rope.factor, c->rope.mscale_all_dim));
-    return (float)yarn_mscale(c->rope.factor, 1);
+static float attention_scaling(const struct model_rope *r) {
+    if (r->kind != ROPE_YARN) return 1.0f;
+    if (r->attention_factor != 0) return (float)r->attention_factor;
+    if (r->mscale != 0 && r->mscale_all_dim != 0)
+        return (float)(yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim));
+    return (float)yarn_mscale(r->factor, 1);
 }
 
 /* Dynamic NTK: transformers recomputes the base whenever a longer sequence comes by, which
  * would make a row's numbers depend on its batch; here the run's longest length sets it once. */
-static double dynamic_base(const struct model_config *c, int64_t max_len) {
+static double dynamic_base(const struct model_config *c, const struct model_rope *r, int64_t max_len) {
     const double max_pos = (double)c->max_pos, len = (double)(max_len > c->max_pos ? max_len : c->max_pos);
     const double dim = (double)c->head_dim;
     log_note("dynamic rope scaling is fixed for a longest sequence of %.0f tokens", len);
-    return c->rope.theta * pow(c->rope.factor * len / max_pos - (c->rope.factor - 1), dim / (dim - 2));
+    return r->theta * pow(r->factor * len / max_pos - (r->factor - 1), dim / (dim - 2));
 }
 
-void model_rope_table(const struct model_config *c, int64_t n_pos, int64_t max_len, float *out) {
+static void frequencies(float *f, int64_t half, const struct model_config *c, const struct model_rope *r, int64_t max_len) {
+    plain_freqs(f, half, r->kind == ROPE_DYNAMIC ? dynamic_base(c, r, max_len) : r->theta);
+    if (r->kind == ROPE_LINEAR)
+        for (int64_t i = 0; i < half; i++) f[i] /= (float)r->factor;
+    if (r->kind == ROPE_LLAMA3) llama3_freqs(f, half, r);
+    if (r->kind == ROPE_YARN) yarn_freqs(f, half, r);
+}
+
+enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer) {
+    if (c->layer[layer] & MODEL_NO_ROPE) return MODEL_ROPE_NONE;
+    return c->has_local_rope && c->layer[layer] & MODEL_WINDOWED ? MODEL_ROPE_LOCAL : MODEL_ROPE;
+}
+
+bool model_has_rope(const struct model_config *c, enum model_rope_table which) {
+    for (int64_t l = 0; l < c->n_layers; l++)
+        if (model_layer_rope(c, l) == which) return true;
+    return false;
+}
+
+void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out) {
+    const struct model_rope *const r = which == MODEL_ROPE_LOCAL ? &c->local_rope : &c->rope;
     const int64_t half = c->head_dim / 2;
-    const float scale = attention_scaling(c);
-    float *f = xmalloc((size_t)half * sizeof *f);
-    plain_freqs(f, half, c->rope.kind == ROPE_DYNAMIC ? dynamic_base(c, max_len) : c->rope.theta);
-    if (c->rope.kind == ROPE_LINEAR)
-        for (int64_t i = 0; i < half; i++) f[i] /= (float)c->rope.factor;
-    if (c->rope.kind == ROPE_LLAMA3) llama3_freqs(f, half, c);
-    if (c->rope.kind == ROPE_YARN) yarn_freqs(f, half, c);
+    const float scale = which == MODEL_ROPE_NONE ? 1.0f : attention_scaling(r);
+    float *f = xcalloc((size_t)half, sizeof *f);
+    if (which != MODEL_ROPE_NONE) frequencies(f, half, c, r, max_len);
     for (int64_t p = 0; p < n_pos; p++) {
         for (int64_t i = 0; i < half; i++) {
             const float angle = (float)p * f[i];

@@ -40,13 +40,13 @@ static void config_defaults(void **state) {
     assert_true(c.head_dim == 128 && c.n_kv_heads == 4 && c.features == MODEL_QK_NORM && !c.tied && c.rope.theta == 10000);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"use_sliding_window\":true,\"sliding_window\":7}"));
-    assert_true(c.head_dim == 16 && c.features == MODEL_QKV_BIAS && c.window == 7 && c.window_from == 28);
+    assert_true(c.head_dim == 16 && c.features == MODEL_QKV_BIAS && c.window == 7 && !c.layer[27] && c.layer[28] == MODEL_WINDOWED);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"qwen2\"," BASE ",\"sliding_window\":7}"));
     assert_int_equal(c.window, 0);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"mistral\"," BASE ",\"num_key_value_heads\":2}"));
-    assert_true(c.window == 4096 && c.window_from == 0);
+    assert_true(c.window == 4096 && c.layer[0] == MODEL_WINDOWED);
     model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"mistral\"," BASE ",\"num_key_value_heads\":2,\"sliding_window\":null}"));
     assert_int_equal(c.window, 0);
@@ -62,6 +62,40 @@ static void config_defaults(void **state) {
                  ",\"num_key_value_heads\":2,\"attention_bias\":false,\"attention_out_bias\":true}"));
     assert_int_equal(c.features, MODEL_O_BIAS);
     model_config_free(&c);
+}
+
+/* Which layers have rope and windows: bit l of each. */
+static void config_layers(void **state) {
+    (void)state;
+    static const struct {
+        const char *keys;
+        unsigned no_rope, windowed;
+    } rows[] = {
+        {"\"smollm3\"", 0x88, 0},
+        {"\"smollm3\",\"no_rope_layer_interval\":2,\"use_sliding_window\":true,\"sliding_window\":5", 0xaa, 0xaa},
+        {"\"smollm3\",\"no_rope_layers\":[1,1,0,1,1,1,1,0],\"use_sliding_window\":true,\"sliding_window\":5", 0x84, 0x84},
+        {"\"smollm3\",\"no_rope_layers\":[1,1,0,1,1,1,1,0],\"sliding_window\":5", 0x84, 0},
+        {"\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xc0},
+        {"\"qwen3\",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\","
+         "\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
+         0, 0x11},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct model_config c;
+        char *text = xasprintf("{\"num_hidden_layers\":8,\"hidden_size\":64,\"intermediate_size\":128,\"num_attention_heads\":4,"
+                               "\"vocab_size\":100,\"model_type\":%s}",
+                               rows[i].keys);
+        unsigned no_rope = 0, windowed = 0;
+        OK(parse(&c, text));
+        for (int l = 0; l < 8; l++) {
+            no_rope |= (unsigned)(model_layer_rope(&c, l) == MODEL_ROPE_NONE) << l;
+            windowed |= (unsigned)(c.layer[l] & MODEL_WINDOWED) << l;
+        }
+        if (no_rope != rows[i].no_rope || windowed != rows[i].windowed) fail_msg("%s: %x, %x", text, no_rope, windowed);
+        assert_true(model_has_rope(&c, MODEL_ROPE_NONE) == (no_rope != 0) && (c.window > 0) == (windowed != 0));
+        model_config_free(&c);
+        free(text);
+    }
 }
 
 /* The tensors of a layer, in the order of the flat master and so of checkpoints. */
@@ -86,6 +120,9 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight")
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
         {"mistral", ",\"num_key_value_heads\":2",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight"},
+        {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
     };
@@ -131,6 +168,8 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters",
          ERR_UNSUPPORTED},
+        {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},
+        {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layer_interval\":0}", "no_rope_layer_interval", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":0}", "num_key_value_heads", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"head_dim\":15}", "odd head_dim", ERR_UNSUPPORTED},
@@ -158,7 +197,7 @@ static void built_in_shapes(void **state) {
         {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
         {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
         {"llama-3.2-1b", 1235814400},  {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
-        {"seed-oss-36b", 36151104512},
+        {"seed-oss-36b", 36151104512}, {"smollm3-3b", 3075098624},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         struct model_config c;
@@ -433,6 +472,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_spellings),
         cmocka_unit_test(config_defaults),
+        cmocka_unit_test(config_layers),
         cmocka_unit_test(families),
         cmocka_unit_test(config_refusals),
         cmocka_unit_test(built_in_shapes),

@@ -46,6 +46,7 @@ static const struct arch archs[] = {
     {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
     {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
     {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0},
+    {"smollm3-3b", "smollm3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, 5e6, 1e-6, 128012, 128000, 128004, true, 0},
     /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
     {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
 };
@@ -76,7 +77,8 @@ json_t *model_arch_config(const char *name) {
                             json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
                                       "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
     if (f->windows == MODEL_WINDOW_ALL) json_object_set_new(o, "sliding_window", json_null()); /* Mistral v0.3 */
-    if (f->windows == MODEL_WINDOW_FROM) json_object_set_new(o, "use_sliding_window", json_false());
+    if (f->windows == MODEL_WINDOW_FROM || f->windows == MODEL_WINDOW_NO_ROPE)
+        json_object_set_new(o, "use_sliding_window", json_false());
     return o;
 }
 

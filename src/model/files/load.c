@@ -405,18 +405,22 @@ out:
 
 /* ---- memory ---- */
 
+static size_t rope_bytes(const struct model_config *c, int64_t max_len) { return (size_t)(max_len * c->head_dim) * sizeof(float); }
+
 static int alloc_rope(struct model *m, int64_t max_len) {
-    const int64_t half = m->cfg.head_dim / 2;
-    const size_t bytes = (size_t)(max_len * half * 2) * sizeof(float);
+    const size_t bytes = rope_bytes(&m->cfg, max_len);
     float *host = xmalloc(bytes);
-    void *p = NULL;
-    model_rope_table(&m->cfg, max_len, max_len, host);
-    int rc = dev_alloc(m->dev, bytes, &p);
-    if (rc == 0) {
-        m->rope = (struct tensor){p, DT_F32, 3, {max_len, half, 2, 1}};
+    int rc = 0;
+    for (int i = 0; i < MODEL_ROPE_TABLES && rc == 0; i++) {
+        void *p = NULL;
+        if (!model_has_rope(&m->cfg, (enum model_rope_table)i)) continue;
+        model_rope_table(&m->cfg, (enum model_rope_table)i, max_len, max_len, host);
+        rc = dev_alloc(m->dev, bytes, &p);
+        if (rc < 0) break;
+        m->rope[i] = (struct tensor){p, DT_F32, 3, {max_len, m->cfg.head_dim / 2, 2, 1}};
         rc = dev_copy_in(m->dev, p, host, bytes);
+        if (rc == 0) rc = dev_sync(m->dev);
     }
-    if (rc == 0) rc = dev_sync(m->dev);
     free(host);
     return rc;
 }
@@ -614,7 +618,9 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
     if (a->flags & MODEL_SHARDED_WEIGHTS) weights.used = model__shares_most(&m, a->shard);
-    size_t n = (size_t)(a->max_len * c->head_dim) * sizeof(float);
+    size_t n = 0;
+    for (int i = 0; i < MODEL_ROPE_TABLES; i++)
+        if (model_has_rope(c, (enum model_rope_table)i)) n += rope_bytes(c, a->max_len);
     if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
     if (a->flags & MODEL_TRAIN && !(a->flags & MODEL_HOST_MASTER)) n += (size_t)model_own_most(&m, a->shard) * sizeof(float);
     model__params_free(&m);
@@ -635,7 +641,7 @@ int model_open_reward(struct model **out, struct dev *dev, const struct model_op
 
 void model_close(struct model *m) {
     if (!m) return;
-    dev_free(m->dev, m->rope.data, (size_t)tensor_count(m->rope) * sizeof(float));
+    for (int i = 0; i < MODEL_ROPE_TABLES; i++) dev_free(m->dev, m->rope[i].data, (size_t)tensor_count(m->rope[i]) * sizeof(float));
     model__free_master(m);
     free(m->own);
     model__lora_free(m);
