@@ -25,6 +25,7 @@ CASES = {
                                  exclude_modules=["layers.1.self_attn.v_proj"], use_rslora=True)),
     "lora_qwen3": ("qwen3", dict(r=8, lora_alpha=16, target_modules=r".*\.1\.(self_attn\.(k|o)|mlp\.gate)_proj",
                                  exclude_modules=r".*embed.*")),
+    "lora_phi3": ("phi3", dict(r=4, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"])),
     "lora_bias": ("llama_bias", dict(r=2, lora_alpha=1, target_modules=["k_proj", "o_proj", "down_proj", "gate_proj"])),
 }
 

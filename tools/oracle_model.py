@@ -56,6 +56,10 @@ CASES = {
     "smollm3": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], tie_word_embeddings=True,
                     num_hidden_layers=3, no_rope_layers=[1, 0, 1], use_sliding_window=False, sliding_window=None,
                     attention_bias=False, mlp_bias=False, rope_theta=5e6, rope_scaling=None),
+    # q, k, v and gate, up as one tensor each
+    "phi3": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, sliding_window=12,
+                 original_max_position_embeddings=128, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, rope_theta=1e4,
+                 rope_scaling=None),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -75,6 +79,8 @@ MORE = {
     # DeepSeek-LLM and R1's distils are Llama and Qwen2 as they are
     "deepseek_llm": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=False,
                          num_key_value_heads=4, attention_bias=False, rope_theta=1e4),
+    "phi4": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
+                 num_attention_heads=2, num_key_value_heads=1, sliding_window=None, pad_token_id=0, rope_theta=250000),
     "r1_distil_qwen": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False,
                            use_sliding_window=False, sliding_window=4096, max_window_layers=21, rope_theta=1e4),
 }

@@ -113,7 +113,7 @@ static int read_quantization(struct model_config *c, const json_t *q, const char
 static int parse_features(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
     const char *act = "silu";
-    double eps = 1e-6;
+    double eps = f->rms_eps ? f->rms_eps : 1e-6;
     c->init_range = 0.02;
     c->tied = f->tied;
     TRY(json_bool_opt(o, "tie_word_embeddings", &c->tied, where));
@@ -132,8 +132,8 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
         TRY(json_bool_opt(o, f->keys[i].key, &on, where));
         c->features = on ? c->features | f->keys[i].features : c->features & ~f->keys[i].features;
     }
-    static const char *const dropouts[] = {"attention_dropout", "residual_dropout"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"};
+    for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
         double dropout = 0;
         TRY(json_f64_opt(o, dropouts[i], &dropout, where));
         if (dropout > 0) log_note("%s: %s %g is not applied in training", where, dropouts[i], dropout);
@@ -171,7 +171,7 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
     int64_t from = rule == MODEL_WINDOW_FROM ? 28 : 0;
     if (rule == MODEL_NO_WINDOW) return 0;
     if (!json_is_array(types) || rule == MODEL_WINDOW_ALL) types = NULL;
-    c->window = json_object_get(o, "sliding_window") || rule == MODEL_WINDOW_NO_ROPE ? 0 : 4096; /* transformers' defaults */
+    c->window = json_object_get(o, "sliding_window") ? 0 : c->family->window;
     TRY(json_i64_opt(o, "sliding_window", &c->window, where));
     if (rule != MODEL_WINDOW_ALL) TRY(json_bool_opt(o, "use_sliding_window", &use, where));
     if (rule == MODEL_WINDOW_FROM) TRY(json_i64_opt(o, "max_window_layers", &from, where));

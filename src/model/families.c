@@ -19,16 +19,33 @@
         offsetof(struct model_layer, at), MODEL_LINEAR, k, 0, feature, { __VA_ARGS__ } \
     }
 
+#define QKV                                                                                                  \
+    LINEAR(qkv, MODEL_HIDDEN, MODEL_QKV_BIAS, {"self_attn.q_proj", MODEL_Q}, {"self_attn.k_proj", MODEL_KV}, \
+           {"self_attn.v_proj", MODEL_KV})
+#define O LINEAR(o, MODEL_Q, MODEL_O_BIAS, {"self_attn.o_proj", MODEL_HIDDEN})
+#define GATE_UP LINEAR(gate_up, MODEL_HIDDEN, MODEL_MLP_BIAS, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN})
+#define FUSED_GATE_UP LINEAR(gate_up, MODEL_HIDDEN, 0, {"mlp.gate_up_proj", MODEL_GATE_UP})
+#define DOWN LINEAR(down, MODEL_FFN, MODEL_MLP_BIAS, {"mlp.down_proj", MODEL_HIDDEN})
+
 static const struct model_group_row llama_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    LINEAR(qkv, MODEL_HIDDEN, MODEL_QKV_BIAS, {"self_attn.q_proj", MODEL_Q}, {"self_attn.k_proj", MODEL_KV},
-           {"self_attn.v_proj", MODEL_KV}),
+    QKV,
     NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_QK_NORM),
     NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_QK_NORM),
-    LINEAR(o, MODEL_Q, MODEL_O_BIAS, {"self_attn.o_proj", MODEL_HIDDEN}),
+    O,
     NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    LINEAR(gate_up, MODEL_HIDDEN, MODEL_MLP_BIAS, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN}),
-    LINEAR(down, MODEL_FFN, MODEL_MLP_BIAS, {"mlp.down_proj", MODEL_HIDDEN}),
+    GATE_UP,
+    DOWN,
+    {0},
+};
+/* Phi-3's files have q, k, v and gate, up as the passes read them: one matrix each. */
+static const struct model_group_row phi3_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    LINEAR(qkv, MODEL_HIDDEN, 0, {"self_attn.qkv_proj", MODEL_QKV}),
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    FUSED_GATE_UP,
+    DOWN,
     {0},
 };
 
@@ -36,15 +53,26 @@ static const struct model_group_row llama_layer[] = {
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
     {.type = "llama", .class_prefix = "Llama", .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, .layer = llama_layer},
-    {.type = "qwen2", .class_prefix = "Qwen2", .features = MODEL_QKV_BIAS, .windows = MODEL_WINDOW_FROM, .layer = llama_layer},
+    {.type = "qwen2",
+     .class_prefix = "Qwen2",
+     .features = MODEL_QKV_BIAS,
+     .windows = MODEL_WINDOW_FROM,
+     .window = 4096,
+     .layer = llama_layer},
     {.type = "qwen3",
      .class_prefix = "Qwen3",
      .head_dim = 128,
      .features = MODEL_QK_NORM,
      .keys = {ATTENTION_BIAS},
      .windows = MODEL_WINDOW_FROM,
+     .window = 4096,
      .layer = llama_layer},
-    {.type = "mistral", .class_prefix = "Mistral", .n_kv_heads = 8, .windows = MODEL_WINDOW_ALL, .layer = llama_layer},
+    {.type = "mistral",
+     .class_prefix = "Mistral",
+     .n_kv_heads = 8,
+     .windows = MODEL_WINDOW_ALL,
+     .window = 4096,
+     .layer = llama_layer},
     {.type = "seed_oss",
      .class_prefix = "SeedOss",
      .n_kv_heads = 8,
@@ -61,8 +89,9 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_NO_ROPE,
      .rope_layers = MODEL_ROPE_LISTED,
      .layer = llama_layer},
+    {.type = "phi3", .class_prefix = "Phi3", .windows = MODEL_WINDOW_ALL, .rms_eps = 1e-5, .layer = phi3_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss and smollm3";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3 and phi3";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -72,7 +101,14 @@ const struct model_family *model_family_find(const char *type) {
 
 int64_t model_dim(const struct model_config *c, enum model_dim d) {
     const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    const int64_t n[] = {[MODEL_NO_DIM] = 1, [MODEL_HIDDEN] = c->hidden, [MODEL_FFN] = c->ffn,    [MODEL_Q] = q,
-                         [MODEL_KV] = kv,    [MODEL_HEAD] = c->head_dim, [MODEL_VOCAB] = c->vocab};
+    const int64_t n[] = {[MODEL_NO_DIM] = 1,
+                         [MODEL_HIDDEN] = c->hidden,
+                         [MODEL_FFN] = c->ffn,
+                         [MODEL_Q] = q,
+                         [MODEL_KV] = kv,
+                         [MODEL_QKV] = q + 2 * kv,
+                         [MODEL_HEAD] = c->head_dim,
+                         [MODEL_VOCAB] = c->vocab,
+                         [MODEL_GATE_UP] = 2 * c->ffn};
     return n[d];
 }

@@ -16,8 +16,18 @@ enum model_role {
     MODEL_BIAS,   /* of a matrix: backward writes its gradient */
     MODEL_NORM,   /* backward only adds to its gradient */
 };
-enum model_dim { MODEL_NO_DIM, MODEL_HIDDEN, MODEL_FFN, MODEL_Q, MODEL_KV, MODEL_HEAD, MODEL_VOCAB }; /* Q, KV: of all heads */
-int64_t model_dim(const struct model_config *c, enum model_dim d);                                    /* MODEL_NO_DIM: 1 */
+enum model_dim {
+    MODEL_NO_DIM,
+    MODEL_HIDDEN,
+    MODEL_FFN,
+    MODEL_Q, /* Q, KV: of all heads */
+    MODEL_KV,
+    MODEL_QKV, /* q, k and v in one tensor of the file; gate and up */
+    MODEL_GATE_UP,
+    MODEL_HEAD,
+    MODEL_VOCAB,
+};
+int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
 /* A group (parameters.h): a matrix or a vector made of one or more Hugging Face tensors, one below the other. */
 enum { MODEL_MAX_PARTS = 3 };
@@ -60,6 +70,8 @@ struct model_family {
     enum model_rope_layers rope_layers;
     const char *local_theta;             /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
+    int64_t window;                      /* without "sliding_window" */
+    double rms_eps;                      /* without "rms_norm_eps"; 0: 1e-6 */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */

@@ -62,6 +62,9 @@ static void config_defaults(void **state) {
                  ",\"num_key_value_heads\":2,\"attention_bias\":false,\"attention_out_bias\":true}"));
     assert_int_equal(c.features, MODEL_O_BIAS);
     model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"phi3\"," BASE "}"));
+    assert_true(c.window == 0 && c.rms_eps == 1e-5f && c.n_kv_heads == 4);
+    model_config_free(&c);
 }
 
 /* Which layers have rope and windows: bit l of each. */
@@ -119,6 +122,9 @@ static void families(void **state) {
         {"seed_oss", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight")
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"phi3", "",
+         "input_layernorm.weight self_attn.qkv_proj.weight self_attn.o_proj.weight post_attention_layernorm.weight "
+         "mlp.gate_up_proj.weight mlp.down_proj.weight"},
         {"mistral", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
