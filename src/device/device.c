@@ -188,6 +188,8 @@ static int check_qkv(const char *op, const struct qkv_args *a) {
     if (a->q_norm.data) TRY(want1(op, "q_norm", a->q_norm, act, dim));
     if (a->k_norm.data) TRY(want1(op, "k_norm", a->k_norm, act, dim));
     TRY(want(op, "rope", a->rope, F32, 3, (const int64_t[]){ANY, dim / 2, 2}));
+    if (a->rotary < 0 || a->rotary > dim || a->rotary % 2 != 0)
+        FAIL(ERR_INVAL, "dev op %s: RoPE of %lld elements of a head of %lld", op, (long long)a->rotary, (long long)dim);
     TRY(want1(op, "pos", a->pos, I32, a->qkv.dim[0]));
     return want1(op, "slots", a->slots, I32, a->qkv.dim[0]);
 }
@@ -241,7 +243,7 @@ int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_
         a->q.data != q->q.data || a->kv.k.data != q->kv.k.data || a->kv.v.data != q->kv.v.data)
         FAIL(ERR_INVAL, "dev op %s: both share q, KV cache and heads, and sequences have at most one row, not %lld", op,
              (long long)a->seqs.max_q);
-    if (!d->ops->qkv_attn_fwd) {
+    if (!d->ops->qkv_attn_fwd || dev_rope_reorders(q)) {
         TRY(dev_qkv_fwd(d, q));
         return dev_attn_fwd(d, a);
     }

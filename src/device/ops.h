@@ -50,12 +50,23 @@ struct qkv_args { /* shapes: T rows, Hq query heads, Hk KV heads, D = head_dim *
     struct tensor qkv;            /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
     struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */
     float eps;
-    struct tensor rope;  /* (P, D/2, 2) f32: cos, sin of position p; pairs (i, i + D/2) rotate */
+    struct tensor rope;  /* (P, D/2, 2) f32: cos, sin of position p; of pairs above rotary/2 they are 1, 0 */
+    int64_t rotary;      /* RoPE turns the first so many elements of a head; 0: all, D */
+    bool interleaved;    /* pairs (2i, 2i + 1) of them turn, else (i, i + rotary/2) */
     struct tensor pos;   /* (T) i32 */
     struct tensor slots; /* (T) i32: where row t's key and value go */
-    struct tensor q;     /* (T, Hq * D) act: normalised, rotated queries */
+    struct tensor q;     /* (T, Hq * D) act: normalised, rotated queries; like keys in dev_rope_source's order */
     struct kv kv;        /* keys (normalised, rotated) and values */
 };
+/* Whether q and keys have another order of a head's elements than qkv. */
+static inline bool dev_rope_reorders(const struct qkv_args *a) { return a->interleaved || (a->rotary && a->rotary != a->head_dim); }
+/* The element of a head of qkv that is element i of a query or a key, where pair j is (j, j + D/2), whatever pair of qkv it is. */
+static inline int64_t dev_rope_source(const struct qkv_args *a, int64_t i) {
+    const int64_t half = a->head_dim / 2, turned = (a->rotary ? a->rotary : a->head_dim) / 2, second = i >= half,
+                  j = i - second * half;
+    if (j >= turned) return second ? i : i + turned;
+    return a->interleaved ? 2 * j + second : j + second * turned;
+}
 
 /* Gradients of struct qkv_args, whose q and kv backward does not read; all on the device, the caller's. */
 struct qkv_bwd_args {

@@ -211,11 +211,12 @@ static inline void qkv_setup(struct run *r) {
 }
 static inline struct qkv_args qkv_args(struct run *r) {
     const struct op_shape *s = r->s;
+    const int64_t rotary = s->flags & S_PARTIAL ? s->dim / 2 : s->dim;
     struct tensor rope = {NULL, DT_F32, 3, {ROPE_LEN, s->dim / 2, 2, 1}};
     float *f = xcalloc((size_t)tensor_count(rope), sizeof *f);
     for (int64_t p = 0; p < ROPE_LEN; p++)
         for (int64_t i = 0; i < s->dim / 2; i++) {
-            const double angle = (double)p * pow(10000, -2.0 * (double)i / (double)s->dim);
+            const double angle = 2 * i < rotary ? (double)p * pow(10000, -2.0 * (double)i / (double)rotary) : 0;
             f[(p * s->dim / 2 + i) * 2] = (float)cos(angle);
             f[(p * s->dim / 2 + i) * 2 + 1] = (float)sin(angle);
         }
@@ -227,6 +228,8 @@ static inline struct qkv_args qkv_args(struct run *r) {
                          .eps = 1e-6f,
                          .qkv = up(r, &r->in[0]),
                          .rope = rope,
+                         .rotary = s->flags & S_PARTIAL ? rotary : 0,
+                         .interleaved = s->flags & S_PAIRS,
                          .pos = up(r, &r->in[3]),
                          .slots = up(r, &r->in[4])};
     if (s->flags & S_NORM) {
@@ -470,6 +473,11 @@ static const struct op_shape shapes_qkv[] = {
     {.rows = 65, .hq = 2, .hk = 1, .dim = 128, .flags = S_NORM},
     {.rows = 100, .hq = 7, .hk = 1, .dim = 64},
     {.rows = 129, .hq = 2, .hk = 2, .dim = 80},
+    {.rows = 9, .hq = 2, .hk = 1, .dim = 64, .flags = S_PARTIAL},
+    {.rows = 17, .hq = 3, .hk = 1, .dim = 24, .flags = S_PARTIAL | S_NORM},
+    {.rows = 9, .hq = 2, .hk = 1, .dim = 64, .flags = S_PARTIAL | S_PAIRS},
+    {.rows = 33, .hq = 2, .hk = 2, .dim = 32, .flags = S_PAIRS | S_NORM},
+    {.rows = 18, .hq = 2, .hk = 1, .dim = 12, .flags = S_PARTIAL | S_PAIRS | S_NORM},
 };
 static const struct op_shape shapes_attn[] = {
     {.rows = 1, .hq = 1, .hk = 1, .dim = 16, .lens = {1}},

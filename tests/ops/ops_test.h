@@ -132,6 +132,8 @@ enum shape_flags {
     S_F32 = 4,      /* f32 result, or f32 dy, although act may be bf16 */
     S_NORM = 8,     /* qkv: with head norms */
     S_ENTROPY = 16, /* lmhead: with entropy */
+    S_PARTIAL = 32, /* qkv: RoPE of half of a head */
+    S_PAIRS = 64,   /* qkv: RoPE of neighbours */
 };
 struct op_shape {
     int64_t rows, n, k;

@@ -14,7 +14,10 @@ static const struct op_shape small_table[] = {{.rows = 7, .n = 9, .k = 5}};
 static const struct op_shape small_matmul[] = {{.rows = 5, .n = 7, .k = 6, .flags = S_BIAS},
                                                {.rows = 17, .n = 33, .k = 20, .flags = S_BIAS | S_ADD}};
 static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim = 16},
-                                            {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM}};
+                                            {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM},
+                                            {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_PAIRS},
+                                            {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_NORM},
+                                            {.rows = 9, .hq = 1, .hk = 1, .dim = 12, .flags = S_PAIRS | S_NORM}};
 static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim = 16, .lens = {5}},
                                              {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},
                                              {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}}};

@@ -90,8 +90,46 @@ struct qkv_job {
     float *sums; /* (blocks, 2, D): of dq_norm, of dk_norm */
     int64_t per;
 };
-/* What a thread needs besides: cos and sin (D/2 each), D of scratch. */
-#define QKV_BYTES(dim) ((size_t)(2 * (dim)) * sizeof(float))
+/* What a thread needs besides: cos and sin (D/2 each), D of scratch, and where heads are reordered: the order, a head of qkv and
+ * one of its gradient, the norms of q and of k. */
+#define QKV_BYTES(dim) ((size_t)(7 * (dim)) * sizeof(float))
+struct qkv_thread {
+    float *cos, *sin, *tmp;
+    int32_t *order; /* NULL: as in qkv */
+    char *x, *dx, *q_norm, *k_norm;
+};
+
+/* dst[i] = src[order[i]], or dst[order[i]] = src[i]; n elements of `size` bytes. */
+static void gather(void *dst, const void *src, const int32_t *order, int64_t n, size_t size) {
+    for (int64_t i = 0; i < n && size == 2; i++) ((uint16_t *)dst)[i] = ((const uint16_t *)src)[order[i]];
+    for (int64_t i = 0; i < n && size == 4; i++) ((uint32_t *)dst)[i] = ((const uint32_t *)src)[order[i]];
+}
+static void scatter(void *dst, const void *src, const int32_t *order, int64_t n, size_t size) {
+    for (int64_t i = 0; i < n && size == 2; i++) ((uint16_t *)dst)[order[i]] = ((const uint16_t *)src)[i];
+    for (int64_t i = 0; i < n && size == 4; i++) ((uint32_t *)dst)[order[i]] = ((const uint32_t *)src)[i];
+}
+
+static struct qkv_thread qkv_thread_of(const struct qkv_job *j, int thread) {
+    const struct qkv_args *a = j->a;
+    const int64_t dim = a->head_dim;
+    const size_t size = dtype_size(a->qkv.dt);
+    float *const mem = cpu_thread_mem(j->cpu, thread);
+    struct qkv_thread t = {.cos = mem, .sin = mem + dim / 2, .tmp = mem + dim, .q_norm = a->q_norm.data, .k_norm = a->k_norm.data};
+    if (!dev_rope_reorders(a)) return t;
+    t.order = (int32_t *)(mem + 2 * dim);
+    t.x = (char *)(mem + 3 * dim);
+    t.dx = (char *)(mem + 4 * dim);
+    for (int64_t i = 0; i < dim; i++) t.order[i] = (int32_t)dev_rope_source(a, i);
+    if (t.q_norm) gather(mem + 5 * dim, t.q_norm, t.order, dim, size), t.q_norm = (char *)(mem + 5 * dim);
+    if (t.k_norm) gather(mem + 6 * dim, t.k_norm, t.order, dim, size), t.k_norm = (char *)(mem + 6 * dim);
+    return t;
+}
+/* The head of qkv at element i, in the order of queries and keys. */
+static const void *qkv_head(const struct qkv_args *a, const struct qkv_thread *t, int64_t i) {
+    if (!t->order) return at(a->qkv, i);
+    gather(t->x, at(a->qkv, i), t->order, a->head_dim, dtype_size(a->qkv.dt));
+    return t->x;
+}
 
 /* Row of head `head` at slot `slot` of the KV cache (n_kv_blocks, H, block_len, D): first element. */
 static int64_t slot_elem(struct tensor t, int64_t slot, int64_t head) {
@@ -115,17 +153,17 @@ static void qkv_fwd_part(void *arg, int64_t part, int thread) {
     const struct qkv_job *j = arg;
     const struct qkv_args *a = j->a;
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
-    float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2;
-    const struct cpu_head_rot q = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = a->q_norm.data, .cos = cos, .sin = sin};
-    const struct cpu_head_rot k = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = a->k_norm.data, .cos = cos, .sin = sin};
+    const struct qkv_thread m = qkv_thread_of(j, thread);
+    const struct cpu_head_rot q = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.q_norm, .cos = m.cos, .sin = m.sin};
+    const struct cpu_head_rot k = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.k_norm, .cos = m.cos, .sin = m.sin};
     const int64_t lo = part * j->per, hi = part_end(lo, j->per, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {
         const int64_t slot = ((const int32_t *)a->slots.data)[t];
-        load_rope(a, t, cos, sin);
-        for (int64_t h = 0; h < n_q; h++) j->k->rot_fwd(at(a->q, (t * n_q + h) * dim), at(a->qkv, t * c + h * dim), &q);
+        load_rope(a, t, m.cos, m.sin);
+        for (int64_t h = 0; h < n_q; h++) j->k->rot_fwd(at(a->q, (t * n_q + h) * dim), qkv_head(a, &m, t * c + h * dim), &q);
         for (int64_t h = 0; h < n_k; h++) {
             const int64_t to = slot_elem(a->kv.k, slot, h);
-            j->k->rot_fwd(at(a->kv.k, to), at(a->qkv, t * c + (n_q + h) * dim), &k);
+            j->k->rot_fwd(at(a->kv.k, to), qkv_head(a, &m, t * c + (n_q + h) * dim), &k);
             memcpy(at(a->kv.v, to), at(a->qkv, t * c + (n_q + n_k + h) * dim), (size_t)dim * dtype_size(a->qkv.dt));
         }
     }
@@ -144,29 +182,45 @@ int cpu_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     return 0;
 }
 
+/* rot_bwd of the head of qkv at element i, dy given. */
+static void head_bwd(const struct qkv_job *j, const struct qkv_thread *m, int64_t i, const void *dy, const struct cpu_head_rot *h) {
+    const struct qkv_args *a = j->a;
+    j->k->rot_bwd(m->order ? m->dx : at(j->dqkv, i), dy, qkv_head(a, m, i), h);
+    if (m->order) scatter(at(j->dqkv, i), m->dx, m->order, a->head_dim, dtype_size(a->qkv.dt));
+}
+
 static void qkv_bwd_part(void *arg, int64_t part, int thread) {
     const struct qkv_job *j = arg;
     const struct qkv_args *a = j->a;
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
-    float *cos = cpu_thread_mem(j->cpu, thread), *sin = cos + dim / 2, *tmp = sin + dim / 2;
+    const struct qkv_thread m = qkv_thread_of(j, thread);
     float *sum_q = j->sums + part * 2 * dim, *sum_k = sum_q + dim;
-    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, a->q_norm.data, cos, sin, j->dq.dt, sum_q, tmp};
-    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, a->k_norm.data, cos, sin, DT_F32, sum_k, tmp};
+    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, m.q_norm, m.cos, m.sin, j->dq.dt, sum_q, m.tmp};
+    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, m.k_norm, m.cos, m.sin, DT_F32, sum_k, m.tmp};
     memset(sum_q, 0, (size_t)(2 * dim) * sizeof *sum_q);
     const int64_t lo = part * BLOCK, hi = part_end(lo, BLOCK, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {
         const int64_t slot = ((const int32_t *)a->slots.data)[t];
-        load_rope(a, t, cos, sin);
-        for (int64_t h = 0; h < n_q; h++) {
-            const int64_t x = t * c + h * dim;
-            j->k->rot_bwd(at(j->dqkv, x), at(j->dq, (t * n_q + h) * dim), at(a->qkv, x), &q);
-        }
+        load_rope(a, t, m.cos, m.sin);
+        for (int64_t h = 0; h < n_q; h++) head_bwd(j, &m, t * c + h * dim, at(j->dq, (t * n_q + h) * dim), &q);
         for (int64_t h = 0; h < n_k; h++) {
             const int64_t x = t * c + (n_q + h) * dim, from = slot_elem(j->dk, slot, h);
-            j->k->rot_bwd(at(j->dqkv, x), at(j->dk, from), at(a->qkv, x), &k);
+            head_bwd(j, &m, x, at(j->dk, from), &k);
             j->k->narrow(at(j->dqkv, x + n_k * dim), j->dqkv.dt, (const float *)j->dv.data + from, dim);
         }
     }
+}
+
+/* The blocks' sums, in the order of queries and keys, to the gradient of a norm. */
+static void add_norm(const struct qkv_job *j, const struct qkv_thread *m, float *dst, float *sums, int64_t blocks) {
+    const int64_t dim = j->a->head_dim;
+    if (!m->order) {
+        add_partials(j->k, dst, sums, blocks, 2 * dim, dim);
+        return;
+    }
+    memset(m->tmp, 0, (size_t)dim * sizeof *m->tmp);
+    add_partials(j->k, m->tmp, sums, blocks, 2 * dim, dim);
+    for (int64_t i = 0; i < dim; i++) dst[m->order[i]] += m->tmp[i];
 }
 
 int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
@@ -178,8 +232,9 @@ int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_ar
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * 2 * dim) * sizeof *j.sums, &p));
     j.sums = p;
     pool_run(c->pool, blocks, qkv_bwd_part, &j);
-    if (a->q_norm.data) add_partials(j.k, g->dq_norm.data, j.sums, blocks, 2 * dim, dim);
-    if (a->k_norm.data) add_partials(j.k, g->dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
+    const struct qkv_thread m = qkv_thread_of(&j, 0);
+    if (a->q_norm.data) add_norm(&j, &m, g->dq_norm.data, j.sums, blocks);
+    if (a->k_norm.data) add_norm(&j, &m, g->dk_norm.data, j.sums + dim, blocks);
     return 0;
 }
 

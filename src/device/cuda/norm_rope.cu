@@ -195,6 +195,7 @@ enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_ROPE_ROWS = 1024 }; /* QKV_ROPE_RO
 
 template <typename T> struct qkv_job {
     int64_t n_q, n_k, dim, rows, per; /* per: rows of a block */
+    int64_t turned;                   /* pairs that RoPE turns */
     int lanes;
     float eps;
     const T *qkv, *q_norm, *k_norm;
@@ -217,8 +218,65 @@ static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t,
     *slot = j.slots[t];
     if (*pos < 0 || *pos >= j.n_pos || *slot < 0 || *slot >= j.n_slots) __trap();
 }
+
+/* How a head of qkv is to be read as pairs (dev_rope_source): whole and in halves; partly turned; neighbours. */
+enum { PAIRS_HALVES, PAIRS_PARTIAL, PAIRS_NEIGHBOURS };
+template <int PAIRS> static __device__ __forceinline__ int64_t pair_place(int64_t j, int second, int64_t half, int64_t turned) {
+    if (j >= turned) return second ? half + j : turned + j;
+    return PAIRS == PAIRS_NEIGHBOURS ? 2 * j + second : second ? turned + j : j;
+}
+/* First and second elements of the pairs [i, i + n) of a head, or of its norm's weights. */
+template <int PAIRS, bool VEC, typename T>
+static __device__ __forceinline__ void load_pairs(float x0[CHUNK], float x1[CHUNK], const T *head, int64_t i, int n, int64_t half,
+                                                  int64_t turned) {
+    if (PAIRS == PAIRS_HALVES) {
+        load8<VEC>(x0, head + i, n);
+        load8<VEC>(x1, head + half + i, n);
+    } else if (!VEC) {
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++) {
+            x0[e] = e < n ? (float)head[pair_place<PAIRS>(i + e, 0, half, turned)] : 0.0f;
+            x1[e] = e < n ? (float)head[pair_place<PAIRS>(i + e, 1, half, turned)] : 0.0f;
+        }
+    } else if (PAIRS == PAIRS_NEIGHBOURS && i < turned) {
+        float v[2 * CHUNK];
+        load8<VEC>(v, head + 2 * i, n);
+        load8<VEC>(v + CHUNK, head + 2 * i + CHUNK, n);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++) x0[e] = v[2 * e], x1[e] = v[2 * e + 1];
+    } else {
+        load8<VEC>(x0, head + (i < turned ? i : turned + i), n);
+        load8<VEC>(x1, head + (i < turned ? turned : half) + i, n);
+    }
+}
+template <int PAIRS, bool VEC, typename T>
+static __device__ __forceinline__ void store_pairs(T *head, const float x0[CHUNK], const float x1[CHUNK], int64_t i, int n,
+                                                   int64_t half, int64_t turned) {
+    if (PAIRS == PAIRS_HALVES) {
+        store8<VEC>(head + i, x0, n);
+        store8<VEC>(head + half + i, x1, n);
+    } else if (!VEC) {
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            if (e < n) {
+                head[pair_place<PAIRS>(i + e, 0, half, turned)] = (T)x0[e];
+                head[pair_place<PAIRS>(i + e, 1, half, turned)] = (T)x1[e];
+            }
+    } else if (PAIRS == PAIRS_NEIGHBOURS && i < turned) {
+        float v[2 * CHUNK];
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++) v[2 * e] = x0[e], v[2 * e + 1] = x1[e];
+        store8<VEC>(head + 2 * i, v, n);
+        store8<VEC>(head + 2 * i + CHUNK, v + CHUNK, n);
+    } else {
+        store8<VEC>(head + (i < turned ? i : turned + i), x0, n);
+        store8<VEC>(head + (i < turned ? turned : half) + i, x1, n);
+    }
+}
+
 /* One row a block. Every lane runs every round, since sums are over lanes; `on` guards memory. */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_job<T> j) {
+template <int PAIRS, typename T, bool VEC>
+static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_job<T> j) {
     const int64_t t = blockIdx.x, half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
     const int groups = blockDim.x / j.lanes, group = threadIdx.x / j.lanes;
     const int64_t i = (int64_t)(threadIdx.x % j.lanes) * CHUNK;
@@ -234,17 +292,16 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
         const bool on = n > 0 && h < heads, is_v = h >= j.n_q + j.n_k, is_q = h < j.n_q;
         float x0[CHUNK] = {}, x1[CHUNK] = {};
         if (on) {
-            const T *from = j.qkv + (t * heads + h) * j.dim + i;
-            load8<VEC>(x0, from, n);
-            load8<VEC>(x1, from + half, n);
+            const T *from = j.qkv + (t * heads + h) * j.dim;
+            if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, i, n, half, half);
+            else load_pairs<PAIRS, VEC>(x0, x1, from, i, n, half, j.turned);
         }
         const T *norm = is_q ? j.q_norm : j.k_norm;
         if (j.q_norm || j.k_norm) { /* alike for all lanes */
             const float rs = head_rstd(x0, x1, j.dim, j.lanes, j.eps);
             if (on && !is_v && norm) {
                 float w0[CHUNK], w1[CHUNK];
-                load8<VEC>(w0, norm + i, n);
-                load8<VEC>(w1, norm + half + i, n);
+                load_pairs<PAIRS, VEC>(w0, w1, norm, i, n, half, j.turned);
                 norm_head<T>(x0, x1, w0, w1, rs);
             }
         }
@@ -267,7 +324,8 @@ static __device__ __forceinline__ void rotate_back(float d0[CHUNK], float d1[CHU
 }
 
 /* qkv_fwd_kernel without norms, for many rows: a thread has a lane's part of one head of one row. The same operations. */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_rope_kernel(const qkv_job<T> j) {
+template <int PAIRS, typename T, bool VEC>
+static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_rope_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
     const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
@@ -276,12 +334,12 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
     if (t >= j.rows || i >= half) return;
     const int n = half - i < CHUNK ? (int)(half - i) : CHUNK;
     const bool is_q = h < j.n_q, is_v = h >= j.n_q + j.n_k;
-    const T *from = j.qkv + ((int64_t)t * heads + h) * j.dim + i;
+    const T *from = j.qkv + ((int64_t)t * heads + h) * j.dim;
     int64_t p, slot;
     float x0[CHUNK], x1[CHUNK], cs[2 * CHUNK];
     row_place(j, t, &p, &slot);
-    load8<VEC>(x0, from, n);
-    load8<VEC>(x1, from + half, n);
+    if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, i, n, half, half);
+    else load_pairs<PAIRS, VEC>(x0, x1, from, i, n, half, j.turned);
     if (!is_v) {
         load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
         rotate(x0, x1, cs);
@@ -292,16 +350,14 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
 }
 
 /* Lane's two chunks of a head of dy -> of dqkv, in place; the norm's sums += dn * v. Formulas of rmsnorm_bwd. */
-template <bool VEC, typename T>
+template <int PAIRS, bool VEC, typename T>
 static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *norm, const T *x, int64_t i, int n, bool on,
                                                  float d0[CHUNK], float d1[CHUNK], float sum[2 * CHUNK]) {
     const int64_t half = j.dim / 2;
     float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, mean = 0;
     if (on) {
-        load8<VEC>(x0, x, n);
-        load8<VEC>(x1, x + half, n);
-        load8<VEC>(w0, norm + i, n);
-        load8<VEC>(w1, norm + half + i, n);
+        load_pairs<PAIRS, VEC>(x0, x1, x, i, n, half, j.turned);
+        load_pairs<PAIRS, VEC>(w0, w1, norm, i, n, half, j.turned);
     }
     const float all = head_rstd(x0, x1, j.dim, j.lanes, j.eps), rs = on ? all : 0.0f; /* 0: idle lanes add nothing, whatever eps */
 #pragma unroll
@@ -323,14 +379,14 @@ static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *n
 }
 
 /* Heads [first, first + count) of row t, all queries or all keys; sum: the lane's part of the norm's gradient. */
-template <typename T, bool VEC, bool IS_Q>
+template <int PAIRS, typename T, bool VEC, bool IS_Q>
 static __device__ __forceinline__ void heads_back(const qkv_job<T> &j, int64_t t, int64_t slot, int64_t first, int64_t count,
                                                   const float cs[2 * CHUNK], int64_t i, int n, float sum[2 * CHUNK]) {
     const int64_t half = j.dim / 2, heads = j.n_q + 2 * j.n_k;
     const int groups = blockDim.x / j.lanes, group = threadIdx.x / j.lanes;
     const T *norm = IS_Q ? j.q_norm : j.k_norm;
     for (int64_t h0 = 0; h0 < count; h0 += groups) {
-        const int64_t h = h0 + group, at = (t * heads + first + h) * j.dim + i;
+        const int64_t h = h0 + group, at = (t * heads + first + h) * j.dim;
         const bool on = n > 0 && h < count;
         float d0[CHUNK] = {}, d1[CHUNK] = {};
         if (on) {
@@ -345,15 +401,14 @@ static __device__ __forceinline__ void heads_back(const qkv_job<T> &j, int64_t t
             }
         }
         rotate_back(d0, d1, cs);
-        if (norm) norm_back<VEC>(j, norm, j.qkv + at, i, n, on, d0, d1, sum);
+        if (norm) norm_back<PAIRS, VEC>(j, norm, j.qkv + at, i, n, on, d0, d1, sum);
         if (!on) continue;
-        store8<VEC>(j.dqkv + at, d0, n);
-        store8<VEC>(j.dqkv + at + half, d1, n);
+        store_pairs<PAIRS, VEC>(j.dqkv + at, d0, d1, i, n, half, j.turned);
     }
 }
 
 /* The block's sum of the norms' gradients, group by group, into row blockIdx.x of j.sums. */
-template <typename T>
+template <int PAIRS, typename T>
 static __device__ void store_sums(const qkv_job<T> &j, float *sh, const float sum[2 * CHUNK], int64_t i, int n, int which) {
     const int64_t half = j.dim / 2;
     const int groups = blockDim.x / j.lanes, group = threadIdx.x / j.lanes;
@@ -361,8 +416,8 @@ static __device__ void store_sums(const qkv_job<T> &j, float *sh, const float su
 #pragma unroll
     for (int e = 0; e < CHUNK; e++)
         if (e < n) {
-            sh[group * j.dim + i + e] = sum[e];
-            sh[group * j.dim + half + i + e] = sum[CHUNK + e];
+            sh[group * j.dim + pair_place<PAIRS>(i + e, 0, half, j.turned)] = sum[e];
+            sh[group * j.dim + pair_place<PAIRS>(i + e, 1, half, j.turned)] = sum[CHUNK + e];
         }
     __syncthreads();
     for (int64_t c = threadIdx.x; c < j.dim; c += blockDim.x) {
@@ -372,7 +427,8 @@ static __device__ void store_sums(const qkv_job<T> &j, float *sh, const float su
     }
 }
 
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_kernel(const qkv_job<T> j) {
+template <int PAIRS, typename T, bool VEC>
+static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_kernel(const qkv_job<T> j) {
     extern __shared__ float sh[]; /* (groups, D), with norms */
     pdl_launch_dependents();
     pdl_wait();
@@ -387,8 +443,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
         float cs[2 * CHUNK] = {};
         row_place(j, t, &p, &slot);
         if (n) load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
-        heads_back<T, VEC, true>(j, t, slot, 0, j.n_q, cs, i, n, sum_q);
-        heads_back<T, VEC, false>(j, t, slot, j.n_q, j.n_k, cs, i, n, sum_k);
+        heads_back<PAIRS, T, VEC, true>(j, t, slot, 0, j.n_q, cs, i, n, sum_q);
+        heads_back<PAIRS, T, VEC, false>(j, t, slot, j.n_q, j.n_k, cs, i, n, sum_k);
         for (int64_t h = group; n && h < j.n_k; h += groups) {
             float v[CHUNK];
             const float *from = j.dv + slot_elem(j, slot, h) + i;
@@ -399,12 +455,13 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
             store8<VEC>(to + half, v, n);
         }
     }
-    if (j.q_norm) store_sums(j, sh, sum_q, i, n, 0);
-    if (j.k_norm) store_sums(j, sh, sum_k, i, n, 1);
+    if (j.q_norm) store_sums<PAIRS>(j, sh, sum_q, i, n, 0);
+    if (j.k_norm) store_sums<PAIRS>(j, sh, sum_k, i, n, 1);
 }
 
 /* The same without norms, where nothing is summed: a thread has a lane's part of one head of one row. */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_rope_kernel(const qkv_job<T> j) {
+template <int PAIRS, typename T, bool VEC>
+static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_rope_kernel(const qkv_job<T> j) {
     const unsigned heads = (unsigned)(j.n_q + 2 * j.n_k), per_row = heads * (unsigned)j.lanes;
     const unsigned unit = cuda_block_reversed() * QKV_THREADS + threadIdx.x, t = unit / per_row, in_row = unit % per_row;
     const int64_t half = j.dim / 2, h = in_row / (unsigned)j.lanes, i = (int64_t)(in_row % (unsigned)j.lanes) * CHUNK;
@@ -429,9 +486,9 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(QKV_THR
         load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
         rotate_back(d0, d1, cs);
     }
-    T *to = j.dqkv + (t * heads + h) * j.dim + i;
-    store8<VEC>(to, d0, n);
-    store8<VEC>(to + half, d1, n);
+    T *to = j.dqkv + (t * heads + h) * j.dim;
+    if (PAIRS == PAIRS_HALVES || h >= j.n_q + j.n_k) store_pairs<PAIRS_HALVES, VEC>(to, d0, d1, i, n, half, half);
+    else store_pairs<PAIRS, VEC>(to, d0, d1, i, n, half, j.turned);
 }
 
 /* What forward and backward have in common; cache: of keys (forward) or of their gradients. */
@@ -442,6 +499,7 @@ template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args
     for (j->lanes = 1; j->lanes < chunks;) j->lanes *= 2;
     if (j->lanes > QKV_LANES)
         FAIL(ERR_UNSUPPORTED, "cuda: head_dim %lld: at most %d", (long long)a->head_dim, 2 * CHUNK * QKV_LANES);
+    j->turned = (a->rotary ? a->rotary : a->head_dim) / 2;
     j->eps = a->eps;
     j->qkv = (const T *)a->qkv.data, j->q_norm = (const T *)a->q_norm.data, j->k_norm = (const T *)a->k_norm.data;
     j->rope = (const float *)a->rope.data, j->pos = (const int32_t *)a->pos.data, j->slots = (const int32_t *)a->slots.data;
@@ -450,14 +508,15 @@ template <typename T> static int qkv_job_of(qkv_job<T> *j, const struct qkv_args
 }
 /* Whole chunks everywhere: the half of a head is a multiple of 8, and so is every offset. */
 template <typename T> static bool qkv_wide(const qkv_job<T> *j) {
-    return j->dim % (2 * CHUNK) == 0 && aligned16(j->qkv) && aligned16(j->q_norm) && aligned16(j->k_norm) && aligned16(j->rope);
+    return j->dim % (2 * CHUNK) == 0 && j->turned % CHUNK == 0 && aligned16(j->qkv) && aligned16(j->q_norm) &&
+           aligned16(j->k_norm) && aligned16(j->rope);
 }
 
 /* Lanes' parts of heads of all rows, which the kernels without norms number in 32 bits. */
 template <typename T> static int64_t qkv_units(const qkv_job<T> *j) { return j->rows * (j->n_q + 2 * j->n_k) * j->lanes; }
 static const int64_t QKV_MOST = (int64_t)UINT32_MAX - QKV_THREADS;
 
-template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_args *a) {
+template <int PAIRS, typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_args *a) {
     qkv_job<T> j;
     TRY(qkv_job_of(&j, a, a->kv.k));
     j.q = (T *)a->q.data, j.k = (T *)a->kv.k.data, j.v = (T *)a->kv.v.data;
@@ -466,19 +525,23 @@ template <typename T> static int qkv_fwd_any(struct cuda *c, const struct qkv_ar
     const bool wide = qkv_wide(&j) && aligned16(j.q) && aligned16(j.k) && aligned16(j.v);
     if (!j.q_norm && !j.k_norm && j.rows >= QKV_ROPE_ROWS && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<PAIRS, T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_fwd_rope_kernel<PAIRS, T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
-    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<T, true>, rows, threads, 0, j));
-    else CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<T, false>, rows, threads, 0, j));
+    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<PAIRS, T, true>, rows, threads, 0, j));
+    else CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<PAIRS, T, false>, rows, threads, 0, j));
     return 0;
 }
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
-    return a->qkv.dt == DT_BF16 ? qkv_fwd_any<bf16>(cuda_of(d), a) : qkv_fwd_any<float>(cuda_of(d), a);
+    const bool narrow = a->qkv.dt == DT_BF16;
+    struct cuda *c = cuda_of(d);
+    if (!dev_rope_reorders(a)) return narrow ? qkv_fwd_any<PAIRS_HALVES, bf16>(c, a) : qkv_fwd_any<PAIRS_HALVES, float>(c, a);
+    if (!a->interleaved) return narrow ? qkv_fwd_any<PAIRS_PARTIAL, bf16>(c, a) : qkv_fwd_any<PAIRS_PARTIAL, float>(c, a);
+    return narrow ? qkv_fwd_any<PAIRS_NEIGHBOURS, bf16>(c, a) : qkv_fwd_any<PAIRS_NEIGHBOURS, float>(c, a);
 }
 
-template <typename T> static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, const struct qkv_bwd_args *g) {
+template <int PAIRS, typename T> static int qkv_bwd_any(struct cuda *c, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     qkv_job<T> j;
     TRY(qkv_job_of(&j, a, g->dk));
     j.dq = (const T *)g->dq.data, j.dqkv = (T *)g->dqkv.data;
@@ -489,8 +552,8 @@ template <typename T> static int qkv_bwd_any(struct cuda *c, const struct qkv_ar
                wide = qkv_wide(&j) && aligned16(j.dq) && aligned16(j.dk) && aligned16(j.dv) && aligned16(j.dqkv);
     if (!norms && qkv_units(&j) <= QKV_MOST) {
         const unsigned grid = (unsigned)ceil_div(qkv_units(&j), QKV_THREADS);
-        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<T, true>, grid, QKV_THREADS, 0, j));
-        else CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<T, false>, grid, QKV_THREADS, 0, j));
+        if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<PAIRS, T, true>, grid, QKV_THREADS, 0, j));
+        else CU_TRY(cuda_launch_pdl(c, qkv_bwd_rope_kernel<PAIRS, T, false>, grid, QKV_THREADS, 0, j));
         return 0;
     }
     if (norms) j.per = rows_per_block(c, j.rows);
@@ -499,12 +562,16 @@ template <typename T> static int qkv_bwd_any(struct cuda *c, const struct qkv_ar
     void *sums = NULL;
     if (norms) TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(blocks * 2 * j.dim) * sizeof(float), &sums));
     j.sums = (float *)sums;
-    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, true>, (unsigned)blocks, threads, shared, j));
-    else CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<T, false>, (unsigned)blocks, threads, shared, j));
+    if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<PAIRS, T, true>, (unsigned)blocks, threads, shared, j));
+    else CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<PAIRS, T, false>, (unsigned)blocks, threads, shared, j));
     if (j.q_norm) TRY(add_parts(c, (float *)g->dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
     if (j.k_norm) TRY(add_parts(c, (float *)g->dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;
 }
 int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
-    return a->qkv.dt == DT_BF16 ? qkv_bwd_any<bf16>(cuda_of(d), a, g) : qkv_bwd_any<float>(cuda_of(d), a, g);
+    const bool narrow = a->qkv.dt == DT_BF16;
+    struct cuda *c = cuda_of(d);
+    if (!dev_rope_reorders(a)) return narrow ? qkv_bwd_any<PAIRS_HALVES, bf16>(c, a, g) : qkv_bwd_any<PAIRS_HALVES, float>(c, a, g);
+    if (!a->interleaved) return narrow ? qkv_bwd_any<PAIRS_PARTIAL, bf16>(c, a, g) : qkv_bwd_any<PAIRS_PARTIAL, float>(c, a, g);
+    return narrow ? qkv_bwd_any<PAIRS_NEIGHBOURS, bf16>(c, a, g) : qkv_bwd_any<PAIRS_NEIGHBOURS, float>(c, a, g);
 }

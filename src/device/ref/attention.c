@@ -26,18 +26,19 @@ static float head_rstd(struct tensor qkv, int64_t at, int64_t dim, float eps) {
     return (float)(1.0 / sqrt(sum / (double)dim + eps));
 }
 
-/* out[0..D) of act = RoPE at p (Su et al. 2021, pairs (i, i + D/2)) of the head at `at`, after
- * the optional norm, which rounds as dev_rmsnorm_fwd does. */
+/* out[0..D) of act = RoPE at p (Su et al. 2021) of the head at `at`, after the optional norm, which rounds as
+ * dev_rmsnorm_fwd does. */
 static void head_fwd(const struct qkv_args *a, struct tensor norm, int64_t at, int64_t p, void *out, int64_t out_at) {
     const int64_t dim = a->head_dim, half = dim / 2;
     const enum dtype act = a->qkv.dt;
     const float rs = norm.data ? head_rstd(a->qkv, at, dim, a->eps) : 1;
     const float *rope = ref_f32(a->rope) + p * dim; /* (D/2, 2) */
     for (int64_t i = 0; i < half; i++) {
-        float x0 = ref_at(a->qkv, at + i), x1 = ref_at(a->qkv, at + i + half);
+        const int64_t i0 = dev_rope_source(a, i), i1 = dev_rope_source(a, i + half);
+        float x0 = ref_at(a->qkv, at + i0), x1 = ref_at(a->qkv, at + i1);
         if (norm.data) {
-            x0 = ref_round(ref_round(x0 * rs, act) * ref_at(norm, i), act);
-            x1 = ref_round(ref_round(x1 * rs, act) * ref_at(norm, i + half), act);
+            x0 = ref_round(ref_round(x0 * rs, act) * ref_at(norm, i0), act);
+            x1 = ref_round(ref_round(x1 * rs, act) * ref_at(norm, i1), act);
         }
         const float c = rope[2 * i], s = rope[2 * i + 1];
         ref_put(out, act, out_at + i, x0 * c - x1 * s);
@@ -78,8 +79,8 @@ static void head_bwd(const struct qkv_args *a, const struct head_grad *g, int64_
     for (int64_t i = 0; i < half; i++) { /* rotate back */
         const double y0 = ref_at(dsrc, from + i), y1 = ref_at(dsrc, from + i + half);
         const double c = rope[2 * i], s = rope[2 * i + 1];
-        dn[i] = y0 * c + y1 * s;
-        dn[i + half] = y1 * c - y0 * s;
+        dn[dev_rope_source(a, i)] = y0 * c + y1 * s;
+        dn[dev_rope_source(a, i + half)] = y1 * c - y0 * s;
     }
     if (norm.data) {
         const double rs = head_rstd(a->qkv, at, dim, a->eps);
