@@ -60,6 +60,14 @@ CASES = {
     "phi3": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, sliding_window=12,
                  original_max_position_embeddings=128, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, rope_theta=1e4,
                  rope_scaling=None),
+    # heads of 8 of which 6 turn; sequences longer than the original length, so the long list
+    "phi4_mini": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=True, rms_norm_eps=1e-5,
+                      sliding_window=262144, original_max_position_embeddings=4, partial_rotary_factor=0.75, pad_token_id=0,
+                      rope_theta=1e4, rope_scaling=dict(type="longrope", short_factor=[1.0, 1.1, 1.2],
+                                                        long_factor=[1.0, 1.7, 3.1])),
+    "glm": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1.5625e-7,
+                head_dim=16, num_key_value_heads=1, attention_bias=True, partial_rotary_factor=0.5, rope_theta=1e4,
+                pad_token_id=0),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -79,6 +87,12 @@ MORE = {
     # DeepSeek-LLM and R1's distils are Llama and Qwen2 as they are
     "deepseek_llm": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=False,
                          num_key_value_heads=4, attention_bias=False, rope_theta=1e4),
+    "phi4_mini_short": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=True,
+                            original_max_position_embeddings=64, partial_rotary_factor=0.5, pad_token_id=0, rope_theta=1e4,
+                            rope_scaling=dict(type="longrope", short_factor=[1.0, 1.3], long_factor=[1.0, 1.7])),
+    "glm_plain": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=True, pad_token_id=0,
+                      head_dim=8, attention_bias=False, rope_parameters=dict(rope_type="default", rope_theta=5e5,
+                                                                             partial_rotary_factor=1.0)),
     "phi4": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
                  num_attention_heads=2, num_key_value_heads=1, sliding_window=None, pad_token_id=0, rope_theta=250000),
     "r1_distil_qwen": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False,

@@ -12,16 +12,18 @@
 struct model_family;
 /* Tensors that not every model has; bits. */
 enum model_feature { MODEL_QKV_BIAS = 1, MODEL_O_BIAS = 2, MODEL_MLP_BIAS = 4, MODEL_QK_NORM = 8 };
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
 
 /* Rotary angles of layers. */
 struct model_rope {
     enum rope_kind kind;
+    int64_t dim; /* elements of a head that turn, the first ones */
     double theta, factor;
-    double low_freq_factor, high_freq_factor;      /* llama3 */
-    double attention_factor, beta_fast, beta_slow; /* yarn; attention_factor 0: computed */
-    double mscale, mscale_all_dim;                 /* yarn, optional (0: absent) */
-    bool truncate;                                 /* yarn: round the correction range */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double attention_factor;                  /* yarn, longrope; 0: computed */
+    double beta_fast, beta_slow;              /* yarn */
+    double mscale, mscale_all_dim;            /* yarn, optional (0: absent) */
+    bool truncate;                            /* yarn: round the correction range */
     int64_t original_max_pos;
 };
 
@@ -71,8 +73,10 @@ int64_t model_config_linear_params(const struct model_config *c); /* of these, t
 const char *model_rope_name(enum rope_kind kind);
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer);
 bool model_has_rope(const struct model_config *c, enum model_rope_table which); /* a layer reads this table */
+/* What config.json says of rope: "rope_parameters" (transformers 5) or "rope_scaling" (4); NULL or null: nothing. */
+const json_t *model_rope_json(const json_t *config);
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest
- * sequence of the run (dynamic NTK is fixed from it). */
+ * sequence of the run (dynamic NTK and longrope are fixed from it). */
 void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out);
 
 #endif

@@ -49,6 +49,16 @@ static const struct model_group_row phi3_layer[] = {
     {0},
 };
 
+static const struct model_group_row glm_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    FUSED_GATE_UP,
+    DOWN,
+    {0},
+};
+
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
@@ -89,9 +99,25 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_NO_ROPE,
      .rope_layers = MODEL_ROPE_LISTED,
      .layer = llama_layer},
-    {.type = "phi3", .class_prefix = "Phi3", .windows = MODEL_WINDOW_ALL, .rms_eps = 1e-5, .layer = phi3_layer},
+    {.type = "phi3",
+     .class_prefix = "Phi3",
+     .windows = MODEL_WINDOW_ALL,
+     .rms_eps = 1e-5,
+     .partial_rotary = 1,
+     .longrope_aliases = true,
+     .layer = phi3_layer},
+    {.type = "glm",
+     .class_prefix = "Glm",
+     .n_kv_heads = 2,
+     .head_dim = 128,
+     .features = MODEL_QKV_BIAS,
+     .keys = {{"attention_bias", MODEL_QKV_BIAS}},
+     .rms_eps = 1.5625e-7,
+     .partial_rotary = 0.5,
+     .interleaved = true,
+     .layer = glm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3 and phi3";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3 and glm";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

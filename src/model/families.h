@@ -72,6 +72,9 @@ struct model_family {
                                             with this key's theta; NULL: all layers have one */
     int64_t window;                      /* without "sliding_window" */
     double rms_eps;                      /* without "rms_norm_eps"; 0: 1e-6 */
+    double partial_rotary;               /* "partial_rotary_factor" without the key; 0: it has to be 1 */
+    bool interleaved;                    /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
+    bool longrope_aliases;               /* rope types "su" and "yarn" mean longrope */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */

@@ -179,6 +179,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
     const struct model_config *c = &m->cfg;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
+    const struct model_rope *rope = y->rope == MODEL_ROPE_LOCAL ? &c->local_rope : &c->rope;
     const int64_t n = b->n_rows;
     *qkv = (struct qkv_args){
         .n_q_heads = c->n_q_heads,
@@ -189,6 +190,8 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .k_norm = model__vec(y->k_norm),
         .eps = c->rms_eps,
         .rope = m->rope[y->rope],
+        .rotary = rope->dim,
+        .interleaved = c->family->interleaved,
         .pos = b->pos,
         .slots = b->slots,
         .q = model__top(s->q, n),

@@ -65,8 +65,9 @@ static double yarn_mscale(double scale, double m) { return scale <= 1 ? 1.0 : 0.
 
 /* What cos and sin are multiplied by. */
 static float attention_scaling(const struct model_rope *r) {
-    if (r->kind != ROPE_YARN) return 1.0f;
+    if (r->kind != ROPE_YARN && r->kind != ROPE_LONGROPE) return 1.0f;
     if (r->attention_factor != 0) return (float)r->attention_factor;
+    if (r->kind == ROPE_LONGROPE) return r->factor <= 1 ? 1.0f : (float)sqrt(1 + log(r->factor) / log((double)r->original_max_pos));
     if (r->mscale != 0 && r->mscale_all_dim != 0)
         return (float)(yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim));
     return (float)yarn_mscale(r->factor, 1);
@@ -76,9 +77,20 @@ static float attention_scaling(const struct model_rope *r) {
  * would make a row's numbers depend on its batch; here the run's longest length sets it once. */
 static double dynamic_base(const struct model_config *c, const struct model_rope *r, int64_t max_len) {
     const double max_pos = (double)c->max_pos, len = (double)(max_len > c->max_pos ? max_len : c->max_pos);
-    const double dim = (double)c->head_dim;
+    const double dim = (double)r->dim;
     log_note("dynamic rope scaling is fixed for a longest sequence of %.0f tokens", len);
     return r->theta * pow(r->factor * len / max_pos - (r->factor - 1), dim / (dim - 2));
+}
+
+/* LongRoPE (Ding et al. 2024). transformers chooses between the lists by each batch's longest sequence; here the run's chooses. */
+static void longrope_freqs(float *f, int64_t half, const struct model_config *c, const struct model_rope *r, int64_t max_len) {
+    const bool longer = max_len > r->original_max_pos;
+    const json_t *list = json_object_get(model_rope_json(c->json), longer ? "long_factor" : "short_factor");
+    log_note("longrope: %s, for a longest sequence of %lld tokens", longer ? "long_factor" : "short_factor", (long long)max_len);
+    for (int64_t i = 0; i < half; i++) {
+        const float by = (float)json_number_value(json_array_get(list, (size_t)i));
+        f[i] = 1.0f / (by * powf((float)r->theta, (float)(2 * i) / (float)(2 * half)));
+    }
 }
 
 static void frequencies(float *f, int64_t half, const struct model_config *c, const struct model_rope *r, int64_t max_len) {
@@ -87,6 +99,7 @@ static void frequencies(float *f, int64_t half, const struct model_config *c, co
         for (int64_t i = 0; i < half; i++) f[i] /= (float)r->factor;
     if (r->kind == ROPE_LLAMA3) llama3_freqs(f, half, r);
     if (r->kind == ROPE_YARN) yarn_freqs(f, half, r);
+    if (r->kind == ROPE_LONGROPE) longrope_freqs(f, half, c, r, max_len);
 }
 
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer) {
@@ -102,15 +115,15 @@ bool model_has_rope(const struct model_config *c, enum model_rope_table which) {
 
 void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out) {
     const struct model_rope *const r = which == MODEL_ROPE_LOCAL ? &c->local_rope : &c->rope;
-    const int64_t half = c->head_dim / 2;
+    const int64_t half = c->head_dim / 2, turned = r->dim / 2;
     const float scale = which == MODEL_ROPE_NONE ? 1.0f : attention_scaling(r);
     float *f = xcalloc((size_t)half, sizeof *f);
-    if (which != MODEL_ROPE_NONE) frequencies(f, half, c, r, max_len);
+    if (which != MODEL_ROPE_NONE) frequencies(f, turned, c, r, max_len);
     for (int64_t p = 0; p < n_pos; p++) {
         for (int64_t i = 0; i < half; i++) {
             const float angle = (float)p * f[i];
-            out[(p * half + i) * 2] = cosf(angle) * scale;
-            out[(p * half + i) * 2 + 1] = sinf(angle) * scale;
+            out[(p * half + i) * 2] = i < turned ? cosf(angle) * scale : 1.0f;
+            out[(p * half + i) * 2 + 1] = i < turned ? sinf(angle) * scale : 0.0f;
         }
     }
     free(f);

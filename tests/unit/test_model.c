@@ -122,6 +122,9 @@ static void families(void **state) {
         {"seed_oss", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight")
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"glm", ",\"num_key_value_heads\":2",
+         "input_layernorm.weight" QKV("weight") QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight "
+                                                            "mlp.gate_up_proj.weight mlp.down_proj.weight"},
         {"phi3", "",
          "input_layernorm.weight self_attn.qkv_proj.weight self_attn.o_proj.weight post_attention_layernorm.weight "
          "mlp.gate_up_proj.weight mlp.down_proj.weight"},
@@ -164,8 +167,15 @@ static void config_refusals(void **state) {
          "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
         {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
-        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"longrope\"}}", "unsupported rope type \"longrope\"",
+        {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"ntk\"}}", "unsupported rope type \"ntk\"",
          ERR_UNSUPPORTED},
+        {"{\"model_type\":\"phi3\"," BASE ",\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1]}}",
+         "rope \"short_factor\" is not a list of 8 numbers", ERR_FORMAT},
+        {"{\"model_type\":\"phi3\"," BASE
+         ",\"partial_rotary_factor\":0.125,\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[0]}}",
+         "rope \"long_factor\" entry 0 is not a positive number", ERR_FORMAT},
+        {"{\"model_type\":\"glm\"," BASE ",\"num_key_value_heads\":2,\"partial_rotary_factor\":0.01}",
+         "unsupported partial_rotary_factor 0.01 of heads of 128", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",

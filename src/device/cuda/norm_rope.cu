@@ -225,10 +225,16 @@ template <int PAIRS> static __device__ __forceinline__ int64_t pair_place(int64_
     if (j >= turned) return second ? half + j : turned + j;
     return PAIRS == PAIRS_NEIGHBOURS ? 2 * j + second : second ? turned + j : j;
 }
-/* First and second elements of the pairs [i, i + n) of a head, or of its norm's weights. */
+/* Pairs [i, i + n) of a head, of which `turned` turn and `half` are all. */
+struct pair_span {
+    int64_t i, half, turned;
+    int n;
+};
+/* Their first and second elements; head: of qkv, or a norm's weights. */
 template <int PAIRS, bool VEC, typename T>
-static __device__ __forceinline__ void load_pairs(float x0[CHUNK], float x1[CHUNK], const T *head, int64_t i, int n, int64_t half,
-                                                  int64_t turned) {
+static __device__ __forceinline__ void load_pairs(float x0[CHUNK], float x1[CHUNK], const T *head, pair_span p) {
+    const int64_t i = p.i, half = p.half, turned = p.turned;
+    const int n = p.n;
     if (PAIRS == PAIRS_HALVES) {
         load8<VEC>(x0, head + i, n);
         load8<VEC>(x1, head + half + i, n);
@@ -250,8 +256,9 @@ static __device__ __forceinline__ void load_pairs(float x0[CHUNK], float x1[CHUN
     }
 }
 template <int PAIRS, bool VEC, typename T>
-static __device__ __forceinline__ void store_pairs(T *head, const float x0[CHUNK], const float x1[CHUNK], int64_t i, int n,
-                                                   int64_t half, int64_t turned) {
+static __device__ __forceinline__ void store_pairs(T *head, const float x0[CHUNK], const float x1[CHUNK], pair_span p) {
+    const int64_t i = p.i, half = p.half, turned = p.turned;
+    const int n = p.n;
     if (PAIRS == PAIRS_HALVES) {
         store8<VEC>(head + i, x0, n);
         store8<VEC>(head + half + i, x1, n);
@@ -293,15 +300,15 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_j
         float x0[CHUNK] = {}, x1[CHUNK] = {};
         if (on) {
             const T *from = j.qkv + (t * heads + h) * j.dim;
-            if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, i, n, half, half);
-            else load_pairs<PAIRS, VEC>(x0, x1, from, i, n, half, j.turned);
+            if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
+            else load_pairs<PAIRS, VEC>(x0, x1, from, pair_span{i, half, j.turned, n});
         }
         const T *norm = is_q ? j.q_norm : j.k_norm;
         if (j.q_norm || j.k_norm) { /* alike for all lanes */
             const float rs = head_rstd(x0, x1, j.dim, j.lanes, j.eps);
             if (on && !is_v && norm) {
                 float w0[CHUNK], w1[CHUNK];
-                load_pairs<PAIRS, VEC>(w0, w1, norm, i, n, half, j.turned);
+                load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
                 norm_head<T>(x0, x1, w0, w1, rs);
             }
         }
@@ -338,8 +345,8 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_rope_kernel(const 
     int64_t p, slot;
     float x0[CHUNK], x1[CHUNK], cs[2 * CHUNK];
     row_place(j, t, &p, &slot);
-    if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, i, n, half, half);
-    else load_pairs<PAIRS, VEC>(x0, x1, from, i, n, half, j.turned);
+    if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
+    else load_pairs<PAIRS, VEC>(x0, x1, from, pair_span{i, half, j.turned, n});
     if (!is_v) {
         load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
         rotate(x0, x1, cs);
@@ -356,8 +363,8 @@ static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *n
     const int64_t half = j.dim / 2;
     float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, mean = 0;
     if (on) {
-        load_pairs<PAIRS, VEC>(x0, x1, x, i, n, half, j.turned);
-        load_pairs<PAIRS, VEC>(w0, w1, norm, i, n, half, j.turned);
+        load_pairs<PAIRS, VEC>(x0, x1, x, pair_span{i, half, j.turned, n});
+        load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
     }
     const float all = head_rstd(x0, x1, j.dim, j.lanes, j.eps), rs = on ? all : 0.0f; /* 0: idle lanes add nothing, whatever eps */
 #pragma unroll
@@ -403,7 +410,7 @@ static __device__ __forceinline__ void heads_back(const qkv_job<T> &j, int64_t t
         rotate_back(d0, d1, cs);
         if (norm) norm_back<PAIRS, VEC>(j, norm, j.qkv + at, i, n, on, d0, d1, sum);
         if (!on) continue;
-        store_pairs<PAIRS, VEC>(j.dqkv + at, d0, d1, i, n, half, j.turned);
+        store_pairs<PAIRS, VEC>(j.dqkv + at, d0, d1, pair_span{i, half, j.turned, n});
     }
 }
 
@@ -487,8 +494,8 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_rope_kernel(const 
         rotate_back(d0, d1, cs);
     }
     T *to = j.dqkv + (t * heads + h) * j.dim;
-    if (PAIRS == PAIRS_HALVES || h >= j.n_q + j.n_k) store_pairs<PAIRS_HALVES, VEC>(to, d0, d1, i, n, half, half);
-    else store_pairs<PAIRS, VEC>(to, d0, d1, i, n, half, j.turned);
+    if (PAIRS == PAIRS_HALVES || h >= j.n_q + j.n_k) store_pairs<PAIRS_HALVES, VEC>(to, d0, d1, pair_span{i, half, half, n});
+    else store_pairs<PAIRS, VEC>(to, d0, d1, pair_span{i, half, j.turned, n});
 }
 
 /* What forward and backward have in common; cache: of keys (forward) or of their gradients. */
