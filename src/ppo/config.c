@@ -135,10 +135,8 @@ static int derive_rollout(struct ppo_config *k) {
                       &k->ref.cut);
 }
 
-/* The agent loop of rows that name none, and how a model writes its calls. */
-static int derive_agent(struct ppo_config *k) {
+int ppo_agent_config_derive(struct ppo_agent_config *a) {
 #define MULTI_TURN ARR "rollout.multi_turn."
-    struct ppo_agent_config *a = &k->agent;
     static const char *const loops[] = {"single_turn_agent", "tool_agent", "program_agent"};
     bool known = a->loop_config_path != NULL;
     for (size_t i = 0; i < sizeof loops / sizeof *loops; i++) known |= strcmp(a->default_loop, loops[i]) == 0;
@@ -782,7 +780,7 @@ static int read(struct ppo_config *k, const struct conf *c, enum ppo_config_use 
     TRY(derive_algorithm(k));
     TRY(derive_actor(k));
     TRY(derive_rollout(k));
-    TRY(derive_agent(k));
+    TRY(ppo_agent_config_derive(&k->agent));
     TRY(derive_external(k));
     TRY(derive_correction(k));
     TRY(derive_filter(k));

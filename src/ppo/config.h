@@ -169,6 +169,8 @@ struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
     bool run_again;                   /* on_restart: a program that ran when the run was killed is started again */
     const struct tool_parser *parser; /* of format */
 };
+/* The loop of rows that name none, and how a model writes its calls: default_loop and parser. ERR_INVAL names the key. */
+int ppo_agent_config_derive(struct ppo_agent_config *a);
 struct ppo_ref_config { /* actor_rollout_ref.ref */
     struct micro_batch_limits cut;
     bool offload; /* its weights are in host memory */

@@ -37,7 +37,7 @@ struct phases {
     struct sigaction old[N_STOPS];
 };
 
-static volatile sig_atomic_t stop_signal, requested; /* requested: by SIGINT or SIGTERM */
+static volatile sig_atomic_t stop_signal, requested, stateless; /* requested: by SIGINT or SIGTERM */
 static struct timespec requested_at;
 static pid_t requested_by; /* 0: a terminal */
 static bool hold;
@@ -70,10 +70,12 @@ static void on_signal(int sig, siginfo_t *info, void *context) {
     if (sig == SIGHUP && stop_signal) return;
     if (sig != SIGHUP) requested = 1;
     if (!stop_signal) stop_signal = sig;
-    static const char text[] = "\nstopping: saving the state; once more ends at once\n";
-    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    static const char saving[] = "\nstopping: saving the state; once more ends at once\n",
+                      ending[] = "\nstopping; once more ends at once\n";
+    (void)!write(STDERR_FILENO, stateless ? ending : saving, (stateless ? sizeof ending : sizeof saving) - 1);
 }
 
+void phases_stateless(void) { stateless = 1; }
 int phase_stop_signal(void) { return stop_signal; }
 int phase_stop_due(void) { return hold ? 0 : stop_signal; }
 void phase_hold_stop(bool held) { hold = held; }
@@ -104,8 +106,8 @@ static void *watch(void *v) {
         const double late = clock_awake() - s->last_beat;
         if (s->current[0] && late > s->deadline) {
             log_error("stage '%s' made no progress for %.0f s (deadline %.0f s, trainer.deadline); "
-                      "ending; resume continues from the last checkpoint",
-                      s->current, late, s->deadline);
+                      "ending%s",
+                      s->current, late, s->deadline, stateless ? "" : "; resume continues from the last checkpoint");
             _exit(err_exit_status(ERR_TIMEOUT));
         }
         struct timespec until;

@@ -17,6 +17,7 @@ struct phases; /* one run's clock; create one at a time */
  * (phase_stop_signal); a second SIGINT or SIGTERM ends at once. An ignored SIGHUP stays so (nohup). */
 int phases_create(struct phases **out, double deadline_s);
 void phases_destroy(struct phases *s); /* restores the handlers; NULL ok */
+void phases_stateless(void);           /* this program saves no state: what people read of a stop promises none */
 /* Stages do not nest in time keeping: begin ends the one before. seconds add up
  * per name until phases_metrics. */
 void phase_begin(struct phases *s, const char *name);

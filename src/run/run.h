@@ -98,7 +98,8 @@ struct run {
     int64_t first_step, optim_first, all_bad; /* where this process began; its steps that have met a bad gradient */
     bool begun, in_step, step_bad;            /* step_bad: it has met a gradient that is not finite */
     bool logged_stop;
-    bool probing;             /* time_probe.h: its state is discarded, so it is saved only where the probe does so */
+    bool probing;             /* time_probe.h, or a generation of its own (generate/episodes.h): its state is discarded, so it is
+                               * saved only where the probe does so */
     struct bad_gradient *bad; /* of a worker's run, which writes nothing; NULL: bad_batches/ */
     const char *program_name; /* the configuration's; borrowed */
     char *config_yaml;

@@ -656,8 +656,18 @@ static json_t *plain_episode(const struct generation_sample *s) {
     return e;
 }
 
-/* The segments of a sample: pairs of tokens and kind; *n: how many. one: room for those of one turn. */
-static const int32_t *segments_of(const struct generation_sample *s, int32_t *one, int64_t *n) {
+json_t *agent_loop_episode(const struct generation_sample *s) { return s->agent ? tool_agent_episode(s->agent) : plain_episode(s); }
+
+void agent_loop_extra_info(const struct generation_sample *s, json_t *extra) {
+    json_object_set_new(extra, "turn_scores", s->agent ? json_deep_copy(tool_agent_turn_scores(s->agent)) : json_array());
+    json_object_set_new(extra, "tool_rewards", s->agent ? json_deep_copy(tool_agent_tool_rewards(s->agent)) : json_array());
+    if (!s->agent && !s->user) return;
+    json_t *fields = json_deep_copy(s->agent ? tool_agent_extra_fields(s->agent) : s->user->out.extra_fields);
+    json_object_update(extra, fields);
+    json_decref(fields);
+}
+
+const int32_t *agent_loop_segments(const struct generation_sample *s, int32_t *one, int64_t *n) {
     if (s->agent) return tool_agent_segments(s->agent, n);
     one[0] = (int32_t)s->n;
     one[1] = SEGMENT_POLICY;
@@ -670,12 +680,12 @@ static int add_segments(const struct generation_sample *const *at, struct batch 
     int32_t one[2];
     int64_t n, *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
     for (int64_t i = 0; i < b->n_rows; i++) {
-        segments_of(at[i], one, &n);
+        agent_loop_segments(at[i], one, &n);
         lens[i] = 2 * n;
     }
     const int rc = batch_add(b, BATCH_SEGMENTS, BATCH_I32, lens, NULL, &c);
     for (int64_t i = 0; i < b->n_rows && rc == 0; i++)
-        memcpy(c->i32 + c->off[i], segments_of(at[i], one, &n), (size_t)lens[i] * sizeof *one);
+        memcpy(c->i32 + c->off[i], agent_loop_segments(at[i], one, &n), (size_t)lens[i] * sizeof *one);
     free(lens);
     return rc;
 }
@@ -696,7 +706,7 @@ int agent_loop_columns(const struct generation_sample *const *at, struct batch *
     for (int64_t i = 0; i < b->n_rows; i++) {
         const struct tool_agent *a = at[i]->agent;
         json_decref(episode->json[i]);
-        episode->json[i] = a ? tool_agent_episode(a) : plain_episode(at[i]);
+        episode->json[i] = agent_loop_episode(at[i]);
         turns->i64[i] = agent_loop_num_turns(at[i]);
         other->i64[i] = at[i]->user ? at[i]->user->n_other_temperature : 0;
         calls->i64[i] = a ? tool_agent_num_calls(a) : calls_of_user(at[i]->user);

@@ -49,6 +49,12 @@ struct generation_sample;
 int64_t agent_loop_num_turns(const struct generation_sample *s); /* verl's num_turns: 2 of a sample with one turn */
 /* Why an episode failed, which gives its sample no score; caller frees. NULL: it did not. */
 char *agent_loop_failure(const struct generation_sample *s);
+/* What its episode adds to extra_info: turn_scores, tool_rewards, and what tools or its loop have kept (extra_fields). */
+void agent_loop_extra_info(const struct generation_sample *s, json_t *extra);
+/* Its record, as the column BATCH_EPISODE has it; new reference. */
+json_t *agent_loop_episode(const struct generation_sample *s);
+/* Who wrote its tokens: (*n, 2) of tokens and enum segment_kind. one: two numbers, which a sample of one segment fills. */
+const int32_t *agent_loop_segments(const struct generation_sample *s, int32_t *one, int64_t *n);
 /* Adds segments, episode, num_turns, num_tool_calls, tool_seconds, and other_temperature: tokens that
  * were drawn at another temperature than the run's. at: each row's sample (n_rows). */
 int agent_loop_columns(const struct generation_sample *const *at, struct batch *b);

@@ -37,14 +37,8 @@ static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *
     json_object_set_new(extra, "global_steps", json_integer(last));
     json_object_set_new(extra, "min_global_steps", json_integer(first));
     json_object_set_new(extra, "max_global_steps", json_integer(last));
-    json_object_set_new(extra, "turn_scores", x->agent ? json_deep_copy(tool_agent_turn_scores(x->agent)) : json_array());
-    json_object_set_new(extra, "tool_rewards", x->agent ? json_deep_copy(tool_agent_tool_rewards(x->agent)) : json_array());
     json_object_set(extra, "raw_prompt", messages_of(&g->groups[i / g->per]));
-    if (!x->agent && !x->user) return;
-    json_t *fields =
-        json_deep_copy(x->agent ? tool_agent_extra_fields(x->agent) : x->user->out.extra_fields); /* what tools have kept */
-    json_object_update(extra, fields);
-    json_decref(fields);
+    agent_loop_extra_info(x, extra);
 }
 
 static json_t *reward_scores(const struct generation_group *group) {
@@ -218,6 +212,7 @@ int ppo_reward_submit(struct generation_state *g, int64_t i) {
     const struct generation_group *group = &g->groups[i / g->per];
     const struct batch_col *prompts = batch_find(group->prompts, "prompts");
     const struct batch_col *uid = batch_find(group->prompts, "uid");
+    if (!g->in->scores) return 0;
     s->requested = clock_now();
     char *failure = agent_loop_failure(s);
     if (failure) return generation_take_score(g, i, &(struct reward_result){.status = REWARD_CRASH, .message = failure});
@@ -275,10 +270,12 @@ static int take_scores(struct generation_state *g, double wait_s) {
 }
 
 int64_t ppo_reward_pending(const struct generation_state *g) {
+    if (!g->in->scores) return 0;
     return reward_pending(g->in->reward) + g->s->scorer->ops->pending(g->s->scorer);
 }
 
 int ppo_reward_take(struct generation_state *g, bool more, bool wait) {
+    if (!g->in->scores) return 0;
     const double wait_s = ppo_serves_judge(g->in->rm) ? 0.002 : 0.5; /* a scorer may call the judge while it is waited for */
     const int busy = take_model_scores(g, !more);
     TRY(busy);
@@ -287,6 +284,7 @@ int ppo_reward_take(struct generation_state *g, bool more, bool wait) {
 }
 
 void ppo_reward_drop(struct generation_state *g) {
+    if (!g->in->scores) return;
     g->s->scorer->ops->drop(g->s->scorer);
     reward_drop(g->in->reward);
 }

@@ -236,7 +236,7 @@ int generation_take_score(struct generation_state *g, int64_t tag, const struct 
 
 static void show_progress(struct generation_state *g, int64_t sampled) {
     const double now = clock_now();
-    if (g->overlapped || now - g->shown < 0.2) return;
+    if (g->overlapped || !g->s->run->track || now - g->shown < 0.2) return;
     track_progress(g->s->run->track, g->s->run->step, g->validation ? "validate" : "rollout", g->n_done, g->n_groups * g->per,
                    (double)sampled / (now - g->start));
     g->shown = now;
@@ -497,7 +497,7 @@ static int collect(struct generation_state *g, const struct batch *prompts, stru
 /* Ranks get other calls now, a judge none. */
 static void end_generation(const struct stage *s) {
     s->worker->ops->generate_end(s->worker);
-    s->scorer->ops->rest(s->scorer);
+    if (s->scorer) s->scorer->ops->rest(s->scorer);
 }
 
 static void gen_free(struct generation_state *g) {

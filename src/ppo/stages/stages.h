@@ -13,7 +13,7 @@
 struct stage {
     struct worker *worker;
     struct run *run;
-    struct ppo_scorer *scorer; /* the worker's */
+    struct ppo_scorer *scorer; /* the worker's; NULL where nothing is scored */
     uint64_t seed;             /* trainer.seed */
     enum ppo_schedule schedule;
 };
@@ -29,7 +29,7 @@ struct generation {
     const struct ppo_rollout_config *rollout;
     const struct ppo_data_config *rows;
     const struct ppo_algorithm_config *algorithm;
-    const struct ppo_reward_config *scores;
+    const struct ppo_reward_config *scores; /* NULL: samples are not scored, and reward, data and rm are not read */
     const struct ppo_rm_config *rm;
     bool critic_idle; /* the ranks that generate have the critic too */
 };
