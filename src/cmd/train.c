@@ -127,5 +127,6 @@ int cmd_generate_rows(int argc, char **argv) {
     int rc = cmd_load(&c, schema, argc - 1, argv + 1);
     if (rc == 0) rc = generate_run(c);
     conf_free(c);
-    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+    if (rc < 0) err_pass(rc, __FILE__, __LINE__);
+    return rc > 0 ? 0 : cmd_ended(rc);
 }

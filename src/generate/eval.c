@@ -2,9 +2,12 @@
  *
  * Prints test_score/SOURCE, the mean over prompts of the mean over their responses,
  * as verl does, and in addition the validation statistics of the same scores (mean@n,
- * best@k, pass@k, maj@k), under the names that training gives them.
+ * best@k, pass@k, maj@k), under the names that training gives them. Responses that are episodes (episode_record.h) are scored as
+ * training does: one that failed has no score, and one whose program gave a reward has that.
  * Invariant: a response without a score is counted, never a number. */
 #include "generate/eval.h"
+
+#include "generate/episode_record.h"
 
 #include "ppo/stages/stages.h"
 
@@ -20,12 +23,15 @@
 enum { FIRST_S = 2, SAY_S = 5 }; /* until the next line about the scores, and from there */
 
 struct eval {
-    const char *path, *response_key, *source_key, *reward_key;
+    const char *path, *response_key, *source_key, *reward_key, *episodes_key; /* episodes_key NULL: none are looked for */
     struct reward_args reward_args;
     struct reward *reward;
     json_t *rows;
     struct val_row *v; /* one a response; unscored ones have data_source NULL */
     int64_t n, n_failed, n_done;
+    struct turns { /* of the responses that are episodes */
+        int64_t n, sum, min, max;
+    } turns;
     double say_at;       /* the next line about them, on the clock */
     char *first_failure; /* its message */
 };
@@ -41,13 +47,54 @@ static const struct conf_binding bindings[] = {
 static size_t n_responses(const json_t *list) { return json_is_string(list) ? 1 : json_array_size(list); }
 static const json_t *response(const json_t *list, size_t i) { return json_is_string(list) ? list : json_array_get(list, i); }
 
+/* The episodes of a row, each response's; NULL: they are no episodes. */
+static const json_t *episodes_of(const struct eval *e, const json_t *row) {
+    const json_t *list = e->episodes_key ? json_object_get(row, e->episodes_key) : NULL;
+    return json_is_null(list) ? NULL : list;
+}
+
+/* Whether all responses of a row have a score, or will have none, without a scorer. */
+static bool needs_no_scorer(const struct eval *e, const json_t *row) {
+    const json_t *episodes = episodes_of(e, row);
+    for (size_t k = 0; k < json_array_size(episodes); k++) {
+        struct episode x;
+        if (episode_read(&x, json_array_get(episodes, k)) < 0 || (!x.failure && !x.has_score)) return false;
+    }
+    return episodes != NULL;
+}
+
+static void count_turns(struct turns *t, int64_t n) {
+    if (t->n == 0 || n < t->min) t->min = n;
+    if (t->n == 0 || n > t->max) t->max = n;
+    t->sum += n;
+    t->n++;
+}
+
+/* Checks what a row has of episodes, and makes objects of it. */
+static int take_episodes(struct eval *e, json_t *row, size_t i) {
+    const json_t *list = episodes_of(e, row);
+    json_t *records;
+    struct episode x;
+    if (!list) return 0;
+    const int64_t n = (int64_t)n_responses(json_object_get(row, e->response_key));
+    const int rc = episode_records_read(&records, list, n);
+    if (rc < 0)
+        return err_wrap(ERR_INPUT, "%s row %zu: column '%s' (data.episodes_key=null reads none)", e->path, i + 1, e->episodes_key);
+    json_object_set_new(row, e->episodes_key, records);
+    for (int64_t k = 0; k < n; k++) {
+        TRY(episode_read(&x, json_array_get(records, (size_t)k)));
+        count_turns(&e->turns, x.num_turns);
+    }
+    return 0;
+}
+
 static int check_row(const struct eval *e, const json_t *row, size_t i) {
     const json_t *list = json_object_get(row, e->response_key), *source = json_object_get(row, e->source_key);
     if (!json_is_string(source)) FAIL(ERR_INPUT, "%s row %zu: column '%s' is not text", e->path, i + 1, e->source_key);
     if (strlen(json_string_value(source)) < json_string_length(source))
         FAIL(ERR_INPUT, "%s row %zu: column '%s' holds a NUL character, which the name of a metric cannot", e->path, i + 1,
              e->source_key);
-    if (!json_object_get(json_object_get(row, e->reward_key), "ground_truth"))
+    if (!json_object_get(json_object_get(row, e->reward_key), "ground_truth") && !needs_no_scorer(e, row))
         FAIL(ERR_INPUT, "%s row %zu: column '%s' has no ground_truth", e->path, i + 1, e->reward_key);
     if (n_responses(list) == 0) FAIL(ERR_INPUT, "%s row %zu: column '%s' has no responses", e->path, i + 1, e->response_key);
     for (size_t k = 0; k < n_responses(list); k++)
@@ -56,12 +103,13 @@ static int check_row(const struct eval *e, const json_t *row, size_t i) {
 }
 
 static int read_rows(struct eval *e) {
-    const char *const required[] = {e->response_key, e->source_key, e->reward_key, NULL};
-    const json_t *row;
+    const char *const required[] = {e->response_key, e->source_key, NULL};
+    json_t *row;
     size_t i;
     TRY(data_read_rows(&e->rows, e->path, required));
     if (json_array_size(e->rows) == 0) FAIL(ERR_INPUT, "%s has no rows", e->path);
     json_array_foreach(e->rows, i, row) {
+        TRY(take_episodes(e, row, i));
         TRY(check_row(e, row, i));
         e->n += (int64_t)n_responses(json_object_get(row, e->response_key));
     }
@@ -75,7 +123,7 @@ static int check_sources(const struct eval *e) {
     size_t i;
     json_array_foreach(e->rows, i, row) {
         const char *source = json_string_value(json_object_get(row, e->source_key));
-        TRY(reward_check_sources(e->reward, &source, 1));
+        if (!needs_no_scorer(e, row)) TRY(reward_check_sources(e->reward, &source, 1));
     }
     return 0;
 }
@@ -88,25 +136,71 @@ static void say_progress(struct eval *e) {
     e->say_at = clock_now() + SAY_S;
 }
 
+/* Takes over what r owns. */
+static void take_one(struct eval *e, int64_t tag, struct reward_result *r) {
+    struct val_row *v = &e->v[tag];
+    if (r->status == REWARD_SCORE) {
+        v->reward = r->score;
+        v->extra = r->extra ? json_incref(r->extra) : json_object();
+    } else {
+        v->data_source = NULL;
+        if (e->n_failed++ == 0) e->first_failure = xasprintf("%s: %s", reward_status_name(r->status), r->message ? r->message : "");
+    }
+    reward_result_free(r);
+    e->n_done++;
+    say_progress(e);
+}
+
 static int take(struct eval *e, double wait_s) {
     int64_t tag;
     struct reward_result r;
     int got;
-    while ((got = reward_poll(e->reward, wait_s, &tag, &r)) > 0) {
-        struct val_row *v = &e->v[tag];
-        if (r.status == REWARD_SCORE) {
-            v->reward = r.score;
-            v->extra = r.extra ? json_incref(r.extra) : json_object();
-        } else {
-            v->data_source = NULL;
-            if (e->n_failed++ == 0)
-                e->first_failure = xasprintf("%s: %s", reward_status_name(r.status), r.message ? r.message : "");
-        }
-        reward_result_free(&r);
-        e->n_done++;
-        say_progress(e);
-    }
+    while ((got = reward_poll(e->reward, wait_s, &tag, &r)) > 0) take_one(e, tag, &r);
     return got;
+}
+
+/* What an episode says of its score itself; false: the scorer says it. */
+static bool score_of(const struct episode *x, struct reward_result *r) {
+    if (x->failure) {
+        *r = (struct reward_result){.status = REWARD_CRASH, .message = xstrdup(x->failure)};
+        return true;
+    }
+    if (!x->has_score) return false;
+    *r =
+        (struct reward_result){.status = REWARD_SCORE, .score = x->score, .extra = json_incref((json_t *)(uintptr_t)x->score_info)};
+    reward_check_score(r);
+    return true;
+}
+
+/* Response k of a row, to its score. */
+static int submit(struct eval *e, const json_t *row, size_t k, int64_t tag) {
+    const json_t *text = response(json_object_get(row, e->response_key), k), *given = json_object_get(row, "extra_info");
+    const json_t *record = json_array_get(episodes_of(e, row), k);
+    struct reward_result r;
+    struct episode x;
+    json_t *extra = json_is_object(given) ? json_incref((json_t *)(uintptr_t)given) : NULL;
+    if (record) {
+        TRY(episode_read(&x, record));
+        if (score_of(&x, &r)) {
+            json_decref(extra);
+            take_one(e, tag, &r);
+            return 0;
+        }
+        json_t *own = extra ? json_copy(extra) : json_object();
+        json_decref(extra);
+        extra = own;
+        json_object_update(extra, (json_t *)(uintptr_t)x.extra_info);
+    }
+    const struct reward_request q = {
+        .data_source = json_string_value(json_object_get(row, e->source_key)),
+        .solution = json_string_value(text),
+        .n_solution = json_string_length(text),
+        .ground_truth = json_object_get(json_object_get(row, e->reward_key), "ground_truth"),
+        .extra_info = extra,
+    };
+    const int rc = reward_submit(e->reward, &q, tag);
+    json_decref(extra);
+    return rc;
 }
 
 static int score_all(struct eval *e) {
@@ -115,18 +209,10 @@ static int score_all(struct eval *e) {
     int64_t tag = 0;
     e->say_at = clock_now() + FIRST_S;
     json_array_foreach(e->rows, i, row) {
-        const json_t *list = json_object_get(row, e->response_key);
-        for (size_t k = 0; k < n_responses(list); k++, tag++) {
-            const json_t *text = response(list, k), *extra = json_object_get(row, "extra_info");
-            const struct reward_request q = {
-                .data_source = json_string_value(json_object_get(row, e->source_key)),
-                .solution = json_string_value(text),
-                .n_solution = json_string_length(text),
-                .ground_truth = json_object_get(json_object_get(row, e->reward_key), "ground_truth"),
-                .extra_info = json_is_object(extra) ? extra : NULL,
-            };
-            e->v[tag] = (struct val_row){.data_source = q.data_source, .uid = (int64_t)i};
-            TRY(reward_submit(e->reward, &q, tag));
+        const char *source = json_string_value(json_object_get(row, e->source_key));
+        for (size_t k = 0; k < n_responses(json_object_get(row, e->response_key)); k++, tag++) {
+            e->v[tag] = (struct val_row){.data_source = source, .uid = (int64_t)i};
+            TRY(submit(e, row, k, tag));
             TRY(take(e, 0));
         }
     }
@@ -178,6 +264,11 @@ static int answer(const struct eval *e, struct buf *out) {
         if (e->v[i].data_source) scored[n++] = e->v[i];
     int rc = validation_metrics(scored, n, &m);
     if (e->n_failed > 0) metrics_set_i64(&m, e->n_failed, "errors");
+    if (e->turns.n > 0) {
+        metrics_set_i64(&m, e->turns.min, "val-aux/num_turns/min");
+        metrics_set_i64(&m, e->turns.max, "val-aux/num_turns/max");
+        metrics_set(&m, (double)e->turns.sum / (double)e->turns.n, "val-aux/num_turns/mean");
+    }
     json_t *o = json_object();
     for (int64_t i = 0; i < m.n; i++) json_object_set_new(o, m.items[i].name, json_real(m.items[i].value));
     if (rc == 0) rc = json_dump_line(out, o);

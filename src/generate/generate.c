@@ -1,11 +1,14 @@
 /* generate.c - verl's main_generation and main_generation_server: n samples for each prompt of the files, written with the rows
  * that they belong to, in a column "responses" (a list of texts).
  *
- * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks.
+ * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks. Where
+ * rows have several turns, all samples are episodes (episodes.h), and a column more has what they were.
  * Invariant: the file does not depend on batches nor on ranks. */
 #include "generate/generate.h"
 
 #include "data/data.h"
+#include "generate/episode_record.h"
+#include "generate/episodes.h"
 #include "generate/generator.h"
 #include "plan/memory_rows.h"
 #include "ranks/dispatch.h"
@@ -37,10 +40,12 @@ struct generate {
     struct worker_ranks ranks;
     struct tokenizer *tok;
     struct chat_template *chat;
+    struct episodes *episodes;
     json_t *rows;
     int64_t n, batch;         /* prompts, and how many at a time */
     struct text_ids *prompts; /* (n) */
     json_t **texts;           /* (n, n_samples); NULL: not yet there */
+    json_t **records;         /* the same of episodes; NULL: there are none */
     int64_t tokens;
 };
 
@@ -74,10 +79,19 @@ static int read_prompts(struct generate *g) {
         if (!json_is_string(prompt) && json_array_size(prompt) == 0)
             FAILG(out, ERR_INPUT, "%s row %zu: column '%s' is neither text nor a list of messages {role, content}", where, i + 1,
                   g->k.prompt_key);
-        json_array_append_new(each, json_is_array(prompt)
-                                        ? json_pack("{s:O}", "messages", prompt)
-                                        : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt));
+        json_t *tools = NULL, *q = json_is_array(prompt)
+                                       ? json_pack("{s:O}", "messages", prompt)
+                                       : json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", prompt);
+        json_array_append_new(each, q);
+        rc = episodes_row(g->episodes, row, &tools);
+        if (json_array_size(tools) > 0) json_object_set(q, "tools", tools);
+        json_decref(tools);
+        if (rc < 0) {
+            err_wrap(rc, "%s row %zu", where, i + 1);
+            goto out;
+        }
     }
+    episodes_check(g->episodes);
     json_object_set_new(common, "add_generation_prompt", json_true());
     g->prompts = xcalloc((size_t)g->n, sizeof *g->prompts);
     rc = chat_template_encode_many(g->chat, common, each, g->prompts, &done);
@@ -114,6 +128,7 @@ static int open_generator(struct generate *g) {
     const struct resume none = {.step = -1};
     int64_t longest = 1;
     for (int64_t i = 0; i < g->n; i++) longest = g->prompts[i].n > longest ? g->prompts[i].n : longest;
+    if (episodes_any(g->episodes)) longest = g->k.prompt_length; /* a loop may begin with another prompt */
     if (g->placement.n > 1) return open_ranks(g, longest, g->batch);
     g->generator.k = &g->k;
     TRY(resume_open_device(&g->generator.base.dev, &none, g->k.trainer.run.device, g->k.trainer.run.threads));
@@ -152,6 +167,10 @@ static int submit(struct generate *g, int64_t row) {
 /* Rows [lo, hi) together. */
 static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
     struct worker *const w = &g->generator.base;
+    const int64_t at = lo * g->k.rollout.train.n;
+    if (g->records)
+        return episodes_draw(g->episodes, &(struct episodes_rows){.rows = g->rows, .prompts = g->prompts, .lo = lo, .hi = hi},
+                             g->texts + at, g->records + at, &g->tokens);
     int rc = w->ops->generate_begin(w, &(struct worker_generation){.done = on_sample, .arg = g});
     for (int64_t i = lo; i < hi && rc >= 0; i++) rc = submit(g, i);
     if (rc >= 0) do
@@ -164,8 +183,10 @@ static int sample_some(struct generate *g, int64_t lo, int64_t hi) {
 static int sample_all(struct generate *g) {
     const struct generate_config *const k = &g->k;
     const double start = clock_now();
+    const bool episodes = episodes_any(g->episodes);
     g->texts = calloc((size_t)g->n, (size_t)k->rollout.train.n * sizeof *g->texts);
-    if (!g->texts)
+    if (episodes) g->records = calloc((size_t)g->n, (size_t)k->rollout.train.n * sizeof *g->records);
+    if (!g->texts || (episodes && !g->records))
         FAIL(ERR_NOMEM, "no memory for %lld samples of each of %lld prompts; lower %s", (long long)k->rollout.train.n,
              (long long)g->n, k->n_key);
     for (int64_t lo = 0; lo < g->n; lo += g->batch) {
@@ -179,13 +200,21 @@ static int sample_all(struct generate *g) {
 
 /* ---- the file ---- */
 
+/* The samples of row i. */
+static json_t *list_of(const struct generate *g, json_t *const *samples, size_t i) {
+    const int64_t n = g->k.rollout.train.n;
+    json_t *list = json_array();
+    for (int64_t k = 0; k < n; k++) json_array_append(list, samples[(int64_t)i * n + k]);
+    return list;
+}
+
 static int write_rows(struct generate *g) {
     json_t *row;
     size_t i;
+    if (g->records && generate_writes_parquet(&g->k)) episode_records_as_text(g->records, g->n * g->k.rollout.train.n);
     json_array_foreach(g->rows, i, row) {
-        json_t *list = json_array();
-        for (int64_t k = 0; k < g->k.rollout.train.n; k++) json_array_append(list, g->texts[(int64_t)i * g->k.rollout.train.n + k]);
-        json_object_set_new(row, "responses", list);
+        json_object_set_new(row, "responses", list_of(g, g->texts, i));
+        if (g->records) json_object_set_new(row, g->k.episodes_key, list_of(g, g->records, i));
     }
     char *dir = generate_output_dir(&g->k);
     const int rc = file_mkdirs(dir);
@@ -197,14 +226,17 @@ static int write_rows(struct generate *g) {
 }
 
 static void generate_close(struct generate *g, bool ok) {
+    episodes_close(g->episodes);
     dispatch_close(&g->ranks, ok);
     generator_close(&g->generator);
     chat_template_destroy(g->chat);
     tokenizer_close(g->tok);
     for (int64_t i = 0; g->prompts && i < g->n; i++) text_ids_free(&g->prompts[i]);
     for (int64_t i = 0; g->texts && i < g->n * g->k.rollout.train.n; i++) json_decref(g->texts[i]);
+    for (int64_t i = 0; g->records && i < g->n * g->k.rollout.train.n; i++) json_decref(g->records[i]);
     free(g->prompts);
     free(g->texts);
+    free(g->records);
     json_decref(g->rows);
     generate_config_free(&g->k);
 }
@@ -224,6 +256,12 @@ static int serve(const struct conf *c, const struct launch *l) {
     return rc;
 }
 
+/* main_generation has no agent loops. */
+static int open_episodes(struct generate *g) {
+    const struct episodes_args a = {.k = &g->k, .tok = g->tok, .worker = &g->generator.base};
+    return g->k.episodes_key ? episodes_open(&g->episodes, &a) : 0;
+}
+
 int generate_run(const struct conf *c) {
     struct generate g = {0};
     struct restart restart;
@@ -237,9 +275,11 @@ int generate_run(const struct conf *c) {
     TRYG(run_model_weights("model.path", g.k.raw.model_path, g.k.model.dir), out);
     TRYG(tokenizer_open(&g.tok, g.k.model.tokenizer_dir), out);
     TRYG(chat_template_create(&g.chat, g.tok), out);
+    TRYG(open_episodes(&g), out);
     TRYG(read_prompts(&g), out);
     TRYG(open_generator(&g), out);
     TRYG(sample_all(&g), out);
+    episodes_report(g.episodes);
     rc = write_rows(&g);
 out:
     restart.k = &g.k.trainer;

@@ -35,6 +35,7 @@ int generate_config_read(struct generate_config *k, const struct conf *c) {
     if (!k->output_path) FAIL(ERR_INVAL, "data.output_path is not set: the file that gets the responses");
     if (!ends_with(k->output_path, ".parquet") && !ends_with(k->output_path, ".jsonl"))
         FAIL(ERR_INVAL, "data.output_path=%s: expected a name that ends with .parquet or .jsonl", k->output_path);
+    if (server) TRY(ppo_agent_config_derive(&k->agent));
     const int rc = run_model_dir(k->raw.model_path, false, &k->model.dir);
     if (rc < 0) return err_wrap(rc, "%s", server ? "actor_rollout_ref.model.path" : "model.path");
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
@@ -45,6 +46,8 @@ void generate_config_free(struct generate_config *k) {
     train_model_config_free(&k->model);
     json_decref(k->chat_kwargs);
 }
+
+bool generate_writes_parquet(const struct generate_config *k) { return ends_with(k->output_path, ".parquet"); }
 
 char *generate_output_dir(const struct generate_config *k) {
     const char *slash = strrchr(k->output_path, '/');

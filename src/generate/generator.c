@@ -28,6 +28,7 @@ int generator_open(struct generator *g, struct generator_size s) {
         .dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = s.longest + k->response_length};
     TRY(tokenizer_open(&g->tok, k->model.tokenizer_dir));
     g->base.generator.tok = g->tok;
+    g->base.generator.longest_first = true; /* of turns that wait for a place those that may draw most yet */
     TRY(model_open(&g->base.generator.model, &g->base.dev, &o));
     struct model *const m = g->base.generator.model;
     if (k->adapter) TRY(model_lora_load(m, k->adapter));

@@ -397,6 +397,18 @@ def tool_parser():
         yield bytes([9]) + text.encode()
 
 
+def episode():
+    """The number of responses, then their episodes."""
+    whole = {"turns": 4, "end": "stop", "malformed": 0, "dropped": 0, "calls": [{"segment": 0, "name": "add", "arguments": "{}",
+             "result": "3é", "status": "ok", "seconds": 0.5, "truncated": False}], "messages": [{"role": "tool", "content": "3é"}],
+             "extra_info": {"num_turns": 4, "tool_rewards": [1], "turn_scores": []}}
+    failed = {**whole, "failure": "the agent loop failed", "score": -1.5, "score_info": {"acc": True}}
+    yield b"\2" + compact([whole, json.dumps(failed)])
+    yield b"\1" + compact([{**failed, "turns": -1}])
+    yield b"\1" + compact(["[1]"])
+    yield b"\1" + compact([{**whole, "turns": 2**40, "score": "1"}])
+
+
 def conversation():
     """Variables and draws, then requests of an agent: conversations that grow, and others."""
     for row in jsonl("agent/continuous/cases.jsonl"):
@@ -431,8 +443,8 @@ def engine_answer():
 
 
 def main(out):
-    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, generate, helper, model, model_dir, reward, run_db,
-                 sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
+    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, episode, generate, helper, model, model_dir, reward,
+                 run_db, sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
