@@ -167,6 +167,8 @@ def faults(s, test):
     rows = [s.row(i) for i in range(2)]
     test.refused("a row's loop that there is not", generate(s, [{**rows[0], "agent_name": "my_loop"}], "x.jsonl", check=False), 3,
                  "row 1", "my_loop", "tool_agent")
+    p = run("generate", f"data.path={s.dir}/rows.jsonl", "rollout.agent.default_agent_loop=tool_agent", check=False)
+    test.refused("the keys of main_generation have no agent loops", p, 2, "rollout.agent.default_agent_loop", "actor_rollout_ref")
     (s.dir / "slow.py").write_text(TOOLS.replace("return str(x + 1)", "import time; time.sleep(600)"))
     args = keys(s, **{"data.train_files": s.write("slow.jsonl", rows), "+data.output_path": s.dir / "slow.out.jsonl",
                       ROLLOUT + "agent.default_agent_loop": "tool_agent", MT + "function_tool_path": s.dir / "slow.py"})
