@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TURNS = 1 << 30 };
+enum { MAX_COUNT = 1 << 30 };
 
 /* ---- of a sample that is over ---- */
 
@@ -125,13 +125,17 @@ int episode_records_read(json_t **out, const json_t *list, int64_t n) {
     return rc;
 }
 
+static bool is_count(const json_t *v) {
+    return json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) <= MAX_COUNT;
+}
+
 int episode_read(struct episode *e, const json_t *record) {
     const json_t *failure = json_object_get(record, "failure"), *extra = json_object_get(record, "extra_info"),
                  *score = json_object_get(record, "score"), *info = json_object_get(record, "score_info"),
-                 *turns = json_object_get(record, "turns");
+                 *turns = json_object_get(record, "turns"), *malformed = json_object_get(record, "malformed");
     if (!json_is_object(record)) FAIL(ERR_INPUT, "not an object, nor the JSON text of one");
-    if (!json_is_integer(turns) || json_integer_value(turns) < 0 || json_integer_value(turns) > MAX_TURNS)
-        FAIL(ERR_INPUT, "'turns' is no whole number from 0 to %d", MAX_TURNS);
+    if (!is_count(turns)) FAIL(ERR_INPUT, "'turns' is no whole number from 0 to %d", MAX_COUNT);
+    if (malformed && !is_count(malformed)) FAIL(ERR_INPUT, "'malformed' is no whole number from 0 to %d", MAX_COUNT);
     if (!json_is_object(extra)) FAIL(ERR_INPUT, "'extra_info' is no object");
     if (failure && !json_is_string(failure)) FAIL(ERR_INPUT, "'failure' is not text");
     if (score && !json_is_number(score)) FAIL(ERR_INPUT, "'score' is no number");

@@ -255,6 +255,33 @@ static void test_scores(const struct eval *e, struct metrics *m) {
     free(count);
 }
 
+/* How the episodes went, as training says it. */
+static int episode_metrics(const struct eval *e, struct metrics *m) {
+    const json_t *row;
+    struct batch b;
+    struct batch_col *c;
+    size_t i, k;
+    int64_t at = 0;
+    if (e->turns.n == 0) return 0;
+    metrics_set_i64(m, e->turns.min, "val-aux/num_turns/min");
+    metrics_set_i64(m, e->turns.max, "val-aux/num_turns/max");
+    metrics_set(m, (double)e->turns.sum / (double)e->turns.n, "val-aux/num_turns/mean");
+    batch_init(&b, e->turns.n);
+    const int rc = batch_add(&b, BATCH_EPISODE, BATCH_JSON, NULL, NULL, &c);
+    if (rc == 0) {
+        json_array_foreach(e->rows, i, row) {
+            const json_t *episodes = episodes_of(e, row);
+            for (k = 0; k < json_array_size(episodes); k++, at++) {
+                json_decref(c->json[at]);
+                c->json[at] = json_incref(json_array_get(episodes, k));
+            }
+        }
+        ppo_episode_metrics(m, &b);
+    }
+    batch_free(&b);
+    return rc;
+}
+
 static int answer(const struct eval *e, struct buf *out) {
     struct metrics m = {0};
     struct val_row *scored = xmalloc((size_t)e->n * sizeof *scored);
@@ -264,11 +291,7 @@ static int answer(const struct eval *e, struct buf *out) {
         if (e->v[i].data_source) scored[n++] = e->v[i];
     int rc = validation_metrics(scored, n, &m);
     if (e->n_failed > 0) metrics_set_i64(&m, e->n_failed, "errors");
-    if (e->turns.n > 0) {
-        metrics_set_i64(&m, e->turns.min, "val-aux/num_turns/min");
-        metrics_set_i64(&m, e->turns.max, "val-aux/num_turns/max");
-        metrics_set(&m, (double)e->turns.sum / (double)e->turns.n, "val-aux/num_turns/mean");
-    }
+    if (rc == 0) rc = episode_metrics(e, &m);
     json_t *o = json_object();
     for (int64_t i = 0; i < m.n; i++) json_object_set_new(o, m.items[i].name, json_real(m.items[i].value));
     if (rc == 0) rc = json_dump_line(out, o);

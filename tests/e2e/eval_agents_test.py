@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 
+import pyarrow.parquet as pq
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from tool_model import TOOLS, calling_model  # noqa: E402
 from verlc_test import Scratch, Tests, run, series, start  # noqa: E402
@@ -70,6 +72,10 @@ def validate(s, rows, name, **more):
     return rows_of(s.dir / f"{name}-val/0.jsonl")
 
 
+def timeless(episode):
+    return {**episode, "calls": [{**c, "seconds": 0} for c in episode["calls"]]}
+
+
 def as_validation(s, test):
     rows = [s.row(i) for i in range(5)]
     rows[4]["agent_name"] = "single_turn_agent"
@@ -98,6 +104,7 @@ def as_validation(s, test):
          all(v == [scores[n]] for n, v in with_run.items()), (scores, with_run))
 
     # sampled: the trainer's again, since seed, rows and samples are
+    rows[3]["prompt"] = [{"role": "user", "content": rows[3]["prompt"]}]  # of Parquet: a column has one type
     p = generate(s, rows, "sampled.jsonl", **{"+data.episode_tokens": True})
     val = validate(s, rows, "run2", **{ROLLOUT + "val_kwargs.do_sample": True, ROLLOUT + "val_kwargs.n": 2,
                                        ROLLOUT + "val_kwargs.temperature": 1.0, ROLLOUT + "val_kwargs.top_p": 1.0})
@@ -107,16 +114,15 @@ def as_validation(s, test):
     tokens = [e for r in got for e in r["episodes"]]
     test("tokens where they are asked for, and which of them were drawn", all(
         len(e["ids"]) == len(e["mask"]) > 0 and (0 in e["mask"]) == bool(e["calls"]) for e in tokens), tokens[0])
-    test("eval: pass@k with tools", "val-aux/num_turns/mean" in evaluate(s, "sampled.jsonl") and
-         any("/pass@2" in n for n in evaluate(s, "sampled.jsonl", "reward.grader=math_dapo", "custom_reward_function.path=null")))
-    generate(s, rows, "two.jsonl", **{"+data.episode_tokens": True, "trainer.ranks": 2})
-    timeless = [[{**e, "calls": [{**c, "seconds": 0} for c in e["calls"]]} for e in r["episodes"]] for r in got]
-    two = rows_of(s.dir / "two.jsonl")
-    test("two ranks: the same episodes", [r["responses"] for r in two] == [r["responses"] for r in got] and timeless == [
-        [{**e, "calls": [{**c, "seconds": 0} for c in e["calls"]]} for e in r["episodes"]] for r in two])
-    rows[3]["prompt"] = [{"role": "user", "content": rows[3]["prompt"]}]  # a column has one type
-    generate(s, rows, "greedy.parquet", **greedy)
-    test("parquet: eval says the same", evaluate(s, "greedy.parquet") == scores)
+    scores = json.loads(run("eval", f"data.path={s.dir / 'sampled.jsonl'}").stdout)
+    test("eval: pass@k with tools", "val-aux/num_turns/mean" in scores and any("/pass@2" in n for n in scores), scores)
+    test("eval: how the episodes went", scores["agent_loop/tool_errors/mean"] == 0 and scores["agent_loop/turns_at_limit/mean"] ==
+         sum(e["end"] == "max_assistant_turns" for e in tokens) / len(tokens) > 0, scores)
+    generate(s, rows, "two.parquet", **{"+data.episode_tokens": True, "trainer.ranks": 2})
+    two = pq.read_table(s.dir / "two.parquet").to_pylist()
+    test("two ranks, Parquet: the same episodes", [r["responses"] for r in two] == [r["responses"] for r in got] and
+         [[timeless(json.loads(e)) for e in r["episodes"]] for r in two] == [[timeless(e) for e in r["episodes"]] for r in got])
+    test("eval of Parquet says the same", json.loads(run("eval", f"data.path={s.dir / 'two.parquet'}").stdout) == scores)
 
 
 def own_loops(s, test):
@@ -169,7 +175,8 @@ def faults(s, test):
                  "row 1", "my_loop", "tool_agent")
     p = run("generate", f"data.path={s.dir}/rows.jsonl", "rollout.agent.default_agent_loop=tool_agent", check=False)
     test.refused("the keys of main_generation have no agent loops", p, 2, "rollout.agent.default_agent_loop", "actor_rollout_ref")
-    (s.dir / "slow.py").write_text(TOOLS.replace("return str(x + 1)", "import time; time.sleep(600)"))
+    called = s.dir / "called"
+    (s.dir / "slow.py").write_text(TOOLS.replace("return str(x + 1)", f"import time; open('{called}', 'w'); time.sleep(600)"))
     args = keys(s, **{"data.train_files": s.write("slow.jsonl", rows), "+data.output_path": s.dir / "slow.out.jsonl",
                       ROLLOUT + "agent.default_agent_loop": "tool_agent", MT + "function_tool_path": s.dir / "slow.py"})
     command = ["generate", *[f"{k}={v}" for k, v in args.items()]]
@@ -177,13 +184,16 @@ def faults(s, test):
     got = [c for r in rows_of(s.dir / "slow.out.jsonl") for e in r["episodes"] for c in e["calls"]]
     test("a tool that hangs: a deadline, and the episode goes on", got and all(c["status"] == "timeout" for c in got), got)
     (s.dir / "slow.out.jsonl").unlink()
+    called.unlink()
     p = start(command)
-    time.sleep(1.5)
+    until = time.time() + 60
+    while not called.exists() and p.poll() is None and time.time() < until:
+        time.sleep(0.02)
     p.send_signal(signal.SIGINT)
     began = time.time()
     _, err = p.communicate(timeout=30)
-    test("Ctrl-C while a tool runs: the end at once, and no file", p.returncode in (130, -2) and time.time() - began < 10 and
-         not (s.dir / "slow.out.jsonl").exists(), (p.returncode, err[-400:]))
+    test("Ctrl-C while a tool runs: the end at once, and no file", p.returncode == 130 and time.time() - began < 10 and
+         not (s.dir / "slow.out.jsonl").exists() and "stopped by SIGINT" in err, (p.returncode, err[-400:]))
     row = {**rows[0], "responses": ["a"]}
     for name, episodes, word in (("no list", 1, "no list of 1"), ("too few", [], "no list of 1"), ("no JSON", ["{"], "episode"),
                                  ("no turns", [{}], "'turns'"), ("text, no object", [{"turns": 2, "extra_info": ""}], "extra")):
