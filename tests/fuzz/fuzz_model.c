@@ -55,8 +55,11 @@ static void fuzz_config(const uint8_t *p, size_t n) {
     if (model_config_from_json(&c, o, "fuzz") == 0) {
         float table[2 * 4096];
         CHECK(model_config_params(&c) > 0 && c.n_q_heads % c.n_kv_heads == 0);
-        model_rope_table(&c, 2, 2, table); /* (2, head_dim / 2, 2), head_dim <= 4096 */
-        for (int64_t i = 0; i < 2 * c.head_dim; i++) CHECK(table[i] - table[i] == 0.0f);
+        for (int which = 0; which < MODEL_ROPE_TABLES; which++) {
+            if (!model_has_rope(&c, (enum model_rope_table)which)) continue;
+            model_rope_table(&c, (enum model_rope_table)which, 2, 2, table); /* (2, head_dim / 2, 2), head_dim <= 4096 */
+            for (int64_t i = 0; i < 2 * c.head_dim; i++) CHECK(table[i] - table[i] == 0.0f);
+        }
         model_config_free(&c);
     }
     json_decref(o);
