@@ -26,6 +26,7 @@ CASES = {
     "lora_qwen3": ("qwen3", dict(r=8, lora_alpha=16, target_modules=r".*\.1\.(self_attn\.(k|o)|mlp\.gate)_proj",
                                  exclude_modules=r".*embed.*")),
     "lora_phi3": ("phi3", dict(r=4, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"])),
+    "lora_exaone4": ("exaone4", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])),
     "lora_bias": ("llama_bias", dict(r=2, lora_alpha=1, target_modules=["k_proj", "o_proj", "down_proj", "gate_proj"])),
 }
 

@@ -68,6 +68,11 @@ CASES = {
     "glm": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1.5625e-7,
                 head_dim=16, num_key_value_heads=1, attention_bias=True, partial_rotary_factor=0.5, rope_theta=1e4,
                 pad_token_id=0),
+    # norms of what attention and MLP give; a window in layer 0, no rope in layer 1
+    "exaone4": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=False,
+                    head_dim=16, sliding_window=8, sliding_window_pattern=2, rope_theta=1e6,
+                    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                      original_max_position_embeddings=32)),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -76,6 +81,12 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "exaone4_types": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=True,
+                          num_hidden_layers=5, num_key_value_heads=4, sliding_window=6, rope_theta=1e4,
+                          layer_types=["sliding_attention"] * 3 + ["full_attention"] * 2),
+    "exaone4_full": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=True,
+                         num_key_value_heads=1, sliding_window=None, sliding_window_pattern=None, rope_theta=1e4,
+                         layer_types=["full_attention"] * 2),
     "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
                           tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
     "smollm3_window": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,

@@ -134,13 +134,15 @@ int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
     return tensor_count(dst) ? TRACED(gather_rows, (d, dst, src, idx), dst.dim[0], dst.dim[1], 0) : 0;
 }
 
-int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
+int dev_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
+    const struct tensor x = a->x;
     TRY(want2("rmsnorm_fwd", "x", x, F32, ANY, ANY));
-    TRY(want1("rmsnorm_fwd", "w", w, ACT, x.dim[1]));
-    TRY(want2("rmsnorm_fwd", "y", y, set_of(w.dt), x.dim[0], x.dim[1]));
-    if (rstd.data) TRY(want1("rmsnorm_fwd", "rstd", rstd, F32, x.dim[0]));
+    TRY(want1("rmsnorm_fwd", "w", a->w, ACT, x.dim[1]));
+    TRY(want2("rmsnorm_fwd", "y", a->y, a->from.data ? F32 : set_of(a->w.dt), x.dim[0], x.dim[1]));
+    if (a->from.data) TRY(want_like("rmsnorm_fwd", "from", a->from, F32, x));
+    if (a->rstd.data) TRY(want1("rmsnorm_fwd", "rstd", a->rstd, F32, x.dim[0]));
     HAVE(rmsnorm_fwd);
-    return tensor_count(x) ? TRACED(rmsnorm_fwd, (d, y, rstd, x, w, eps), x.dim[0], x.dim[1], 0) : 0;
+    return tensor_count(x) ? TRACED(rmsnorm_fwd, (d, a), x.dim[0], x.dim[1], 0) : 0;
 }
 
 int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {

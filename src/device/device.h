@@ -96,9 +96,8 @@ int dev_cast(struct dev *d, struct tensor dst, struct tensor src); /* f32 <-> bf
 int dev_embed_fwd(struct dev *d, struct tensor x, struct tensor ids, struct weight w);
 /* dst (R, c) = src (T, c) rows idx (R) i32; dst dtype may be f32 or bf16, same as src. */
 int dev_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx);
-/* y (T, c) act = x / rms(x) * w; x (T, c) f32; w (c) act; rstd (T) f32 optional.
- * As Hugging Face: x * rstd is rounded to act before it is multiplied by w, the product again. */
-int dev_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps);
+/* y = x / rms(x) * w, rounded as Hugging Face's classes of that kind do; or from + that. */
+int dev_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a);
 /* y (T, n) = x (T, k) act . W^T + bias (n) act, optional; y act or f32. add: y (f32) += instead of =. */
 int dev_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add);
 /* y (T, n) f32 = from (T, n) f32 + (x . W^T + bias): bitwise a copy and dev_matmul_fwd with add. from may be y. */

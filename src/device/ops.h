@@ -76,7 +76,23 @@ struct qkv_bwd_args {
     struct tensor dq_norm, dk_norm; /* (D) f32 +=, when the norms are there */
 };
 
-/* The backward of RMSNorm: x, w, rstd as in forward. All on the device, the caller's. */
+/* Of n = x / rms(x), (T, c) f32, and the weights. */
+enum norm_kind {
+    NORM_CAST_SCALE, /* n rounded to act, times w (Llama) */
+    NORM_SCALE_CAST, /* n * w (OLMo 2) */
+    NORM_ONE_PLUS,   /* n * (1 + w) (Gemma) */
+};
+struct rmsnorm_args {
+    struct tensor y;    /* (T, c) act: the norm, rounded; with from: (T, c) f32 = from + the norm in f32 */
+    struct tensor rstd; /* (T) f32, optional */
+    struct tensor x;    /* (T, c) f32 */
+    struct tensor w;    /* (c) act */
+    float eps;
+    enum norm_kind kind;
+    struct tensor from; /* (T, c) f32, optional; may be y */
+};
+
+/* The backward of RMSNorm: x, w, rstd, kind as in forward. All on the device, the caller's. */
 struct rmsnorm_bwd_args {
     struct tensor dx;      /* (T, c) f32 += */
     struct tensor rounded; /* (T, c) act or f32 = dx afterwards; optional */
@@ -85,6 +101,7 @@ struct rmsnorm_bwd_args {
     struct tensor x;       /* (T, c) f32 */
     struct tensor w;       /* (c) act */
     struct tensor rstd;    /* (T) f32 */
+    enum norm_kind kind;
 };
 
 struct attn_args {

@@ -64,7 +64,8 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, 
                                               .dy = tensor_rows(dxn, lo, k),
                                               .x = x,
                                               .w = m->final_norm,
-                                              .rstd = tensor_rows(a->head.rstd, lo, k)};
+                                              .rstd = tensor_rows(a->head.rstd, lo, k),
+                                              .kind = m->cfg.family->norm};
         TRY(dev_rmsnorm_bwd(d, &norm));
         TRY(dev_scatter_rows_add(d, dx_all, dx, row));
     }
@@ -97,67 +98,125 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     return model__head_norm_backward(m, a, n, dxn, g);
 }
 
-struct norm_backward_args {
-    const struct model_group *norm;
-    struct tensor dxn, x, rstd; /* x: its input; dxn: the gradient of its output */
-    bool needs_dx_act;          /* dx_act is read later */
-};
-
-/* dx += the backward of a norm, and dx_act with it where that is read. */
-static int norm_backward(struct model *m, struct model_acts *a, const struct norm_backward_args *n, const struct model_grads *g) {
-    const int64_t rows = n->x.dim[0];
-    const bool round = m->act != DT_F32 && n->needs_dx_act;
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
-                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
-                                                              .dw = model__vec_grad(m, g, n->norm),
-                                                              .dy = n->dxn,
-                                                              .x = n->x,
-                                                              .w = n->norm->vec,
-                                                              .rstd = n->rstd});
+/* dx_act = dx, rounded, where that is read. */
+static int round_dx(struct model *m, struct model_acts *a, int64_t rows, bool needed) {
+    return needed && m->act != DT_F32 ? dev_cast(m->dev, model__top(a->dx_act, rows), model__top(a->dx, rows)) : 0;
 }
 
-/* dx and dx_act: of the layer's output, then of its input (of layer 0's nobody reads dx_act). */
-static int layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
-                          const struct model_grads *g) {
+/* What attention and the MLP have in common around their own operations. */
+struct stage_backward {
+    const struct model_group *pre, *post; /* norms of the input and the output, NULL: none */
+    const struct model_group *first;      /* matrix that reads the input */
+    struct tensor x, xn, rstd;            /* residual stream; the input, pre's 1/rms */
+    struct tensor out, out_rstd;          /* post's input and its 1/rms */
+    bool needs_dx_act;                    /* of x, dx_act is read later */
+};
+
+/* *dy: the gradient, rounded, of what the last matrix gives: of the residual stream, or through post that of its input. */
+static int stage_output_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g,
+                                 struct tensor *dy) {
+    const int64_t rows = s->x.dim[0];
+    const struct tensor dx_act = model__top(a->dx_act, rows), dout = model__top(a->dout, rows);
+    *dy = dx_act;
+    if (!s->post) return 0;
+    if (m->act == DT_F32) *dy = dout;
+    TRY(dev_zero(m->dev, dout.data, (size_t)tensor_count(dout) * sizeof(float)));
+    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dout,
+                                                              .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
+                                                              .dw = model__vec_grad(m, g, s->post),
+                                                              .dy = model__top(a->dx, rows),
+                                                              .x = s->out,
+                                                              .w = s->post->vec,
+                                                              .rstd = s->out_rstd,
+                                                              .kind = m->cfg.family->norm});
+}
+
+/* dx += what comes through the first matrix, whose output has the gradient dy; dx_act with it where that is read. */
+static int stage_input_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, struct tensor dy,
+                                const struct model_grads *g) {
+    const int64_t rows = s->x.dim[0];
+    const struct tensor dx = model__top(a->dx, rows), dxn = model__top(a->dxn, rows);
+    if (!s->pre) {
+        TRY(model__linear_bwd(m, &(struct linear_bwd_args){s->first, dx, dy, s->xn, g, true}));
+        return round_dx(m, a, rows, s->needs_dx_act);
+    }
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){s->first, dxn, dy, s->xn, g, false}));
+    const bool round = m->act != DT_F32 && s->needs_dx_act;
+    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dx,
+                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
+                                                              .dw = model__vec_grad(m, g, s->pre),
+                                                              .dy = dxn,
+                                                              .x = s->x,
+                                                              .w = s->pre->vec,
+                                                              .rstd = s->rstd,
+                                                              .kind = m->cfg.family->norm});
+}
+
+/* x_next = x_mid + down(silu(gate) * up), of norms as the layer has them. */
+static int mlp_backward(struct model *m, struct model_acts *a, int64_t l, int64_t n, const struct model_grads *g) {
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const struct tensor dmlp = model__top(a->dmlp, n), dgate_up = model__top(a->dgate_up, n);
+    const struct stage_backward stage = {.pre = y->mlp_norm,
+                                         .post = y->mlp_post_norm,
+                                         .first = y->gate_up,
+                                         .x = model__top(s->x_mid, n),
+                                         .xn = model__top(s->xn2, n),
+                                         .rstd = model__top(s->rstd2, n),
+                                         .out = model__top(s->mlp_out, n),
+                                         .out_rstd = model__top(s->mlp_out_rstd, n),
+                                         .needs_dx_act = !y->attn_post_norm};
+    struct tensor dy;
+    TRY(stage_output_backward(m, a, &stage, g, &dy));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, dmlp, dy, model__top(s->mlp, n), g, false}));
+    TRY(dev_swiglu_bwd(m->dev, dgate_up, dmlp, model__top(s->gate_up, n)));
+    return stage_input_backward(m, a, &stage, dgate_up, g);
+}
+
+/* x_mid = x + o(attn(norm(x))), likewise; of layer 0's x nobody reads dx_act. */
+static int attention_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
+                              const struct model_grads *g) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor dy = model__top(a->dx_act, n), dxn = model__top(a->dxn, n);
-    const struct tensor dmlp = model__top(a->dmlp, n), dgate_up = model__top(a->dgate_up, n);
     const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    const struct stage_backward stage = {.pre = y->attn_norm,
+                                         .post = y->attn_post_norm,
+                                         .first = y->qkv,
+                                         .x = model__top(a->x[l], n),
+                                         .xn = model__top(s->xn1, n),
+                                         .rstd = model__top(s->rstd1, n),
+                                         .out = model__top(s->att_out, n),
+                                         .out_rstd = model__top(s->att_out_rstd, n),
+                                         .needs_dx_act = l > 0 && !m->layers[l - 1].mlp_post_norm};
     struct qkv_args qkv;
     struct attn_args attn;
+    struct tensor dy;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    /* x_next = x_mid + down(silu(gate) * up) */
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, dmlp, dy, model__top(s->mlp, n), g}));
-    TRY(dev_swiglu_bwd(d, dgate_up, dmlp, model__top(s->gate_up, n)));
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->gate_up, dxn, dgate_up, model__top(s->xn2, n), g}));
-    const struct norm_backward_args mlp_norm = {
-        .norm = y->mlp_norm, .dxn = dxn, .x = model__top(s->x_mid, n), .rstd = model__top(s->rstd2, n), .needs_dx_act = true};
-    TRY(norm_backward(m, a, &mlp_norm, g));
-    /* x_mid = x + o(attn(norm(x))) */
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g}));
+    TRY(stage_output_backward(m, a, &stage, g, &dy));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g, false}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     const struct qkv_bwd_args dqkv_args = {
         dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
     TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->qkv, dxn, dqkv, model__top(s->xn1, n), g}));
-    const struct norm_backward_args attn_norm = {
-        .norm = y->attn_norm, .dxn = dxn, .x = model__top(a->x[l], n), .rstd = model__top(s->rstd1, n), .needs_dx_act = l > 0};
-    return norm_backward(m, a, &attn_norm, g);
+    return stage_input_backward(m, a, &stage, dqkv, g);
 }
 
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g) {
-    if (m->act != DT_F32) TRY(dev_cast(m->dev, model__top(a->dx_act, b->n_rows), model__top(a->dx, b->n_rows)));
+    TRY(round_dx(m, a, b->n_rows, !m->layers[m->cfg.n_layers - 1].mlp_post_norm));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
         const bool there = i == m->cfg.n_layers - 1; /* the last layer's stage, from the forward pass */
         TRY(model_stream_layer(m, i, i - 1));
         if (!there && i >= a->keep.all + a->keep.attention) TRY(model__attention_stage(m, b, a, i));
-        if (!there && i >= a->keep.all) TRY(model__mlp_stage(m, b, a, i));
+        if (!there && i >= a->keep.all) {
+            TRY(model__mlp_stage(m, b, a, i));
+            if (m->layers[i].mlp_post_norm) TRY(model__mlp_output(m, b, a, i));
+        }
         TRY(model__bucket_begin(m, g, m->layers[i].first, m->layers[i].last));
         TRY(zero_norms(m, g, &m->layers[i]));
-        TRY(layer_backward(m, b, a, i, g));
+        TRY(mlp_backward(m, a, i, b->n_rows, g));
+        TRY(attention_backward(m, b, a, i, g));
         TRY(model__bucket_end(m, g));
     }
     a->n_head = 0; /* the stages are consumed */

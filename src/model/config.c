@@ -153,37 +153,71 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
 
 /* ---- what differs between layers ---- */
 
-/* Each entry of layer_types, or the family's rule for layer l. */
-static int parse_layer_type(struct model_config *c, const json_t *types, int64_t l, bool by_rule, const char *where) {
+/* What a family's rule and config.json say of windows, where "layer_types" does not. */
+struct window_rule {
+    enum model_windows kind;
+    int64_t n;           /* MODEL_WINDOW_FROM: first layer; MODEL_WINDOW_PATTERN: each n-th has none, 0: all have none */
+    const char *pattern; /* of L and G, or NULL */
+};
+
+static int parse_window_rule(struct window_rule *r, const struct model_config *c, const json_t *o, const char *where) {
+    const json_t *const pattern = json_object_get(o, "sliding_window_pattern");
+    *r = (struct window_rule){.kind = c->family->windows};
+    if (r->kind == MODEL_WINDOW_FROM) {
+        r->n = 28;
+        TRY(json_i64_opt(o, "max_window_layers", &r->n, where));
+    }
+    if (r->kind == MODEL_WINDOW_PATTERN) {
+        r->n = pattern && json_is_null(pattern) ? 0 : c->family->window_pattern;
+        r->pattern = json_string_value(pattern);
+        if (!r->pattern) TRY(json_i64_opt(o, "sliding_window_pattern", &r->n, where));
+        if (r->pattern && (!*r->pattern || strspn(r->pattern, "LG") != strlen(r->pattern)))
+            FAIL(ERR_FORMAT, "%s: \"sliding_window_pattern\" is \"%s\", not a number or a text of L and G", where, r->pattern);
+    }
+    if (r->n < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window_pattern\" or \"max_window_layers\"", where);
+    return 0;
+}
+
+static bool rule_windows(const struct window_rule *r, const struct model_config *c, int64_t l) {
+    if (r->kind == MODEL_WINDOW_NO_ROPE) return c->layer[l] & MODEL_NO_ROPE;
+    if (r->kind == MODEL_WINDOW_FROM) return l >= r->n;
+    if (r->kind != MODEL_WINDOW_PATTERN) return true;
+    if (r->pattern) return r->pattern[(size_t)l % strlen(r->pattern)] == 'L' && l + 1 < c->n_layers;
+    return r->n > 0 && (l + 1) % r->n != 0;
+}
+
+/* Entry l of layer_types, or what the rule says. */
+static int layer_windowed(const struct window_rule *r, const struct model_config *c, const json_t *types, int64_t l,
+                          const char *where, bool *out) {
     const char *const t = json_string_value(json_array_get(types, (size_t)l));
-    const bool sliding = types ? t && strcmp(t, "sliding_attention") == 0 : by_rule;
-    if (types && !sliding && !(t && strcmp(t, "full_attention") == 0))
+    *out = types ? t && strcmp(t, "sliding_attention") == 0 : rule_windows(r, c, l);
+    if (types && !*out && !(t && strcmp(t, "full_attention") == 0))
         FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\"; verlc has full_attention and sliding_attention", where,
              t ? t : "(not a string)");
-    if (sliding && c->window > 0) c->layer[l] |= MODEL_WINDOWED;
     return 0;
 }
 
 static int parse_window(struct model_config *c, const json_t *o, const char *where) {
-    const enum model_windows rule = c->family->windows;
+    const enum model_windows kind = c->family->windows;
     const json_t *types = json_object_get(o, "layer_types");
-    bool use = rule == MODEL_WINDOW_ALL;
-    int64_t from = rule == MODEL_WINDOW_FROM ? 28 : 0;
-    if (rule == MODEL_NO_WINDOW) return 0;
-    if (!json_is_array(types) || rule == MODEL_WINDOW_ALL) types = NULL;
-    c->window = json_object_get(o, "sliding_window") ? 0 : c->family->window;
-    TRY(json_i64_opt(o, "sliding_window", &c->window, where));
-    if (rule != MODEL_WINDOW_ALL) TRY(json_bool_opt(o, "use_sliding_window", &use, where));
-    if (rule == MODEL_WINDOW_FROM) TRY(json_i64_opt(o, "max_window_layers", &from, where));
-    if (c->window < 0 || from < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window\" or \"max_window_layers\"", where);
-    if (!use) c->window = 0;
+    struct window_rule rule;
+    bool use = kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_PATTERN, any = false;
+    if (kind == MODEL_NO_WINDOW) return 0;
+    if (!json_is_array(types) || kind == MODEL_WINDOW_ALL) types = NULL;
     if (types && (int64_t)json_array_size(types) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
              (long long)c->n_layers);
-    bool any = false;
+    TRY(parse_window_rule(&rule, c, o, where));
+    c->window = json_object_get(o, "sliding_window") ? 0 : c->family->window;
+    TRY(json_i64_opt(o, "sliding_window", &c->window, where));
+    if (!use) TRY(json_bool_opt(o, "use_sliding_window", &use, where));
+    if (c->window < 0) FAIL(ERR_FORMAT, "%s: negative \"sliding_window\"", where);
+    if (!use) c->window = 0;
     for (int64_t l = 0; l < c->n_layers; l++) {
-        const bool by_rule = rule == MODEL_WINDOW_NO_ROPE ? (c->layer[l] & MODEL_NO_ROPE) != 0 : l >= from;
-        TRY(parse_layer_type(c, types, l, by_rule, where));
+        bool windowed;
+        TRY(layer_windowed(&rule, c, types, l, where, &windowed));
+        if (c->window > 0 && windowed) c->layer[l] |= MODEL_WINDOWED;
+        else if (c->window > 0 && c->family->rope_layers == MODEL_ROPE_WINDOWS) c->layer[l] |= MODEL_NO_ROPE;
         any = any || c->layer[l] & MODEL_WINDOWED;
     }
     if (!any) c->window = 0;

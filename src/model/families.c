@@ -25,18 +25,13 @@
 #define O LINEAR(o, MODEL_Q, MODEL_O_BIAS, {"self_attn.o_proj", MODEL_HIDDEN})
 #define GATE_UP LINEAR(gate_up, MODEL_HIDDEN, MODEL_MLP_BIAS, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN})
 #define FUSED_GATE_UP LINEAR(gate_up, MODEL_HIDDEN, 0, {"mlp.gate_up_proj", MODEL_GATE_UP})
+#define HEAD_NORMS \
+    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_QK_NORM), NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_QK_NORM)
 #define DOWN LINEAR(down, MODEL_FFN, MODEL_MLP_BIAS, {"mlp.down_proj", MODEL_HIDDEN})
 
 static const struct model_group_row llama_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_QK_NORM),
-    NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_QK_NORM),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
-    {0},
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),         QKV,     HEAD_NORMS, O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN,       {0},
 };
 /* Phi-3's files have q, k, v and gate, up as the passes read them: one matrix each. */
 static const struct model_group_row phi3_layer[] = {
@@ -56,6 +51,18 @@ static const struct model_group_row glm_layer[] = {
     NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
     FUSED_GATE_UP,
     DOWN,
+    {0},
+};
+
+/* Norms of what attention and MLP give (EXAONE 4). */
+static const struct model_group_row post_norm_layer[] = {
+    QKV,
+    HEAD_NORMS,
+    O,
+    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    GATE_UP,
+    DOWN,
+    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
     {0},
 };
 
@@ -116,13 +123,30 @@ static const struct model_family families[] = {
      .partial_rotary = 0.5,
      .interleaved = true,
      .layer = glm_layer},
+
+    {.type = "exaone4",
+     .class_prefix = "Exaone4",
+     .n_kv_heads = 32,
+     .rms_eps = 1e-5,
+     .features = MODEL_QK_NORM,
+     .windows = MODEL_WINDOW_PATTERN,
+     .window_pattern = 4,
+     .window = 4096,
+     .rope_layers = MODEL_ROPE_WINDOWS,
+     .layer = post_norm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3 and glm";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(type, families[i].type) == 0) return &families[i];
     return NULL;
+}
+
+bool model_has_group(const struct model_config *c, size_t place) {
+    for (const struct model_group_row *row = c->family->layer; row->part->name; row++)
+        if (row->place == place && !(row->needs & ~c->features)) return true;
+    return false;
 }
 
 int64_t model_dim(const struct model_config *c, enum model_dim d) {

@@ -48,11 +48,14 @@ enum model_windows {
     MODEL_WINDOW_ALL,
     MODEL_WINDOW_FROM,    /* with "use_sliding_window": from layer "max_window_layers" on */
     MODEL_WINDOW_NO_ROPE, /* with "use_sliding_window": the layers without rope */
+    MODEL_WINDOW_PATTERN, /* all but each n-th, n of "sliding_window_pattern"; or as a text of it says, "LLLG" again and again, but
+                             for the last layer */
 };
 /* Which layers have rotary embeddings. */
 enum model_rope_layers {
     MODEL_ROPE_ALL,
-    MODEL_ROPE_LISTED, /* "no_rope_layers" (1: it has), else all but each "no_rope_layer_interval"-th */
+    MODEL_ROPE_LISTED,  /* "no_rope_layers" (1: it has), else all but each "no_rope_layer_interval"-th */
+    MODEL_ROPE_WINDOWS, /* with a "sliding_window" those that have it */
 };
 /* A member that is left out is 0. */
 struct model_family {
@@ -61,12 +64,14 @@ struct model_family {
     int64_t n_kv_heads, head_dim; /* without the key; 0: n_q_heads, hidden / n_q_heads */
     double theta;                 /* "rope_theta" without the key; 0: 10000 */
     bool tied;                    /* "tie_word_embeddings" without the key */
+    enum norm_kind norm;          /* of norms of rows; which places have one is in `layer` */
     int features;                 /* of enum model_feature, where no key says otherwise */
     struct {
         const char *key; /* a boolean; NULL: none */
         int features;
     } keys[3];
     enum model_windows windows;
+    int64_t window_pattern; /* "sliding_window_pattern" without the key */
     enum model_rope_layers rope_layers;
     const char *local_theta;             /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
@@ -77,6 +82,8 @@ struct model_family {
     bool longrope_aliases;               /* rope types "su" and "yarn" mean longrope */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
+/* Whether layers of this model have the group of this place. */
+bool model_has_group(const struct model_config *c, size_t place);
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */
 extern const char model_family_types[];                         /* of all, for messages */
 

@@ -40,7 +40,10 @@ static void attention_layout(struct model_stage *s, struct arena *m, const struc
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
     s->att = take2(m, act, rows, q);
+    const bool post = model_has_group(c, offsetof(struct model_layer, attn_post_norm));
+    if (post) s->att_out = take2(m, DT_F32, rows, h);
     if (!train) return;
+    if (post) s->att_out_rstd = take1(m, DT_F32, rows);
     s->x_mid = take2(m, DT_F32, rows, h);
     s->rstd1 = take1(m, DT_F32, rows);
     s->lse = take2(m, DT_F32, rows, c->n_q_heads);
@@ -50,7 +53,11 @@ static void mlp_layout(struct model_stage *s, struct arena *m, const struct mode
     s->xn2 = take2(m, act, rows, c->hidden);
     s->gate_up = take2(m, act, rows, 2 * c->ffn);
     s->mlp = take2(m, act, rows, c->ffn);
-    if (train) s->rstd2 = take1(m, DT_F32, rows);
+    const bool post = model_has_group(c, offsetof(struct model_layer, mlp_post_norm));
+    if (post) s->mlp_out = take2(m, DT_F32, rows, c->hidden);
+    if (!train) return;
+    s->rstd2 = take1(m, DT_F32, rows);
+    if (post) s->mlp_out_rstd = take1(m, DT_F32, rows);
 }
 
 static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act, bool train) {
@@ -78,6 +85,9 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     a->dx = take2(m, DT_F32, rows, h);
     a->dx_act = act == DT_F32 ? a->dx : take2(m, act, rows, h);
     a->dxn = take2(m, act, rows, h);
+    if (model_has_group(c, offsetof(struct model_layer, attn_post_norm)) ||
+        model_has_group(c, offsetof(struct model_layer, mlp_post_norm)))
+        a->dout = take2(m, DT_F32, rows, h);
     a->dmlp = take2(m, act, rows, c->ffn);
     a->dgate_up = take2(m, act, rows, 2 * c->ffn);
     a->datt = take2(m, act, rows, q);
@@ -211,6 +221,29 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
     };
 }
 
+int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from) {
+    return dev_rmsnorm_fwd(
+        m->dev, &(struct rmsnorm_args){
+                    .y = out, .rstd = rstd, .x = x, .w = w, .eps = m->cfg.rms_eps, .kind = m->cfg.family->norm, .from = from});
+}
+
+/* out: the input of a layer's attention or MLP, rounded: the norm of the residual stream, or that itself. */
+static int stage_input(struct model *m, const struct model_group *norm, struct tensor out, struct tensor rstd, struct tensor x) {
+    return norm ? model__norm(m, out, rstd, x, norm->vec, TENSOR_NONE) : dev_cast(m->dev, out, x);
+}
+
+/* What comes out of attention or MLP. */
+struct stage_output {
+    const struct model_group *linear, *norm; /* its last matrix; norm: NULL: none */
+    struct tensor in, out, rstd;             /* in: of the matrix; out, rstd: of the norm's input */
+    struct tensor from, to;                  /* residual stream: to = from + it */
+};
+static int stage_output(struct model *m, const struct model_batch *b, const struct stage_output *o) {
+    if (!o->norm) return model__linear(m, &(struct linear_args){o->linear, o->to, o->in, true, b->no_adapter, o->from});
+    TRY(model__linear(m, &(struct linear_args){o->linear, o->out, o->in, .base = b->no_adapter}));
+    return model__norm(m, o->to, o->rstd, o->out, o->norm->vec, o->from);
+}
+
 int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
@@ -220,14 +253,21 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    TRY(dev_rmsnorm_fwd(d, xn1, model__top(s->rstd1, n), x, y->attn_norm->vec, m->cfg.rms_eps));
+    TRY(stage_input(m, y->attn_norm, xn1, model__top(s->rstd1, n), x));
     TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, .base = b->no_adapter}));
     if (b->own_keys && !a->keep.train) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     else {
         TRY(dev_qkv_fwd(d, &qkv));
         TRY(dev_attn_fwd(d, &attn));
     }
-    return model__linear(m, &(struct linear_args){y->o, x_mid, attn.out, true, b->no_adapter, x});
+    return stage_output(m, b,
+                        &(struct stage_output){.linear = y->o,
+                                               .norm = y->attn_post_norm,
+                                               .in = attn.out,
+                                               .out = model__top(s->att_out, n),
+                                               .rstd = model__top(s->att_out_rstd, n),
+                                               .from = x,
+                                               .to = x_mid});
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -237,10 +277,24 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
     const int64_t n = b->n_rows;
     const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
     const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
-    TRY(dev_rmsnorm_fwd(d, xn2, model__top(s->rstd2, n), x_mid, y->mlp_norm->vec, m->cfg.rms_eps));
+    TRY(stage_input(m, y->mlp_norm, xn2, model__top(s->rstd2, n), x_mid));
     if (!a->keep.train) return model__linear_swiglu(m, &gate_up, mlp);
     TRY(model__linear(m, &gate_up)); /* backward reads it */
     return dev_swiglu_fwd(d, mlp, gate_up.y);
+}
+
+int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    return stage_output(m, b,
+                        &(struct stage_output){.linear = y->down,
+                                               .norm = y->mlp_post_norm,
+                                               .in = model__top(s->mlp, n),
+                                               .out = model__top(s->mlp_out, n),
+                                               .rstd = model__top(s->mlp_out_rstd, n),
+                                               .from = model__top(s->x_mid, n),
+                                               .to = model__top(a->x[l + 1], n)});
 }
 
 int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a) {
@@ -254,13 +308,10 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     TRY(model__stream_start(m));
     TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
-        const struct model_layer *y = &m->layers[l];
-        const struct model_stage *s = &a->stages[l];
-        const struct tensor x_mid = model__top(s->x_mid, n), x_next = model__top(a->x[l + 1], n);
         TRY(model_stream_layer(m, l, l + 1));
         TRY(model__attention_stage(m, b, a, l));
         TRY(model__mlp_stage(m, b, a, l));
-        TRY(model__linear(m, &(struct linear_args){y->down, x_next, model__top(s->mlp, n), true, b->no_adapter, x_mid}));
+        TRY(model__mlp_output(m, b, a, l));
     }
     return model__stream_head(m);
 }
@@ -271,7 +322,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
 static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
     const struct tensor x = model__top(a->head.x, idx.dim[0]);
     TRY(dev_gather_rows(m->dev, x, model__top(a->x[a->n_layers], a->n_rows), idx));
-    return dev_rmsnorm_fwd(m->dev, out, rstd, x, m->final_norm, m->cfg.rms_eps);
+    return model__norm(m, out, rstd, x, m->final_norm, TENSOR_NONE);
 }
 
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {

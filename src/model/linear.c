@@ -57,7 +57,7 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
     const struct model_lora *l = m->lora;
     const struct tensor x = tensor_rows(a->x, lo, n), dy = tensor_rows(a->dy, lo, n), dx = tensor_rows(a->dx, lo, n);
     const struct tensor wide = wide_of(l, dx), z = scratch(l->z, m->act, n, g->width), dz = scratch(l->dz, m->act, n, g->width);
-    TRY(dev_matmul_dx(m->dev, wide, dy, w, false));
+    TRY(dev_matmul_dx(m->dev, wide, dy, w, a->add));
     TRY(dev_matmul_dx(m->dev, dz, dy, g->b, false));
     TRY(dev_matmul_dx(m->dev, wide, dz, g->a, true));
     if (wide.data != dx.data) TRY(dev_cast(m->dev, dx, wide));
@@ -98,7 +98,7 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
         TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->group->bias), a->dy, a->x,
                           a->grads->add));
     TRY(model__weight(m, a->group, &w));
-    if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, false);
+    if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, a->add);
     if (a->x.dim[0] == 0) return 0;
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
         TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));

@@ -75,11 +75,13 @@ int model__bucket_begin(struct model *m, struct model_grads *g, const struct mod
 int model__bucket_end(const struct model *m, struct model_grads *g);
 /* A group's gradient, (n, k) or (n); absent where it is NULL. With an adapter a value head's alone. */
 struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
-/* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added. */
+/* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added.
+ * add: dx (f32) += instead of =. */
 struct linear_bwd_args {
     const struct model_group *group;
     struct tensor dx, dy, x;
     const struct model_grads *grads;
+    bool add;
 };
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
 /* Where the gradient of a vector goes: as model__grad, or scratch that nobody reads where it is frozen. */
@@ -116,6 +118,9 @@ struct model_stage {
     struct tensor rstd2;   /* (T) f32 */
     struct tensor gate_up; /* (T, 2f) act */
     struct tensor mlp;     /* (T, f) act       silu(gate) * up */
+    /* what a norm reads before it is added to the residual stream, and its 1/rms; absent without that norm */
+    struct tensor att_out, mlp_out;           /* (T, h) f32 */
+    struct tensor att_out_rstd, mlp_out_rstd; /* (T) f32; absent unless keep.train */
 };
 
 struct model_acts {
@@ -145,6 +150,7 @@ struct model_acts {
     struct tensor dx;       /* (T, h) f32       of the residual stream, in place from layer to layer */
     struct tensor dx_act;   /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
     struct tensor dxn;      /* (T, h) act       of a norm's output */
+    struct tensor dout;     /* (T, h) f32       of att_out, mlp_out; absent without their norms */
     struct tensor dmlp;     /* (T, f) act */
     struct tensor dgate_up; /* (T, 2f) act */
     struct tensor datt;     /* (T, Hq D) act */
@@ -162,6 +168,10 @@ static inline struct tensor model__top(struct tensor t, int64_t n) { return t.nd
  * acts->x[l + 1] is x_mid plus its down projection.  Used by the forward pass and by the recompute of backward. */
 int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* Then acts->x[l + 1]. Recomputed as well where a norm follows the down projection. */
+int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* out (T, h) = norm of x; from: out f32 = from + that. rstd may be absent. */
+int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from);
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);

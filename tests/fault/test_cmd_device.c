@@ -65,9 +65,9 @@ static int nan_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, stru
     if (plan.steps >= plan.after) ((float *)dw.data)[tensor_count(dw) / 2] = NAN;
     return 0;
 }
-static int nan_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
-    TRY(real->rmsnorm_fwd(d, y, rstd, x, w, eps));
-    if (plan.steps >= plan.after) memset(y.data, 0xff, (size_t)tensor_count(y) * dtype_size(y.dt));
+static int nan_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
+    TRY(real->rmsnorm_fwd(d, a));
+    if (plan.steps >= plan.after) memset(a->y.data, 0xff, (size_t)tensor_count(a->y) * dtype_size(a->y.dt));
     return 0;
 }
 static int counted_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, struct tensor ids, struct tensor dx) {

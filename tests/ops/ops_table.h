@@ -81,12 +81,22 @@ static inline void rmsnorm_setup(struct run *r) {
     add_in(r, "w", shape_1d(r->act, r->s->n), false, 0.2f, 1);
     add_gout(r, "dy", shape_2d(r->s->flags & S_F32 ? DT_F32 : r->act, r->rows, r->s->n), true);
 }
+static inline enum norm_kind norm_kind_of(const struct run *r) { return (enum norm_kind)r->s->k; }
 static inline int rmsnorm_fwd(struct run *r) {
     const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
     const struct tensor rstd = dev_new(r, shape_1d(DT_F32, r->rows), true);
-    TRY(dev_rmsnorm_fwd(r->d, y, rstd, up(r, &r->in[0]), up(r, &r->in[1]), NORM_EPS));
+    struct rmsnorm_args a = {
+        .y = y, .rstd = rstd, .x = up(r, &r->in[0]), .w = up(r, &r->in[1]), .eps = NORM_EPS, .kind = norm_kind_of(r)};
+    TRY(dev_rmsnorm_fwd(r->d, &a));
     down(r, "y", y, true, TOL_SUM);
     down(r, "rstd", rstd, true, TOL_SUM);
+    a.y = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    a.from = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
+    TRY(dev_rmsnorm_fwd(r->d, &a));
+    down(r, "from + y", a.y, true, TOL_SUM);
+    a.y = a.from; /* in place */
+    TRY(dev_rmsnorm_fwd(r->d, &a));
+    down(r, "+= y", a.y, true, TOL_SUM);
     return 0;
 }
 static inline int rmsnorm_bwd(struct run *r) {
@@ -95,8 +105,9 @@ static inline int rmsnorm_bwd(struct run *r) {
     const struct tensor rstd = dev_new(r, shape_1d(DT_F32, r->rows), true);
     const struct tensor dx = up_acc(r, shape_2d(DT_F32, r->rows, r->s->n), true);
     const struct tensor dw = up_acc(r, shape_1d(DT_F32, r->s->n), false);
-    TRY(dev_rmsnorm_fwd(r->d, y, rstd, x, w, NORM_EPS));
-    struct rmsnorm_bwd_args a = {.dx = dx, .dw = dw, .dy = up(r, &r->gout[0]), .x = x, .w = w, .rstd = rstd};
+    const enum norm_kind kind = norm_kind_of(r);
+    TRY(dev_rmsnorm_fwd(r->d, &(struct rmsnorm_args){.y = y, .rstd = rstd, .x = x, .w = w, .eps = NORM_EPS, .kind = kind}));
+    struct rmsnorm_bwd_args a = {.dx = dx, .dw = dw, .dy = up(r, &r->gout[0]), .x = x, .w = w, .rstd = rstd, .kind = kind};
     TRY(dev_rmsnorm_bwd(r->d, &a));
     down_grad(r, 0, dx, TOL_SUM)->floor = 0.1; /* a row of one column has no gradient, only rounding */
     down_grad(r, 1, dw, TOL_SUM);
@@ -442,6 +453,21 @@ static const struct op_shape shapes_rows[] = {
     {.rows = 1, .n = 1},    {.rows = 1, .n = 64},   {.rows = 7, .n = 17},    {.rows = 17, .n = 33},
     {.rows = 33, .n = 100}, {.rows = 65, .n = 896}, {.rows = 100, .n = 129}, {.rows = 129, .n = 48, .flags = S_F32},
 };
+static const struct op_shape shapes_norm[] = {
+    /* n columns, k the kind */
+    {.rows = 1, .n = 1},
+    {.rows = 1, .n = 64},
+    {.rows = 7, .n = 17},
+    {.rows = 17, .n = 33},
+    {.rows = 33, .n = 100},
+    {.rows = 65, .n = 896},
+    {.rows = 100, .n = 129},
+    {.rows = 129, .n = 48, .flags = S_F32},
+    {.rows = 17, .n = 33, .k = NORM_SCALE_CAST},
+    {.rows = 65, .n = 896, .k = NORM_SCALE_CAST},
+    {.rows = 17, .n = 33, .k = NORM_ONE_PLUS},
+    {.rows = 65, .n = 896, .k = NORM_ONE_PLUS},
+};
 static const struct op_shape shapes_table[] = {
     /* a table of n rows, k columns */
     {.rows = 1, .n = 1, .k = 16},
@@ -532,7 +558,7 @@ static const struct op_def ops_table[] = {
     {"weight", weight_setup, weight_fwd, NULL, SHAPES(shapes_matmul), false},
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(shapes_table), true},
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
-    {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_rows), true},
+    {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
     {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},

@@ -94,8 +94,9 @@ static void test_misfits(void **state) {
     REFUSED(cast, dev_cast(d, tensor_1d(g, DT_F32, 31), x));
     REFUSED(embed_fwd, dev_embed_fwd(d, y, id4, w7));
     REFUSED(gather_rows, dev_gather_rows(d, b16, x, id4));
-    REFUSED(rmsnorm_fwd, dev_rmsnorm_fwd(d, y, TENSOR_NONE, x, tensor_1d(g, DT_F32, 7), 0));
-    REFUSED(rmsnorm_fwd, dev_rmsnorm_fwd(d, y, TENSOR_NONE, b16, v, 0));
+    REFUSED(rmsnorm_fwd, dev_rmsnorm_fwd(d, &(struct rmsnorm_args){.y = y, .x = x, .w = tensor_1d(g, DT_F32, 7)}));
+    REFUSED(rmsnorm_fwd, dev_rmsnorm_fwd(d, &(struct rmsnorm_args){.y = y, .x = b16, .w = v}));
+    REFUSED(rmsnorm_fwd, dev_rmsnorm_fwd(d, &(struct rmsnorm_args){.y = y, .x = x, .w = v, .from = b16}));
     REFUSED(matmul_fwd, dev_matmul_fwd(d, y, x, w7, TENSOR_NONE, false));
     REFUSED(matmul_fwd, dev_matmul_fwd(d, y, x, w16, TENSOR_NONE, false));
     REFUSED(matmul_fwd, dev_matmul_fwd(d, b16, b16, w16, TENSOR_NONE, true));

@@ -13,6 +13,10 @@ static const struct op_shape small_rows[] = {{.rows = 3, .n = 10}, {.rows = 17, 
 static const struct op_shape small_table[] = {{.rows = 7, .n = 9, .k = 5}};
 static const struct op_shape small_matmul[] = {{.rows = 5, .n = 7, .k = 6, .flags = S_BIAS},
                                                {.rows = 17, .n = 33, .k = 20, .flags = S_BIAS | S_ADD}};
+static const struct op_shape small_norm[] = {{.rows = 1, .n = 1},
+                                             {.rows = 7, .n = 17},
+                                             {.rows = 7, .n = 17, .k = NORM_SCALE_CAST},
+                                             {.rows = 7, .n = 17, .k = NORM_ONE_PLUS}};
 static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim = 16},
                                             {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM},
                                             {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_PAIRS},
@@ -30,7 +34,7 @@ static const struct op_shape small_lists[] = {{.rows = 3, .n = 11, .k = 8, .wind
 static const struct op_def grad_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(small_table), true},
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(small_table), true},
-    {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(small_rows), true},
+    {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(small_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(small_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(small_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(small_qkv), true},

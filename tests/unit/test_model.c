@@ -78,6 +78,11 @@ static void config_layers(void **state) {
         {"\"smollm3\",\"no_rope_layer_interval\":2,\"use_sliding_window\":true,\"sliding_window\":5", 0xaa, 0xaa},
         {"\"smollm3\",\"no_rope_layers\":[1,1,0,1,1,1,1,0],\"use_sliding_window\":true,\"sliding_window\":5", 0x84, 0x84},
         {"\"smollm3\",\"no_rope_layers\":[1,1,0,1,1,1,1,0],\"sliding_window\":5", 0x84, 0},
+        {"\"exaone4\",\"num_key_value_heads\":2", 0x88, 0x77},
+        {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LLG\"", 0xa4, 0x5b},
+        {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"L\"", 0x80, 0x7f},
+        {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window\":null", 0, 0},
+        {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":null", 0xff, 0},
         {"\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xc0},
         {"\"qwen3\",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\","
          "\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
@@ -131,6 +136,10 @@ static void families(void **state) {
         {"mistral", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
+        {"exaone4", ",\"num_key_value_heads\":2",
+         "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight self_attn.q_norm.weight self_attn.k_norm.weight "
+         "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -184,6 +193,8 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters",
          ERR_UNSUPPORTED},
+        {"{\"model_type\":\"exaone4\"," BASE ",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LXG\"}",
+         "\"sliding_window_pattern\" is \"LXG\"", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layer_interval\":0}", "no_rope_layer_interval", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},

@@ -165,7 +165,7 @@ static int norm_case(struct run *r) {
     const struct tensor x = values(r, DT_F32, t, n, 1, 0.1f), w = values(r, r->act, n, 0, 0.2f, 1), y = empty(r, r->act, t, n),
                         rstd = empty(r, DT_F32, t, 0), dy = values(r, r->act, t, n, 1, 0), dx = empty(r, DT_F32, t, n),
                         dw = empty(r, DT_F32, n, 0);
-    OP(dev_rmsnorm_fwd(r->d, y, rstd, x, w, 1e-6f));
+    OP(dev_rmsnorm_fwd(r->d, &(struct rmsnorm_args){.y = y, .rstd = rstd, .x = x, .w = w, .eps = 1e-6f}));
     OP(dev_rmsnorm_bwd(r->d, &(struct rmsnorm_bwd_args){.dx = dx, .dw = dw, .dy = dy, .x = x, .w = w, .rstd = rstd}));
     keep(r, "rmsnorm_fwd", y, INNER);
     keep(r, "rmsnorm_bwd dx", dx, INNER);
@@ -525,7 +525,7 @@ static int row_results(struct run *r, int64_t take) {
                             .entropy = empty(r, DT_F32, take, 0),
                             .lse = empty(r, DT_F32, take, 0)};
     OP(dev_matmul_fwd(r->d, y, x, w, bias, false));
-    OP(dev_rmsnorm_fwd(r->d, xn, TENSOR_NONE, res, g, 1e-6f));
+    OP(dev_rmsnorm_fwd(r->d, &(struct rmsnorm_args){.y = xn, .x = res, .w = g, .eps = 1e-6f}));
     OP(dev_lmhead_fwd(r->d, &a));
     keep(r, "matmul_fwd", y, EXACT);
     keep(r, "rmsnorm_fwd", xn, EXACT);

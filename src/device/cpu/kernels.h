@@ -69,11 +69,24 @@ struct cpu_head_rot {
     float *dnorm, *tmp; /* (D): += with norm; scratch */
 };
 
+/* RMSNorm of one row. */
+struct cpu_norm {
+    void *y;           /* (n) act; with from f32 */
+    const float *x;    /* (n) */
+    const void *w;     /* (n) act */
+    const float *from; /* (n), or NULL */
+    enum dtype act;
+    enum norm_kind kind;
+    int64_t n;
+    float eps;
+};
+
 /* The backward of RMSNorm on one row. */
 struct cpu_norm_grad {
     float *dx, *dw; /* (n) += */
     const void *dy, *w;
     enum dtype dy_dt, w_dt;
+    enum norm_kind kind;
     const float *x;
     int64_t n;
     float rstd;
@@ -102,7 +115,7 @@ struct cpu_kern {
     void (*row_dots)(float *dots, const float *a, const float *b, int64_t rows, int64_t dim);
 
     /* rows of the residual stream */
-    float (*rmsnorm_fwd)(void *y, const float *x, const void *w, enum dtype act, int64_t n, float eps); /* returns 1 / rms */
+    float (*rmsnorm_fwd)(const struct cpu_norm *a); /* returns 1 / rms */
     void (*rmsnorm_bwd)(const struct cpu_norm_grad *g);
     void (*rot_fwd)(void *y, const void *x, const struct cpu_head_rot *h);
     void (*rot_bwd)(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h); /* dx (D) act; dy (D) of dy_dt */

@@ -30,47 +30,57 @@ static void add_partials(const struct cpu_kern *k, float *dst, float *sums, int6
 
 struct norm_job {
     const struct cpu_kern *k;
-    struct tensor y, rstd, x, w, dx, dy;
-    float eps, *sums; /* (blocks, c) */
+    const struct rmsnorm_args *fwd;
+    const struct rmsnorm_bwd_args *bwd;
+    float *sums; /* (blocks, c) */
     int64_t per;
 };
 
 static void rmsnorm_fwd_part(void *arg, int64_t part, int thread) {
     const struct norm_job *j = arg;
-    const int64_t c = j->x.dim[1], lo = part * j->per, hi = part_end(lo, j->per, j->x.dim[0]);
+    const struct rmsnorm_args *a = j->fwd;
+    const int64_t c = a->x.dim[1], lo = part * j->per, hi = part_end(lo, j->per, a->x.dim[0]);
     (void)thread;
     for (int64_t t = lo; t < hi; t++) {
-        const float rs = j->k->rmsnorm_fwd(at(j->y, t * c), (const float *)j->x.data + t * c, j->w.data, j->w.dt, c, j->eps);
-        if (j->rstd.data) ((float *)j->rstd.data)[t] = rs;
+        const float rs = j->k->rmsnorm_fwd(&(struct cpu_norm){.y = at(a->y, t * c),
+                                                              .x = (const float *)a->x.data + t * c,
+                                                              .w = a->w.data,
+                                                              .from = a->from.data ? (const float *)a->from.data + t * c : NULL,
+                                                              .act = a->w.dt,
+                                                              .kind = a->kind,
+                                                              .n = c,
+                                                              .eps = a->eps});
+        if (a->rstd.data) ((float *)a->rstd.data)[t] = rs;
     }
 }
-int cpu_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
-    struct norm_job j = {
-        .k = cpu_kern_of(cpu_of(d)), .y = y, .rstd = rstd, .x = x, .w = w, .eps = eps, .per = rows_per_part(x.dim[1])};
-    pool_run(cpu_of(d)->pool, n_blocks(x.dim[0], j.per), rmsnorm_fwd_part, &j);
+int cpu_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
+    struct norm_job j = {.k = cpu_kern_of(cpu_of(d)), .fwd = a, .per = rows_per_part(a->x.dim[1])};
+    pool_run(cpu_of(d)->pool, n_blocks(a->x.dim[0], j.per), rmsnorm_fwd_part, &j);
     return 0;
 }
 
 static void rmsnorm_bwd_part(void *arg, int64_t part, int thread) {
     const struct norm_job *j = arg;
-    const int64_t c = j->x.dim[1], lo = part * BLOCK, hi = part_end(lo, BLOCK, j->x.dim[0]);
+    const struct rmsnorm_bwd_args *a = j->bwd;
+    const int64_t c = a->x.dim[1], lo = part * BLOCK, hi = part_end(lo, BLOCK, a->x.dim[0]);
     float *sum = j->sums + part * c;
     (void)thread;
     memset(sum, 0, (size_t)c * sizeof *sum);
     for (int64_t t = lo; t < hi; t++)
-        j->k->rmsnorm_bwd(&(struct cpu_norm_grad){.dx = (float *)j->dx.data + t * c,
+        j->k->rmsnorm_bwd(&(struct cpu_norm_grad){.dx = (float *)a->dx.data + t * c,
                                                   .dw = sum,
-                                                  .dy = at(j->dy, t * c),
-                                                  .w = j->w.data,
-                                                  .dy_dt = j->dy.dt,
-                                                  .w_dt = j->w.dt,
-                                                  .x = (const float *)j->x.data + t * c,
+                                                  .dy = at(a->dy, t * c),
+                                                  .w = a->w.data,
+                                                  .dy_dt = a->dy.dt,
+                                                  .w_dt = a->w.dt,
+                                                  .kind = a->kind,
+                                                  .x = (const float *)a->x.data + t * c,
                                                   .n = c,
-                                                  .rstd = ((const float *)j->rstd.data)[t]});
+                                                  .rstd = ((const float *)a->rstd.data)[t]});
 }
 int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
     struct cpu *c = cpu_of(d);
-    struct norm_job j = {.k = cpu_kern_of(c), .dx = a->dx, .dy = a->dy, .x = a->x, .w = a->w, .rstd = a->rstd};
+    struct norm_job j = {.k = cpu_kern_of(c), .bwd = a};
     const int64_t blocks = n_blocks(a->x.dim[0], BLOCK), n = a->x.dim[1];
     void *p;
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(blocks * n) * sizeof *j.sums, &p));

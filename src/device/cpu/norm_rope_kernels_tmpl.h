@@ -20,28 +20,32 @@ VEC_FN float row_sum_total(const struct row_sum *r) { return vsum(vadd(vadd(r->s
 
 /* ---- RMSNorm ---- */
 
-VEC_FN void rmsnorm_scale(void *y, const float *x, const void *w, int64_t n, float rstd, enum dtype act) {
+VEC_FN vec norm_weight(vec w, enum norm_kind kind) { return kind == NORM_ONE_PLUS ? vadd(w, vset1(1)) : w; }
+VEC_FN void rmsnorm_scale(const struct cpu_norm *a, float rstd, enum norm_kind kind, enum dtype act) {
     const vec rs = vset1(rstd);
-    for (int64_t i = 0; i < n; i += VEC) {
-        const int64_t k = LANES(n, i);
-        const vec v = vround_act(vmul(vload_n(x + i, k), rs), act);
-        vstore_act_n(y, act, i, vmul(v, vload_act_n(w, act, i, k)), k);
+    for (int64_t i = 0; i < a->n; i += VEC) {
+        const int64_t k = LANES(a->n, i);
+        const vec x = vmul(vload_n(a->x + i, k), rs), v = kind == NORM_CAST_SCALE && !a->from ? vround_act(x, act) : x;
+        const vec y = vmul(v, norm_weight(vload_act_n(a->w, act, i, k), kind));
+        if (a->from) vstore_n((float *)a->y + i, vadd(vload_n(a->from + i, k), y), k);
+        else vstore_act_n(a->y, act, i, y, k);
     }
 }
-static float kern_rmsnorm_fwd(void *y, const float *x, const void *w, enum dtype act, int64_t n, float eps) {
+static float kern_rmsnorm_fwd(const struct cpu_norm *a) {
     struct row_sum sq = row_sum_zero();
-    for (int64_t i = 0; i < n; i += VEC) {
-        const vec v = vload_n(x + i, LANES(n, i));
+    for (int64_t i = 0; i < a->n; i += VEC) {
+        const vec v = vload_n(a->x + i, LANES(a->n, i));
         vec *s = &sq.s[i / VEC % 4];
         *s = vfma(v, v, *s);
     }
-    const float rstd = 1.0f / sqrtf(row_sum_total(&sq) / (float)n + eps);
-    FOR_ACT(act, rmsnorm_scale, y, x, w, n, rstd);
+    const float rstd = 1.0f / sqrtf(row_sum_total(&sq) / (float)a->n + a->eps);
+    if (a->kind == NORM_CAST_SCALE) FOR_ACT(a->act, rmsnorm_scale, a, rstd, NORM_CAST_SCALE);
+    else FOR_ACT(a->act, rmsnorm_scale, a, rstd, a->kind);
     return rstd;
 }
 
 /* g = dy w, n = x rstd: dx += rstd (g - n mean(g n)), dw += dy n. */
-VEC_FN void rmsnorm_grad(const struct cpu_norm_grad *g, enum dtype w_dt) {
+VEC_FN void rmsnorm_grad(const struct cpu_norm_grad *g, enum norm_kind kind, enum dtype w_dt) {
     float *const dx = g->dx, *const dw = g->dw;
     const void *const dy = g->dy, *const w = g->w;
     const float *const x = g->x;
@@ -53,18 +57,21 @@ VEC_FN void rmsnorm_grad(const struct cpu_norm_grad *g, enum dtype w_dt) {
         const int64_t k = LANES(n, i);
         const vec d = vload_act_n(dy, dy_dt, i, k), v = vmul(vload_n(x + i, k), rs);
         vec *s = &gn.s[i / VEC % 4];
-        *s = vfma(vmul(d, vload_act_n(w, w_dt, i, k)), v, *s);
+        *s = vfma(vmul(d, norm_weight(vload_act_n(w, w_dt, i, k), kind)), v, *s);
         vstore_n(dw + i, vfma(d, v, vload_n(dw + i, k)), k);
     }
     const vec mean = vset1(row_sum_total(&gn) / (float)n);
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
-        const vec dn = vmul(vload_act_n(dy, dy_dt, i, k), vload_act_n(w, w_dt, i, k));
+        const vec dn = vmul(vload_act_n(dy, dy_dt, i, k), norm_weight(vload_act_n(w, w_dt, i, k), kind));
         const vec v = vmul(vload_n(x + i, k), rs);
         vstore_n(dx + i, vfma(rs, vsub(dn, vmul(v, mean)), vload_n(dx + i, k)), k);
     }
 }
-static void kern_rmsnorm_bwd(const struct cpu_norm_grad *g) { FOR_ACT(g->w_dt, rmsnorm_grad, g); }
+static void kern_rmsnorm_bwd(const struct cpu_norm_grad *g) {
+    if (g->kind == NORM_CAST_SCALE) FOR_ACT(g->w_dt, rmsnorm_grad, g, NORM_CAST_SCALE);
+    else FOR_ACT(g->w_dt, rmsnorm_grad, g, g->kind);
+}
 
 /* ---- heads: RMSNorm and RoPE ---- */
 

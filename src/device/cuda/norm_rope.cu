@@ -44,9 +44,23 @@ static int64_t rows_per_block(const struct cuda *c, int64_t rows) { return ceil_
 
 enum { NORM_THREADS = 256, NORM_BWD_THREADS = 512, NORM_BWD_CHUNKS = 4 };
 
-template <typename T, bool VEC>
+/* The norm of x, before the rounding of the result; ADD: nothing is rounded. */
+template <typename T, norm_kind KIND, bool ADD> static __device__ __forceinline__ float norm_value(float x, float rs, float w) {
+    const float v = __fmul_rn(x, rs);
+    if (KIND == NORM_CAST_SCALE && !ADD) return __fmul_rn(round_to<T>(v), w);
+    return __fmul_rn(v, KIND == NORM_ONE_PLUS ? __fadd_rn(w, 1.0f) : w);
+}
+
+template <typename Y> struct norm_out {
+    Y *y;
+    float *rstd;       /* or NULL */
+    const float *from; /* with ADD */
+};
+
+/* Y is T; with ADD float. */
+template <typename T, typename Y, norm_kind KIND, bool ADD, bool VEC>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    rmsnorm_fwd_kernel(T *y, float *rstd, const float *x, const T *w, int64_t n, float eps) {
+    rmsnorm_fwd_kernel(norm_out<Y> out, const float *x, const T *w, int64_t n, float eps) {
     __shared__ float sh[32];
     const int64_t t = cuda_block_reversed(), row = t * n, step = (int64_t)blockDim.x * CHUNK, first = (int64_t)threadIdx.x * CHUNK;
     float v[CHUNK], g[CHUNK], sum = 0;
@@ -60,7 +74,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     sum = block_sum(sum, sh);
     const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps)));
-    if (rstd && threadIdx.x == 0) rstd[t] = rs;
+    if (out.rstd && threadIdx.x == 0) out.rstd[t] = rs;
     for (int64_t c = first; c < n; c += step) {
         const int left = n - c < CHUNK ? (int)(n - c) : CHUNK;
         if (step < n) { /* else v and g still hold the thread's one chunk */
@@ -68,28 +82,40 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             load8<VEC>(g, w + c, left);
         }
 #pragma unroll
-        for (int i = 0; i < CHUNK; i++) v[i] = __fmul_rn(round_to<T>(__fmul_rn(v[i], rs)), g[i]);
-        store8<VEC>(y + row + c, v, left);
+        for (int i = 0; i < CHUNK; i++) v[i] = norm_value<T, KIND, ADD>(v[i], rs, g[i]);
+        if (ADD) {
+            float old[CHUNK];
+            load8<VEC>(old, out.from + row + c, left);
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) v[i] = __fadd_rn(old[i], v[i]);
+        }
+        store8<VEC>(out.y + row + c, v, left);
     }
 }
 
-template <typename T>
-static int rmsnorm_fwd_any(struct cuda *c, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
-    const int64_t n = x.dim[1];
+template <typename T, typename Y, norm_kind KIND, bool ADD>
+static int rmsnorm_fwd_of(struct cuda *c, const struct rmsnorm_args *a) {
+    const int64_t n = a->x.dim[1];
     const int threads = warps_for(ceil_div(n, CHUNK), NORM_THREADS);
-    const unsigned rows = (unsigned)x.dim[0];
-    T *out = (T *)y.data;
-    float *rs = (float *)rstd.data;
-    const float *from = (const float *)x.data;
-    const T *scale = (const T *)w.data;
-    if (n % CHUNK == 0 && aligned16(out) && aligned16(x.data) && aligned16(w.data))
-        CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, true>, rows, threads, 0, out, rs, from, scale, n, eps));
-    else CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, false>, rows, threads, 0, out, rs, from, scale, n, eps));
+    const unsigned rows = (unsigned)a->x.dim[0];
+    const norm_out<Y> out = {(Y *)a->y.data, (float *)a->rstd.data, (const float *)a->from.data};
+    const float *x = (const float *)a->x.data;
+    const T *w = (const T *)a->w.data;
+    const bool wide = n % CHUNK == 0 && aligned16(out.y) && aligned16(x) && aligned16(w) && aligned16(out.from);
+    if (wide) CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, Y, KIND, ADD, true>, rows, threads, 0, out, x, w, n, a->eps));
+    else CU_TRY(cuda_launch_pdl(c, rmsnorm_fwd_kernel<T, Y, KIND, ADD, false>, rows, threads, 0, out, x, w, n, a->eps));
     return 0;
 }
-int cuda_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
-    return w.dt == DT_BF16 ? rmsnorm_fwd_any<bf16>(cuda_of(d), y, rstd, x, w, eps)
-                           : rmsnorm_fwd_any<float>(cuda_of(d), y, rstd, x, w, eps);
+template <typename T, norm_kind KIND> static int rmsnorm_fwd_any(struct cuda *c, const struct rmsnorm_args *a) {
+    return a->from.data ? rmsnorm_fwd_of<T, float, KIND, true>(c, a) : rmsnorm_fwd_of<T, T, KIND, false>(c, a);
+}
+template <typename T> static int rmsnorm_fwd_kind(struct cuda *c, const struct rmsnorm_args *a) {
+    return a->kind == NORM_CAST_SCALE   ? rmsnorm_fwd_any<T, NORM_CAST_SCALE>(c, a)
+           : a->kind == NORM_SCALE_CAST ? rmsnorm_fwd_any<T, NORM_SCALE_CAST>(c, a)
+                                        : rmsnorm_fwd_any<T, NORM_ONE_PLUS>(c, a);
+}
+int cuda_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
+    return a->w.dt == DT_BF16 ? rmsnorm_fwd_kind<bf16>(cuda_of(d), a) : rmsnorm_fwd_kind<float>(cuda_of(d), a);
 }
 
 struct norm_bwd {
@@ -103,7 +129,8 @@ struct norm_bwd {
 
 /* With v = x * rstd and g = dy * w: dx += rstd * (g - v * mean(g * v)), dw = sum over rows of dy * v.
  * A block has every gridDim.x-th row, the last first; a thread C chunks of columns with a stride of blockDim.x chunks. */
-template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THREADS) rmsnorm_bwd_kernel(const norm_bwd a) {
+template <int C, bool VEC, bool ONE_PLUS>
+static __global__ void __launch_bounds__(NORM_BWD_THREADS) rmsnorm_bwd_kernel(const norm_bwd a) {
     __shared__ float sh[2][32];
     float dw[C][CHUNK] = {};
     int turn = 0;
@@ -128,7 +155,7 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
             for (int i = 0; i < CHUNK; i++) {
                 v[k][i] = __fmul_rn(v[k][i], rs);
                 dw[k][i] = __fmaf_rn(g[k][i], v[k][i], dw[k][i]);
-                g[k][i] = __fmul_rn(g[k][i], w[i]);
+                g[k][i] = __fmul_rn(g[k][i], ONE_PLUS ? __fadd_rn(w[i], 1.0f) : w[i]);
                 sum = __fmaf_rn(g[k][i], v[k][i], sum);
             }
         }
@@ -152,12 +179,12 @@ template <int C, bool VEC> static __global__ void __launch_bounds__(NORM_BWD_THR
 }
 
 /* One wave of blocks, at most CUDA_NORM_BLOCKS a multiprocessor; *blocks: how many. */
-template <bool VEC> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, int64_t *blocks) {
+template <bool VEC, bool ONE_PLUS> static int rmsnorm_bwd_launch(struct cuda *c, norm_bwd *a, int64_t *blocks) {
     const int64_t chunks = ceil_div(a->n, CHUNK);
     const int threads = warps_for(chunks, NORM_BWD_THREADS);
-    const auto kernel = chunks <= threads       ? rmsnorm_bwd_kernel<1, VEC>
-                        : chunks <= 2 * threads ? rmsnorm_bwd_kernel<2, VEC>
-                                                : rmsnorm_bwd_kernel<NORM_BWD_CHUNKS, VEC>;
+    const auto kernel = chunks <= threads       ? rmsnorm_bwd_kernel<1, VEC, ONE_PLUS>
+                        : chunks <= 2 * threads ? rmsnorm_bwd_kernel<2, VEC, ONE_PLUS>
+                                                : rmsnorm_bwd_kernel<NORM_BWD_CHUNKS, VEC, ONE_PLUS>;
     int fit = 1;
     CU_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, threads, 0));
     if (fit > CUDA_NORM_BLOCKS) fit = CUDA_NORM_BLOCKS;
@@ -182,9 +209,10 @@ int cuda_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *g) {
     a.dy_bf16 = g->dy.dt == DT_BF16, a.w_bf16 = g->w.dt == DT_BF16;
     a.x = (const float *)g->x.data, a.rstd = (const float *)g->rstd.data;
     a.rows = rows, a.n = n;
-    if (n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x))
-        TRY(rmsnorm_bwd_launch<true>(c, &a, &blocks));
-    else TRY(rmsnorm_bwd_launch<false>(c, &a, &blocks));
+    const bool wide =
+        n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x);
+    if (g->kind == NORM_ONE_PLUS) TRY((wide ? rmsnorm_bwd_launch<true, true> : rmsnorm_bwd_launch<false, true>)(c, &a, &blocks));
+    else TRY((wide ? rmsnorm_bwd_launch<true, false> : rmsnorm_bwd_launch<false, false>)(c, &a, &blocks));
     TRY(add_parts(c, (float *)g->dw.data, a.sums, blocks, n, n));
     return g->rounded.data && !a.rounded ? cuda_cast(d, g->rounded, g->dx) : 0;
 }

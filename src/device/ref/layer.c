@@ -8,16 +8,24 @@
 
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
-int ref_rmsnorm_fwd(struct dev *d, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w, float eps) {
+/* Weight c as the norm multiplies by it. */
+static float norm_weight(struct tensor w, enum norm_kind kind, int64_t c) { return ref_at(w, c) + (kind == NORM_ONE_PLUS ? 1 : 0); }
+
+int ref_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
     (void)d;
+    const struct tensor x = a->x, y = a->y;
     const int64_t n = x.dim[1];
     for (int64_t t = 0; t < x.dim[0]; t++) {
         const float *row = ref_f32(x) + t * n;
         double sum = 0;
         for (int64_t c = 0; c < n; c++) sum += (double)row[c] * row[c];
-        const float rs = (float)(1.0 / sqrt(sum / (double)n + eps));
-        for (int64_t c = 0; c < n; c++) ref_put(y.data, y.dt, t * n + c, ref_round(row[c] * rs, y.dt) * ref_at(w, c));
-        if (rstd.data) ref_f32(rstd)[t] = rs;
+        const float rs = (float)(1.0 / sqrt(sum / (double)n + a->eps));
+        for (int64_t c = 0; c < n; c++) {
+            const float v = a->kind == NORM_CAST_SCALE && !a->from.data ? ref_round(row[c] * rs, a->w.dt) : row[c] * rs;
+            const float out = v * norm_weight(a->w, a->kind, c);
+            ref_put(y.data, y.dt, t * n + c, a->from.data ? ref_f32(a->from)[t * n + c] + out : out);
+        }
+        if (a->rstd.data) ref_f32(a->rstd)[t] = rs;
     }
     return 0;
 }
@@ -31,10 +39,10 @@ int ref_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
         const float *row = ref_f32(x) + t * n;
         const double rs = ref_f32(rstd)[t];
         double mean = 0;
-        for (int64_t c = 0; c < n; c++) mean += (double)ref_at(dy, t * n + c) * ref_at(w, c) * (row[c] * rs);
+        for (int64_t c = 0; c < n; c++) mean += (double)ref_at(dy, t * n + c) * norm_weight(w, a->kind, c) * (row[c] * rs);
         mean /= (double)n;
         for (int64_t c = 0; c < n; c++) {
-            const double g = (double)ref_at(dy, t * n + c) * ref_at(w, c);
+            const double g = (double)ref_at(dy, t * n + c) * norm_weight(w, a->kind, c);
             ref_f32(a->dx)[t * n + c] += (float)(rs * (g - row[c] * rs * mean));
         }
     }
