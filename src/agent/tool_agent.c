@@ -1,7 +1,9 @@
 /* tool_agent.c - see tool_agent.h. Where verl's loop has a quirk that decides which tokens are trained, a comment says so. */
 #include "agent/tool_agent.h"
 
+#include "base/base64.h"
 #include "base/err.h"
+#include "base/json.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,7 @@ struct tool_agent {
     json_t *record, *tool_rewards, *turn_scores, *extra_fields; /* record: all calls that were run */
     double tool_seconds, slowest;                               /* slowest: of the round under way */
     bool replied, stop;                                         /* the new message is an interaction's; it stops */
+    bool interacting;                                           /* the turn waits for one */
     enum tool_agent_end end;
     char *reason;
 };
@@ -158,6 +161,7 @@ int tool_agent_drawn(struct tool_agent *a, const struct tool_agent_turn *t, enum
     if (a->n_run > 0) *next = TOOL_AGENT_TOOLS;
     else if (r->interacts) *next = TOOL_AGENT_INTERACT;
     else end_as(a, TOOL_AGENT_STOP);
+    a->interacting = *next == TOOL_AGENT_INTERACT;
     a->replied = a->stop = false;
     a->slowest = 0;
     return 0;
@@ -210,6 +214,7 @@ enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_
     a->user++;
     a->tool_seconds += r->seconds;
     a->replied = true;
+    a->interacting = false;
     a->stop = r->stop;
     return TOOL_AGENT_JOIN;
 }
@@ -276,4 +281,144 @@ json_t *tool_agent_episode(const struct tool_agent *a) {
                   "malformed", (json_int_t)a->n_malformed, "dropped", (json_int_t)a->n_dropped, "calls", json_deep_copy(a->record));
     if (a->reason) json_object_set_new(e, "reason", json_string(a->reason));
     return e;
+}
+
+/* ---- an episode that goes on later ---- */
+
+enum tool_agent_next tool_agent_waits_for(const struct tool_agent *a) {
+    if (a->end != TOOL_AGENT_OPEN) return TOOL_AGENT_END;
+    if (a->n_results < a->n_run) return TOOL_AGENT_TOOLS;
+    return a->interacting ? TOOL_AGENT_INTERACT : TOOL_AGENT_GENERATE;
+}
+
+bool tool_agent_answered(const struct tool_agent *a, int64_t k) { return json_object_get(record_of(a, k), "result") != NULL; }
+
+/* Bytes that the model wrote, which may be no UTF-8. */
+static json_t *bytes_json(const char *p) {
+    if (!p) return json_null();
+    char *text = base64_text(p, strlen(p));
+    json_t *v = json_pack("[I, s]", (json_int_t)strlen(p), text);
+    free(text);
+    return v;
+}
+
+static char *bytes_of(const json_t *v) {
+    const json_int_t n = json_integer_value(json_array_get(v, 0));
+    const json_t *text = json_array_get(v, 1);
+    if (!json_is_string(text) || n < 0 || n > (json_int_t)json_string_length(text)) return NULL;
+    char *p = xcalloc((size_t)n + 1, 1);
+    if (base64_read(p, (size_t)n, json_string_value(text), json_string_length(text))) return p;
+    free(p);
+    return NULL;
+}
+
+json_t *tool_agent_state(const struct tool_agent *a) {
+    const int64_t n_turn = a->n_turn < a->ids.n ? a->n_turn : a->ids.n; /* at the end it may have been cut */
+    json_t *calls = json_array();
+    for (int64_t k = 0; k < a->n_run; k++)
+        json_array_append_new(calls, json_pack("[o, o, o]", bytes_json(a->turn.calls[k].name),
+                                               bytes_json(a->turn.calls[k].arguments), bytes_json(a->turn.calls[k].id)));
+    json_t *o =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "n", (json_int_t)a->ids.n, "n_turn", (json_int_t)n_turn, "n_old",
+                  (json_int_t)a->n_old, "assistant", (json_int_t)a->assistant, "user", (json_int_t)a->user, "malformed",
+                  (json_int_t)a->n_malformed, "dropped", (json_int_t)a->n_dropped, "asked", (json_int_t)a->n_asked);
+    CHECK(o != NULL);
+    json_object_set_new(o, "end", json_integer(a->end));
+    json_object_set_new(o, "interacting", json_boolean(a->interacting));
+    json_object_set_new(o, "tool_seconds", json_real(a->tool_seconds));
+    json_object_set_new(o, "slowest", json_real(a->slowest));
+    json_object_set_new(o, "segments", json_i32_array(a->segments, 2 * a->n_segments));
+    json_object_set_new(o, "calls", calls);
+    json_object_set_new(o, "messages", json_deep_copy(a->messages));
+    json_object_set_new(o, "record", json_deep_copy(a->record));
+    json_object_set_new(o, "tool_rewards", json_deep_copy(a->tool_rewards));
+    json_object_set_new(o, "turn_scores", json_deep_copy(a->turn_scores));
+    json_object_set_new(o, "extra_fields", json_deep_copy(a->extra_fields));
+    if (a->reason) json_object_set_new(o, "reason", json_string(a->reason));
+    return o;
+}
+
+/* *out: a copy of member `key`, which is of that type. */
+static int member(const json_t *o, const char *key, json_type type, json_t **out) {
+    const json_t *v = json_object_get(o, key);
+    if (!v || json_typeof(v) != type) FAIL(ERR_FORMAT, "an episode's '%s' is missing or damaged", key);
+    json_decref(*out);
+    *out = json_deep_copy(v);
+    return 0;
+}
+
+static int restore_calls(struct tool_agent *a, const json_t *calls) {
+    const json_t *v;
+    size_t i;
+    a->n_run = (int64_t)json_array_size(calls);
+    if (a->n_run > (int64_t)json_array_size(a->record)) FAIL(ERR_FORMAT, "an episode has more open calls than calls");
+    a->turn.calls = xcalloc((size_t)a->n_run + 1, sizeof *a->turn.calls);
+    a->turn.n_calls = a->n_run;
+    json_array_foreach(calls, i, v) {
+        struct tool_call *c = &a->turn.calls[i];
+        c->name = bytes_of(json_array_get(v, 0));
+        c->arguments = bytes_of(json_array_get(v, 1));
+        c->id = bytes_of(json_array_get(v, 2));
+        if (!c->name || !c->arguments) FAIL(ERR_FORMAT, "an episode's call %zu is damaged", i);
+    }
+    for (int64_t k = 0; k < a->n_run; k++) a->n_results += tool_agent_answered(a, k);
+    return 0;
+}
+
+/* The response, and who wrote what of it. */
+static int restore_response(struct tool_agent *a, const json_t *segments, const int32_t *ids, int64_t n) {
+    int64_t at = 0;
+    for (size_t k = 0; k + 1 < json_array_size(segments); k += 2) {
+        const json_int_t len = json_integer_value(json_array_get(segments, k)),
+                         kind = json_integer_value(json_array_get(segments, k + 1));
+        if (len < 0 || len > n - at || (kind != SEGMENT_POLICY && kind != SEGMENT_ENVIRONMENT))
+            FAIL(ERR_FORMAT, "an episode's segments do not cover its %lld tokens", (long long)n);
+        xgrow((void **)&a->segments, &a->cap_segments, 2 * (a->n_segments + 1), sizeof *a->segments);
+        a->segments[2 * a->n_segments] = (int32_t)len;
+        a->segments[2 * a->n_segments++ + 1] = (int32_t)kind;
+        at += len;
+    }
+    if (at != n) FAIL(ERR_FORMAT, "an episode's segments do not cover its %lld tokens", (long long)n);
+    text_ids_add(&a->ids, ids, n);
+    return 0;
+}
+
+static int restore(struct tool_agent *a, const json_t *o, const int32_t *ids, int64_t n) {
+    const char *where = "an episode", *reason = NULL;
+    int64_t had, end;
+    TRY(json_i64(o, "n", &had, where));
+    TRY(json_i64(o, "n_turn", &a->n_turn, where));
+    TRY(json_i64(o, "n_old", &a->n_old, where));
+    TRY(json_i64(o, "assistant", &a->assistant, where));
+    TRY(json_i64(o, "user", &a->user, where));
+    TRY(json_i64(o, "malformed", &a->n_malformed, where));
+    TRY(json_i64(o, "dropped", &a->n_dropped, where));
+    TRY(json_i64(o, "asked", &a->n_asked, where));
+    TRY(json_i64(o, "end", &end, where));
+    TRY(json_bool(o, "interacting", &a->interacting, where));
+    TRY(json_f64(o, "tool_seconds", &a->tool_seconds, where));
+    TRY(json_f64(o, "slowest", &a->slowest, where));
+    TRY(json_str_opt(o, "reason", &reason, where));
+    TRY(member(o, "messages", JSON_ARRAY, &a->messages));
+    TRY(member(o, "record", JSON_ARRAY, &a->record));
+    TRY(member(o, "tool_rewards", JSON_ARRAY, &a->tool_rewards));
+    TRY(member(o, "turn_scores", JSON_ARRAY, &a->turn_scores));
+    TRY(member(o, "extra_fields", JSON_OBJECT, &a->extra_fields));
+    if (had < 0 || had > n || a->n_turn < 0 || a->n_turn > had || a->n_old < 0 ||
+        a->n_old > (int64_t)json_array_size(a->messages) || end < 0 || end > TOOL_AGENT_OPEN)
+        FAIL(ERR_FORMAT, "an episode has invalid values");
+    a->end = (enum tool_agent_end)end;
+    a->reason = reason ? xstrdup(reason) : NULL;
+    TRY(restore_response(a, json_object_get(o, "segments"), ids, had));
+    return restore_calls(a, json_object_get(o, "calls"));
+}
+
+int tool_agent_restore(struct tool_agent **out, const struct tool_agent_rules *rules, const json_t *state, const json_t *tools,
+                       const int32_t *ids, int64_t n) {
+    struct tool_agent *a;
+    tool_agent_create(&a, rules, NULL, tools);
+    const int rc = restore(a, state, ids, n);
+    if (rc < 0) tool_agent_destroy(a);
+    else *out = a;
+    return rc;
 }

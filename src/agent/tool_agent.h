@@ -117,4 +117,14 @@ json_t *tool_agent_data(const struct tool_agent *a);
  * column `episode`. segment: which of the response's segments called. New reference. */
 json_t *tool_agent_episode(const struct tool_agent *a);
 
+/* ---- an episode that goes on later ---- */
+/* What it waits for: GENERATE, TOOLS (calls that tool_agent_answered has not), INTERACT; END. */
+enum tool_agent_next tool_agent_waits_for(const struct tool_agent *a);
+bool tool_agent_answered(const struct tool_agent *a, int64_t k); /* call k of the turn has its result */
+/* All of it but the ids, for a checkpoint. New reference. */
+json_t *tool_agent_state(const struct tool_agent *a);
+/* As tool_agent_create, with such a state; ids: at least as many as the response had, which begin with it. ERR_FORMAT. */
+int tool_agent_restore(struct tool_agent **out, const struct tool_agent_rules *rules, const json_t *state, const json_t *tools,
+                       const int32_t *ids, int64_t n);
+
 #endif

@@ -114,9 +114,6 @@ def refusals(s, test):
     p = run(*args_of(s, "quiet", **{MT + "enable": True, MT + "tool_response_truncate_side": "left"}))
     test("tools that no row has: the cure is named", "default_agent_loop=tool_agent" in p.stderr, p.stderr[-800:])
     test("the side that was the other one until 0.7.1 is noted", "0.7.1" in p.stderr)
-    args = args_of(s, "quiet", **{MT + "enable": True, ROLLOUT + "agent.default_agent_loop": "tool_agent"})
-    p = run(args[0], "--config-name=fully_async_ppo_trainer", *args[1:], "actor_rollout_ref.hybrid_engine=False", check=False)
-    test("fully asynchronous: not built", p.returncode != 0 and "one_step_off_ppo_trainer" in p.stderr, p.stderr[-400:])
 
 
 def main():

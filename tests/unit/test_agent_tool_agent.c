@@ -2,6 +2,8 @@
  * wrote them, what a limit drops, against verl's ToolAgentLoop as it is written. */
 #include "agent/tool_agent.h"
 
+#include "base/err.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -12,13 +14,37 @@
 
 /* An episode that is driven by hand; a turn's ids are consecutive numbers. */
 static struct tool_agent *a;
+static struct tool_agent_rules rules;
 static int32_t next_id;
+
+/* What follows is of an episode that was kept with a checkpoint, as text, and goes on. */
+static void keep(void) {
+    int64_t n;
+    const enum tool_agent_next waits = tool_agent_waits_for(a);
+    const int32_t *ids = tool_agent_ids(a, &n);
+    json_t *state = tool_agent_state(a), *read;
+    char *text = json_dumps(state, 0);
+    struct tool_agent *b;
+    assert_non_null(text);
+    read = json_loads(text, JSON_ALLOW_NUL, NULL);
+    assert_int_equal(tool_agent_restore(&b, &rules, read, tool_agent_tools(a), ids, n), 0);
+    tool_agent_destroy(a);
+    a = b;
+    assert_int_equal(tool_agent_waits_for(a), waits);
+    json_t *again = tool_agent_state(a);
+    assert_true(json_equal(again, state));
+    json_decref(again);
+    json_decref(state);
+    json_decref(read);
+    free(text);
+}
 
 static void begin(struct tool_agent_rules r) {
     json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", "?");
     r.parser = tool_parser_find("hermes");
     if (r.max_parallel_calls == 0) r.max_parallel_calls = 1;
     tool_agent_create(&a, &r, messages, NULL);
+    rules = r;
     json_decref(messages);
     next_id = 100;
 }
@@ -30,19 +56,24 @@ static enum tool_agent_next draw(const char *text, int64_t n) {
     const struct tool_agent_turn t = {ids, n, text, strlen(text), "plain", 5};
     assert_int_equal(tool_agent_drawn(a, &t, &next), 0);
     free(ids);
+    keep();
     return next;
 }
 
 static enum tool_agent_next result(int64_t k, const char *text) {
     const struct tool_agent_result r = {
         .text = text, .n_text = strlen(text), .status = "ok", .seconds = 1 + (double)k, .reward = 0.5, .has_reward = k == 0};
-    return tool_agent_result(a, k, &r);
+    const enum tool_agent_next next = tool_agent_result(a, k, &r);
+    if (next != TOOL_AGENT_JOIN) keep(); /* else it is joined at once */
+    return next;
 }
 
 static enum tool_agent_next joined(int64_t removed, int64_t n) {
     int32_t ids[64];
     for (int64_t i = 0; i < n; i++) ids[i] = -1 - (int32_t)i;
-    return tool_agent_join(a, removed, ids, n);
+    const enum tool_agent_next next = tool_agent_join(a, removed, ids, n);
+    keep();
+    return next;
 }
 
 /* The response's segments, "3p 2e": tokens of the policy, of an environment. */
@@ -175,8 +206,38 @@ static void interactions(void **state) {
     expect(TOOL_AGENT_LENGTH, 3, "3p 3e");
 }
 
+/* A state that lacks a member, or has another in its place, is refused by name. */
+static void damaged(void **unused) {
+    (void)unused;
+    int64_t n;
+    const char *key;
+    json_t *v;
+    begin((struct tool_agent_rules){.response_length = 50, .max_parallel_calls = 2});
+    draw(CALL("{}") CALL("{}"), 4);
+    assert_false(tool_agent_answered(a, 1));
+    result(1, "second");
+    assert_true(tool_agent_answered(a, 1) && !tool_agent_answered(a, 0));
+    const int32_t *ids = tool_agent_ids(a, &n);
+    json_t *state = tool_agent_state(a);
+    json_object_foreach(state, key, v) {
+        struct tool_agent *b;
+        json_t *less = json_copy(state);
+        json_object_set_new(less, key, json_string("no"));
+        if (strcmp(key, "calls") != 0) assert_int_equal(tool_agent_restore(&b, &rules, less, NULL, ids, n), ERR_FORMAT);
+        json_decref(less);
+    }
+    struct tool_agent *b;
+    assert_int_equal(tool_agent_restore(&b, &rules, state, NULL, ids, n - 1), ERR_FORMAT); /* fewer ids than it had */
+    json_array_append_new(json_object_get(state, "calls"), json_array());
+    assert_int_equal(tool_agent_restore(&b, &rules, state, NULL, ids, n), ERR_FORMAT);
+    json_decref(state);
+    assert_int_equal(result(0, "first"), TOOL_AGENT_JOIN);
+    assert_int_equal(joined(0, 3), TOOL_AGENT_GENERATE);
+    expect(TOOL_AGENT_OPEN, 3, "4p 3e");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(two_turns), cmocka_unit_test(parallel), cmocka_unit_test(limits),
-                                       cmocka_unit_test(interactions)};
+                                       cmocka_unit_test(interactions), cmocka_unit_test(damaged)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,8 +81,18 @@ static struct held *hold(struct fully_async *a) {
     return &a->held[a->n_held++];
 }
 
+/* A prompt that does not go on. */
+static void drop(const struct fully_async *a, struct held *h, const struct generation *in) {
+    for (int64_t i = 0; i < a->per; i++) {
+        char *name = generation_open_name(h->number, i);
+        agent_loop_forget(in->agents, &h->samples[i], name);
+        free(name);
+    }
+    held_free(a, h);
+}
+
 /* Drops prompts with a token that would be older than async_training.max_version_lag at the next updates. */
-static void drop_old(struct fully_async *a, int32_t version) {
+static void drop_old(struct fully_async *a, int32_t version, const struct generation *in) {
     int64_t n = 0;
     for (int64_t k = 0; k < a->n_held; k++) {
         struct held *h = &a->held[k];
@@ -93,8 +103,8 @@ static void drop_old(struct fully_async *a, int32_t version) {
             a->held[n++] = *h;
             continue;
         }
-        held_free(a, h);
         a->dropped++;
+        drop(a, h, in);
     }
     a->n_held = n;
 }
@@ -121,7 +131,7 @@ static int64_t tokens_by(const struct track_schedule_row *r, int32_t version) {
 }
 
 /* Begins the prompts that the record began by this version, and sets how far each sample goes in this step. */
-static int follow(struct fully_async *a, const struct stage *s) {
+static int follow(struct fully_async *a, const struct stage *s, const struct generation *in) {
     const int32_t version = ppo_version(s);
     int64_t last = -1, n = 0, steps = 0;
     for (int64_t i = 0; i < a->record.n; i++) {
@@ -142,7 +152,7 @@ static int follow(struct fully_async *a, const struct stage *s) {
             h->samples[i].pause_at = r && to == tokens_by(r, INT32_MAX) ? 0 : to > 0 ? to : -1;
         }
         if (has) a->held[n++] = *h;
-        else held_free(a, h);
+        else drop(a, h, in);
     }
     a->n_held = n;
     return 0;
@@ -224,13 +234,14 @@ static void hold_rest(struct fully_async *a, struct generation_state *g, const i
 
 /* For the record: which prompt of the data a row is of, and its prompt's place in the step. */
 static int add_places(const struct generation_state *g, const int64_t *kept, struct batch *b) {
-    struct batch_col *number, *place;
+    struct batch_col *number, *place, *group;
     TRY(batch_add(b, "prompt_number", BATCH_I64, NULL, NULL, NULL));
     TRY(batch_add(b, "place", BATCH_I64, NULL, NULL, &place));
     number = batch_find(b, "prompt_number");
+    group = batch_find(b, "group");
     for (int64_t i = 0; i < b->n_rows; i++) {
-        number->i64[i] = g->groups[kept[i / g->n]].number;
-        place->i64[i] = i / g->n;
+        number->i64[i] = g->groups[kept[group->i64[i]]].number;
+        place->i64[i] = group->i64[i];
     }
     return 0;
 }
@@ -257,9 +268,9 @@ static int open_generation(struct fully_async *a, const struct stage *s, const s
     a->generating = true;
     a->over = false;
     TRY(generation_begin(&a->g));
-    if (!replay) drop_old(a, ppo_version(s));
+    if (!replay) drop_old(a, ppo_version(s), in);
     a->at_exchange = a->n_held;
-    if (replay) TRY(follow(a, s));
+    if (replay) TRY(follow(a, s, in));
     while (!replay && a->n_held < most) begin(a, s);
     TRY(submit(a, &a->g));
     a->n_held = 0;
@@ -294,10 +305,23 @@ static int generate_overlapped(void *arg) {
     return more < 0 ? more : 0;
 }
 
+static int by_number(const void *x, const void *y, void *arg) {
+    const struct generation_state *g = arg;
+    const int64_t a = g->groups[*(const int64_t *)x].number, b = g->groups[*(const int64_t *)y].number;
+    return a < b ? -1 : a > b;
+}
+
+/* Where all that was begun has ended in turns with training, tools have a say in when, and none in what is trained. */
+static void in_order_of_data(struct fully_async *a) {
+    if (a->disaggregated || a->k->partial || !agents_active(a->g.in->agents)) return;
+    qsort_r(a->g.over, (size_t)a->g.n_over, sizeof *a->g.over, by_number, &a->g);
+}
+
 /* The samples of a step, update by update. */
 static int choose(struct fully_async *a, struct batch *out) {
     const int64_t n = a->batch;
     a->kept = xrealloc(a->kept, (size_t)n * sizeof *a->kept);
+    in_order_of_data(a);
     if (a->record.n > 0) TRY(chosen_by_record(a, &a->g, a->g.s->run->step, a->kept));
     for (int64_t i = 0; a->record.n == 0 && i < n; i++) a->kept[i] = a->g.over[i];
     TRY(generation_collect(&a->g, a->kept, n, out));
@@ -308,6 +332,7 @@ static int choose(struct fully_async *a, struct batch *out) {
 static int close_generation(struct fully_async *a) {
     if (!a->over && a->k->partial) TRY(generation_interrupt(&a->g));
     TRY(generation_run(&a->g));
+    agent_loop_hold(&a->g);
     const int64_t now = ended_now(&a->g);
     a->generated += now;
     metrics_set_i64(&a->g.s->run->metrics, now, "fully_async/rollouter/step_generated_samples");
@@ -323,11 +348,18 @@ static struct generation_sample *sample_at(const struct fully_async *a, int64_t 
     return &a->held[row / a->per].samples[row % a->per];
 }
 
+/* v: taken over; NULL: the row stays as it is. */
+static void set_json(struct batch_col *c, int64_t i, json_t *v) {
+    if (!v) return;
+    json_decref(c->json[i]);
+    c->json[i] = v;
+}
+
 /* All samples that are held, as a batch; times are left out. */
 static void held_batch(const struct fully_async *a, struct batch *b) {
     const int64_t n = a->n_held * a->per;
     int64_t *lens = xmalloc((size_t)(n + 1) * sizeof *lens);
-    struct batch_col *ids, *logp, *kept, *versions, *number, *row, *seed, *over, *status, *score, *message, *extra;
+    struct batch_col *ids, *logp, *kept, *versions, *number, *row, *seed, *over, *status, *score, *message, *extra, *episode;
     batch_init(b, n);
     for (int64_t i = 0; i < n; i++) lens[i] = sample_at(a, i)->n;
     static const struct {
@@ -337,11 +369,13 @@ static void held_batch(const struct fully_async *a, struct batch *b) {
     } columns[] = {{"ids", BATCH_I32, true},      {"logp", BATCH_F32, true},     {"logp_kept", BATCH_F32, true},
                    {"versions", BATCH_I32, true}, {"number", BATCH_I64, false},  {"row", BATCH_I64, false},
                    {"seed", BATCH_I64, false},    {"over", BATCH_I64, false},    {"status", BATCH_I64, false},
-                   {"score", BATCH_F64, false},   {"message", BATCH_STR, false}, {"extra", BATCH_JSON, false}};
+                   {"score", BATCH_F64, false},   {"message", BATCH_STR, false}, {"extra", BATCH_JSON, false},
+                   {"episode", BATCH_JSON, false}};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         CHECK(batch_add(b, columns[i].name, columns[i].type, columns[i].ragged ? lens : NULL, NULL, NULL) == 0);
     ids = &b->cols[0], logp = &b->cols[1], kept = &b->cols[2], versions = &b->cols[3], number = &b->cols[4], row = &b->cols[5];
     seed = &b->cols[6], over = &b->cols[7], status = &b->cols[8], score = &b->cols[9], message = &b->cols[10], extra = &b->cols[11];
+    episode = &b->cols[12];
     for (int64_t i = 0; i < n; i++) {
         const struct generation_sample *x = sample_at(a, i);
         const struct held *h = &a->held[i / a->per];
@@ -357,9 +391,8 @@ static void held_batch(const struct fully_async *a, struct batch *b) {
         status->i64[i] = x->reward.status;
         score->f64[i] = x->reward.score;
         if (x->reward.message) batch_set_str(message, i, x->reward.message, strlen(x->reward.message));
-        if (!x->reward.extra) continue;
-        json_decref(extra->json[i]);
-        extra->json[i] = json_incref(x->reward.extra);
+        set_json(extra, i, x->reward.extra ? json_incref(x->reward.extra) : NULL);
+        set_json(episode, i, x->agent ? tool_agent_state(x->agent) : NULL);
     }
     free(lens);
 }
@@ -390,6 +423,7 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
     TRY(batch_get(b, "score", BATCH_F64, &score));
     TRY(batch_get(b, "message", BATCH_STR, &message));
     TRY(batch_get(b, "extra", BATCH_JSON, &extra));
+    const struct batch_col *episode = batch_find(b, "episode"); /* of tool_agent */
     const int64_t n = batch_len(ids, i), at = ids->off[i];
     if (n == 0) return 0;
     if (batch_len(logp, i) != n || batch_len(kept, i) != n || batch_len(versions, i) != n || over->i64[i] < 0 ||
@@ -400,6 +434,7 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
     x->logp = copied(logp->f32 + logp->off[i], n);
     x->sampling_logp = copied(kept->f32 + kept->off[i], n);
     x->versions = copied(versions->i32 + versions->off[i], n);
+    if (episode && episode->type == BATCH_JSON && json_is_object(episode->json[i])) x->agent_state = json_incref(episode->json[i]);
     if (over->i64[i] == 0) return 0;
     x->over = x->scored = true;
     x->finish = (enum engine_finish)(over->i64[i] - 1);

@@ -32,6 +32,12 @@ struct agents {
     int32_t *stop_ids;                                         /* of the parser */
     int64_t n_stop_ids, n_rows, n_tool_rows, n_without_kwargs; /* rows of several turns, of a tool_agent */
     int64_t n_refused, n_cut, n_results;                       /* since the last report */
+    struct parked {
+        int64_t ticket;
+        bool there;
+        struct tool_result result; /* that came while no generation waited for it */
+    } * parked;                    /* calls of samples that agent_loop_hold has held */
+    int64_t n_parked, cap_parked;
 };
 
 void agents_create(struct agents **out, const struct agents_args *a) {
@@ -42,6 +48,8 @@ void agents_create(struct agents **out, const struct agents_args *a) {
 void agents_destroy(struct agents *a) {
     if (!a) return;
     program_loops_close(a->programs);
+    for (int64_t k = 0; k < a->n_parked; k++) tool_result_free(&a->parked[k].result);
+    free(a->parked);
     free(a->model_name);
     continuous_tokens_destroy(a->join);
     tool_journal_close(a->journal);
@@ -111,9 +119,6 @@ static int find_stop_ids(struct agents *a) {
 static int open_all(struct agents *a) {
     const struct ppo_agent_config *k = a->a.k;
     if (a->tools) return 0;
-    if (a->a.schedule == PPO_FULLY_ASYNC)
-        FAIL(ERR_UNSUPPORTED, "agent loop tool_agent in fully asynchronous training is not built; take "
-                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
     TRY(tools_open(&a->tools, &(struct tools_config){.tool_config_path = k->tool_config_path,
                                                      .function_tool_path = k->function_tool_path,
                                                      .interaction_config_path = k->interaction_config_path,
@@ -242,6 +247,12 @@ const int32_t *agents_stop_ids(const struct agents *a, int64_t *n) {
 void agents_check(const struct agents *a) {
     const struct ppo_agent_config *k = a->a.k;
     const bool tools = k->tool_config_path || k->function_tool_path || k->interaction_config_path;
+    if (a->a.schedule == PPO_FULLY_ASYNC && !k->multi_turn) {
+        if (tools || k->command || k->loop_config_path)
+            log_warn("no row of the data has several turns: in fully asynchronous training " MULTI_TURN
+                     "enable=False makes every row a single_turn_agent, as in verl. Set it True");
+        return;
+    }
     if (a->n_rows == 0 && tools)
         log_warn("no row of the data has several turns: " MULTI_TURN "%s chooses no agent loop, as in verl. Set "
                  "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent, or give rows a column agent_name with tool_agent",
@@ -267,45 +278,26 @@ static const json_t *row_of(const struct generation_state *g, int64_t i) {
     return batch_find(group->prompts, "row")->json[group->row];
 }
 
-int agent_loop_begin(struct generation_state *g, int64_t i) {
-    struct agents *const a = g->in->agents;
-    const struct generation_group *group = &g->groups[i / g->per];
-    enum loop loop;
-    const char *name;
-    if (!agents_active(a)) return 0;
-    TRY(loop_of(a, row_of(g, i), &loop, &name));
-    if (loop == USER_LOOP) {
-        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
-        return user_loop_begin(g, a->user, i, name);
-    }
-    if (loop == PROGRAM) {
-        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
-        g->samples[i].user->program = true;
-        return program_loop_begin(g, a->programs, i);
-    }
-    if (loop == ONE_TURN) return 0;
-    json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));
-    const struct tool_agent_rules rules = {.response_length = g->in->rows->max_response_length,
-                                           .max_assistant_turns = a->a.k->max_assistant_turns,
-                                           .max_user_turns = a->a.k->max_user_turns,
-                                           .max_parallel_calls = a->a.k->max_parallel_calls,
-                                           .parser = a->a.k->parser,
-                                           .interacts = interacts(a)};
-    tool_agent_create(&g->samples[i].agent, &rules, batch_find(group->prompts, "raw_prompt")->json[group->row], tools);
-    json_decref(tools);
-    return 0;
-}
-
 void agent_loop_drawn(struct generation_state *g, int64_t user, const struct engine_sample *s) {
     const struct agents *a = g->in->agents;
     if (user_loop_is_program(user)) program_loop_drawn(g, a->programs, user_loop_call(user), s);
     else user_loop_drawn(g, a->user, user_loop_call(user), s);
 }
 
+/* The last segment, if it is an environment's, has the version of the token before it. */
+static void take_versions(struct generation_sample *s, int64_t n) {
+    int64_t n_segments;
+    const int32_t *segments = tool_agent_segments(s->agent, &n_segments), last = s->n > 0 ? s->versions[s->n - 1] : 0;
+    s->versions = xrealloc(s->versions, (size_t)n * sizeof *s->versions + 1);
+    if (n_segments == 0 || segments[2 * n_segments - 1] != SEGMENT_ENVIRONMENT) return;
+    for (int64_t t = n - segments[2 * n_segments - 2]; t < n; t++) s->versions[t] = last;
+}
+
 /* The sample's tokens are the episode's: those of an environment have log-prob 0. */
 static void take_ids(struct generation_sample *s) {
     int64_t n, n_segments, at = 0;
     const int32_t *ids = tool_agent_ids(s->agent, &n), *segments = tool_agent_segments(s->agent, &n_segments);
+    if (s->versions) take_versions(s, n);
     s->ids = xrealloc(s->ids, (size_t)n * sizeof *s->ids + 1);
     memcpy(s->ids, ids, (size_t)n * sizeof *s->ids);
     float **const arrays[] = {&s->logp, &s->sampling_logp};
@@ -331,22 +323,32 @@ static int end_episode(struct generation_state *g, int64_t i) {
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
 }
 
-/* The engine draws the next turn. */
-static int draw_turn(struct generation_state *g, int64_t i) {
+int agent_loop_draw(struct generation_state *g, int64_t i) {
     struct generation_sample *s = &g->samples[i];
     struct engine_request q;
-    take_ids(s);
+    int64_t begin; /* of the turn, which may have tokens */
+    if (tool_agent_waits_for(s->agent) != TOOL_AGENT_GENERATE || g->interrupted) return 0;
+    if (s->pause_at != 0 && s->pause_at <= s->n) return 0;
+    tool_agent_ids(s->agent, &begin);
     TRY(generation_request(g, i, &q));
     q.stop_ids = agents_stop_ids(g->in->agents, &q.n_stop_ids);
-    const int64_t most = g->in->rows->max_response_length, stream = q.n_prompt + s->n;
+    const int64_t most = g->in->rows->max_response_length, stream = q.n_prompt + begin;
     const int64_t left =
         g->in->rows->max_prompt_length + most - stream; /* verl's limit of a turn: of the stream, not the response */
     q.begun = s->ids;
     q.begun_logp = s->logp;
     q.begun_logp_kept = s->sampling_logp ? s->sampling_logp : s->logp;
-    q.n_begun = q.segment = s->n;
-    q.max_tokens = s->n + (left < most ? left : most);
+    q.n_begun = s->n;
+    q.segment = begin;
+    q.max_tokens = begin + (left < most ? left : most);
+    q.pause_at = s->pause_at;
     return g->s->worker->ops->generate_add(g->s->worker, &q);
+}
+
+/* The engine draws the next turn. */
+static int draw_turn(struct generation_state *g, int64_t i) {
+    take_ids(&g->samples[i]);
+    return agent_loop_draw(g, i);
 }
 
 /* ---- tools ---- */
@@ -388,11 +390,53 @@ static void wait_for(struct generation_state *g, struct agent_wait w) {
     g->waits[g->n_waits++] = w;
 }
 
+/* An answer that has come is on disk before it is used. */
+static int keep_answer(struct generation_state *g, struct agent_answer *x) {
+    if (g->s->run->probing) return 0;
+    char *name = generation_episode_name(g, x->wait.sample);
+    const struct tool_journal_key k = key_of(g, g->samples[x->wait.sample].agent, name, x->wait.call);
+    const int rc = tool_journal_add(g->in->agents->journal, &k, &x->result);
+    x->record = tool_journal_added(g->in->agents->journal);
+    free(name);
+    return rc;
+}
+
+/* Whether an answer has come while no generation waited for it; nothing is kept for that call from here on. */
+static bool unpark(struct agents *a, int64_t ticket, struct tool_result *out) {
+    int64_t k = 0;
+    while (k < a->n_parked && a->parked[k].ticket != ticket) k++;
+    if (k == a->n_parked) return false;
+    const bool there = a->parked[k].there;
+    *out = a->parked[k].result;
+    a->parked[k] = a->parked[--a->n_parked];
+    return there;
+}
+
+/* Whether it was asked before this generation: what it has said since then is used in the next step. */
+static int is_out(struct generation_state *g, struct agent_wait w, bool *out) {
+    struct agents *const a = g->in->agents;
+    const struct generation_sample *s = &g->samples[w.sample];
+    struct agent_answer x = {.wait = w};
+    x.wait.ticket = s->tickets ? s->tickets[w.call < 0 ? 0 : w.call] : -1;
+    *out = x.wait.ticket >= 0;
+    if (!*out) return 0;
+    if (!unpark(a, x.wait.ticket, &x.result)) {
+        wait_for(g, x.wait);
+        return 0;
+    }
+    const int kept = keep_answer(g, &x);
+    xgrow((void **)&g->answers, &g->cap_answers, g->n_answers + 1, sizeof *g->answers);
+    g->answers[g->n_answers++] = x;
+    return kept;
+}
+
 static int call_tool(struct generation_state *g, int64_t i, int64_t call, const char *episode, const json_t *data) {
     const struct generation_sample *s = &g->samples[i];
     struct agent_wait w = {.sample = i, .call = call};
     int64_t n;
     bool there;
+    TRY(is_out(g, w, &there));
+    if (there) return 0;
     TRY(find_answer(g, i, episode, call, &there));
     if (there) return 0;
     const struct tool_call *c = &tool_agent_calls(s->agent, &n)[call];
@@ -418,7 +462,8 @@ static int call_tools(struct generation_state *g, int64_t i) {
     bool wanted = false;
     for (int64_t k = 0; k < n; k++) wanted |= tools_want_agent_data(g->in->agents->tools, calls[k].name);
     json_t *data = wanted ? tool_agent_data(s->agent) : NULL; /* it has all ids: large */
-    for (int64_t k = 0; k < n && rc == 0; k++) rc = call_tool(g, i, k, name, data);
+    for (int64_t k = 0; k < n && rc == 0; k++)
+        if (!tool_agent_answered(s->agent, k)) rc = call_tool(g, i, k, name, data);
     json_decref(data);
     free(name);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -429,6 +474,8 @@ static int ask_interaction(struct generation_state *g, int64_t i, const char *ep
     struct agent_wait w = {.sample = i, .call = -1};
     int64_t n_old;
     bool there;
+    TRY(is_out(g, w, &there));
+    if (there) return 0;
     TRY(find_answer(g, i, episode, -1, &there));
     if (there) return 0;
     const struct interaction_request r = {.episode = episode,
@@ -445,6 +492,53 @@ static int interact(struct generation_state *g, int64_t i) {
     const int rc = ask_interaction(g, i, name);
     free(name);
     return rc;
+}
+
+/* What an episode that goes on has asked, and has no answer to. */
+static int ask_again(struct generation_state *g, int64_t i) {
+    struct generation_sample *s = &g->samples[i];
+    const enum tool_agent_next next = tool_agent_waits_for(s->agent);
+    int rc = 0;
+    if (next == TOOL_AGENT_TOOLS) rc = call_tools(g, i);
+    if (next == TOOL_AGENT_INTERACT) rc = interact(g, i);
+    free(s->tickets);
+    s->tickets = NULL;
+    return rc;
+}
+
+int agent_loop_begin(struct generation_state *g, int64_t i) {
+    struct agents *const a = g->in->agents;
+    const struct generation_group *group = &g->groups[i / g->per];
+    enum loop loop;
+    const char *name;
+    if (!agents_active(a)) return 0;
+    TRY(loop_of(a, row_of(g, i), &loop, &name));
+    if (loop == USER_LOOP) {
+        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
+        return user_loop_begin(g, a->user, i, name);
+    }
+    if (loop == PROGRAM) {
+        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
+        g->samples[i].user->program = true;
+        return program_loop_begin(g, a->programs, i);
+    }
+    if (loop == ONE_TURN) return 0;
+    if (g->samples[i].agent) return ask_again(g, i);
+    json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));
+    const struct tool_agent_rules rules = {.response_length = g->in->rows->max_response_length,
+                                           .max_assistant_turns = a->a.k->max_assistant_turns,
+                                           .max_user_turns = a->a.k->max_user_turns,
+                                           .max_parallel_calls = a->a.k->max_parallel_calls,
+                                           .parser = a->a.k->parser,
+                                           .interacts = interacts(a)};
+    struct generation_sample *const s = &g->samples[i];
+    int rc = 0;
+    if (s->agent_state) rc = tool_agent_restore(&s->agent, &rules, s->agent_state, tools, s->ids, s->n);
+    else tool_agent_create(&s->agent, &rules, batch_find(group->prompts, "raw_prompt")->json[group->row], tools);
+    json_decref(tools);
+    json_decref(s->agent_state);
+    s->agent_state = NULL;
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : ask_again(g, i);
 }
 
 /* What is new in the conversation becomes tokens. */
@@ -541,15 +635,15 @@ static int take_answer(struct generation_state *g, const struct agent_answer *x)
     return next == TOOL_AGENT_TOOLS ? 0 : go_on(g, x->wait.sample, next);
 }
 
-/* An answer that has come is on disk before it is used. */
-static int keep_answer(struct generation_state *g, struct agent_answer *x) {
-    if (g->s->run->probing) return 0;
-    char *name = generation_episode_name(g, x->wait.sample);
-    const struct tool_journal_key k = key_of(g, g->samples[x->wait.sample].agent, name, x->wait.call);
-    const int rc = tool_journal_add(g->in->agents->journal, &k, &x->result);
-    x->record = tool_journal_added(g->in->agents->journal);
-    free(name);
-    return rc;
+/* The answer to a call that is held is kept; to one that was dropped it is not. */
+static void park_result(struct agents *a, struct tool_result *r) {
+    for (int64_t k = 0; k < a->n_parked; k++)
+        if (a->parked[k].ticket == r->ticket) {
+            a->parked[k].result = *r;
+            a->parked[k].there = true;
+            return;
+        }
+    tool_result_free(r);
 }
 
 /* What helpers have answered goes to g->answers, and to the journal. */
@@ -561,7 +655,7 @@ static int receive(struct generation_state *g, double wait_s) {
         if (got == 0) break;
         const int64_t w = find_wait(g, x.result.ticket);
         if (w < 0) {
-            tool_result_free(&x.result);
+            park_result(g->in->agents, &x.result);
             continue;
         }
         x.wait = g->waits[w];
@@ -575,6 +669,7 @@ static int receive(struct generation_state *g, double wait_s) {
 }
 
 bool agent_loop_waits(const struct generation_state *g) {
+    if (g->interrupted) return g->n_turned + g->n_answers > 0;
     return g->n_waits + g->n_answers > 0 ||
            (g->in->agents && (user_loop_waits(g->in->agents->user) || program_loop_waits(g->in->agents->programs)));
 }
@@ -611,8 +706,37 @@ int agent_loop_step(struct generation_state *g, bool wait) {
     if (programs) TRY(program_loop_step(g, programs, wait && g->n_waits + g->n_answers == 0));
     for (int64_t k = 0; k < g->n_turned; k++) TRY(take_turn(g, g->turned[k]));
     g->n_turned = 0;
-    TRY(receive(g, wait && g->n_answers == 0 ? 0.1 : 0));
+    TRY(receive(g, wait && g->n_answers == 0 && !g->interrupted ? 0.1 : 0));
     return use_answers(g, wait);
+}
+
+void agent_loop_hold(struct generation_state *g) {
+    struct agents *const a = g->in->agents;
+    for (int64_t k = 0; k < g->n_waits; k++) {
+        const struct agent_wait *w = &g->waits[k];
+        struct generation_sample *s = &g->samples[w->sample];
+        int64_t n;
+        tool_agent_calls(s->agent, &n);
+        if (!s->tickets) {
+            s->tickets = xmalloc((size_t)(n + 1) * sizeof *s->tickets);
+            for (int64_t c = 0; c <= n; c++) s->tickets[c] = -1;
+        }
+        s->tickets[w->call < 0 ? 0 : w->call] = w->ticket;
+        xgrow((void **)&a->parked, &a->cap_parked, a->n_parked + 1, sizeof *a->parked);
+        a->parked[a->n_parked++] = (struct parked){.ticket = w->ticket};
+    }
+    g->n_waits = 0;
+}
+
+void agent_loop_forget(struct agents *a, struct generation_sample *s, const char *name) {
+    int64_t n;
+    if (!s->agent) return;
+    tool_agent_calls(s->agent, &n);
+    for (int64_t k = 0; s->tickets && k < (n > 0 ? n : 1); k++) {
+        struct tool_result r = {0};
+        if (unpark(a, s->tickets[k], &r)) tool_result_free(&r);
+    }
+    if (!s->over && tool_agent_asked(s->agent) && tools_end_episode(a->tools, name) < 0) log_warn("%s", err_msg());
 }
 
 void agent_loop_end(struct generation_state *g) {

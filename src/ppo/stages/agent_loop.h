@@ -36,8 +36,10 @@ void agents_check(const struct agents *a);
 
 /* ---- in a generation ---- */
 struct generation_state;
-/* A sample of a row with several turns gets its episode; another one stays without. */
+/* A sample of a row with several turns gets its episode; another one stays without. One that was begun in an earlier generation
+ * goes on: what its calls have said since then is there. */
 int agent_loop_begin(struct generation_state *g, int64_t i);
+int agent_loop_draw(struct generation_state *g, int64_t i); /* its turn under way, if it has one: the engine goes on with it */
 /* The engine has drawn a turn that a loop of the user has asked for (user_loop.h). */
 void agent_loop_drawn(struct generation_state *g, int64_t user, const struct engine_sample *s);
 /* Goes on with episodes whose turn has ended or whose tools have answered; those that are over are in g->ended then. wait: briefly,
@@ -45,7 +47,11 @@ void agent_loop_drawn(struct generation_state *g, int64_t user, const struct eng
 int agent_loop_step(struct generation_state *g, bool wait);
 bool agent_loop_waits(const struct generation_state *g); /* for tools */
 void agent_loop_end(struct generation_state *g);         /* frees; answers that are pending are dropped */
+/* Before agent_loop_end of a generation that was interrupted: calls that are out stay so, with their samples. */
+void agent_loop_hold(struct generation_state *g);
 struct generation_sample;
+/* Such a sample will not go on; name: its episode's. */
+void agent_loop_forget(struct agents *a, struct generation_sample *s, const char *name);
 int64_t agent_loop_num_turns(const struct generation_sample *s); /* verl's num_turns: 2 of a sample with one turn */
 /* Why an episode failed, which gives its sample no score; caller frees. NULL: it did not. */
 char *agent_loop_failure(const struct generation_sample *s);

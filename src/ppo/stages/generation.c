@@ -17,6 +17,8 @@ void generation_drop_sample(struct generation_sample *s) {
     free(s->sampling_logp);
     free(s->token_bytes);
     free(s->versions);
+    free(s->tickets);
+    json_decref(s->agent_state);
     free(s->precomputed[0]);
     free(s->precomputed[1]);
     buf_free(&s->text);
@@ -27,6 +29,8 @@ void generation_drop_sample(struct generation_sample *s) {
     s->ids = NULL;
     s->token_bytes = NULL;
     s->versions = NULL;
+    s->tickets = NULL;
+    s->agent_state = NULL;
     s->precomputed[0] = s->precomputed[1] = NULL;
     s->logp = s->sampling_logp = NULL;
 }
@@ -76,8 +80,13 @@ int generation_request(const struct generation_state *g, int64_t i, struct engin
     return 0;
 }
 
+char *generation_open_name(int64_t number, int64_t index) {
+    return xasprintf("async-%lld-%lld", (long long)number, (long long)index);
+}
+
 char *generation_episode_name(const struct generation_state *g, int64_t i) {
     const struct generation_group *group = &g->groups[i / g->per];
+    if (g->partial) return generation_open_name(group->number, i % g->per);
     return xasprintf("%s%lld-%lld-%lld", g->validation ? "val" : "step", (long long)g->s->run->step, (long long)i,
                      (long long)batch_find(group->prompts, "uid")->i64[group->row]);
 }

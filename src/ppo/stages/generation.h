@@ -25,7 +25,11 @@ struct generation_sample {
     float *precomputed[2];     /* (n) results of gen.generation's passes by idle ranks; NULL: none */
     /* with gen.partial */
     bool over, earlier; /* it has ended; it had ended before this generation */
-    int64_t pause_at;   /* tokens at which it is interrupted; 0: it is not; where it has them already nothing is drawn */
+    /* Of an episode that is open between two generations: the calls that are out (each call of its turn, or its interaction; -1:
+     * none), and what a checkpoint has of it until it is begun again. Owned, NULL: none. */
+    int64_t *tickets;
+    json_t *agent_state;
+    int64_t pause_at; /* tokens at which it is interrupted; 0: it is not; where it has them already nothing is drawn */
 };
 
 /* One prompt and its samples. */
@@ -73,7 +77,7 @@ struct generation_state {
     bool validation, baseline, filter;
     bool overlapped; /* with other stages, which report progress and check for signals */
     /* Partial rollouts: samples may be incomplete before and after, each token with its version (fully_async.c). */
-    bool partial;
+    bool partial, interrupted;
     int64_t enough;        /* after so many finished groups the others are interrupted; 0: none is */
     int64_t *over, n_over; /* finished groups, in this order; room for all */
 };
@@ -88,6 +92,8 @@ int generation_request(const struct generation_state *g, int64_t i, struct engin
 void generation_ended(struct generation_state *g, int64_t i);                                  /* sample i has its last token */
 /* verl's request_id: one of all that the tools know of; the same in a run that was resumed. Caller frees. */
 char *generation_episode_name(const struct generation_state *g, int64_t i);
+/* With gen.partial: of sample `index` of the prompt at this place in the order of the data. */
+char *generation_open_name(int64_t number, int64_t index);
 /* The journal of the run's directory; its steps that are saved are forgotten. *journal NULL: it is opened. */
 struct tool_journal;
 int generation_open_journal(const struct generation_state *g, struct tool_journal **journal);
@@ -98,7 +104,7 @@ int generation_open_journal(const struct generation_state *g, struct tool_journa
 int generation_begin(struct generation_state *g); /* the current weights are sent to the ranks that generate */
 int generation_add_group(struct generation_state *g, const struct generation_group *group, const struct generation_sample *samples);
 int generation_step(struct generation_state *g, bool wait); /* 1: there is more to do. wait: briefly, where nothing is done now */
-int generation_interrupt(struct generation_state *g);       /* with gen.partial: what has not ended is held */
+int generation_interrupt(struct generation_state *g);       /* with gen.partial: nothing is drawn any more */
 int generation_run(struct generation_state *g);             /* all of it */
 int generation_collect(struct generation_state *g, const int64_t *kept, int64_t n, struct batch *out);
 void generation_end(struct generation_state *g, int rc);

@@ -150,6 +150,7 @@ static int submit_part(struct generation_state *g, int64_t i) {
     const struct generation_sample *o = &g->samples[i];
     struct engine_request q;
     if (o->over || (o->pause_at != 0 && o->pause_at <= o->n)) return 0;
+    if (o->agent) return agent_loop_draw(g, i);
     TRY(generation_request(g, i, &q));
     set_stop_ids(g, i / g->per, &q);
     q.begun = o->ids;
@@ -243,6 +244,7 @@ static void show_progress(struct generation_state *g, int64_t sampled) {
 }
 
 int generation_interrupt(struct generation_state *g) {
+    g->interrupted = true;
     TRY(g->s->worker->ops->generate_interrupt(g->s->worker));
     return take_ended(g);
 }
@@ -258,7 +260,7 @@ int generation_step(struct generation_state *g, bool wait) {
     TRY(take_ended(g));
     const struct engine_stats st = w->ops->generate_stats(w);
     const bool more = drawn || st.waiting + st.running > 0 || agent_loop_waits(g);
-    if (drawn && g->enough > 0 && g->n_over >= g->enough) TRY(generation_interrupt(g));
+    if ((drawn || agent_loop_waits(g)) && g->enough > 0 && g->n_over >= g->enough && !g->interrupted) TRY(generation_interrupt(g));
     TRY(ppo_reward_take(g, more, wait));      /* may add further prompts */
     if (drawn) phase_beat(g->s->run->stages); /* waiting for a scorer alone is no progress */
     const struct engine_stats now = w->ops->generate_stats(w);
