@@ -16,6 +16,7 @@ void drawn_turn_free(struct drawn_turn *t) {
     free(t->ids);
     free(t->logp);
     free(t->kept);
+    free(t->versions);
     *t = (struct drawn_turn){0};
 }
 
@@ -24,10 +25,18 @@ void loop_output_free(struct loop_output *o) {
     free(o->ids);
     free(o->logp);
     free(o->kept);
+    free(o->versions);
     free(o->segments);
     json_decref(o->extra_fields);
     json_decref(o->calls);
     *o = (struct loop_output){0};
+}
+
+void loop_output_spread_versions(struct loop_output *o) {
+    int64_t first = 0;
+    while (first < o->n && o->versions[first] < 0) first++;
+    for (int64_t i = 0; i < o->n; i++)
+        if (o->versions[i] < 0) o->versions[i] = i > 0 ? o->versions[i - 1] : first < o->n ? o->versions[first] : 0;
 }
 
 /* An array of ids, at most `most` of them. */
@@ -73,6 +82,7 @@ static int find_drawn(struct loop_output *o, int64_t at, int64_t end, const stru
         if (n == 0) FAIL(ERR_FORMAT, "a turn of the model has no token");
         memcpy(o->logp + at, t->logp, (size_t)n * sizeof *o->logp);
         memcpy(o->kept + at, t->kept, (size_t)n * sizeof *o->kept);
+        memcpy(o->versions + at, t->versions, (size_t)n * sizeof *o->versions);
         at += n;
         *next = k + 1;
     }
@@ -136,7 +146,10 @@ int loop_output_read(struct loop_output *out, const json_t *o, const struct draw
     }
     out->logp = xcalloc((size_t)out->n + 1, sizeof *out->logp);
     out->kept = xcalloc((size_t)out->n + 1, sizeof *out->kept);
+    out->versions = xmalloc((size_t)out->n * sizeof *out->versions + 1);
+    for (int64_t i = 0; i < out->n; i++) out->versions[i] = -1;
     TRYG(find_segments(out, mask, turns, n_turns), out);
+    loop_output_spread_versions(out);
     rc = read_numbers(out, o);
 out:
     free(mask);

@@ -15,6 +15,7 @@
 struct drawn_turn {
     int32_t *prompt, *ids; /* (n_prompt) what it was drawn after, (n); owned */
     float *logp, *kept;    /* (n): full softmax; after truncation; owned */
+    int32_t *versions;     /* (n): of the weights that drew each token; owned */
     int64_t n_prompt, n;
 };
 void drawn_turn_free(struct drawn_turn *t);
@@ -22,6 +23,7 @@ void drawn_turn_free(struct drawn_turn *t);
 struct loop_output { /* owned */
     int32_t *prompt, *ids;
     float *logp, *kept; /* (n), 0 at tokens of an environment */
+    int32_t *versions;  /* (n); an environment's are that of the token before it. NULL: not known */
     int64_t n_prompt, n;
     int32_t *segments; /* (2 * n_segments): tokens, kind (data/data.h) */
     int64_t n_segments;
@@ -39,5 +41,7 @@ struct loop_limits {
 int loop_output_read(struct loop_output *out, const json_t *o, const struct drawn_turn *turns, int64_t n_turns,
                      const struct loop_limits *limits);
 void loop_output_free(struct loop_output *o);
+/* Of the policy's tokens versions are given, -1 elsewhere: an environment's tokens get theirs. */
+void loop_output_spread_versions(struct loop_output *o);
 
 #endif

@@ -4,6 +4,8 @@
  * report when it closes one. A connection is dropped by shutdown(2), and libevent does the rest. The sockets are looked at when
  * there may be too many, and once a second.
  *
+ * A server that its owner steps answers nobody between two steps, so that time counts in no limit, but for CLOCK_GAP_S of each.
+ *
  * Invariant: a slow sender, a slow reader and a flood of connections hold nothing for ever, and cost a constant time each. */
 #include "http/http_int.h"
 
@@ -28,6 +30,17 @@ enum {
     ANSWER_S = 600,
 };
 
+static double now(const struct http_connections *t) { return clock_awake() - t->missed; }
+
+double http_server_clock(const struct http_server *s) { return now(&s->connections); }
+
+void http__connections_step(struct http_server *s, bool end) {
+    struct http_connections *t = &s->connections;
+    const double gap = t->stepped > 0 ? clock_awake() - t->stepped : 0;
+    if (!end && gap > CLOCK_GAP_S) t->missed += gap - CLOCK_GAP_S;
+    if (end) t->stepped = clock_awake();
+}
+
 static void drop(struct http_connections *t, int fd) {
     t->at[fd].dropped = true;
     shutdown(fd, SHUT_RDWR);
@@ -48,7 +61,7 @@ static bool look_at(struct http_connections *t, int fd) {
     struct stat st;
     const bool there = getpeername(fd, (struct sockaddr *)&peer, &(socklen_t){sizeof peer}) == 0 && fstat(fd, &st) == 0 &&
                        (st.st_ino == c->inode || is_ours(t, fd));
-    if (there && st.st_ino != c->inode) *c = (struct http_connection){.inode = st.st_ino, .since = clock_awake(), .peer = peer};
+    if (there && st.st_ino != c->inode) *c = (struct http_connection){.inode = st.st_ino, .since = now(t), .peer = peer};
     else if (!there && !c->dropped) c->inode = 0;
     else if (!there && fcntl(fd, F_GETFD) < 0) *c = (struct http_connection){0}; /* shut down, it has no peer until it is closed */
     return c->inode != 0;
@@ -110,7 +123,7 @@ void http__connections_tick(struct http_server *s) {
     look(t);
     for (int i = 3; i < t->max_fd; i++) {
         const struct http_connection *c = &t->at[i];
-        if (c->inode && !c->dropped && clock_awake() - c->since > (c->busy ? t->answer_s : t->request_s)) drop(t, i);
+        if (c->inode && !c->dropped && now(t) - c->since > (c->busy ? t->answer_s : t->request_s)) drop(t, i);
     }
 }
 
@@ -142,7 +155,7 @@ static void on_answered(struct evhttp_request *r, void *arg) {
     const int fd = fd_of(s, r);
     if (fd < 0) return;
     s->connections.at[fd].busy = false;
-    s->connections.at[fd].since = clock_awake();
+    s->connections.at[fd].since = now(&s->connections);
 }
 
 void http__asked(struct http_server *s, struct evhttp_request *r) {
@@ -151,7 +164,7 @@ void http__asked(struct http_server *s, struct evhttp_request *r) {
     if (fd < 0) return;
     look_at(&s->connections, fd);
     s->connections.at[fd].busy = true;
-    s->connections.at[fd].since = clock_awake();
+    s->connections.at[fd].since = now(&s->connections);
     (void)!setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a stream's pieces are small */
 }
 

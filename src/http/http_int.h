@@ -15,7 +15,7 @@ enum { HTTP_TOKEN_BYTES = 16 };
 /* A connection, at its descriptor's place. */
 struct http_connection {
     ino_t inode;  /* 0: none */
-    double since; /* clock_awake: of the connection, of its last answer's end, of its request */
+    double since; /* http_server_clock: of the connection, of its last answer's end, of its request */
     bool busy, dropped;
     struct sockaddr_storage peer;
 };
@@ -25,6 +25,7 @@ struct http_connections {
     int open, accepted; /* at the last look; since then */
     int port;           /* of the server */
     double request_s, answer_s;
+    double stepped, missed; /* stepped server: the last step's end; seconds between steps that count for nobody */
 };
 
 struct http_server {
@@ -50,6 +51,7 @@ int http__connections_open(struct http_server *s);
 void http__connections_close(struct http_server *s);
 void http__asked(struct http_server *s, struct evhttp_request *r); /* a whole request has come */
 void http__connections_drop_idle(struct http_server *s);
+void http__connections_step(struct http_server *s, bool end); /* around each step */
 bool http__connections_busy(struct http_server *s);
 void http__connections_tick(struct http_server *s); /* drops those whose time is over */
 

@@ -25,7 +25,8 @@
 enum {
     N_PORTS = 20,
     MAX_HEADER_BYTES = 16 << 10,
-    IDLE_S = 20,    /* of silence */
+    IDLE_S = 20, /* of silence */
+    STEPPED_IDLE_S = 30 * 86400,
     BACKLOG = 4096, /* connections that are not accepted yet; libevent has 128 */
 };
 
@@ -424,7 +425,8 @@ static int open_server(struct http_server *s) {
     evhttp_set_allowed_methods(s->http, (ev_uint16_t)~0u); /* refused in on_request, with a message */
     evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
     evhttp_set_max_body_size(s->http, s->a.max_body);
-    evhttp_set_timeout(s->http, s->a.request_s > IDLE_S ? (int)s->a.request_s : IDLE_S);
+    /* libevent's own limit of silence counts time between steps: there connections.c has the limits alone */
+    evhttp_set_timeout(s->http, s->a.stepped ? STEPPED_IDLE_S : s->a.request_s > IDLE_S ? (int)s->a.request_s : IDLE_S);
     evhttp_set_gencb(s->http, on_request, s);
     TRY(http__connections_open(s));
     TRY(add_events(s));
@@ -481,7 +483,10 @@ void http_server_stop(struct http_server *s) { event_base_loopbreak(s->base); }
 void http_server_wake(struct http_server *s) { (void)!write(s->wake_fd, &(uint64_t){1}, sizeof(uint64_t)); }
 
 int http_server_step(struct http_server *s) {
-    if (event_base_loop(s->base, EVLOOP_NONBLOCK) < 0) FAIL(ERR_IO, "the HTTP server cannot wait for requests");
+    http__connections_step(s, false);
+    const int rc = event_base_loop(s->base, EVLOOP_NONBLOCK);
+    http__connections_step(s, true);
+    if (rc < 0) FAIL(ERR_IO, "the HTTP server cannot wait for requests");
     return 0;
 }
 

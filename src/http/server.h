@@ -86,8 +86,9 @@ const char *http_server_token(const struct http_server *s);   /* "": none is nee
 int http_server_run(struct http_server *s);                   /* until a signal or http_server_stop; 0 */
 void http_server_stop(struct http_server *s);                 /* from a callback: http_server_run returns */
 void http_server_wake(struct http_server *s);                 /* any thread: `woken` is called on the server's */
-/* Answers what there is, without waiting. ERR_IO. */
+/* Answers what there is, without waiting. Time without a step counts in no client's limit. ERR_IO. */
 int http_server_step(struct http_server *s);
+double http_server_clock(const struct http_server *s); /* clock_awake without such time: for deadlines of clients */
 /* Also answers what comes to a socket that listens elsewhere on loopback, such as in another network namespace, at this server's
  * port; fd is taken over. remove: it is closed. */
 struct http_listener;

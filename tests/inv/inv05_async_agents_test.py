@@ -187,15 +187,26 @@ def partial(s, test, rng):
     test("no recorded call is made again", not again, again)
 
 
-def still(s, test):
-    """With a learning rate of 0 all versions are one, so interruptions leave no trace."""
+def still(s, test, rng):
+    """With a learning rate of 0 all versions are one, so interruptions leave no trace, wherever they are: a record of whole
+    episodes, in which each is cut within a turn."""
     keys = {"actor_rollout_ref.actor.optim.lr": 0, "trainer.save_freq": 0}
-    run(*fully(s, "still", **keys), env=env(s, "still", 0))
-    run(*s.ppo("sync", **{**agents(s), **keys, "trainer.total_training_steps": STEPS + 1}), env=env(s, "sync", 0))
-    what = "uid, sample, ids, logp, segments"
-    test("interrupted within turns", interrupted(samples(s, "still"))[1] > 0)
-    test("weights that stay: the episodes are those of verlc ppo, log-probs and all",
-         not set(samples(s, "still", what)) - set(samples(s, "sync", what)))
+    run(*fully(s, "still", **keys, **{"async_training.partial_rollout": False}), env=env(s, "still", 0))
+    cuts = []
+    for step, place, sample, segments, n in samples(s, "still", "step, place, sample, segments, length(ids) / 4"):
+        at, inside = 0, []
+        for k, kind in pairs(segments):
+            inside += range(at + 1, at + k) if kind == 0 else []
+            at += k
+        cut = rng.choice(inside)
+        if step > 1:
+            cuts.append((struct.pack("<4i", cut, step - 2, n - cut, step - 1), step, place, sample))
+    with sqlite3.connect(s.dir / "still/run.db") as db:
+        db.executemany("UPDATE samples SET versions = ? WHERE step = ? AND place = ? AND sample = ? AND validation = 0", cuts)
+    run(*fully(s, "cut", **keys, **{"async_training.replay": s.dir / "still"}), env=env(s, "cut", 0))
+    test("interrupted within turns, each where the record says", interrupted(samples(s, "cut"))[1] == len(cuts) > 0)
+    test("weights that stay: the episodes are those of a run without interruption, log-probs and all",
+         samples(s, "cut") == samples(s, "still"))
 
 
 def warned(s, test):
@@ -219,7 +230,7 @@ def main():
         s.write("test.jsonl", rows[16:])
         whole(s, test, rng)
         partial(s, test, rng)
-        still(s, test)
+        still(s, test, rng)
         warned(s, test)
     test.end()
 

@@ -13,9 +13,11 @@
 /* "1 2 | 3 4": drawn 3 4 after 1 2. */
 static int32_t prompt1[] = {1, 2}, ids1[] = {3, 4}, prompt2[] = {1, 2, 3, 4, 9}, ids2[] = {5, 6}, prompt3[] = {1, 2, 3, 4, 9, 5, 6},
                ids3[] = {7};
+static int32_t versions1[] = {4, 5}, versions2[] = {5, 5}, versions3[] = {6};
 static float logp1[] = {-1, -2}, logp2[] = {-3, -4}, logp3[] = {-5};
-static const struct drawn_turn turns[] = {
-    {prompt1, ids1, logp1, logp1, 2, 2}, {prompt2, ids2, logp2, logp2, 5, 2}, {prompt3, ids3, logp3, logp3, 7, 1}};
+static const struct drawn_turn turns[] = {{prompt1, ids1, logp1, logp1, versions1, 2, 2},
+                                          {prompt2, ids2, logp2, logp2, versions2, 5, 2},
+                                          {prompt3, ids3, logp3, logp3, versions3, 7, 1}};
 static const struct loop_limits limits = {3, 8};
 
 static int read_text(const char *text, struct loop_output *out) {
@@ -39,6 +41,8 @@ static void drawn(void **state) {
     static const int32_t segments[] = {2, SEGMENT_POLICY, 1, SEGMENT_ENVIRONMENT, 3, SEGMENT_POLICY};
     assert_int_equal(o.n, 6);
     assert_memory_equal(o.logp, logp, sizeof logp);
+    static const int32_t versions[] = {4, 5, 5, 5, 5, 6};
+    assert_memory_equal(o.versions, versions, sizeof versions);
     assert_int_equal(o.n_segments, 3);
     assert_memory_equal(o.segments, segments, sizeof segments);
     assert_true(o.has_reward && o.reward == 0.5 && o.num_turns == 4 && o.tool_seconds == 2);

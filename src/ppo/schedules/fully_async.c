@@ -11,6 +11,7 @@
  * Invariant: a token's rollout log-prob is that of the weights which drew it; a checkpoint has all samples that are held. */
 #include "ppo/controller.h"
 #include "ppo/stages/generation.h"
+#include "ppo/stages/program_journal.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -91,14 +92,21 @@ static void drop(const struct fully_async *a, struct held *h, const struct gener
     held_free(a, h);
 }
 
+/* Whether a token of it, or of what its episode gave before it, was drawn before that version. */
+static bool has_older(const struct generation_sample *s, int64_t version) {
+    bool old = false;
+    for (int64_t t = 0; t < s->n && s->versions; t++) old |= s->versions[t] < version;
+    for (int64_t e = 0; s->user && e < s->user->n_before; e++) old |= has_older(&s->user->before[e], version);
+    return old;
+}
+
 /* Drops prompts with a token that would be older than async_training.max_version_lag at the next updates. */
 static void drop_old(struct fully_async *a, int32_t version, const struct generation *in) {
     int64_t n = 0;
     for (int64_t k = 0; k < a->n_held; k++) {
         struct held *h = &a->held[k];
         bool old = false;
-        for (int64_t i = 0; i < a->per; i++)
-            for (int64_t t = 0; t < h->samples[i].n; t++) old |= version - h->samples[i].versions[t] > a->k->max_lag;
+        for (int64_t i = 0; i < a->per; i++) old |= has_older(&h->samples[i], version - a->k->max_lag);
         if (!old || a->k->max_lag < 0) {
             a->held[n++] = *h;
             continue;
@@ -392,7 +400,7 @@ static void held_batch(const struct fully_async *a, struct batch *b) {
         score->f64[i] = x->reward.score;
         if (x->reward.message) batch_set_str(message, i, x->reward.message, strlen(x->reward.message));
         set_json(extra, i, x->reward.extra ? json_incref(x->reward.extra) : NULL);
-        set_json(episode, i, x->agent ? tool_agent_state(x->agent) : NULL);
+        set_json(episode, i, x->agent ? tool_agent_state(x->agent) : x->user && x->over ? program_journal_episode(x) : NULL);
     }
     free(lens);
 }
@@ -425,7 +433,7 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
     TRY(batch_get(b, "extra", BATCH_JSON, &extra));
     const struct batch_col *episode = batch_find(b, "episode"); /* of tool_agent */
     const int64_t n = batch_len(ids, i), at = ids->off[i];
-    if (n == 0) return 0;
+    if (n == 0 && over->i64[i] == 0) return 0;
     if (batch_len(logp, i) != n || batch_len(kept, i) != n || batch_len(versions, i) != n || over->i64[i] < 0 ||
         over->i64[i] > 1 + ENGINE_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
         FAIL(ERR_FORMAT, "a held sample has invalid values");
@@ -513,6 +521,7 @@ static void sample_metrics(struct fully_async *a, const struct stage *s, const s
     const struct batch_col *c = batch_find(b, "param_versions");
     int64_t partial = 0, span = 0, ended = 0;
     for (int64_t i = 0; i < b->n_rows; i++) { /* versions only grow */
+        if (batch_len(c, i) == 0) continue;   /* an episode that has failed */
         const int32_t first = c->i32[c->off[i]], last = c->i32[c->off[i + 1] - 1];
         partial += last != first;
         span = last - first > span ? last - first : span;
@@ -610,10 +619,12 @@ static int close_stage(void *arg, const struct stage *s, const struct generation
 }
 
 /* The rows of update u. */
-static int cut(struct verlc *v, const struct fully_async *a, const struct verlc_batch *all, int64_t u, struct verlc_batch *out) {
-    const int64_t n = a->k->required * a->n;
-    int64_t *rows = xmalloc((size_t)n * sizeof *rows);
-    for (int64_t i = 0; i < n; i++) rows[i] = u * n + i;
+static int cut(struct verlc *v, const struct fully_async *a, struct verlc_batch *all, int64_t u, struct verlc_batch *out) {
+    const struct batch *b = verlc_batch_data(all);
+    const struct batch_col *group = batch_find(b, "group");
+    int64_t *rows = xmalloc((size_t)b->n_rows * sizeof *rows + 1), n = 0;
+    for (int64_t i = 0; i < b->n_rows; i++)
+        if (group->i64[i] / a->k->required == u) rows[n++] = i;
     const int rc = verlc_select(v, all, rows, n, out);
     free(rows);
     return rc;

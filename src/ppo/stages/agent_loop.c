@@ -2,6 +2,7 @@
  * has answered, what they say is appended as tokens and the engine goes on with the response. */
 #include "ppo/stages/agent_loop.h"
 #include "ppo/stages/generation.h"
+#include "ppo/stages/program_journal.h"
 #include "ppo/stages/program_loop.h"
 #include "ppo/stages/user_loop.h"
 
@@ -147,15 +148,21 @@ static int64_t vocab_of(const json_t *config) {
     return json_integer_value(v ? v : json_object_get(json_object_get(config, "text_config"), "vocab_size"));
 }
 
+static int check_partial(const struct agents *a, const char *what) {
+    if (a->a.schedule == PPO_FULLY_ASYNC && a->a.partial)
+        FAIL(ERR_UNSUPPORTED,
+             "%s are not interrupted by new weights: set async_training.partial_rollout=False, with which they are waited for",
+             what);
+    return 0;
+}
+
 static int open_programs(struct agents *a) {
     json_t *config = NULL;
     const char *type;
     if (a->programs) return 0;
     if (!a->a.k->command)
         FAIL(ERR_INPUT, "agent_name '" PROGRAM_LOOP "': which program? Set actor_rollout_ref.rollout.agent.command");
-    if (a->a.schedule == PPO_FULLY_ASYNC)
-        FAIL(ERR_UNSUPPORTED, "agent programs in fully asynchronous training are not built; take "
-                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
+    TRY(check_partial(a, "agent programs"));
     if (!a->join) TRY(open_join(a));
     TRY(model_type(a, &config, &type));
     const int64_t vocab = vocab_of(config);
@@ -176,9 +183,7 @@ static int open_user_loops(struct agents *a) {
     json_t *config = NULL;
     const char *type = NULL;
     if (a->user || !k->loop_config_path) return 0;
-    if (a->a.schedule == PPO_FULLY_ASYNC)
-        FAIL(ERR_UNSUPPORTED, "agent loops of the user in fully asynchronous training are not built; take "
-                              "--config-name=one_step_off_ppo_trainer, or ppo_trainer");
+    TRY(check_partial(a, "agent loops of the user"));
     int rc = model_type(a, &config, &type);
     const int64_t vocab = vocab_of(config);
     const struct user_loops_args u = {.config_path = k->loop_config_path,
@@ -506,6 +511,21 @@ static int ask_again(struct generation_state *g, int64_t i) {
     return rc;
 }
 
+/* Of a loop of the user, or (NULL) of a program. One that is held is over. */
+static int begin_user_episode(struct generation_state *g, int64_t i, const char *loop) {
+    struct generation_sample *const s = &g->samples[i];
+    struct agents *const a = g->in->agents;
+    if (s->user) return 0;
+    s->user = xcalloc(1, sizeof *s->user);
+    s->user->program = !loop;
+    if (!s->over) return loop ? user_loop_begin(g, a->user, i, loop) : program_loop_begin(g, a->programs, i);
+    user_episode_forget(s); /* its tokens are in the record, with those of its other samples */
+    if (!program_journal_restore(g, s->agent_state, s)) FAIL(ERR_FORMAT, "an episode of the checkpoint is damaged");
+    json_decref(s->agent_state);
+    s->agent_state = NULL;
+    return generation_decode(g->in, s);
+}
+
 int agent_loop_begin(struct generation_state *g, int64_t i) {
     struct agents *const a = g->in->agents;
     const struct generation_group *group = &g->groups[i / g->per];
@@ -513,15 +533,7 @@ int agent_loop_begin(struct generation_state *g, int64_t i) {
     const char *name;
     if (!agents_active(a)) return 0;
     TRY(loop_of(a, row_of(g, i), &loop, &name));
-    if (loop == USER_LOOP) {
-        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
-        return user_loop_begin(g, a->user, i, name);
-    }
-    if (loop == PROGRAM) {
-        g->samples[i].user = xcalloc(1, sizeof *g->samples[i].user);
-        g->samples[i].user->program = true;
-        return program_loop_begin(g, a->programs, i);
-    }
+    if (loop == USER_LOOP || loop == PROGRAM) return begin_user_episode(g, i, loop == PROGRAM ? NULL : name);
     if (loop == ONE_TURN) return 0;
     if (g->samples[i].agent) return ask_again(g, i);
     json_t *tools = tools_select(a->tools, info_of(row_of(g, i), "tool_selection"));

@@ -18,10 +18,11 @@ enum { START = -2, END = -3 }; /* calls of a journal's key */
 /* What a record depends on besides its episode's name; caller frees. */
 static int question_of(const struct program_journal *j, int64_t i, char **out) {
     struct engine_request q;
-    char prompt[33];
+    char prompt[33], version[16] = "";
     TRY(generation_request(j->g, i, &q));
     hash_hex(q.prompt, (size_t)q.n_prompt * sizeof *q.prompt, prompt);
-    *out = xasprintf("%s\n%s %llu %.9g %.9g %.9g %d %.9g %lld %lld", j->command, prompt, (unsigned long long)q.seed,
+    if (j->g->partial) snprintf(version, sizeof version, " v%d", (int)ppo_version(j->g->s)); /* one step may begin it, or another */
+    *out = xasprintf("%s\n%s%s %llu %.9g %.9g %.9g %d %.9g %lld %lld", j->command, prompt, version, (unsigned long long)q.seed,
                      (double)q.temperature, (double)q.top_p, (double)q.min_p, (int)q.top_k, (double)q.repetition_penalty,
                      (long long)j->g->in->rows->max_prompt_length, (long long)j->g->in->rows->max_response_length);
     return 0;
@@ -61,13 +62,14 @@ static json_t *output_json(const struct loop_output *o) {
     put(v, "ids", o->ids, o->n, sizeof *o->ids);
     put(v, "logp", o->logp, o->n, sizeof *o->logp);
     put(v, "kept", o->kept, o->n, sizeof *o->kept);
+    if (o->versions) put(v, "versions", o->versions, o->n, sizeof *o->versions);
     put(v, "segments", o->segments, 2 * o->n_segments, sizeof *o->segments);
     if (o->calls) json_object_set(v, "calls", o->calls);
     json_object_set_new(v, "tool_seconds", json_real(o->tool_seconds));
     return v;
 }
 
-static json_t *to_json(const struct generation_sample *s) {
+json_t *program_journal_episode(const struct generation_sample *s) {
     const struct user_episode *x = s->user;
     json_t *outputs = json_array();
     for (int64_t i = 0; i < x->n_before; i++) json_array_append_new(outputs, output_json(&x->before[i].user->out));
@@ -128,8 +130,10 @@ static bool read_output(const json_t *v, const struct ppo_data_config *rows, str
     if (counts && (o->prompt = take(v, "prompt", o->n_prompt, sizeof *o->prompt)) &&
         (o->ids = take(v, "ids", o->n, sizeof *o->ids)) && (o->logp = take(v, "logp", o->n, sizeof *o->logp)) &&
         (o->kept = take(v, "kept", o->n, sizeof *o->kept)) &&
-        (o->segments = take(v, "segments", 2 * o->n_segments, sizeof *o->segments)) && covers(o))
+        (o->segments = take(v, "segments", 2 * o->n_segments, sizeof *o->segments)) && covers(o)) {
+        o->versions = take(v, "versions", o->n, sizeof *o->versions);
         return true;
+    }
     loop_output_free(o);
     return false;
 }
@@ -146,8 +150,7 @@ static bool read_outputs(const struct generation_state *g, const json_t *v, stru
     return json_is_array(outputs);
 }
 
-/* False: the record is damaged; the sample has no output then. */
-static bool from_json(const struct generation_state *g, const json_t *v, struct generation_sample *s) {
+bool program_journal_restore(const struct generation_state *g, const json_t *v, struct generation_sample *s) {
     struct user_episode *x = s->user;
     const bool has_reward = json_is_true(json_object_get(v, "has_reward"));
     double *reward = has_reward ? take(v, "reward", 1, sizeof *reward) : NULL;
@@ -187,7 +190,7 @@ int program_journal_find(const struct program_journal *j, int64_t i, bool *over,
     TRY(generation_open_journal(j->g, j->journal));
     TRY(key_of(j, i, &k));
     if (find(j, &k, END, 0, &r)) {
-        *over = r.set && from_json(j->g, r.set, &j->g->samples[i]);
+        *over = r.set && program_journal_restore(j->g, r.set, &j->g->samples[i]);
         tool_result_free(&r);
     }
     for (; !*over && find(j, &k, START, *n_starts, &r); ++*n_starts) tool_result_free(&r);
@@ -212,7 +215,7 @@ int program_journal_start(const struct program_journal *j, int64_t i, int64_t n)
 
 int program_journal_end(const struct program_journal *j, int64_t i) {
     if (j->g->s->run->probing) return 0;
-    json_t *v = to_json(&j->g->samples[i]);
+    json_t *v = program_journal_episode(&j->g->samples[i]);
     const int rc = add(j, i, END, 0, v);
     json_decref(v);
     return rc;

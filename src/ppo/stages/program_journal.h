@@ -23,5 +23,10 @@ int program_journal_find(const struct program_journal *j, int64_t i, bool *over,
 /* Start number n of sample i; its end, of its user_episode. On disk after tool_journal_sync. ERR_IO. */
 int program_journal_start(const struct program_journal *j, int64_t i, int64_t n);
 int program_journal_end(const struct program_journal *j, int64_t i);
+/* What has become of the episode of s (s->user), for a checkpoint too: a loop's or a program's. New reference. */
+struct generation_sample;
+json_t *program_journal_episode(const struct generation_sample *s);
+/* s, which has no output yet, gets it. False: the record is damaged; s has none then. */
+bool program_journal_restore(const struct generation_state *g, const json_t *v, struct generation_sample *s);
 
 #endif

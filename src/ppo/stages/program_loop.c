@@ -117,7 +117,7 @@ static int on_enter(void *ctx, const char *id, const char *key) {
     for (size_t i = 0; !differ && s->key[i]; i++) differ |= (unsigned char)(s->key[i] ^ key[i]);
     if (differ)
         err_set(ERR_INVAL, __FILE__, __LINE__, "the API key is not this session's: OPENAI_API_KEY and ANTHROPIC_API_KEY have it");
-    else s->active = clock_awake();
+    else s->active = http_server_clock(p->http);
     return differ ? 401 : 0;
 }
 
@@ -218,7 +218,7 @@ static int open_turn(struct program_loops *p, struct session *s, int64_t t, int6
         token_tree_dropped(s->tree, t);
         return fits;
     }
-    if (s->n_open++ == 0) s->oldest = clock_awake();
+    if (s->n_open++ == 0) s->oldest = http_server_clock(p->http);
     phase_beat(p->g->s->run->stages);
     return 0;
 }
@@ -353,7 +353,7 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     s->n_malformed += t->n_malformed;
     s->n_turns++;
     s->n_open--;
-    s->oldest = s->active = clock_awake();
+    s->oldest = s->active = http_server_clock(p->http);
     return 0;
 }
 
@@ -363,7 +363,7 @@ static void on_dropped(void *ctx, const char *id, int64_t turn) {
     if (find_session(p, id, &s) < 0) return; /* it has no tree any more */
     token_tree_dropped(s->tree, turn);
     s->n_open--;
-    s->oldest = s->active = clock_awake();
+    s->oldest = s->active = http_server_clock(p->http);
 }
 
 /* A reward, and what comes with it: {"reward": x, ...}. */
@@ -468,12 +468,14 @@ static void fill_output(struct loop_output *o, const struct token_tree_sample *t
                               .ids = copied(t->response.p, t->response.n, sizeof *o->ids),
                               .logp = copied(t->logp, t->response.n, sizeof *o->logp),
                               .kept = copied(t->kept, t->response.n, sizeof *o->kept),
+                              .versions = copied(t->version, t->response.n, sizeof *o->versions),
                               .n_prompt = t->prompt.n,
                               .n = t->response.n,
                               .segments = xmalloc((size_t)t->n_segments * 2 * sizeof *o->segments + 1),
                               .n_segments = t->n_segments,
                               .num_turns = 2 * t->n_turns,
                               .extra_fields = json_object()};
+    loop_output_spread_versions(o);
     for (int64_t k = 0; k < t->n_segments; k++) {
         o->segments[2 * k] = (int32_t)t->segments[k].n;
         o->segments[2 * k + 1] = (int32_t)t->segments[k].kind;
@@ -616,7 +618,7 @@ static int start_program(struct program_loops *p, struct session *s) {
     free(row);
     TRY(rc);
     TRY(token_tree_create(&s->tree, p->a.join));
-    s->begun = s->active = s->oldest = clock_awake();
+    s->begun = s->active = s->oldest = http_server_clock(p->http);
     s->log = json_array();
     s->calls = json_array();
     s->state = RUNNING;
@@ -643,7 +645,7 @@ static int start_programs(struct program_loops *p) {
 /* Why the run ends a program; NULL: it does not. */
 static char *overdue(const struct program_loops *p, const struct session *s) {
     const struct ppo_agent_config *k = p->a.k;
-    const double now = clock_awake();
+    const double now = http_server_clock(p->http);
     if (now - s->begun > k->episode_timeout) return xasprintf("it took more than agent.episode_timeout=%g s", k->episode_timeout);
     if (s->n_open > 0 && now - s->oldest > k->turn_timeout)
         return xasprintf("a turn took more than agent.turn_timeout=%g s", k->turn_timeout);

@@ -33,7 +33,8 @@ static const json_t *ground_truth_of(const struct generation_group *g) {
 static void add_agent_loop(const struct generation_state *g, int64_t i, json_t *extra) {
     const struct generation_sample *x = &g->samples[i];
     const int64_t now = g->validation ? g->s->run->step : g->s->run->step - 1; /* the version of the weights */
-    const int64_t first = x->versions ? x->versions[0] : now, last = x->versions ? x->versions[x->n - 1] : now;
+    const bool known = x->versions && x->n > 0;
+    const int64_t first = known ? x->versions[0] : now, last = known ? x->versions[x->n - 1] : now;
     json_object_set_new(extra, "global_steps", json_integer(last));
     json_object_set_new(extra, "min_global_steps", json_integer(first));
     json_object_set_new(extra, "max_global_steps", json_integer(last));

@@ -17,7 +17,9 @@ void user_episode_take_output(const struct generation_state *g, struct generatio
     s->n = o->n;
     s->ids = copied(o->ids, o->n, sizeof *s->ids);
     s->logp = copied(o->logp, o->n, sizeof *s->logp);
-    if (g->in->algorithm->sampling_log_probs && !g->validation) s->sampling_logp = copied(o->kept, o->n, sizeof *s->sampling_logp);
+    if (g->partial || (g->in->algorithm->sampling_log_probs && !g->validation))
+        s->sampling_logp = copied(o->kept, o->n, sizeof *s->sampling_logp);
+    if (g->partial && o->versions) s->versions = copied(o->versions, o->n, sizeof *s->versions);
 }
 
 void user_episode_add(const struct generation_state *g, struct generation_sample *s, struct loop_output *o) {
@@ -32,10 +34,12 @@ void user_episode_add(const struct generation_state *g, struct generation_sample
         earlier->ids = s->ids;
         earlier->logp = s->logp;
         earlier->sampling_logp = s->sampling_logp;
+        earlier->versions = s->versions;
         earlier->n = s->n;
         earlier->finish = ENGINE_STOP;
         earlier->scored = true; /* by the last one's score */
         s->sampling_logp = NULL;
+        s->versions = NULL;
     }
     x->out = *o;
     *o = (struct loop_output){0};
@@ -50,6 +54,8 @@ void user_episode_forget(struct generation_sample *s) {
     free(s->ids);
     free(s->logp);
     free(s->sampling_logp);
+    free(s->versions);
+    s->versions = NULL;
     s->ids = NULL;
     s->logp = s->sampling_logp = NULL;
     s->n = 0;

@@ -370,11 +370,14 @@ void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t c
     struct call *c = call < u->n_calls ? u->calls[call] : NULL;
     if (!c) return; /* of a generation that was dropped */
     struct episode *e = &u->episodes[c->episode];
+    int32_t *versions = xmalloc((size_t)s->n * sizeof *versions + 1);
+    for (int64_t i = 0; i < s->n; i++) versions[i] = ppo_version(g->s);
     e->turns = xrealloc(e->turns, (size_t)(e->n_turns + 1) * sizeof *e->turns);
     e->turns[e->n_turns++] = (struct drawn_turn){.prompt = c->prompt,
                                                  .ids = copied(s->ids, s->n),
                                                  .logp = copied_f32(s->logp, s->n),
                                                  .kept = copied_f32(s->logp_kept, s->n),
+                                                 .versions = versions,
                                                  .n_prompt = c->n_prompt,
                                                  .n = s->n};
     e->drawing += s->seconds;

@@ -1,0 +1,121 @@
+"""Loops and programs of the user in fully asynchronous training: episodes of both, some of which give several samples or fail. With
+partial_rollout=False they are waited for, and a run has the bits of any other, on two ranks, killed and resumed."""
+
+import json
+import pathlib
+import random
+import signal
+import sqlite3
+import struct
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from agent_program import AGENT, CLIENT  # noqa: E402
+from verlc_test import Scratch, Tests, run, series, start, state  # noqa: E402
+
+STEPS = 3
+LOOPS = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+class Two(AgentLoopBase):
+    async def run(self, sampling_params, **row):
+        prompt = self.tokenizer.apply_chat_template(row["raw_prompt"], add_generation_prompt=True, tokenize=True)
+        prompt = list(prompt["input_ids"]) if hasattr(prompt, "keys") else list(prompt)
+        said, ids, mask = self.tokenizer.encode(" and 2 ", add_special_tokens=False), [], []
+        for most in (10, 12):
+            out = await self.server_manager.generate("r", prompt_ids=prompt + ids, sampling_params={"max_tokens": most})
+            ids, mask = ids + out.token_ids + said, mask + [1] * len(out.token_ids) + [0] * len(said)
+        if row["extra_info"]["index"] == 2 and row["session_id"]:
+            raise ValueError("no luck")
+        return AgentLoopOutput(prompt_ids=prompt, response_ids=ids, response_mask=mask, num_turns=4, metrics={}, extra_fields={})
+"""
+PROGRAM = CLIENT + """
+with open(os.environ["STARTS"], "a") as f:
+    f.write(f"{ROW['extra_info']['index']}-{os.environ['VERLC_SAMPLE']}\\n")
+talk = list(ROW["prompt"])
+for turn in range(2):
+    talk += [ask(talk, max_tokens=10), {"role": "user", "content": "More?"}]
+ask([{"role": "system", "content": "Count."}, talk[-1]], max_tokens=8)  # a sample of its own
+reward(reward=len(talk[1]["content"] or "") / 100)
+"""
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(c.isdigit() for c in solution_str) / 100
+"""
+
+
+def fully(s, name, **keys):
+    args = s.ppo(name, **{
+        "data.max_response_length": 64, AGENT + "agent_loop_config_path": s.dir / "loops.yaml",
+        AGENT + "command": f"{sys.executable} {s.dir / 'agent.py'}", "actor_rollout_ref.rollout.multi_turn.enable": True,
+        "actor_rollout_ref.actor.use_kl_loss": False, "actor_rollout_ref.hybrid_engine": False, "data.train_batch_size": 0,
+        "reward.custom_reward_function.path": s.dir / "reward.py", "reward.num_workers": 1, "reward.on_error": "drop_sample",
+        "trainer.device": "cpu", "trainer.async_save": False, "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "async_training.trigger_parameter_sync_step": 2, "async_training.staleness_threshold": 0.5,
+        "rollout.total_rollout_steps": 4 * STEPS, "async_training.partial_rollout": False, **keys})
+    return [args[0], "--config-name=fully_async_ppo_trainer", *[a for a in args[1:] if "total_training_steps" not in a]]
+
+
+def env(s, name):
+    return {"PYTHONPATH": str(s.dir), "STARTS": str(s.dir / f"{name}.starts")}
+
+
+def samples(s, name):
+    with sqlite3.connect(s.dir / name / "run.db") as db:
+        rows = db.execute("SELECT step, place, sample, ids, logp, versions, segments, score, advantages, reward_status, "
+                          "prompt_ids, episode FROM samples WHERE validation = 0 ORDER BY id").fetchall()
+    return [(*r[:-1], json.loads(r[-1]).get("output"), json.loads(r[-1]).get("reason")) for r in rows]
+
+
+def same(s, a, b):
+    x, y = ({k: v for k, v in state(s.dir / d, STEPS).items() if k != "trainer.json"} for d in (a, b))
+    return x == y and samples(s, a) == samples(s, b)
+
+
+def pairs(blob):
+    v = struct.unpack(f"<{len(blob or b'') // 4}i", blob or b"")  # none: no token
+    return list(zip(v[::2], v[1::2]))
+
+
+def whole(s, test, rng):
+    begun = time.time()
+    run(*fully(s, "whole"), env=env(s, "whole"))
+    seconds = time.time() - begun
+    rows = samples(s, "whole")
+    test("loops' episodes give a sample, programs' two", {k: sorted({r[-2] for r in rows if r[2] == 0 and bool(r[-2] is None) == k})
+         for k in (True, False)} == {True: [None], False: [0, 1]}, [r[-2] for r in rows])
+    test("a loop that fails costs its own sample", {r[9] for r in rows} == {"score", "crash"} and
+         all("no luck" in r[-1] for r in rows if r[9] == "crash"))
+    test("every token has its version; an episode is of one", all(
+        sum(n for n, _ in pairs(r[5])) == len(r[3]) // 4 and len(pairs(r[5])) == (r[9] == "score") for r in rows))
+    test("some are trained a step after they were drawn", max(series(s.dir / "whole", "training/version_lag/max")) == 1)
+    run(*fully(s, "ranks", **{"trainer.ranks": 2}), env=env(s, "ranks"))
+    test("two ranks: the same bits", same(s, "whole", "ranks"))
+    args = fully(s, "k")
+    for part in (rng.uniform(0.3, 0.9), rng.uniform(0.3, 0.9), None):
+        p = start(args, env=env(s, "k"))
+        if part is not None:
+            time.sleep(part * seconds)
+            p.send_signal(signal.SIGKILL)
+        p.communicate(timeout=120)
+    test("kill -9 and resume: the same bits", same(s, "whole", "k"))
+
+
+def main():
+    rng = random.Random(seed := time.time_ns() % 10**6)
+    print(f"seed {seed}")
+    test = Tests()
+    with Scratch() as s:
+        rows = [s.row(i) for i in range(16)]
+        for i, row in enumerate(rows):
+            row["agent_name"] = "program_agent" if i % 2 else "two"
+        s.write("train.jsonl", rows)
+        for name, text in (("two_loop.py", LOOPS), ("agent.py", PROGRAM), ("reward.py", REWARD),
+                           ("loops.yaml", "- name: two\n  _target_: two_loop.Two\n")):
+            (s.dir / name).write_text(text)
+        whole(s, test, rng)
+    test.end()
+
+
+main()
