@@ -12,16 +12,22 @@
 static int read_row(struct track_schedule *s, int64_t *cap, sqlite3_stmt *st, const char *path) {
     const size_t bytes = (size_t)sqlite3_column_bytes(st, 4);
     const void *runs = sqlite3_column_blob(st, 4);
-    if (bytes == 0 || bytes % (2 * sizeof(int32_t)) != 0) FAIL(ERR_FORMAT, "%s: the versions of a sample are damaged", path);
-    xgrow((void **)&s->rows, cap, s->n + 1, sizeof *s->rows);
-    struct track_schedule_row *r = &s->rows[s->n++];
-    *r = (struct track_schedule_row){.number = sqlite3_column_int64(st, 0),
-                                     .sample = sqlite3_column_int64(st, 1),
+    if (bytes % (2 * sizeof(int32_t)) != 0) FAIL(ERR_FORMAT, "%s: the versions of a sample are damaged", path);
+    const int64_t number = sqlite3_column_int64(st, 0), sample = sqlite3_column_int64(st, 1);
+    struct track_schedule_row *r = s->n > 0 ? &s->rows[s->n - 1] : NULL;
+    if (r && r->number == number && r->sample == sample) { /* an episode of several samples: the last one */
+        free(r->runs);
+    } else {
+        xgrow((void **)&s->rows, cap, s->n + 1, sizeof *s->rows);
+        r = &s->rows[s->n++];
+    }
+    *r = (struct track_schedule_row){.number = number,
+                                     .sample = sample,
                                      .step = sqlite3_column_int64(st, 2),
                                      .place = sqlite3_column_int64(st, 3),
                                      .n_runs = (int64_t)(bytes / (2 * sizeof(int32_t))),
-                                     .runs = xmalloc(bytes)};
-    memcpy(r->runs, runs, bytes);
+                                     .runs = xmalloc(bytes + 1)};
+    if (bytes) memcpy(r->runs, runs, bytes);
     for (int64_t i = 0; i < r->n_runs; i++)
         if (r->runs[2 * i] < 1 || (i > 0 && r->runs[2 * i + 1] <= r->runs[2 * i - 1]))
             FAIL(ERR_FORMAT, "%s: the versions of a sample are damaged", path);
@@ -34,7 +40,7 @@ static int read_rows(struct track_schedule *s, sqlite3 *db, const char *path) {
     int rc = 0, got;
     if (sqlite3_prepare_v2(db,
                            "SELECT prompt_number, sample, step, place, versions FROM samples"
-                           " WHERE validation = 0 AND place IS NOT NULL ORDER BY prompt_number, sample",
+                           " WHERE validation = 0 AND place IS NOT NULL ORDER BY prompt_number, sample, id",
                            -1, &st, NULL) != SQLITE_OK)
         FAIL(ERR_INPUT, "%s: %s; it must be the run.db of a fully asynchronous run", path, sqlite3_errmsg(db));
     while ((got = sqlite3_step(st)) == SQLITE_ROW && rc == 0) rc = read_row(s, &cap, st, path);

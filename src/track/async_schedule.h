@@ -8,8 +8,8 @@
 struct track_schedule_row { /* a sample of training */
     int64_t number, sample; /* of its prompt in the order of the data; of the prompt */
     int64_t step, place;    /* that trained it; its prompt's in the step */
-    int64_t n_runs;
-    int32_t *runs; /* (n_runs, 2): tokens, version */
+    int64_t n_runs;         /* 0: an episode without a token, which has failed */
+    int32_t *runs;          /* (n_runs, 2): tokens, version */
 };
 struct track_schedule {
     struct track_schedule_row *rows; /* (n), by number, then sample */

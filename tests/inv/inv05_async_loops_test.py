@@ -92,6 +92,8 @@ def whole(s, test, rng):
     test("some are trained a step after they were drawn", max(series(s.dir / "whole", "training/version_lag/max")) == 1)
     run(*fully(s, "ranks", **{"trainer.ranks": 2}), env=env(s, "ranks"))
     test("two ranks: the same bits", same(s, "whole", "ranks"))
+    run(*fully(s, "r", **{"async_training.replay": s.dir / "whole"}), env=env(s, "r"))
+    test("a replay has the record's bits", same(s, "whole", "r"))
     args = fully(s, "k")
     for part in (rng.uniform(0.3, 0.9), rng.uniform(0.3, 0.9), None):
         p = start(args, env=env(s, "k"))

@@ -144,7 +144,7 @@ static int follow(struct fully_async *a, const struct stage *s, const struct gen
     int64_t last = -1, n = 0, steps = 0;
     for (int64_t i = 0; i < a->record.n; i++) {
         const struct track_schedule_row *r = &a->record.rows[i];
-        if (r->number > last && tokens_by(r, version) > 0) last = r->number;
+        if (r->number > last && (tokens_by(r, version) > 0 || (r->n_runs == 0 && r->step <= s->run->step))) last = r->number;
         steps = r->step > steps ? r->step : steps;
     }
     if (s->run->step > steps)
@@ -157,7 +157,7 @@ static int follow(struct fully_async *a, const struct stage *s, const struct gen
         for (int64_t i = 0; has && i < a->per; i++) {
             const struct track_schedule_row *r = recorded(a, h->number, i);
             const int64_t to = r ? tokens_by(r, version) : 0;
-            h->samples[i].pause_at = r && to == tokens_by(r, INT32_MAX) ? 0 : to > 0 ? to : -1;
+            h->samples[i].pause_at = r && to == tokens_by(r, INT32_MAX) ? 0 : to > 0 ? to : -1; /* without a token: 0 */
         }
         if (has) a->held[n++] = *h;
         else drop(a, h, in);
