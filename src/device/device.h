@@ -113,6 +113,15 @@ int dev_attn_fwd(struct dev *d, const struct attn_args *a);
 int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
 /* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+/* Mixture of experts: route, sort, gather rows by `token`, grouped GEMMs and SwiGLU over the P rows, combine. No call waits: how
+ * many rows an expert has is known on the device alone, so a CUDA graph serves every load. */
+int dev_route_fwd(struct dev *d, const struct route_args *a);
+/* The slots of expert (T, k) i32, sorted by expert and stable: offset (E + 1) i32, expert e has rows offset[e] to offset[e + 1];
+ * token (P) i32 of each row; row (T, k) i32 of each slot. The ids of a token are distinct. */
+int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, struct tensor row, struct tensor expert);
+/* y (P, n) act or f32 = x (P, k) act . W_e^T, e the expert that the row is of: the grouped GEMM. */
+int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);
+int dev_combine_fwd(struct dev *d, const struct combine_args *a);
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
@@ -140,6 +149,16 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_ar
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+/* dlogits (T, E) act or f32, from dweight (T, k) f32. With p the softmax and w the normalised weights: normalize:
+ * dz_e = w_e (dw_e - sum_s w_s dw_s) for the k, 0 for others; else dz_e = p_e (dw_e - sum_s p_s dw_s), dw_e = 0 for others. */
+int dev_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);
+/* dx (P, k) act or f32 = dy (P, n) act . W_e. */
+int dev_grouped_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight_stack w, struct tensor offset);
+/* dw (E, n, k) f32 = dy^T . x of each expert's rows, in their order; zeros where it has none. add: +=. dy (P, n), x (P, k) act. */
+int dev_grouped_dw(struct dev *d, struct tensor dw, struct tensor dy, struct tensor x, struct tensor offset, bool add);
+/* dy (P, h) act = w dout and dweight (T, k) f32 = dout . y, from dout (T, h) act; a as in forward, out and from are not
+ * read. dy may be a.y. */
+int dev_combine_bwd(struct dev *d, const struct combine_args *a, struct tensor dout, struct tensor dy, struct tensor dweight);
 /* Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);

@@ -15,6 +15,8 @@ extern "C" {
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
 #define DEV_SEGMENT 65536    /* elements of a segment, at most: what dev_sumsq sums together */
+#define DEV_MAX_EXPERTS 1024 /* experts of a layer */
+#define DEV_MAX_CHOICES 32   /* experts of a token */
 
 #ifdef __CUDACC__
 #define DEV_HOST_OR_DEVICE __device__
@@ -113,6 +115,24 @@ struct attn_args {
     struct kv kv;
     struct tensor out; /* (T, Hq * D) act */
     struct tensor lse; /* (T, Hq) f32: log-sum-exp of scaled scores; optional in forward */
+};
+
+/* The router of a mixture of experts (Shazeer et al. 2017, softmax before top-k). E experts, k choices of each token; slot t k + s
+ * is choice s of token t, P = T k the slots. */
+struct route_args {
+    struct tensor logits; /* (T, E) act or f32 */
+    struct tensor expert; /* (T, k) i32: the k largest logits, largest first, equal ones by id; NaN ranks as -infinity */
+    struct tensor weight; /* (T, k) act or f32: their softmax over all E in f32, rounded once; backward does not read it */
+    bool normalize;       /* divided by the sum of the k, which adds them in their order */
+};
+
+/* out = from + ((w_0 y_0 + w_1 y_1) + ...) over a token's choices in their order, product and sum in f32, out rounded once. */
+struct combine_args {
+    struct tensor out;    /* (T, h) act or f32 */
+    struct tensor from;   /* (T, h) f32, optional; may be out */
+    struct tensor y;      /* (P, h) act */
+    struct tensor row;    /* (T, k) i32: which row of y choice s of token t has, of dev_expert_sort */
+    struct tensor weight; /* (T, k) act or f32, optional: without it each is 1 */
 };
 
 /* The LM head with log-softmax, never materialising (rows, vocabulary).

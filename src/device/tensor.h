@@ -43,6 +43,12 @@ struct weight {
     int64_t n, k;
 };
 
+/* Matrices of one shape, each in the backend's layout, the next one dev_weight_bytes further: the experts of a layer. */
+struct weight_stack {
+    struct weight w; /* the first */
+    int64_t count;
+};
+
 /* KV cache of one layer: blocks of block_len tokens, k and v (n_kv_blocks, n_kv_heads, block_len, head_dim) act.
  * Slot s is row s % block_len of block s / block_len.  The rollout's pool has many blocks of 16 tokens;
  * packed training has one block as long as the batch. */

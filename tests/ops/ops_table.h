@@ -4,6 +4,7 @@
 #ifndef VERLC_OPS_TABLE_H
 #define VERLC_OPS_TABLE_H
 
+#include "ops/ops_moe.h"
 #include "ops/ops_test.h"
 
 /* ---- cast, weights, rows ---- */
@@ -566,6 +567,8 @@ static const struct op_def ops_table[] = {
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(shapes_lists), true},
+    {"route", route_setup, route_fwd, route_bwd, SHAPES(shapes_route), true},
+    {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(shapes_experts), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
 };
 #define N_OPS COUNT(ops_table)

@@ -30,6 +30,17 @@ static const struct op_shape small_head[] = {{.rows = 3, .n = 11, .k = 8, .flags
                                              {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY}};
 static const struct op_shape small_lists[] = {{.rows = 3, .n = 11, .k = 8, .window = 4, .flags = S_ENTROPY},
                                               {.rows = 2, .n = 300, .k = 16, .window = 7}};
+static const struct op_shape small_route[] = {
+    {.rows = 3, .hq = 4, .hk = 2, .flags = S_NORM}, {.rows = 5, .hq = 6, .hk = 3}, {.rows = 4, .hq = 40, .hk = 8, .flags = S_NORM}};
+static const struct op_shape small_experts[] = {{.rows = 9, .n = 7, .k = 6, .hq = 5, .hk = 2},
+                                                {.rows = 20, .n = 8, .k = 16, .hq = 4, .hk = 3, .flags = S_ADD}};
+
+/* Logits that are far enough from each other that no step changes their order. */
+static void route_apart_setup(struct run *r) {
+    route_setup(r);
+    for (int64_t t = 0, n = r->s->hq; t < r->rows; t++)
+        for (int64_t e = 0; e < n; e++) r->in[0].f[t * n + e] = 0.3f * (float)((e * 7 + t * 3) % n);
+}
 
 static const struct op_def grad_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(small_table), true},
@@ -41,6 +52,8 @@ static const struct op_def grad_table[] = {
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(small_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
+    {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},
+    {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
 };
 
 /* Loss with input `in` moved by eps * dir. move (count) receives the move that f32 kept; size gets

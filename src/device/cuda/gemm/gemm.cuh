@@ -117,7 +117,54 @@ int gemm_small_m_tma(struct cuda *c, const struct cuda_gemm_args *a, int kind, b
 /* Fused SwiGLU at large M on sm_90a. pre, *ran: as gemm_small_m. */
 int gemm_swiglu_fused(struct cuda *c, const struct cuda_gemm_args *a, bool *ran);
 
+/* ---- grouped GEMMs (device/cuda/moe/grouped_gemm.cu) ---- */
+
+/* out rows of expert e = a's rows [offset[e], offset[e + 1]) by matrix e of b; DW: matrix e of out from those rows of a and b. */
+struct gemm_grouped {
+    enum cuda_gemm_op op;
+    int64_t m, n, k; /* rows of all experts; a matrix is (n, k) */
+    const void *a, *b;
+    void *out;
+    enum dtype in, out_dt;
+    const int32_t *offset; /* (experts + 1), on the device */
+    int experts;
+    bool add; /* DW: += */
+};
+/* Tiles of bm rows that all experts have together, at most: each may end with a part of one. */
+static inline int64_t gemm_group_tiles(const struct gemm_grouped *g, int bm) { return g->m / bm + gemm_min(g->experts, g->m); }
+/* Which expert has tile i of bm rows, where it begins and how many rows there are from there on; false: there is no such tile.
+ * Every thread of a warp asks, lane l about its part of the experts. */
+static __device__ __forceinline__ bool gemm_group_tile(const struct gemm_grouped &g, int bm, int i, int *expert, int64_t *row0,
+                                                       int64_t *rows) {
+    const int lane = threadIdx.x % 32, per = (g.experts + 31) / 32, e0 = lane * per;
+    int mine = 0;
+    for (int e = e0; e < e0 + per && e < g.experts; e++) mine += (g.offset[e + 1] - g.offset[e] + bm - 1) / bm;
+    int end = mine; /* tiles of this lane's experts and those of lower lanes */
+    for (int o = 1; o < 32; o *= 2) {
+        const int below = __shfl_up_sync(WARP_ALL, end, o);
+        if (lane >= o) end += below;
+    }
+    const unsigned has = __ballot_sync(WARP_ALL, i < end && i >= end - mine);
+    if (!has) return false;
+    const int owner = __ffs((int)has) - 1, most = (owner + 1) * per;
+    i -= __shfl_sync(WARP_ALL, end - mine, owner);
+    for (int e = owner * per; e < most && e < g.experts; e++) {
+        const int lo = g.offset[e], hi = g.offset[e + 1], tiles = (hi - lo + bm - 1) / bm;
+        if (i < tiles) {
+            *expert = e;
+            *row0 = lo + (int64_t)i * bm;
+            *rows = hi - *row0;
+            return true;
+        }
+        i -= tiles;
+    }
+    return false;
+}
+
 /* ---- gemm_fallback.cu ---- */
+
+/* A grouped GEMM of any size and alignment: as gemm_fallback. */
+int gemm_grouped_fallback(struct cuda *c, const struct gemm_grouped *g);
 
 /* A GEMM of any size and alignment: r ascending, one accumulator. */
 int gemm_fallback(struct cuda *c, const struct cuda_gemm_args *a);

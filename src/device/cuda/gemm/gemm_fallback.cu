@@ -37,9 +37,8 @@ static __device__ void load_tile(float (*tile)[TILE + 1], const In *src, int64_t
     }
 }
 
-template <typename In, typename Out> static __global__ void __launch_bounds__(SIDE *SIDE) plain_kernel(const struct plain p) {
+template <typename In, typename Out> static __device__ void plain_tile(const struct plain &p, int64_t row0, int64_t col0) {
     __shared__ float ta[TILE][TILE + 1], tb[TILE][TILE + 1];
-    const int64_t row0 = (int64_t)blockIdx.x * TILE, col0 = (int64_t)blockIdx.y * TILE;
     float sum[2][2] = {};
     for (int64_t r0 = 0; r0 < p.r; r0 += TILE) {
         load_tile(ta, (const In *)p.a, row0, p.rows, p.a_row, r0, p.r, p.a_r);
@@ -61,6 +60,10 @@ template <typename In, typename Out> static __global__ void __launch_bounds__(SI
             if (p.add) v += load((const Out *)p.out, row * p.ld_out + col);
             put((Out *)p.out, row * p.ld_out + col, v);
         }
+}
+
+template <typename In, typename Out> static __global__ void __launch_bounds__(SIDE *SIDE) plain_kernel(const struct plain p) {
+    plain_tile<In, Out>(p, (int64_t)blockIdx.x * TILE, (int64_t)blockIdx.y * TILE);
 }
 
 static struct plain plain_of(const struct cuda_gemm_args *a) {
@@ -98,6 +101,51 @@ int gemm_fallback(struct cuda *c, const struct cuda_gemm_args *a) {
     if (a->in == DT_F32) plain_kernel<float, float><<<grid, block, 0, c->stream>>>(p);
     else if (a->out_dt == DT_F32) plain_kernel<__nv_bfloat16, float><<<grid, block, 0, c->stream>>>(p);
     else plain_kernel<__nv_bfloat16, __nv_bfloat16><<<grid, block, 0, c->stream>>>(p);
+    CU_LAUNCHED();
+    return 0;
+}
+
+/* Grid (columns, tiles of rows over all experts), of DW (columns, rows of an expert's matrix, experts). */
+template <typename In, typename Out>
+static __global__ void __launch_bounds__(SIDE *SIDE) grouped_plain_kernel(const struct gemm_grouped g) {
+    int expert = (int)blockIdx.z;
+    int64_t row0 = (int64_t)blockIdx.y * TILE, rows = 0;
+    struct plain p = {};
+    pdl_launch_dependents();
+    pdl_wait();
+    if (g.op == CUDA_GEMM_DW) {
+        const int64_t lo = g.offset[expert];
+        p.rows = g.n, p.cols = g.k, p.r = g.offset[expert + 1] - lo;
+        if (p.r == 0 && g.add) return;
+        p.a_row = 1, p.a_r = g.n, p.b_r = g.k, p.b_col = 1;
+        p.a = (const In *)g.a + lo * g.n;
+        p.b = (const In *)g.b + lo * g.k;
+        p.out = (Out *)g.out + expert * g.n * g.k;
+        p.add = g.add;
+    } else {
+        if (!gemm_group_tile(g, TILE, (int)blockIdx.y, &expert, &row0, &rows)) return;
+        const bool fwd = g.op == CUDA_GEMM_FWD;
+        p.rows = row0 + rows, p.cols = fwd ? g.n : g.k, p.r = fwd ? g.k : g.n;
+        p.a_row = p.r, p.a_r = 1, p.b_r = fwd ? 1 : g.k, p.b_col = fwd ? g.k : 1;
+        p.a = g.a;
+        p.b = (const In *)g.b + expert * g.n * g.k;
+        p.out = g.out;
+    }
+    p.ld_out = p.cols;
+    plain_tile<In, Out>(p, row0, (int64_t)blockIdx.x * TILE);
+}
+
+int gemm_grouped_fallback(struct cuda *c, const struct gemm_grouped *g) {
+    const bool dw = g->op == CUDA_GEMM_DW;
+    const int64_t x = gemm_ceil_div(g->op == CUDA_GEMM_FWD ? g->n : g->k, TILE);
+    const int64_t y = dw ? gemm_ceil_div(g->n, TILE) : gemm_group_tiles(g, TILE);
+    if (x > INT32_MAX || y > 65535)
+        FAIL(ERR_UNSUPPORTED, "cuda: a grouped GEMM of %lld rows by %lld x %lld is too large", (long long)g->m, (long long)g->n,
+             (long long)g->k);
+    const dim3 grid((unsigned)x, (unsigned)y, dw ? (unsigned)g->experts : 1), block(SIDE, SIDE);
+    if (g->in == DT_F32) grouped_plain_kernel<float, float><<<grid, block, 0, c->stream>>>(*g);
+    else if (g->out_dt == DT_F32) grouped_plain_kernel<__nv_bfloat16, float><<<grid, block, 0, c->stream>>>(*g);
+    else grouped_plain_kernel<__nv_bfloat16, __nv_bfloat16><<<grid, block, 0, c->stream>>>(*g);
     CU_LAUNCHED();
     return 0;
 }

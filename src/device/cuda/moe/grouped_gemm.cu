@@ -1,0 +1,246 @@
+/* grouped_gemm.cu - the CUDA backend's grouped GEMM: the rows of each expert by the expert's matrix; forward, dx and dw.
+ *
+ * One launch for all experts, whose blocks find their expert and tile of rows from the offsets on the device; the grid has room
+ * for every load of that many rows, and blocks that are left over end at once.  bf16 whose rows are multiples of 16 bytes goes
+ * to mma.sync m16n8k16 over tiles that cp.async loads through a multi-stage shared-memory pipeline, all else to the fallback of
+ * gemm_fallback.cu.  How large a tile is follows from the rows of an average expert.
+ * Invariant: an element is a sum over its reduction in steps of 16, ascending, from 0, in the same instruction whatever the
+ * tile; so a row's bits do not depend on the load of its expert, and dw += has the bits of dw added. */
+#include "device/cuda/gemm/gemm.cuh"
+
+#include <stdint.h>
+
+typedef __nv_bfloat16 bf16;
+
+enum { KC = 64 }; /* elements of the reduction in a stage */
+
+/* ---- tiles in shared memory ---- */
+
+/* 16-byte chunks of a tile whose rows have CHUNKS of them, swizzled: those of 8 neighbour rows are in different banks. */
+template <int CHUNKS> static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
+    return (uint32_t)((row * CHUNKS + (chunk ^ (row & 7))) * 16);
+}
+
+/* A tile (SIZE, KC) of a matrix whose rows run along the reduction, or, TRANS, (KC, SIZE) of one whose columns are what the tile
+ * has SIZE of. src: its first element; `size` and `left` are how much of each there is, what lies beyond reads as 0. */
+template <int SIZE, int THREADS, bool TRANS>
+static __device__ __forceinline__ void load_tile(uint32_t to, const bf16 *src, int64_t ld, int64_t size, int64_t left) {
+    constexpr int CHUNKS = (TRANS ? SIZE : KC) / 8, ROWS = TRANS ? KC : SIZE;
+    const int64_t rows = TRANS ? left : size, cols = TRANS ? size : left;
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const bool take = row < rows && chunk * 8 < cols;
+        cp_async16(to + chunk_at<CHUNKS>(row, chunk), take ? src + row * ld + chunk * 8 : src, take);
+    }
+}
+
+/* Operand A of 16 rows from m on, or B of 16 columns from m on (b[0], b[1]: of the first 8), k in [k, k + 16). */
+template <int SIZE, bool TRANS> static __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int m, int k) {
+    const int l = threadIdx.x % 32;
+    if (TRANS) ldmatrix_x4_trans(a, tile + chunk_at<SIZE / 8>(k + l % 8 + l / 16 * 8, m / 8 + l / 8 % 2));
+    else ldmatrix_x4(a, tile + chunk_at<KC / 8>(m + l % 16, k / 8 + l / 16));
+}
+template <int SIZE, bool TRANS> static __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int n, int k) {
+    const int l = threadIdx.x % 32;
+    if (TRANS) ldmatrix_x4_trans(b, tile + chunk_at<SIZE / 8>(k + l % 8 + l / 8 % 2 * 8, n / 8 + l / 16));
+    else ldmatrix_x4(b, tile + chunk_at<KC / 8>(n + l % 8 + l / 16 * 8, k / 8 + l / 8 % 2));
+}
+
+/* ---- a block's tile of out ---- */
+
+/* out (m, n) = A . B over r, tile by tile; all pointers are at the tile's first element. */
+struct tile {
+    const bf16 *a, *b;
+    int64_t lda, ldb, m, n, r; /* m, n: of out from here on */
+    void *out;
+    int64_t ld_out;
+    bool out_f32, add;
+};
+
+template <int BM, int BN, int WM, int WN, int STAGES, bool AT, bool BT> static __device__ void tile_gemm(const struct tile &t) {
+    constexpr int THREADS = 32 * WM * WN, MT = BM / WM / 16, NT = BN / WN / 16, A_BYTES = BM * KC * 2, BYTES = (BM + BN) * KC * 2;
+    extern __shared__ __align__(128) unsigned char stages[];
+    const uint32_t stages0 = smem_addr(stages);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WN * (BM / WM), n0 = warp % WN * (BN / WN);
+    const int64_t steps = (t.r + KC - 1) / KC;
+    float sum[MT][2 * NT][4] = {};
+    const auto fill = [&](int64_t step) {
+        if (step < steps) {
+            const uint32_t to = stages0 + (uint32_t)(step % STAGES) * BYTES;
+            const int64_t r0 = step * KC;
+            load_tile<BM, THREADS, AT>(to, t.a + (AT ? r0 * t.lda : r0), t.lda, t.m, t.r - r0);
+            load_tile<BN, THREADS, BT>(to + A_BYTES, t.b + (BT ? r0 * t.ldb : r0), t.ldb, t.n, t.r - r0);
+        }
+        cp_commit();
+    };
+    for (int s = 0; s < STAGES - 1; s++) fill(s);
+    for (int64_t step = 0; step < steps; step++) {
+        cp_wait<STAGES - 2>();
+        __syncthreads(); /* all threads' copies of this stage are done, and all have left the one before */
+        fill(step + STAGES - 1);
+        const uint32_t at = stages0 + (uint32_t)(step % STAGES) * BYTES;
+#pragma unroll
+        for (int k = 0; k < KC; k += 16) {
+            uint32_t a[MT][4], b[NT][4];
+#pragma unroll
+            for (int i = 0; i < MT; i++) load_a<BM, AT>(a[i], at, m0 + i * 16, k);
+#pragma unroll
+            for (int j = 0; j < NT; j++) load_b<BN, BT>(b[j], at + A_BYTES, n0 + j * 16, k);
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    mma_bf16(sum[i][2 * j], a[i], b[j][0], b[j][1]);
+                    mma_bf16(sum[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+                }
+        }
+    }
+    cp_wait<0>();
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < 2 * NT; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = m0 + i * 16 + half * 8 + lane / 4, col = n0 + j * 8 + lane % 4 * 2;
+                const float v0 = sum[i][j][2 * half], v1 = sum[i][j][2 * half + 1];
+                const int64_t to = row * t.ld_out + col;
+                if (row >= t.m || col >= t.n) continue; /* widths are even */
+                if (!t.out_f32) *(uint32_t *)((bf16 *)t.out + to) = pack_bf16(v0, v1);
+                else {
+                    float2 *const p = (float2 *)((float *)t.out + to);
+                    *p = t.add ? make_float2(__fadd_rn(p->x, v0), __fadd_rn(p->y, v1)) : make_float2(v0, v1);
+                }
+            }
+}
+
+/* FWD and DX: blockIdx.y counts tiles of rows over all experts; blockIdx.x has the columns. */
+template <int BM, int BN, int WM, int WN, int STAGES, bool BT>
+static __global__ void __launch_bounds__(32 * WM * WN) rows_kernel(const struct gemm_grouped g) {
+    int expert;
+    int64_t row0, rows;
+    pdl_launch_dependents();
+    pdl_wait();
+    if (!gemm_group_tile(g, BM, blockIdx.y, &expert, &row0, &rows)) return;
+    const int64_t col0 = (int64_t)blockIdx.x * BN, width = BT ? g.k : g.n, r = BT ? g.n : g.k;
+    const bf16 *const w = (const bf16 *)g.b + expert * g.n * g.k;
+    struct tile t = {};
+    t.a = (const bf16 *)g.a + row0 * r;
+    t.b = BT ? w + col0 : w + col0 * g.k;
+    t.lda = r;
+    t.ldb = g.k;
+    t.m = rows;
+    t.n = width - col0;
+    t.r = r;
+    t.out_f32 = g.out_dt == DT_F32;
+    t.out = t.out_f32 ? (void *)((float *)g.out + row0 * width + col0) : (void *)((bf16 *)g.out + row0 * width + col0);
+    t.ld_out = width;
+    tile_gemm<BM, BN, WM, WN, STAGES, false, BT>(t);
+}
+
+/* DW: blockIdx.z is the expert, whose rows are the reduction. */
+template <int BM, int BN, int WM, int WN, int STAGES>
+static __global__ void __launch_bounds__(32 * WM * WN) dw_kernel(const struct gemm_grouped g) {
+    const int64_t n0 = (int64_t)blockIdx.y * BM, k0 = (int64_t)blockIdx.x * BN;
+    pdl_launch_dependents();
+    pdl_wait();
+    const int64_t lo = g.offset[blockIdx.z], rows = g.offset[blockIdx.z + 1] - lo;
+    if (rows == 0 && g.add) return;
+    struct tile t = {};
+    t.a = (const bf16 *)g.a + lo * g.n + n0;
+    t.b = (const bf16 *)g.b + lo * g.k + k0;
+    t.lda = g.n;
+    t.ldb = g.k;
+    t.m = g.n - n0;
+    t.n = g.k - k0;
+    t.r = rows;
+    t.out_f32 = true;
+    t.add = g.add;
+    t.out = (float *)g.out + ((int64_t)blockIdx.z * g.n + n0) * g.k + k0;
+    t.ld_out = g.k;
+    tile_gemm<BM, BN, WM, WN, STAGES, true, true>(t);
+}
+
+/* ---- launch ---- */
+
+struct variant {
+    void (*fwd)(struct gemm_grouped), (*dx)(struct gemm_grouped), (*dw)(struct gemm_grouped); /* NULL: none */
+    int bm, bn, threads, bytes;
+};
+template <int BM, int BN, int WM, int WN, int STAGES> static constexpr struct variant rows_of(void) {
+    return {rows_kernel<BM, BN, WM, WN, STAGES, false>,
+            rows_kernel<BM, BN, WM, WN, STAGES, true>,
+            NULL,
+            BM,
+            BN,
+            32 * WM * WN,
+            STAGES * (BM + BN) * KC * 2};
+}
+template <int BM, int BN, int WM, int WN, int STAGES> static constexpr struct variant dw_of(void) {
+    return {NULL, NULL, dw_kernel<BM, BN, WM, WN, STAGES>, BM, BN, 32 * WM * WN, STAGES * (BM + BN) * KC * 2};
+}
+/* For experts of so many rows on average, at most. */
+static const struct variant by_rows[] = {rows_of<16, 64, 1, 4, 4>(), rows_of<64, 128, 2, 4, 3>(), rows_of<128, 128, 2, 4, 3>()};
+static const struct variant dw_variant = dw_of<128, 128, 2, 4, 3>();
+
+static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+static int launch(struct cuda *c, const struct variant *v, void (*kernel)(struct gemm_grouped), dim3 grid,
+                  const struct gemm_grouped &g) {
+    if (grid.y > 65535) FAIL(ERR_UNSUPPORTED, "cuda: a grouped GEMM of %lld rows is too large", (long long)g.m);
+    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v->bytes));
+    CU_TRY(cuda_launch_pdl(c, kernel, grid, v->threads, (size_t)v->bytes, g));
+    return 0;
+}
+
+static int grouped(struct cuda *c, const struct gemm_grouped &g) {
+    const int64_t average = g.m / g.experts, width = g.op == CUDA_GEMM_FWD ? g.n : g.k;
+    if (g.in != DT_BF16 || g.n % 8 || g.k % 8 || !aligned(g.a) || !aligned(g.b) || !aligned(g.out))
+        return gemm_grouped_fallback(c, &g);
+    if (g.op == CUDA_GEMM_DW) {
+        const struct variant *const v = &dw_variant;
+        return launch(c, v, v->dw,
+                      dim3((unsigned)gemm_ceil_div(g.k, v->bn), (unsigned)gemm_ceil_div(g.n, v->bm), (unsigned)g.experts), g);
+    }
+    const struct variant *const v = &by_rows[average <= 16 ? 0 : average <= 96 ? 1 : 2];
+    return launch(c, v, g.op == CUDA_GEMM_FWD ? v->fwd : v->dx,
+                  dim3((unsigned)gemm_ceil_div(width, v->bn), (unsigned)gemm_group_tiles(&g, v->bm)), g);
+}
+
+static struct gemm_grouped grouped_of(enum cuda_gemm_op op, struct tensor out, struct tensor a, const void *b,
+                                      struct tensor offset) {
+    struct gemm_grouped g = {};
+    g.op = op;
+    g.out = out.data;
+    g.out_dt = out.dt;
+    g.a = a.data;
+    g.in = a.dt;
+    g.b = b;
+    g.m = a.dim[0];
+    g.offset = (const int32_t *)offset.data;
+    g.experts = (int)offset.dim[0] - 1;
+    return g;
+}
+
+int cuda_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset) {
+    struct gemm_grouped g = grouped_of(CUDA_GEMM_FWD, y, x, w.w.data, offset);
+    g.n = w.w.n;
+    g.k = w.w.k;
+    return grouped(cuda_of(d), g);
+}
+
+int cuda_grouped_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight_stack w, struct tensor offset) {
+    struct gemm_grouped g = grouped_of(CUDA_GEMM_DX, dx, dy, w.w.data, offset);
+    g.n = w.w.n;
+    g.k = w.w.k;
+    return grouped(cuda_of(d), g);
+}
+
+int cuda_grouped_dw(struct dev *d, struct tensor dw, struct tensor dy, struct tensor x, struct tensor offset, bool add) {
+    struct gemm_grouped g = grouped_of(CUDA_GEMM_DW, dw, dy, x.data, offset);
+    g.n = dy.dim[1];
+    g.k = x.dim[1];
+    g.add = add;
+    return grouped(cuda_of(d), g);
+}
