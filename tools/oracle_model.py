@@ -68,6 +68,10 @@ CASES = {
     "glm": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1.5625e-7,
                 head_dim=16, num_key_value_heads=1, attention_bias=True, partial_rotary_factor=0.5, rope_theta=1e4,
                 pad_token_id=0),
+    # every multiplier
+    "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
+                    rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
+                    logits_scaling=3.0, attention_bias=False, rope_theta=1e4, attention_dropout=0.1),
     # norms of what attention and MLP give; a window in layer 0, no rope in layer 1
     "exaone4": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=False,
                     head_dim=16, sliding_window=8, sliding_window_pattern=2, rope_theta=1e6,
@@ -81,6 +85,11 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "granite_plain": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=False,
+                          num_key_value_heads=1, rope_theta=1e4),
+    "granite_3b": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
+                       num_hidden_layers=4, embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=0.015625,
+                       logits_scaling=10, attention_bias=True, mlp_bias=True, rope_theta=1e7),
     "exaone4_types": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=True,
                           num_hidden_layers=5, num_key_value_heads=4, sliding_window=6, rope_theta=1e4,
                           layer_types=["sliding_attention"] * 3 + ["full_attention"] * 2),

@@ -401,8 +401,8 @@ int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight 
 
 /* Comparisons are written so that NaN fails. */
 static bool sample_param_ok(const struct sample_param *p) {
-    return (p->greedy || (p->inv_temp > 0 && isfinite(p->inv_temp))) && p->top_p > 0 && p->top_p <= 1 && p->min_p >= 0 &&
-           p->min_p <= 1 && p->repetition_penalty > 0 && isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
+    return p->inv_temp > 0 && isfinite(p->inv_temp) && p->top_p > 0 && p->top_p <= 1 && p->min_p >= 0 && p->min_p <= 1 &&
+           p->repetition_penalty > 0 && isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
 }
 
 int dev_sample(struct dev *d, const struct sample_args *a) {

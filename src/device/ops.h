@@ -168,12 +168,12 @@ struct lmhead_bwd_args {
  * top_p), then min-p (times the largest probability).  Equal entries rank by id,
  * lowest first, so top-k keeps exactly k.  The largest entry is always kept. */
 struct sample_param {
-    float inv_temp;           /* 1/T; ignored when greedy */
+    float inv_temp;           /* 1/T, times what logits are multiplied by; greedy: that alone */
     float top_p, min_p;       /* 1 and 0: off */
     float repetition_penalty; /* 1: off */
     float u;                  /* uniform in [0, 1): inverse CDF over the kept entries in id order */
     int32_t top_k;            /* <= 0: off */
-    int32_t greedy;           /* argmax, lowest id on ties; logp at temperature 1 */
+    int32_t greedy;           /* argmax, lowest id on ties */
 };
 
 struct sample_args {

@@ -48,7 +48,7 @@ static void fill(struct engine *e, struct engine_burst *b) {
         const int64_t left = engine__left(s) < b->steps ? engine__left(s) : b->steps;
         e->ids[i] = s->tokens[s->n_computed];
         e->pos[i] = (int32_t)s->n_computed;
-        a->rows[i] = (struct decode_row){.rule = engine__rule(&q->r),
+        a->rows[i] = (struct decode_row){.rule = engine__rule(e, &q->r),
                                          .sample = (uint32_t)s->index,
                                          .at = (uint32_t)(s->n_tokens - q->n_prompt),
                                          .seed = q->r.seed,

@@ -229,7 +229,7 @@ static int top_block(struct decoder *d, const struct engine_plan *p, int64_t lo,
         const float *z = d->host_logits, drawn = z[out->id[k]];
         largest(z, vocab, p->n_top[k], id);
         for (int32_t t = 0; t < p->n_top[k]; t++) /* the drawn token's log-prob, and how far from it they are */
-            p->top_logp[k * p->max_top + t] = out->logp[k] + (z[id[t]] - drawn) * (p->param[k].greedy ? 1 : p->param[k].inv_temp);
+            p->top_logp[k * p->max_top + t] = out->logp[k] + (z[id[t]] - drawn) * p->param[k].inv_temp;
     }
     return 0;
 }
@@ -429,8 +429,14 @@ static int decoder_results(void *ctx, int64_t have, struct engine_results *out) 
 }
 
 struct engine_model decoder_model(struct decoder *d) {
-    return (struct engine_model){
-        d, d->n_kv_blocks, d->model->cfg.vocab, decoder_step, d->max_burst, decoder_burst, decoder_results};
+    return (struct engine_model){.ctx = d,
+                                 .n_kv_blocks = d->n_kv_blocks,
+                                 .vocab = d->model->cfg.vocab,
+                                 .logit_scale = d->model->cfg.logit_scale,
+                                 .step = decoder_step,
+                                 .max_burst = d->max_burst,
+                                 .burst = decoder_burst,
+                                 .burst_results = decoder_results};
 }
 
 int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c) {

@@ -63,6 +63,7 @@ struct engine_results {
 struct engine_model {
     void *ctx;
     int64_t n_kv_blocks, vocab;
+    float logit_scale; /* what its logits are multiplied by; 0: 1 */
     /* id, logp, logp_kept: (n_out) host. Waits for the result. */
     int (*step)(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept);
     int64_t max_burst;                                     /* most steps of one burst; below 2: decoding goes step by step */

@@ -142,7 +142,7 @@ void engine__release_blocks(struct engine *e, struct sample *s);
 bool engine__make_room(struct engine *e, struct sample *s);
 void engine__preempt(struct engine *e, struct sample *s); /* running -> head of the queue */
 void engine__fill_tables(struct engine *e, int64_t n_seqs, int64_t max_blocks);
-struct sample_param engine__rule(const struct engine_request *r);
+struct sample_param engine__rule(const struct engine *e, const struct engine_request *r);
 void engine__publish_full(struct engine *e, struct sample *s, int64_t upto);
 /* Takes the next token of s; 1: that ended it, and s was freed. */
 int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, float logp_kept);

@@ -315,9 +315,10 @@ void engine__release_blocks(struct engine *e, struct sample *s) {
     engine__drop_blocks(e, s);
 }
 
-struct sample_param engine__rule(const struct engine_request *r) {
+struct sample_param engine__rule(const struct engine *e, const struct engine_request *r) {
+    const float scale = e->model.logit_scale;
     return (struct sample_param){
-        .inv_temp = r->temperature > 0 ? 1.0f / r->temperature : 1.0f,
+        .inv_temp = (r->temperature > 0 ? 1.0f / r->temperature : 1.0f) * (scale > 0 ? scale : 1.0f),
         .top_p = r->top_p,
         .min_p = r->min_p,
         .repetition_penalty = r->repetition_penalty,
@@ -326,9 +327,9 @@ struct sample_param engine__rule(const struct engine_request *r) {
     };
 }
 
-static struct sample_param next_param(const struct sample *s) {
+static struct sample_param next_param(const struct engine *e, const struct sample *s) {
     const struct engine_request *r = &s->req->r;
-    struct sample_param p = engine__rule(r);
+    struct sample_param p = engine__rule(e, r);
     p.u = rng_token(r->seed, r->uid, (uint32_t)s->index, (uint32_t)(s->n_tokens - s->req->n_prompt));
     return p;
 }
@@ -351,7 +352,7 @@ static void plan_rows(struct engine *e, struct engine_plan *p, struct sample *s,
     if (hi > s->req->planned) s->req->planned = hi;
     if (hi == s->n_tokens) {
         e->out_row[p->n_out] = (int32_t)p->n_rows - 1;
-        e->param[p->n_out++] = next_param(s);
+        e->param[p->n_out++] = next_param(e, s);
     }
     engine__publish_full(e, s, hi);
 }

@@ -40,6 +40,7 @@ static int zero_norms(struct model *m, const struct model_grads *g, const struct
 static int embedding_backward(struct model *m, const struct model_batch *b, const struct model_acts *a,
                               const struct model_grad_sink *s) {
     const struct tensor dx = model__top(a->dx, b->n_rows);
+    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(m->dev, dx, m->cfg.embed_scale, dx, 0));
     const struct model_range table = {m->g_embed->offset, m->g_embed->offset + model__group_count(m->g_embed)};
     if (s->begin) return s->rows(s->ctx, table, b->ids, dx);
     const struct tensor dw = model__flat(s->flat, m->g_embed);

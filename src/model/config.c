@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "model/families.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +111,23 @@ static int read_quantization(struct model_config *c, const json_t *q, const char
 
 /* ---- biases, norms, activation ---- */
 
+static int parse_multipliers(struct model_config *c, const json_t *o, double eps, const char *where) {
+    static const char *const keys[] = {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"};
+    double v[4];
+    for (int i = 0; i < 4; i++) {
+        v[i] = 1;
+        TRY(json_f64_opt(o, keys[i], &v[i], where));
+        if (!c->family->multipliers && json_is_number(json_object_get(o, keys[i])))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported %s %g of a %s model", where, keys[i], v[i], c->family->type);
+        if (!(v[i] > 1e-6 && v[i] < 1e6)) FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, keys[i], v[i]);
+    }
+    c->stream_eps = (float)(eps / (v[1] * v[1]));
+    c->embed_scale = (float)(v[0] / v[1]);
+    c->attn_scale = (float)(c->family->multipliers ? v[2] : 1.0 / sqrt((double)c->head_dim));
+    c->logit_scale = (float)(1.0 / v[3]);
+    return 0;
+}
+
 static int parse_features(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
     const char *act = "silu";
@@ -126,6 +144,7 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported hidden_act \"%s\"; verlc has silu", where, act);
     c->rms_eps = (float)eps;
+    TRY(parse_multipliers(c, o, eps, where));
     c->features = f->features;
     for (size_t i = 0; i < sizeof f->keys / sizeof *f->keys && f->keys[i].key; i++) {
         bool on = f->features & f->keys[i].features;

@@ -42,6 +42,12 @@ struct model_config {
     bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
     int features;           /* of enum model_feature */
     float rms_eps;
+    /* Multipliers (Granite). The residual stream is kept divided by residual_multiplier, so that what layers add needs none:
+     * RMSNorm of x / r with eps / r^2 is that of x with eps. */
+    float stream_eps;  /* of norms of the residual stream */
+    float embed_scale; /* of the embedding's rows */
+    float attn_scale;  /* of q.k */
+    float logit_scale;
     double init_range;                  /* initializer_range */
     struct model_rope rope, local_rope; /* of all layers; with has_local_rope of those without and with a window */
     bool has_local_rope;

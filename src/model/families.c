@@ -124,6 +124,11 @@ static const struct model_family families[] = {
      .interleaved = true,
      .layer = glm_layer},
 
+    {.type = "granite",
+     .class_prefix = "Granite",
+     .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
+     .multipliers = true,
+     .layer = llama_layer},
     {.type = "exaone4",
      .class_prefix = "Exaone4",
      .n_kv_heads = 32,
@@ -135,7 +140,7 @@ static const struct model_family families[] = {
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm and exaone4";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, granite and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

@@ -73,13 +73,14 @@ struct model_family {
     enum model_windows windows;
     int64_t window_pattern; /* "sliding_window_pattern" without the key */
     enum model_rope_layers rope_layers;
-    const char *local_theta;             /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
+    const char *local_theta; /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
-    int64_t window;                      /* without "sliding_window" */
-    double rms_eps;                      /* without "rms_norm_eps"; 0: 1e-6 */
-    double partial_rotary;               /* "partial_rotary_factor" without the key; 0: it has to be 1 */
-    bool interleaved;                    /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
-    bool longrope_aliases;               /* rope types "su" and "yarn" mean longrope */
+    int64_t window;          /* without "sliding_window" */
+    double rms_eps;          /* without "rms_norm_eps"; 0: 1e-6 */
+    double partial_rotary;   /* "partial_rotary_factor" without the key; 0: it has to be 1 */
+    bool multipliers;        /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
+    bool interleaved;        /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
+    bool longrope_aliases;   /* rope types "su" and "yarn" mean longrope */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 /* Whether layers of this model have the group of this place. */

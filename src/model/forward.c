@@ -211,7 +211,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .n_q_heads = c->n_q_heads,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
-        .scale = (float)(1.0 / __builtin_sqrt((double)c->head_dim)),
+        .scale = c->attn_scale,
         .window = y->window,
         .seqs = b->seqs,
         .q = qkv->q,
@@ -222,9 +222,13 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
 }
 
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from) {
-    return dev_rmsnorm_fwd(
-        m->dev, &(struct rmsnorm_args){
-                    .y = out, .rstd = rstd, .x = x, .w = w, .eps = m->cfg.rms_eps, .kind = m->cfg.family->norm, .from = from});
+    return dev_rmsnorm_fwd(m->dev, &(struct rmsnorm_args){.y = out,
+                                                          .rstd = rstd,
+                                                          .x = x,
+                                                          .w = w,
+                                                          .eps = from.data ? m->cfg.rms_eps : m->cfg.stream_eps,
+                                                          .kind = m->cfg.family->norm,
+                                                          .from = from});
 }
 
 /* out: the input of a layer's attention or MLP, rounded: the norm of the residual stream, or that itself. */
@@ -307,6 +311,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     a->n_head = 0;
     TRY(model__stream_start(m));
     TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
+    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(d, model__top(a->x[0], n), m->cfg.embed_scale, model__top(a->x[0], n), 0));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
         TRY(model_stream_layer(m, l, l + 1));
         TRY(model__attention_stage(m, b, a, l));
@@ -355,6 +360,8 @@ int model__head_input(struct model *m, struct model_acts *a, const struct model_
     TRY(dev_copy_in(m->dev, a->head.row.data, l->row + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.target.data, l->target + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.inv_temp.data, l->inv_temp + lo, bytes));
+    const struct tensor inv_temp = model__top(a->head.inv_temp, n);
+    if (m->cfg.logit_scale != 1.0f) TRY(dev_axpby(m->dev, inv_temp, m->cfg.logit_scale, inv_temp, 0));
     return model__head_norm(m, a, n);
 }
 

@@ -170,7 +170,7 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 /* Then acts->x[l + 1]. Recomputed as well where a norm follows the down projection. */
 int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
-/* out (T, h) = norm of x; from: out f32 = from + that. rstd may be absent. */
+/* out (T, h) = norm of x, the residual stream; from: norm of what is added to it, out f32 = from + that. rstd may be absent. */
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from);
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,

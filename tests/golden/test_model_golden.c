@@ -8,12 +8,12 @@ static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9;
 
 static const char *const CASES[] = {
     "qwen2",         "qwen3",   "llama", "mistral",   "llama_bias", "qwen2_window", "seed_oss",
-    "seed_oss_bias", "smollm3", "phi3",  "phi4_mini", "glm",        "exaone4",
+    "seed_oss_bias", "smollm3", "phi3",  "phi4_mini", "glm",        "exaone4",      "granite",
 };
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
 
-/* Raw logits of all rows of the last forward, on the host; caller frees. */
+/* Logits of all rows of the last forward, on the host; caller frees. */
 static float *logits_of(struct model *m, struct model_acts *a, int64_t n) {
     struct dev *d = m->dev;
     int32_t *idx = xmalloc((size_t)n * 4);
@@ -25,6 +25,7 @@ static float *logits_of(struct model *m, struct model_acts *a, int64_t n) {
     OK(model_hidden(m, a, rows, h));
     OK(dev_logits(d, z, h, m->head));
     OK(dev_copy_out(d, out, z.data, (size_t)(n * m->cfg.vocab) * 4));
+    for (int64_t i = 0; i < n * m->cfg.vocab; i++) out[i] *= m->cfg.logit_scale;
     case_free(d, rows);
     case_free(d, h);
     case_free(d, z);

@@ -62,7 +62,7 @@ static const struct plain plain[] = {
     /* 1/T = 2 squares the odds: 16, 9, 4, 1 of 30 */
     {"temperature", {.inv_temp = 2, .top_p = 1, .repetition_penalty = 1, .u = 0.9f}, 0, 2, 4.0 / 30, 4.0 / 30},
     {"greedy", {PLAIN, .greedy = 1, .u = 0.99f}, 0, 0, 0.4, 1},
-    {"greedy ignores the temperature", {.inv_temp = 0, .top_p = 1, .repetition_penalty = 1, .greedy = 1}, 0, 0, 0.4, 1},
+    {"greedy has its log-prob at inv_temp", {.inv_temp = 2, .top_p = 1, .repetition_penalty = 1, .greedy = 1}, 0, 0, 16.0 / 30, 1},
     /* log 0.4 and log 0.3 are negative: times 2 they are log 0.16 and log 0.09; 0.16 + 0.09 + 0.3 = 0.55 */
     {"penalty of negative logits", {.inv_temp = 1, .top_p = 1, .repetition_penalty = 2, .u = 0.5f}, 3, 2, 0.2, 0.2 / 0.55},
     {"greedy with penalty", {.inv_temp = 1, .top_p = 1, .repetition_penalty = 2, .greedy = 1}, 3, 2, 0.2, 1},

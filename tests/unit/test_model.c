@@ -140,6 +140,9 @@ static void families(void **state) {
          "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight self_attn.q_norm.weight self_attn.k_norm.weight "
          "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
+        {"granite", "",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -193,6 +196,9 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters",
          ERR_UNSUPPORTED},
+        {"{\"model_type\":\"llama\"," BASE ",\"residual_multiplier\":0.22}", "unsupported residual_multiplier 0.22",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"granite\"," BASE ",\"residual_multiplier\":0}", "\"residual_multiplier\" is 0", ERR_FORMAT},
         {"{\"model_type\":\"exaone4\"," BASE ",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LXG\"}",
          "\"sliding_window_pattern\" is \"LXG\"", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},

@@ -281,7 +281,7 @@ static void sample_part(void *arg, int64_t row, int thread) {
     const int64_t vocab = a->logits.dim[1];
     struct mem m = mem_of(j, thread, vocab);
     const float *raw = (const float *)a->logits.data + row * vocab, *z = raw;
-    const float inv_temp = p->greedy ? 1 : p->inv_temp;
+    const float inv_temp = p->inv_temp;
     struct cpu_head_state s = row_state(j, raw, vocab, inv_temp, m.sums);
     const bool penalty = penalised(a, p);
     if (penalty) {

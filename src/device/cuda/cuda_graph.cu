@@ -34,7 +34,7 @@ __global__ static void sample_params_kernel(struct sample_param *param, float *i
     if (r >= n) return;
     param[r] = rows[r].rule;
     param[r].u = token_uniform(&rows[r]);
-    inv_temp[r] = rows[r].rule.greedy ? 1.0f : rows[r].rule.inv_temp;
+    inv_temp[r] = rows[r].rule.inv_temp;
 }
 
 struct advance_args {

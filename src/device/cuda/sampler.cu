@@ -53,7 +53,7 @@ __global__ static void __launch_bounds__(HEAD_THREADS, 5) sample_stats_kernel(st
     pdl_launch_dependents();
     pdl_wait();
     const struct sample_param p = j.param[row];
-    const float inv_temp = p.greedy ? 1.0f : p.inv_temp, *raw = j.logits + row * j.vocab + first;
+    const float inv_temp = p.inv_temp, *raw = j.logits + row * j.vocab + first;
     float z[HEAD_PER_THREAD];
     head_load(z, raw, n);
     head_scale(z, n, inv_temp);
@@ -482,7 +482,7 @@ __global__ static void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS) draw_kernel(
     struct row r; /* the same in all threads */
     r.raw = j.logits + n * j.vocab;
     r.seen = penalty ? j.seen + n * j.seen_bytes : NULL;
-    r.inv_temp = p.greedy ? 1.0f : p.inv_temp, r.penalty = p.repetition_penalty;
+    r.inv_temp = p.inv_temp, r.penalty = p.repetition_penalty;
     r.vocab = j.vocab, r.chunks = j.chunks, r.groups = j.groups;
     r.sums = penalty ? j.mem.penalised_stats + n * j.chunks : raw_sums;
     r.group_max = j.mem.group_max + n * j.groups;

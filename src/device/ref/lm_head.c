@@ -236,7 +236,7 @@ int ref_sample(struct dev *d, const struct sample_args *a) {
     struct entry *work = xmalloc((size_t)vocab * sizeof *work);
     for (int64_t r = 0; r < a->logits.dim[0]; r++) {
         const struct sample_param *p = &a->param[r];
-        const float *raw = ref_f32(a->logits) + r * vocab, inv_temp = p->greedy ? 1 : p->inv_temp;
+        const float *raw = ref_f32(a->logits) + r * vocab, inv_temp = p->inv_temp;
         const uint8_t *seen = a->seen.data ? (const uint8_t *)a->seen.data + r * a->seen.dim[1] : NULL;
         float kept;
         const int32_t id = sample_row(raw, vocab, seen, p, work, &kept);
