@@ -217,6 +217,7 @@ static int check_attn(const char *op, const struct attn_args *a) {
     TRY(want_like(op, "out", a->out, act, a->q));
     if (a->lse.data) TRY(want2(op, "lse", a->lse, F32, a->q.dim[0], a->n_q_heads));
     if (a->window < 0) FAIL(ERR_INVAL, "dev op %s: window %lld", op, (long long)a->window);
+    if (!(a->softcap >= 0)) FAIL(ERR_INVAL, "dev op %s: softcap %g", op, (double)a->softcap);
     if (s->n < 0 || (s->n > 0 && a->kv.k.dim[2] <= 0))
         FAIL(ERR_INVAL, "dev op %s: %lld sequences over KV blocks of %lld", op, (long long)s->n, (long long)a->kv.k.dim[2]);
     TRY(want1(op, "q_start", s->q_start, I32, s->n + 1));
@@ -245,16 +246,24 @@ int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_
         a->q.data != q->q.data || a->kv.k.data != q->kv.k.data || a->kv.v.data != q->kv.v.data)
         FAIL(ERR_INVAL, "dev op %s: both share q, KV cache and heads, and sequences have at most one row, not %lld", op,
              (long long)a->seqs.max_q);
-    if (!d->ops->qkv_attn_fwd || dev_rope_reorders(q)) {
+    if (!d->ops->qkv_attn_fwd || dev_rope_reorders(q) || a->softcap > 0) {
         TRY(dev_qkv_fwd(d, q));
         return dev_attn_fwd(d, a);
     }
     return a->q.dim[0] && a->seqs.n ? TRACED(qkv_attn_fwd, (d, q, a), a->q.dim[0], a->q.dim[1], 0) : 0;
 }
 
+static int check_glu(const char *op, struct tensor y, struct tensor gate_up) {
+    TRY(want2(op, "y", y, ACT, ANY, ANY));
+    return want2(op, "gate_up", gate_up, set_of(y.dt), y.dim[0], 2 * y.dim[1]);
+}
+int dev_geglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    TRY(check_glu("geglu_fwd", y, gate_up));
+    HAVE(geglu_fwd);
+    return tensor_count(y) ? TRACED(geglu_fwd, (d, y, gate_up), y.dim[0], y.dim[1], 0) : 0;
+}
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
-    TRY(want2("swiglu_fwd", "y", y, ACT, ANY, ANY));
-    TRY(want2("swiglu_fwd", "gate_up", gate_up, set_of(y.dt), y.dim[0], 2 * y.dim[1]));
+    TRY(check_glu("swiglu_fwd", y, gate_up));
     HAVE(swiglu_fwd);
     return tensor_count(y) ? TRACED(swiglu_fwd, (d, y, gate_up), y.dim[0], y.dim[1], 0) : 0;
 }
@@ -558,9 +567,14 @@ int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
     return a->q.dim[0] && a->seqs.n ? TRACED(attn_bwd, (d, a, dout, dq, dk, dv), a->q.dim[0], a->q.dim[1], 0) : 0;
 }
 
+int dev_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    TRY(check_glu("geglu_bwd", dy, gate_up));
+    TRY(want_like("geglu_bwd", "dgate_up", dgate_up, set_of(dy.dt), gate_up));
+    HAVE(geglu_bwd);
+    return tensor_count(dy) ? TRACED(geglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;
+}
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
-    TRY(want2("swiglu_bwd", "dy", dy, ACT, ANY, ANY));
-    TRY(want2("swiglu_bwd", "gate_up", gate_up, set_of(dy.dt), dy.dim[0], 2 * dy.dim[1]));
+    TRY(check_glu("swiglu_bwd", dy, gate_up));
     TRY(want_like("swiglu_bwd", "dgate_up", dgate_up, set_of(dy.dt), gate_up));
     HAVE(swiglu_bwd);
     return tensor_count(dy) ? TRACED(swiglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;

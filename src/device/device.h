@@ -113,6 +113,8 @@ int dev_attn_fwd(struct dev *d, const struct attn_args *a);
 int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_args *a);
 /* y (T, f) act = silu(gate) * up; gate_up (T, 2f) act: gate columns first. */
 int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
+/* The same with GELU in its tanh form (Hendrycks & Gimpel 2016) in the place of silu. */
+int dev_geglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up);
 /* Mixture of experts: route, sort, gather rows by `token`, grouped GEMMs and SwiGLU over the P rows, combine. No call waits: how
  * many rows an expert has is known on the device alone, so a CUDA graph serves every load. */
 int dev_route_fwd(struct dev *d, const struct route_args *a);
@@ -123,7 +125,7 @@ int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);
 int dev_combine_fwd(struct dev *d, const struct combine_args *a);
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
-/* out (R, V) f32 = x (R, h) act . W^T: the same bits that lmhead_fwd computes inside. */
+/* out (R, V) f32 = x (R, h) act . W^T, with w's softcap: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
 /* Logits as dev_logits; a draw as dev_sample's for each row with left > 0, written as (id, logp, logp_kept) to row *step
@@ -149,6 +151,7 @@ int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_ar
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
+int dev_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);
 /* dlogits (T, E) act or f32, from dweight (T, k) f32. With p the softmax and w the normalised weights: normalize:
  * dz_e = w_e (dw_e - sum_s w_s dw_s) for the k, 0 for others; else dz_e = p_e (dw_e - sum_s p_s dw_s), dw_e = 0 for others. */
 int dev_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);

@@ -109,6 +109,7 @@ struct rmsnorm_bwd_args {
 struct attn_args {
     int64_t n_q_heads, n_kv_heads, head_dim;
     float scale;    /* of q.k, usually 1/sqrt(D) */
+    float softcap;  /* above 0: a scaled score s is softcap * tanh(s / softcap); 0: s */
     int64_t window; /* 0: none */
     struct attn_seqs seqs;
     struct tensor q; /* (T, Hq * D) act */
@@ -136,7 +137,7 @@ struct combine_args {
 };
 
 /* The LM head with log-softmax, never materialising (rows, vocabulary).
- * z = (x . W^T) * inv_temp; p = softmax(z). */
+ * z = (x . W^T, with w's softcap) * inv_temp; p = softmax(z). */
 struct lmhead_args {
     struct tensor x;         /* (R, h) act */
     struct weight w;         /* (V, h) */

@@ -186,7 +186,7 @@ static inline int mlp_fwd(struct run *r) {
     return 0;
 }
 
-/* ---- SwiGLU ---- */
+/* ---- SwiGLU, GeGLU ---- */
 
 static inline void swiglu_setup(struct run *r) {
     add_in(r, "gate_up", shape_2d(r->act, r->rows, 2 * r->s->n), true, 2, 0);
@@ -196,6 +196,18 @@ static inline int swiglu_fwd(struct run *r) {
     const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
     TRY(dev_swiglu_fwd(r->d, y, up(r, &r->in[0])));
     down(r, "y", y, true, TOL_SUM);
+    return 0;
+}
+static inline int geglu_fwd(struct run *r) {
+    const struct tensor y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    TRY(dev_geglu_fwd(r->d, y, up(r, &r->in[0])));
+    down(r, "y", y, true, TOL_SUM);
+    return 0;
+}
+static inline int geglu_bwd(struct run *r) {
+    const struct tensor dgu = dev_new(r, shape_2d(r->act, r->rows, 2 * r->s->n), true);
+    TRY(dev_geglu_bwd(r->d, dgu, up(r, &r->gout[0]), up(r, &r->in[0])));
+    down_grad(r, 0, dgu, TOL_SUM);
     return 0;
 }
 static inline int swiglu_bwd(struct run *r) {
@@ -318,6 +330,7 @@ static inline struct attn_args attn_args(struct run *r) {
                           .head_dim = s->dim,
                           .window = s->window,
                           .scale = 1.0f / sqrtf((float)s->dim),
+                          .softcap = s->flags & S_SOFTCAP ? 1.5f : 0,
                           .q = up(r, &r->in[0]),
                           .kv = {up(r, &r->in[1]), up(r, &r->in[2])}};
     while (a.seqs.n < COUNT(s->lens) && s->lens[a.seqs.n]) {
@@ -392,6 +405,7 @@ static inline int lmhead_args(struct run *r, struct lmhead_args *a) {
         a->sum_pi_sq = dev_new(r, shape, true);
     }
     TRY(up_weight(r, &r->in[1], &a->w));
+    if (r->s->flags & S_SOFTCAP) a->w.softcap = 1.5f;
     if (r->n_in > 4) {
         const struct tensor ids = shape_2d(DT_I32, r->rows, r->s->window), logps = shape_2d(DT_F32, r->rows, r->s->window);
         a->list_id = up(r, &r->in[4]);
@@ -442,6 +456,7 @@ static inline int logits_fwd(struct run *r) { /* inputs of lmhead */
     struct weight w;
     const struct tensor z = dev_new(r, shape_2d(DT_F32, r->rows, r->s->n), true);
     TRY(up_weight(r, &r->in[1], &w));
+    if (r->s->flags & S_SOFTCAP) w.softcap = 1.5f;
     TRY(dev_logits(r->d, z, up(r, &r->in[0]), w));
     down(r, "logits", z, true, TOL_SUM);
     return 0;
@@ -527,6 +542,9 @@ static const struct op_shape shapes_attn[] = {
     {.rows = 80, .hq = 2, .hk = 1, .dim = 192, .window = 33, .lens = {80}},
     {.rows = 70, .hq = 1, .hk = 1, .dim = 256, .lens = {3, 67}},
     {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .window = 20, .lens = {40}},
+    {.rows = 100, .hq = 2, .hk = 1, .dim = 64, .lens = {33, 67}, .flags = S_SOFTCAP},
+    {.rows = 140, .hq = 4, .hk = 2, .dim = 256, .window = 30, .lens = {1, 139}, .flags = S_SOFTCAP},
+    {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .lens = {40}, .flags = S_SOFTCAP},
 };
 static const struct op_shape shapes_head[] = {
     /* n: vocabulary, k: hidden */
@@ -538,6 +556,7 @@ static const struct op_shape shapes_head[] = {
     {.rows = 17, .n = 4097, .k = 17, .flags = S_ENTROPY},
     {.rows = 5, .n = 8192 + 300, .k = 32, .flags = S_ENTROPY},
     {.rows = 65, .n = 5000, .k = 16},
+    {.rows = 33, .n = 4300, .k = 64, .flags = S_ENTROPY | S_SOFTCAP},
     {.rows = 1030, .n = 24, .k = 16, .flags = S_ENTROPY}, /* more than a backend may take at a time */
 };
 
@@ -550,6 +569,7 @@ static const struct op_shape shapes_lists[] = {
     {.rows = 17, .n = 4097, .k = 17, .window = 300, .flags = S_ENTROPY},
     {.rows = 5, .n = 8192 + 300, .k = 32, .window = 129},
     {.rows = 3, .n = 20000, .k = 16, .window = 1024},
+    {.rows = 9, .n = 300, .k = 16, .window = 7, .flags = S_ENTROPY | S_SOFTCAP},
     {.rows = 1030, .n = 24, .k = 16, .window = 5, .flags = S_ENTROPY},
 };
 
@@ -563,6 +583,7 @@ static const struct op_def ops_table[] = {
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
     {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},
+    {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(shapes_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},

@@ -127,13 +127,14 @@ struct slot {
 
 /* Shape and variant of one case; an op reads the members it needs. */
 enum shape_flags {
-    S_BIAS = 1,     /* matmul: with bias */
-    S_ADD = 2,      /* matmul: add to an f32 result */
-    S_F32 = 4,      /* f32 result, or f32 dy, although act may be bf16 */
-    S_NORM = 8,     /* qkv: with head norms */
-    S_ENTROPY = 16, /* lmhead: with entropy */
-    S_PARTIAL = 32, /* qkv: RoPE of half of a head */
-    S_PAIRS = 64,   /* qkv: RoPE of neighbours */
+    S_BIAS = 1,      /* matmul: with bias */
+    S_ADD = 2,       /* matmul: add to an f32 result */
+    S_F32 = 4,       /* f32 result, or f32 dy, although act may be bf16 */
+    S_NORM = 8,      /* qkv: with head norms */
+    S_ENTROPY = 16,  /* lmhead: with entropy */
+    S_PARTIAL = 32,  /* qkv: RoPE of half of a head */
+    S_PAIRS = 64,    /* qkv: RoPE of neighbours */
+    S_SOFTCAP = 128, /* attention, head: under a softcap */
 };
 struct op_shape {
     int64_t rows, n, k;
@@ -284,7 +285,7 @@ static inline bool is_acc(const struct run *r, struct tensor t) {
 /* Packs input s, a matrix (n, k), in the backend's layout. */
 static inline int up_weight(struct run *r, const struct slot *s, struct weight *w) {
     const size_t bytes = dev_weight_bytes(r->d, r->act, s->dim[0], s->dim[1]);
-    *w = (struct weight){run_block(r, bytes), r->act, s->dim[0], s->dim[1]};
+    *w = (struct weight){run_block(r, bytes), r->act, s->dim[0], s->dim[1], 0};
     return dev_weight_pack(r->d, *w, up(r, s));
 }
 static inline void run_free_blocks(struct run *r) {

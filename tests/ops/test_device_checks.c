@@ -78,7 +78,7 @@ static void test_misfits(void **state) {
     static int32_t ids[8];
     const struct tensor x = tensor_2d(f, DT_F32, 4, 8), y = tensor_2d(g, DT_F32, 4, 8), v = tensor_1d(g, DT_F32, 8);
     const struct tensor b16 = tensor_2d(f, DT_BF16, 4, 8), id4 = tensor_1d(ids, DT_I32, 4);
-    const struct weight w = {f, DT_F32, 8, 8}, w7 = {f, DT_F32, 8, 7}, w16 = {f, DT_BF16, 8, 8};
+    const struct weight w = {f, DT_F32, 8, 8, 0}, w7 = {f, DT_F32, 8, 7, 0}, w16 = {f, DT_BF16, 8, 8, 0};
     const struct attn_args attn = {.n_q_heads = 3, .n_kv_heads = 2, .head_dim = 4, .q = x};
     const struct qkv_args qkv = {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 3, .qkv = x};
     const struct lmhead_args head = {.x = x, .w = w, .inv_temp = v, .target = id4, .logp = v};
@@ -107,6 +107,8 @@ static void test_misfits(void **state) {
     REFUSED(matmul_dw, dev_matmul_dw(d, tensor_2d(g, DT_F32, 8, 7), TENSOR_NONE, x, y, true));
     REFUSED(swiglu_fwd, dev_swiglu_fwd(d, y, x));
     REFUSED(swiglu_bwd, dev_swiglu_bwd(d, y, x, x));
+    REFUSED(geglu_fwd, dev_geglu_fwd(d, y, x));
+    REFUSED(geglu_bwd, dev_geglu_bwd(d, y, x, x));
     REFUSED(attn_fwd, dev_attn_fwd(d, &attn));
     REFUSED(qkv_fwd, dev_qkv_fwd(d, &qkv));
     REFUSED(qkv_attn_fwd, dev_qkv_attn_fwd(d, &qkv, &attn));

@@ -68,7 +68,7 @@ static void operands_free(struct dev *d, struct operands *o) {
 /* The GEMM of rows [lo, lo + m) alone, to host. */
 static void gemm(struct dev *d, const struct fwd_case *s, const struct operands *o, int64_t lo, int64_t m, void *host) {
     const size_t row = (size_t)s->n * dtype_size(s->out);
-    const struct weight w = {o->w.data, s->act, s->n, s->k}; /* ref and cuda: row-major */
+    const struct weight w = {o->w.data, s->act, s->n, s->k, 0}; /* ref and cuda: row-major */
     const struct tensor y = tensor_rows(o->y, lo, m);
     must(dev_copy(d, o->y.data, o->y0.data, (size_t)o->y.dim[0] * row));
     must(dev_matmul_fwd(d, y, tensor_rows(o->x, lo, m), w, vector(o->bias), s->add));
@@ -186,7 +186,7 @@ static void check_swiglu(const struct fwd_case *s) {
     struct host_operands h = {noise(s->act, rows * s->k, 1, 1), noise(s->act, s->n * s->k, 2, 0.1f),
                               s->bias ? noise(s->act, s->n, 3, 1) : NULL, noise(s->act, rows * s->n, 4, 1)};
     struct operands o = operands_on(&cuda, s, &h, rows);
-    const struct weight w = {o.w.data, s->act, s->n, s->k};
+    const struct weight w = {o.w.data, s->act, s->n, s->k, 0};
     const size_t bytes = (size_t)(rows * f) * dtype_size(s->act);
     char *want = xmalloc(bytes), *got = xmalloc(bytes);
     const struct tensor y = upload(&cuda, s->act, rows, f, h.y0);
@@ -241,11 +241,11 @@ static void test_logits(void **state) {
     must(dev_alloc(&cuda, (size_t)tensor_count(z) * 4, &z.data));
     for (int64_t i = 0; i < COUNT(counts); i++) {
         const int64_t m = counts[i];
-        must(dev_logits(&cuda, tensor_rows(z, 0, m), tensor_rows(x, 0, m), (struct weight){w.data, DT_BF16, V, K}));
+        must(dev_logits(&cuda, tensor_rows(z, 0, m), tensor_rows(x, 0, m), (struct weight){w.data, DT_BF16, V, K, 0}));
         must(dev_copy_out(&cuda, all, z.data, (size_t)(m * V) * 4));
         for (int64_t lo = 0; lo < V; lo += DEV_VOCAB_CHUNK) {
             const int64_t n = V - lo < DEV_VOCAB_CHUNK ? V - lo : DEV_VOCAB_CHUNK;
-            const struct weight some = {(uint16_t *)w.data + lo * K, DT_BF16, n, K};
+            const struct weight some = {(uint16_t *)w.data + lo * K, DT_BF16, n, K, 0};
             const struct tensor out = tensor_2d(y.data, DT_F32, ROWS, n);
             must(dev_matmul_fwd(&cuda, out, x, some, TENSOR_NONE, false));
             must(dev_copy_out(&cuda, part, y.data, (size_t)(m * n) * 4));
@@ -272,7 +272,7 @@ static struct back backward(struct dev *d, enum dtype act, int64_t m, int64_t n,
     struct back b = {xmalloc((size_t)(m * k) * dtype_size(act)), xmalloc((size_t)(n * k) * 4), xmalloc((size_t)n * 4)};
     const struct tensor x = upload(d, act, m, k, hx), w = upload(d, act, n, k, hw), dy = upload(d, act, m, n, hdy);
     const struct tensor dx = upload(d, act, m, k, hx), dw = upload(d, DT_F32, n, k, h0), db = upload(d, DT_F32, 1, n, hb);
-    must(dev_matmul_dx(d, dx, dy, (struct weight){w.data, act, n, k}, false));
+    must(dev_matmul_dx(d, dx, dy, (struct weight){w.data, act, n, k, 0}, false));
     must(dev_matmul_dw(d, dw, vector(db), dy, x, true));
     must(dev_copy_out(d, b.dx, dx.data, (size_t)(m * k) * dtype_size(act)));
     must(dev_copy_out(d, b.dw, dw.data, (size_t)(n * k) * 4));

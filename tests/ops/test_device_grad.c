@@ -24,12 +24,15 @@ static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim =
                                             {.rows = 9, .hq = 1, .hk = 1, .dim = 12, .flags = S_PAIRS | S_NORM}};
 static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim = 16, .lens = {5}},
                                              {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},
-                                             {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}}};
+                                             {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}},
+                                             {.rows = 75, .hq = 2, .hk = 1, .dim = 16, .lens = {66, 9}, .flags = S_SOFTCAP}};
 static const struct op_shape small_head[] = {{.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY},
                                              {.rows = 5, .n = 300, .k = 16},
-                                             {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY}};
+                                             {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY},
+                                             {.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY | S_SOFTCAP}};
 static const struct op_shape small_lists[] = {{.rows = 3, .n = 11, .k = 8, .window = 4, .flags = S_ENTROPY},
-                                              {.rows = 2, .n = 300, .k = 16, .window = 7}};
+                                              {.rows = 2, .n = 300, .k = 16, .window = 7},
+                                              {.rows = 2, .n = 30, .k = 8, .window = 7, .flags = S_ENTROPY | S_SOFTCAP}};
 static const struct op_shape small_route[] = {
     {.rows = 3, .hq = 4, .hk = 2, .flags = S_NORM}, {.rows = 5, .hq = 6, .hk = 3}, {.rows = 4, .hq = 40, .hk = 8, .flags = S_NORM}};
 static const struct op_shape small_experts[] = {{.rows = 9, .n = 7, .k = 6, .hq = 5, .hk = 2},
@@ -48,6 +51,7 @@ static const struct op_def grad_table[] = {
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(small_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(small_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(small_rows), true},
+    {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(small_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(small_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(small_attn), false},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},

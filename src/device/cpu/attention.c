@@ -122,6 +122,7 @@ static struct part part_of(const struct job *j, int64_t seq, int64_t head, int t
         .dim = j->dim,
         .window = j->a->window,
         .scale = j->a->scale,
+        .softcap = j->a->softcap,
         .pos = m->pos,
         .q = m->q,
         .kt = m->kt,

@@ -169,6 +169,24 @@ VEC_FN vec keep_keys(vec x, struct range r, int64_t v, float fill) {
 
 enum { TILE_VECS = DEV_KEY_TILE / VEC };
 
+/* tanh(x), to an absolute error of some 1e-7; NaN stays. */
+VEC_FN vec soft_tanh(vec x) {
+    const vec least = vmax(vset1(-20), x), by = vsub(vset1(0), vmax(vset1(-20), vsub(vset1(0), least)));
+    const vec e = vexp(vmul(vset1(-2), by));
+    return vdiv(vsub(vset1(1), e), vadd(vset1(1), e));
+}
+/* Raw scores of n rows, nv vectors each, so that times scale they are under the softcap; slope: its derivative, or NULL. */
+static __attribute__((noinline)) void cap_scores(const struct cpu_attn_tile *t, float *s, int64_t n, int64_t nv, float *slope) {
+    const vec in = vset1(t->scale / t->softcap), out = vset1(t->softcap / t->scale);
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t v = 0; v < nv; v++) {
+            const int64_t at = r * DEV_KEY_TILE + v * VEC;
+            const vec tanh_of = soft_tanh(vmul(vload(s + at), in));
+            vstore(s + at, vmul(tanh_of, out));
+            if (slope) vstore(slope + at, vsub(vset1(1), vmul(tanh_of, tanh_of)));
+        }
+}
+
 /* ---- forward ---- */
 
 /* Scores s (nv vectors) of one row become weights; its running sums take them in. */
@@ -213,6 +231,7 @@ static void kern_attn_fwd(const struct cpu_attn_tile *t) {
         if (keys.hi <= keys.lo) continue;
         const int64_t nv = (keys.hi + VEC - 1) / VEC;
         mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, DEV_KEY_TILE, s, DEV_KEY_TILE, false, 0});
+        if (t->softcap > 0) cap_scores(t, s, mr, nv, NULL);
         for (int64_t j = 0; j < mr; j++) softmax_row(t, r + j, s + j * DEV_KEY_TILE, nv);
         mm(&(struct mm){mr, up, keys.hi, s, DEV_KEY_TILE, 1, t->v, up, t->acc + r * up, up, true, 0});
     }
@@ -237,6 +256,7 @@ static void kern_attn_decode(const struct cpu_attn_tile *t) {
         }
         mm_pairs(&(struct mm){t->rows, groups * VEC, STEP, t->q + d, up, 1, pairs, DEV_KEY_TILE, s, DEV_KEY_TILE, d > 0, 0});
     }
+    if (t->softcap > 0) cap_scores(t, s, t->rows, groups, NULL);
     for (int64_t r = 0; r < t->rows; r++) softmax_row(t, r, s + r * DEV_KEY_TILE, groups);
     for (int64_t g = 0; g < groups; g++) {
         const int64_t k = t->n_keys - g * VEC < VEC ? t->n_keys - g * VEC : VEC;
@@ -298,7 +318,11 @@ static void kern_attn_bwd(const struct cpu_attn_tile *t) {
             mm(&(struct mm){mr, nv * VEC, t->dim, t->q + r * up, up, 1, t->kt, tile, p, tile, false, 0});
             mm(&(struct mm){mr, nv * VEC, t->dim, t->dout + r * up, up, 1, t->vt, tile, ds, tile, false, 0});
         }
+        float slope[VEC_MR * DEV_KEY_TILE] __attribute__((aligned(64)));
+        if (t->softcap > 0) cap_scores(t, p, mr, nv, slope);
         for (int64_t j = 0; j < mr; j++) weights_row(t, r + j, nv);
+        for (int64_t x = 0; t->softcap > 0 && x < mr * tile; x += VEC)
+            if (x % tile < nv * VEC) vstore(ds + x, vmul(vload(ds + x), vload(slope + x)));
         if (nv > 0) mm(&(struct mm){mr, up, keys.hi, ds, tile, 1, t->k, up, t->dq + r * up, up, true, 0});
     }
     const int64_t key_blocks = even_blocks(t->n_keys, VEC_MR);

@@ -21,9 +21,9 @@ struct cpu_attn_tile {
     const int32_t *pos;   /* (rows): position of each, pos[0] + r / group */
     int64_t key0, n_keys; /* the tile's keys: key0 is a multiple of DEV_KEY_TILE */
     int64_t window;       /* 0: none */
-    float scale;
-    const float *q;  /* (rows, Dp) */
-    const float *kt; /* (D, DEV_KEY_TILE): keys are the lanes; keys >= n_keys are 0 */
+    float scale, softcap; /* softcap 0: none */
+    const float *q;       /* (rows, Dp) */
+    const float *kt;      /* (D, DEV_KEY_TILE): keys are the lanes; keys >= n_keys are 0 */
     /* forward */
     const float *v;   /* (n_keys, Dp) */
     float *acc;       /* (rows, Dp), running */
@@ -50,6 +50,7 @@ struct cpu_head_sum {
  * dz_j = inv_temp (dlogp 1[j = target] + dlist_i 1[j = list_i] - dsum p_j - dentropy p_j (log p_j + entropy)). */
 struct cpu_head_dz {
     float inv_temp, lse, dlogp, dentropy, entropy;
+    float softcap;       /* 0: none; raw logits are under it, and the gradient is that of what is under */
     float dsum;          /* dlogp + sum of dlist over the whole row */
     int64_t target;      /* within this run of entries, or -1 */
     const int32_t *list; /* (n_list) ids of the vocabulary, distinct */
@@ -92,7 +93,7 @@ struct cpu_norm_grad {
     float rstd;
 };
 
-/* The backward of SwiGLU on n entries of a row, all of one dtype. */
+/* The backward of SwiGLU or GeGLU on n entries of a row, all of one dtype. */
 struct cpu_swiglu_grad {
     void *dgate, *dup;
     const void *dy, *gate, *up;
@@ -121,6 +122,8 @@ struct cpu_kern {
     void (*rot_bwd)(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h); /* dx (D) act; dy (D) of dy_dt */
     void (*swiglu_fwd)(void *y, const void *gate, const void *up, enum dtype dt, int64_t n);
     void (*swiglu_bwd)(const struct cpu_swiglu_grad *g, enum dtype dt);
+    void (*geglu_fwd)(void *y, const void *gate, const void *up, enum dtype dt, int64_t n);
+    void (*geglu_bwd)(const struct cpu_swiglu_grad *g, enum dtype dt);
     void (*narrow)(void *dst, enum dtype dt, const float *src, int64_t n);
     void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
 
@@ -128,6 +131,7 @@ struct cpu_kern {
     void (*head_sum)(struct cpu_head_sum *s, const float *raw, int64_t n, float inv_temp, bool moments);
     void (*head_dz)(void *dz, enum dtype dt, const float *raw, int64_t n, const struct cpu_head_dz *a);
     void (*head_exp)(float *e, const float *raw, int64_t n, float inv_temp, float max);
+    void (*softcap)(float *x, int64_t n, float cap); /* x = cap tanh(x / cap) */
     void (*scale)(float *dst, const float *src, int64_t n, float by);
     /* Sum of e^(x - max) over the x >= least. */
     float (*mass)(const float *x, int64_t n, float max, float least);

@@ -80,11 +80,30 @@ struct head_job {
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
+struct cap_job {
+    const struct cpu_kern *k;
+    struct tensor z;
+    int64_t len;
+    float cap;
+};
+static void cap_part(void *arg, int64_t row, int thread) {
+    const struct cap_job *j = arg;
+    (void)thread;
+    j->k->softcap((float *)j->z.data + row * j->z.dim[1], j->len, j->cap);
+}
+/* The first len logits of each row under the head's softcap. */
+static void cap_logits(struct cpu *c, struct tensor z, int64_t len, float cap) {
+    struct cap_job j = {cpu_kern_of(c), z, len, cap};
+    if (cap > 0) pool_run(c->pool, z.dim[0], cap_part, &j);
+}
+
 /* Logits of the job's block and chunk. */
 static int block_logits(struct cpu *c, const struct head_job *j) {
     const int64_t n0 = j->chunk * DEV_VOCAB_CHUNK;
     const struct tensor y = tensor_2d(j->logits, DT_F32, j->n_rows, DEV_VOCAB_CHUNK);
-    return cpu_matmul_cols(c, y, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len);
+    TRY(cpu_matmul_cols(c, y, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len));
+    cap_logits(c, y, j->len, j->a->w.softcap);
+    return 0;
 }
 
 /* ---- lists and top-k ----
@@ -226,7 +245,9 @@ int cpu_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
 }
 
 int cpu_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
-    return cpu_matmul_cols(cpu_of(d), out, x, &w, 0, w.n);
+    TRY(cpu_matmul_cols(cpu_of(d), out, x, &w, 0, w.n));
+    cap_logits(cpu_of(d), out, w.n, w.softcap);
+    return 0;
 }
 
 /* ---- backward ---- */
@@ -247,6 +268,7 @@ static void backward_part(void *arg, int64_t part, int thread) {
             .dlogp = j->dlogp[row],
             .dentropy = j->dentropy ? j->dentropy[row] : 0,
             .entropy = j->dentropy ? ((const float *)a->entropy.data)[row] : 0,
+            .softcap = a->w.softcap,
             .dsum = (float)dsum,
             .target = t >= 0 && t < j->len ? t : -1,
             .list = n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,

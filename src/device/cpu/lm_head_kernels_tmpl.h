@@ -38,6 +38,19 @@ static void kern_head_sum(struct cpu_head_sum *out, const float *raw, int64_t n,
     else head_sum(out, raw, n, inv_temp, false);
 }
 
+static void kern_softcap(float *x, int64_t n, float cap) {
+    for (int64_t i = 0; i < n; i += VEC) {
+        const vec t = soft_tanh(vmul(vload_n(x + i, LANES(n, i)), vset1(1 / cap)));
+        vstore_n(x + i, vmul(t, vset1(cap)), LANES(n, i));
+    }
+}
+
+/* Times the softcap's slope where it gives raw. */
+VEC_FN vec head_slope(vec g, vec raw, const struct cpu_head_dz *a) {
+    if (a->softcap <= 0) return g;
+    const vec t = vmul(raw, vset1(1 / a->softcap));
+    return vmul(g, vsub(vset1(1), vmul(t, t)));
+}
 /* The gradient without the own terms of target and list, which head_grad adds to single entries. */
 VEC_FN vec head_grad_at(vec raw, const struct cpu_head_dz *a) {
     const vec log_p = vsub(vmul(raw, vset1(a->inv_temp)), vset1(a->lse)), p = vexp(log_p);
@@ -47,14 +60,20 @@ VEC_FN vec head_grad_at(vec raw, const struct cpu_head_dz *a) {
     return vmul(vmul(p, g), vset1(a->inv_temp));
 }
 VEC_FN void head_grad(void *dz, const float *raw, int64_t n, const struct cpu_head_dz *a, enum dtype dt) {
-    for (int64_t i = 0; i < n; i += VEC) vstore_act_n(dz, dt, i, head_grad_at(vload_n(raw + i, LANES(n, i)), a), LANES(n, i));
-    if (a->target >= 0)
-        vstore_act_n(dz, dt, a->target, vadd(head_grad_at(vload_n(raw + a->target, 1), a), vset1(a->dlogp * a->inv_temp)), 1);
+    for (int64_t i = 0; i < n; i += VEC) {
+        const vec z = vload_n(raw + i, LANES(n, i));
+        vstore_act_n(dz, dt, i, head_slope(head_grad_at(z, a), z, a), LANES(n, i));
+    }
+    if (a->target >= 0) {
+        const vec z = vload_n(raw + a->target, 1), g = vadd(head_grad_at(z, a), vset1(a->dlogp * a->inv_temp));
+        vstore_act_n(dz, dt, a->target, head_slope(g, z, a), 1);
+    }
     for (int64_t k = 0; k < a->n_list; k++) {
         const int64_t i = a->list[k] - a->first;
         if (i < 0 || i >= n) continue;
         const float own = i == a->target ? a->dlist[k] + a->dlogp : a->dlist[k];
-        vstore_act_n(dz, dt, i, vadd(head_grad_at(vload_n(raw + i, 1), a), vset1(own * a->inv_temp)), 1);
+        const vec z = vload_n(raw + i, 1);
+        vstore_act_n(dz, dt, i, head_slope(vadd(head_grad_at(z, a), vset1(own * a->inv_temp)), z, a), 1);
     }
 }
 static void kern_head_dz(void *dz, enum dtype dt, const float *raw, int64_t n, const struct cpu_head_dz *a) {

@@ -248,12 +248,13 @@ int cpu_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_ar
     return 0;
 }
 
-/* ---- SwiGLU ---- */
+/* ---- SwiGLU, GeGLU ---- */
 
 struct swiglu_job {
     const struct cpu_kern *k;
     struct tensor y, gate_up, dgate_up; /* y: dy in backward */
     int64_t col_parts;                  /* parts of a row */
+    bool gelu;                          /* GeGLU */
 };
 
 /* The part's piece of its row: columns [lo, lo + n). */
@@ -268,13 +269,17 @@ static void swiglu_fwd_part(void *arg, int64_t part, int thread) {
     int64_t lo, n;
     const int64_t t = swiglu_piece(j, part, &lo, &n), f = j->y.dim[1];
     (void)thread;
-    j->k->swiglu_fwd(at(j->y, t * f + lo), at(j->gate_up, t * 2 * f + lo), at(j->gate_up, t * 2 * f + f + lo), j->y.dt, n);
+    (j->gelu ? j->k->geglu_fwd : j->k->swiglu_fwd)(at(j->y, t * f + lo), at(j->gate_up, t * 2 * f + lo),
+                                                   at(j->gate_up, t * 2 * f + f + lo), j->y.dt, n);
 }
-int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
-    struct swiglu_job j = {.k = cpu_kern_of(cpu_of(d)), .y = y, .gate_up = gate_up, .col_parts = n_blocks(y.dim[1], PART_ELEMS)};
-    pool_run(cpu_of(d)->pool, y.dim[0] * j.col_parts, swiglu_fwd_part, &j);
+static int glu_fwd(struct cpu *c, struct tensor y, struct tensor gate_up, bool gelu) {
+    struct swiglu_job j = {
+        .k = cpu_kern_of(c), .y = y, .gate_up = gate_up, .col_parts = n_blocks(y.dim[1], PART_ELEMS), .gelu = gelu};
+    pool_run(c->pool, y.dim[0] * j.col_parts, swiglu_fwd_part, &j);
     return 0;
 }
+int cpu_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) { return glu_fwd(cpu_of(d), y, gate_up, false); }
+int cpu_geglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) { return glu_fwd(cpu_of(d), y, gate_up, true); }
 
 static void swiglu_bwd_part(void *arg, int64_t part, int thread) {
     const struct swiglu_job *j = arg;
@@ -283,14 +288,21 @@ static void swiglu_bwd_part(void *arg, int64_t part, int thread) {
     (void)thread;
     const struct cpu_swiglu_grad s = {at(j->dgate_up, g), at(j->dgate_up, g + f), at(j->y, t * f + lo),
                                       at(j->gate_up, g),  at(j->gate_up, g + f),  n};
-    j->k->swiglu_bwd(&s, j->y.dt);
+    (j->gelu ? j->k->geglu_bwd : j->k->swiglu_bwd)(&s, j->y.dt);
 }
-int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
-    struct swiglu_job j = {.k = cpu_kern_of(cpu_of(d)),
+static int glu_bwd(struct cpu *c, struct tensor dgate_up, struct tensor dy, struct tensor gate_up, bool gelu) {
+    struct swiglu_job j = {.k = cpu_kern_of(c),
                            .y = dy,
                            .gate_up = gate_up,
                            .dgate_up = dgate_up,
-                           .col_parts = n_blocks(dy.dim[1], PART_ELEMS)};
-    pool_run(cpu_of(d)->pool, dy.dim[0] * j.col_parts, swiglu_bwd_part, &j);
+                           .col_parts = n_blocks(dy.dim[1], PART_ELEMS),
+                           .gelu = gelu};
+    pool_run(c->pool, dy.dim[0] * j.col_parts, swiglu_bwd_part, &j);
     return 0;
+}
+int cpu_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    return glu_bwd(cpu_of(d), dgate_up, dy, gate_up, false);
+}
+int cpu_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    return glu_bwd(cpu_of(d), dgate_up, dy, gate_up, true);
 }

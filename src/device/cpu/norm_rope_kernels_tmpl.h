@@ -171,6 +171,36 @@ VEC_FN void swiglu_grad(const struct cpu_swiglu_grad *s, enum dtype dt) {
 }
 static void kern_swiglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, swiglu_grad, g); }
 
+/* ---- GeGLU: gelu(g) = g s, s = sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3); gelu'(g) = s + g s (1 - s) 2u' ---- */
+
+#define GELU_K 1.5957691216057308f /* 2 sqrt(2/pi) */
+VEC_FN vec gelu_sigmoid(vec g) { return sigmoid(vmul(vmul(vset1(GELU_K), g), vfma(vmul(vset1(0.044715f), g), g, vset1(1)))); }
+VEC_FN void geglu_row(void *y, const void *gate, const void *up, int64_t n, enum dtype dt) {
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
+        vstore_act_n(y, dt, i, vmul(vmul(g, gelu_sigmoid(g)), u), k);
+    }
+}
+static void kern_geglu_fwd(void *y, const void *gate, const void *up, enum dtype dt, int64_t n) {
+    FOR_ACT(dt, geglu_row, y, gate, up, n);
+}
+VEC_FN void geglu_grad(const struct cpu_swiglu_grad *s, enum dtype dt) {
+    void *const dgate = s->dgate, *const dup = s->dup;
+    const void *const dy = s->dy, *const gate = s->gate, *const up = s->up;
+    const int64_t n = s->n;
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t k = LANES(n, i);
+        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
+        const vec d = vload_act_n(dy, dt, i, k), sig = gelu_sigmoid(g);
+        const vec du = vmul(vset1(GELU_K), vfma(vmul(vset1(3 * 0.044715f), g), g, vset1(1)));
+        const vec slope = vmul(sig, vfma(vmul(g, vsub(vset1(1), sig)), du, vset1(1)));
+        vstore_act_n(dgate, dt, i, vmul(vmul(d, u), slope), k);
+        vstore_act_n(dup, dt, i, vmul(vmul(d, g), sig), k);
+    }
+}
+static void kern_geglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, geglu_grad, g); }
+
 /* ---- plain rows ---- */
 
 VEC_FN void narrow_row(void *dst, const float *src, int64_t n, enum dtype dt) {

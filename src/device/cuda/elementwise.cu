@@ -243,10 +243,11 @@ int cuda_embed_bwd(struct dev *d, struct tensor dw, int64_t lo, int64_t vocab, s
     return cuda_embed_bwd_on(cuda_of(d)->stream, table, &a);
 }
 
-/* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g) ---- */
+/* ---- SwiGLU (Shazeer 2020): silu(g) * u, silu(g) = g * sigmoid(g); with GELU in the place of silu, GeGLU ---- */
 
 /* Blocks of a row follow each other. */
-template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f, unsigned per_row) {
+template <bool GELU, typename T, bool VEC>
+static __global__ void swiglu_fwd_kernel(T *y, const T *gate_up, int64_t f, unsigned per_row) {
     const unsigned block = cuda_block_reversed();
     const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK;
     pdl_launch_dependents();
@@ -257,10 +258,10 @@ template <typename T, bool VEC> static __global__ void swiglu_fwd_kernel(T *y, c
     load8<VEC>(g, gate_up + t * 2 * f + c, n);
     load8<VEC>(u, gate_up + t * 2 * f + f + c, n);
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) g[i] = swiglu(g[i], u[i]);
+    for (int i = 0; i < CHUNK; i++) g[i] = GELU ? geglu(g[i], u[i]) : swiglu(g[i], u[i]);
     store8<VEC>(y + t * f + c, g, n);
 }
-template <typename T, bool VEC>
+template <bool GELU, typename T, bool VEC>
 static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate_up, int64_t f, unsigned per_row) {
     const unsigned block = cuda_block_reversed();
     const int64_t t = block / per_row, c = ((int64_t)(block % per_row) * blockDim.x + threadIdx.x) * CHUNK, at = t * 2 * f + c;
@@ -274,8 +275,13 @@ static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate
     load8<VEC>(dv, dy + t * f + c, n);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
-        const float s = sigmoid(g[i]), dsilu = __fmul_rn(s, __fmaf_rn(g[i], __fsub_rn(1.0f, s), 1.0f));
-        const float dg = __fmul_rn(__fmul_rn(dv[i], u[i]), dsilu), du = __fmul_rn(__fmul_rn(dv[i], g[i]), s);
+        const float s = GELU ? gelu_sigmoid(g[i]) : sigmoid(g[i]);
+        float slope;
+        if (GELU) {
+            const float du = __fmul_rn(GELU_K, __fmaf_rn(__fmul_rn(3 * 0.044715f, g[i]), g[i], 1.0f));
+            slope = __fmul_rn(s, __fmaf_rn(__fmul_rn(g[i], __fsub_rn(1.0f, s)), du, 1.0f));
+        } else slope = __fmul_rn(s, __fmaf_rn(g[i], __fsub_rn(1.0f, s), 1.0f));
+        const float dg = __fmul_rn(__fmul_rn(dv[i], u[i]), slope), du = __fmul_rn(__fmul_rn(dv[i], g[i]), s);
         g[i] = dg;
         u[i] = du;
     }
@@ -283,36 +289,45 @@ static __global__ void swiglu_bwd_kernel(T *dgate_up, const T *dy, const T *gate
     store8<VEC>(dgate_up + at + f, u, n);
 }
 
-template <typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y, struct tensor gate_up) {
+template <bool GELU, typename T> static int swiglu_fwd_any(struct cuda *c, struct tensor y, struct tensor gate_up) {
     const int64_t f = y.dim[1], chunks = ceil_div(f, CHUNK);
     const int threads = warps_for(chunks, 128);
     const unsigned per_row = (unsigned)ceil_div(chunks, threads), grid = (unsigned)y.dim[0] * per_row;
     T *out = (T *)y.data;
     const T *in = (const T *)gate_up.data;
     if (f % CHUNK == 0 && aligned16(out) && aligned16(in))
-        CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<T, true>, grid, threads, 0, out, in, f, per_row));
-    else CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<T, false>, grid, threads, 0, out, in, f, per_row));
+        CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<GELU, T, true>, grid, threads, 0, out, in, f, per_row));
+    else CU_TRY(cuda_launch_pdl(c, swiglu_fwd_kernel<GELU, T, false>, grid, threads, 0, out, in, f, per_row));
     return 0;
 }
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up) {
-    return y.dt == DT_BF16 ? swiglu_fwd_any<bf16>(c, y, gate_up) : swiglu_fwd_any<float>(c, y, gate_up);
+    return y.dt == DT_BF16 ? swiglu_fwd_any<false, bf16>(c, y, gate_up) : swiglu_fwd_any<false, float>(c, y, gate_up);
+}
+int cuda_geglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    return y.dt == DT_BF16 ? swiglu_fwd_any<true, bf16>(cuda_of(d), y, gate_up)
+                           : swiglu_fwd_any<true, float>(cuda_of(d), y, gate_up);
 }
 int cuda_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) { return cuda_swiglu(cuda_of(d), y, gate_up); }
 
-template <typename T> static int swiglu_bwd_any(struct cuda *c, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+template <bool GELU, typename T>
+static int swiglu_bwd_any(struct cuda *c, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
     const int64_t f = dy.dim[1], chunks = ceil_div(f, CHUNK);
     const int threads = warps_for(chunks, 128);
     const unsigned per_row = (unsigned)ceil_div(chunks, threads), grid = (unsigned)dy.dim[0] * per_row;
     T *out = (T *)dgate_up.data;
     const T *in = (const T *)gate_up.data, *g = (const T *)dy.data;
     if (f % CHUNK == 0 && aligned16(out) && aligned16(in) && aligned16(g))
-        CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<T, true>, grid, threads, 0, out, g, in, f, per_row));
-    else CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<T, false>, grid, threads, 0, out, g, in, f, per_row));
+        CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<GELU, T, true>, grid, threads, 0, out, g, in, f, per_row));
+    else CU_TRY(cuda_launch_pdl(c, swiglu_bwd_kernel<GELU, T, false>, grid, threads, 0, out, g, in, f, per_row));
     return 0;
 }
 int cuda_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
-    return dy.dt == DT_BF16 ? swiglu_bwd_any<bf16>(cuda_of(d), dgate_up, dy, gate_up)
-                            : swiglu_bwd_any<float>(cuda_of(d), dgate_up, dy, gate_up);
+    return dy.dt == DT_BF16 ? swiglu_bwd_any<false, bf16>(cuda_of(d), dgate_up, dy, gate_up)
+                            : swiglu_bwd_any<false, float>(cuda_of(d), dgate_up, dy, gate_up);
+}
+int cuda_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    return dy.dt == DT_BF16 ? swiglu_bwd_any<true, bf16>(cuda_of(d), dgate_up, dy, gate_up)
+                            : swiglu_bwd_any<true, float>(cuda_of(d), dgate_up, dy, gate_up);
 }
 
 /* ---- sums of squares ---- */

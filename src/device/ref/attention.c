@@ -153,6 +153,13 @@ static double dot(struct tensor x, int64_t i, struct tensor y, int64_t j, int64_
     return sum;
 }
 
+/* A scaled score under the softcap; *slope: its derivative. */
+static double capped(const struct attn_args *a, double s, double *slope) {
+    const double t = a->softcap > 0 ? tanh(s / a->softcap) : 0;
+    *slope = 1 - t * t;
+    return a->softcap > 0 ? a->softcap * t : s;
+}
+
 /* One query row of one head: online softmax (Milakov & Gimelshein 2018) over tiles of keys that
  * start at multiples of DEV_KEY_TILE. acc (D) is scratch. */
 static void attend(const struct attn_args *a, const struct seq *s, int64_t row, int64_t head, double *acc) {
@@ -165,7 +172,9 @@ static void attend(const struct attn_args *a, const struct seq *s, int64_t row, 
         const int64_t to = tile + DEV_KEY_TILE <= p ? tile + DEV_KEY_TILE : p + 1;
         double m_new = m;
         for (int64_t j = from; j < to; j++) {
-            const double v = a->scale * dot(a->q, q, a->kv.k, kv_offset(a->kv.k, slot_of(a, s, j), kv_head), dim);
+            double slope;
+            const double v =
+                capped(a, a->scale * dot(a->q, q, a->kv.k, kv_offset(a->kv.k, slot_of(a, s, j), kv_head), dim), &slope);
             score[j - from] = v;
             if (v > m_new) m_new = v;
         }
@@ -197,15 +206,16 @@ int ref_attn_fwd(struct dev *d, const struct attn_args *a) {
 }
 
 /* P and dS of one (query, key) pair, recomputed from the saved log-sum-exp:
- * p = exp(scale q.k - lse), ds = p (dout.v - delta), delta = dout.out (Dao et al. 2022, B.4). */
+ * p = exp(scale q.k - lse), ds = p (dout.v - delta), delta = dout.out (Dao et al. 2022, B.4); ds times the softcap's slope. */
 struct pair {
     double p, ds;
 };
 static struct pair pair_at(const struct attn_args *a, struct tensor dout, int64_t row, int64_t head, int64_t kv, double delta) {
     const int64_t dim = a->head_dim, q = (row * a->n_q_heads + head) * dim;
     const double lse = ref_f32(a->lse)[row * a->n_q_heads + head];
-    const double p = exp(a->scale * dot(a->q, q, a->kv.k, kv, dim) - lse);
-    return (struct pair){p, p * (dot(dout, q, a->kv.v, kv, dim) - delta)};
+    double slope;
+    const double p = exp(capped(a, a->scale * dot(a->q, q, a->kv.k, kv, dim), &slope) - lse);
+    return (struct pair){p, p * (dot(dout, q, a->kv.v, kv, dim) - delta) * slope};
 }
 
 struct attn_grads {

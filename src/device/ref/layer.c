@@ -115,6 +115,37 @@ int ref_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
     return 0;
 }
 
+/* gelu(g) = g/2 (1 + tanh(u)) = g sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3); *slope: its derivative. */
+static double gelu(double g, double *slope) {
+    const double k = sqrt(2 / M_PI), t = tanh(k * (g + 0.044715 * g * g * g));
+    *slope = 0.5 * (1 + t) + 0.5 * g * (1 - t * t) * k * (1 + 3 * 0.044715 * g * g);
+    return 0.5 * g * (1 + t);
+}
+
+int ref_geglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
+    (void)d;
+    const int64_t f = y.dim[1];
+    for (int64_t i = 0; i < y.dim[0] * f; i++) {
+        const int64_t ig = i / f * 2 * f + i % f;
+        double slope;
+        ref_put(y.data, y.dt, i, gelu(ref_at(gate_up, ig), &slope) * ref_at(gate_up, ig + f));
+    }
+    return 0;
+}
+
+int ref_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
+    (void)d;
+    const int64_t f = dy.dim[1];
+    for (int64_t i = 0; i < dy.dim[0] * f; i++) {
+        const int64_t ig = i / f * 2 * f + i % f;
+        double slope;
+        const double v = gelu(ref_at(gate_up, ig), &slope), u = ref_at(gate_up, ig + f), dyv = ref_at(dy, i);
+        ref_put(dgate_up.data, dgate_up.dt, ig, dyv * u * slope);
+        ref_put(dgate_up.data, dgate_up.dt, ig + f, dyv * v);
+    }
+    return 0;
+}
+
 int ref_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up) {
     (void)d;
     const int64_t f = dy.dim[1];

@@ -44,7 +44,7 @@ static void logits_chunk(float *out, struct tensor x, int64_t r, struct weight w
     for (int64_t j = lo; j < hi; j++) {
         double sum = 0;
         for (int64_t k = 0; k < w.k; k++) sum += (double)ref_at(x, r * w.k + k) * ref_w(w, j, k);
-        out[j - lo] = (float)sum;
+        out[j - lo] = (float)(w.softcap > 0 ? w.softcap * tanh(sum / w.softcap) : sum);
     }
 }
 static int64_t chunk_end(int64_t lo, int64_t vocab) { return lo + DEV_VOCAB_CHUNK < vocab ? lo + DEV_VOCAB_CHUNK : vocab; }
@@ -113,13 +113,17 @@ int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     return 0;
 }
 
+/* The derivative of the softcap where it gives `raw`. */
+static float cap_slope(float raw, struct weight w) { return w.softcap > 0 ? 1 - raw / w.softcap * (raw / w.softcap) : 1; }
+
 /* dz_j = inv_temp * (dlogp * (1[j = target] - p_j) - dentropy * p_j * (log p_j + H)), a list entry's dlist as the
- * target's dlogp; then the two matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a time. */
+ * target's dlogp, all times the slope of the softcap; then the two matmuls dx = dz . W and dw += dz^T . x, a chunk of dz at a
+ * time. */
 int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     (void)d;
     const struct weight w = a->w;
     const struct tensor dw = g->dw;
-    float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz);
+    float *dz = xmalloc(DEV_VOCAB_CHUNK * sizeof *dz), *slope = xmalloc(DEV_VOCAB_CHUNK * sizeof *slope);
     double *dxr = xmalloc((size_t)w.k * sizeof *dxr);
     float *own = dw.data && g->add ? xcalloc((size_t)(w.n * w.k), sizeof *own) : NULL, *sum = own ? own : ref_f32(dw); /* of dw */
     if (dw.data && !g->add) memset(dw.data, 0, (size_t)(w.n * w.k) * sizeof(float));
@@ -140,10 +144,11 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
             logits_chunk(dz, a->x, r, w, lo, hi);
             for (int64_t j = lo; j < hi; j++) {
                 const double log_p = dz[j - lo] * inv_temp - lse, p = exp(log_p);
-                dz[j - lo] = (float)(inv_temp * ((j == target ? dl : 0) - all * p - dh * p * (log_p + entropy)));
+                slope[j - lo] = cap_slope(dz[j - lo], w);
+                dz[j - lo] = (float)(inv_temp * slope[j - lo] * ((j == target ? dl : 0) - all * p - dh * p * (log_p + entropy)));
             }
             for (int64_t i = 0; i < n_list; i++)
-                if (list_id[i] >= lo && list_id[i] < hi) dz[list_id[i] - lo] += inv_temp * dlist[i];
+                if (list_id[i] >= lo && list_id[i] < hi) dz[list_id[i] - lo] += inv_temp * slope[list_id[i] - lo] * dlist[i];
             for (int64_t j = lo; j < hi; j++)
                 for (int64_t k = 0; k < w.k; k++) {
                     dxr[k] += (double)dz[j - lo] * ref_w(w, j, k);
@@ -155,6 +160,7 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
     for (int64_t i = 0; own && i < w.n * w.k; i++) ref_f32(dw)[i] += own[i];
     free(own);
     free(dz);
+    free(slope);
     free(dxr);
     return 0;
 }

@@ -42,6 +42,7 @@ struct cuda_attn {
     int n_tiles;             /* blocks of one sequence (and head) along blockIdx.x */
     int decode_rows;         /* forward: sequences of up to so many packed rows are the decode kernel's; -1: all, 0: none */
     float scale, scale_log2; /* scale * log2(e) */
+    float softcap;           /* 0: none; the kernels' instances CAP */
 };
 
 /* Rows of sequence `seq`: `first` is its first row of q. */
@@ -162,6 +163,34 @@ template <int N> static __device__ __forceinline__ void fill_zero(float (&s)[N][
         for (int j = 0; j < 4; j++) s[i][j] = 0;
 }
 
+/* ---- softcap ---- */
+
+/* tanh to an absolute error of some 1e-7; NaN stays. */
+static __device__ __forceinline__ float soft_tanh(float x) {
+    const float e = exp2_approx(__fmul_rn(x < -20.0f ? -20.0f : x, -2.0f * LOG2_E));
+    return __fdiv_rn(__fsub_rn(1.0f, e), __fadd_rn(1.0f, e));
+}
+/* Raw scores become what is under the softcap times scale. */
+template <int N> static __device__ __forceinline__ void cap_scores(const struct cuda_attn &a, float (&s)[N][4]) {
+    const float in = __fdiv_rn(a.scale, a.softcap), out = __fdiv_rn(a.softcap, a.scale);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[n][e] = __fmul_rn(soft_tanh(__fmul_rn(s[n][e], in)), out);
+}
+/* The softcap's slope at scores that cap_scores has made: what ds is multiplied by. */
+template <int N>
+static __device__ __forceinline__ void cap_slopes(const struct cuda_attn &a, float (&to)[N][4], const float (&s)[N][4]) {
+    const float in = __fdiv_rn(a.scale, a.softcap);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float t = __fmul_rn(s[n][e], in);
+            to[n][e] = __fsub_rn(1.0f, __fmul_rn(t, t));
+        }
+}
+
 /* ---- plain kernels: elements of either dtype ---- */
 
 struct bf16_bits {
@@ -180,6 +209,13 @@ template <class T> static __device__ __forceinline__ float plain_dot(const T *x,
 #pragma unroll 8
     for (int i = 0; i < n; i++) sum = __fmaf_rn(plain_get(x, i), plain_get(y, i), sum);
     return sum;
+}
+
+/* A scaled score under the softcap; *slope: its derivative. */
+static __device__ __forceinline__ float plain_capped(const struct cuda_attn &a, float s, float *slope) {
+    const float t = a.softcap > 0 ? tanhf(__fdiv_rn(s, a.softcap)) : 0.0f;
+    *slope = __fsub_rn(1.0f, __fmul_rn(t, t));
+    return a.softcap > 0 ? __fmul_rn(a.softcap, t) : s;
 }
 
 /* ---- host ---- */
@@ -234,6 +270,7 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
     p->dim = (int)a->head_dim;
     p->window = a->window > INT32_MAX ? 0 : (int)a->window;
     p->scale = a->scale;
+    p->softcap = a->softcap;
     p->scale_log2 = (float)((double)a->scale * 1.4426950408889634);
     return 0;
 }

@@ -108,6 +108,13 @@ static __device__ __forceinline__ void queue_rows(const struct cuda_attn &a, con
     cp_commit();
 }
 
+template <int N> static __device__ __forceinline__ void times(float (&s)[N][4], const float (&by)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[n][e] = __fmul_rn(s[n][e], by[n][e]);
+}
+
 /* s becomes p, rows of the tile being keys and columns packed rows from r on; see[i] is the range of rows that see the
  * lane's key i. */
 template <int N>
@@ -124,17 +131,21 @@ static __device__ __forceinline__ void keys_weights(float (&s)[N / 8][4], const 
 }
 
 /* A piece of rows from r on, whose q and, a tile on, dout are at `q`, against the warp's keys at `keys`. */
-template <int SIZE>
-static __device__ __forceinline__ void
-keys_piece(float (&dk)[bwd_shape<SIZE>::COLS / 8][4], float (&dv)[bwd_shape<SIZE>::COLS / 8][4], uint32_t keys, uint32_t q,
-           uint32_t col_bytes, const float2 *stat, const int2 (&see)[2], int r, bool all, float scale_log2) {
+template <int SIZE, bool CAP>
+static __device__ __forceinline__ void keys_piece(const struct cuda_attn &a, float (&dk)[bwd_shape<SIZE>::COLS / 8][4],
+                                                  float (&dv)[bwd_shape<SIZE>::COLS / 8][4], uint32_t keys, uint32_t q,
+                                                  uint32_t col_bytes, const float2 *stat, const int2 (&see)[2], int r, bool all) {
     constexpr int N = bwd_shape<SIZE>::PIECE, COLS = bwd_shape<SIZE>::COLS;
     const uint32_t dout = q + bwd_shape<SIZE>::STREAM * tile_stride(SIZE);
-    float p[N / 8][4], ds[N / 8][4];
+    float p[N / 8][4], ds[N / 8][4], slope[CAP ? N / 8 : 1][4];
     uint32_t x[N / 16][4];
     fill_zero(p);
     mma_abt<SIZE, N>(p, keys, q);
-    keys_weights<N>(p, stat, scale_log2, see, r, all);
+    if constexpr (CAP) {
+        cap_scores(a, p);
+        cap_slopes(a, slope, p);
+    }
+    keys_weights<N>(p, stat, a.scale_log2, see, r, all);
     pack_fragments<N>(x, p);
     mma_pb<SIZE, COLS, N>(dv, x, dout + col_bytes);
     fill_zero(ds);
@@ -144,6 +155,7 @@ keys_piece(float (&dk)[bwd_shape<SIZE>::COLS / 8][4], float (&dv)[bwd_shape<SIZE
 #pragma unroll
         for (int e = 0; e < 4; e++)
             ds[n][e] = __fmul_rn(p[n][e], __fsub_rn(ds[n][e], stat[n * 8 + (int)threadIdx.x % 4 * 2 + e % 2].y));
+    if constexpr (CAP) times(ds, slope);
     pack_fragments<N>(x, ds);
     mma_pb<SIZE, COLS, N>(dk, x, q + col_bytes);
 }
@@ -167,7 +179,8 @@ static __device__ __forceinline__ void store_keys(const struct cuda_attn &a, con
 }
 
 /* Block (64 keys of a sequence, kv head, part of the columns); a warp has 16 keys. */
-template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZE>::BLOCKS) bwd_keys(const struct cuda_attn a) {
+template <int SIZE, bool CAP>
+__global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZE>::BLOCKS) bwd_keys(const struct cuda_attn a) {
     using shape = bwd_shape<SIZE>;
     constexpr int N = shape::STREAM, COLS = shape::COLS;
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
@@ -194,8 +207,8 @@ template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZ
             if (mine < s.n && r + x + shape::PIECE > see_any.x && r + x < see_any.y) {
                 const uint32_t q = smem_addr(stage) + (uint32_t)x * tile_stride(SIZE);
                 const bool all = r + x >= see_all.x && r + x + shape::PIECE <= see_all.y;
-                keys_piece<SIZE>(dk, dv, keys, q, (uint32_t)col * 2, (const float2 *)(stage + 2 * N * tile_stride(SIZE)) + x, see,
-                                 r + x, all, a.scale_log2);
+                keys_piece<SIZE, CAP>(a, dk, dv, keys, q, (uint32_t)col * 2,
+                                      (const float2 *)(stage + 2 * N * tile_stride(SIZE)) + x, see, r + x, all);
             }
         if (shape::STAGES == 1) {
             __syncthreads();
@@ -226,14 +239,18 @@ static __device__ __forceinline__ void softmax_tile(const struct cuda_attn &a, f
 }
 
 /* A piece of keys from j on, which are at `keys` and their values a tile on, against the warp's rows at `q`. */
-template <int SIZE>
+template <int SIZE, bool CAP>
 static __device__ __forceinline__ void rows_piece(const struct cuda_attn &a, float (&dq)[SIZE / 8][4], uint32_t q, uint32_t keys,
                                                   const float2 (&stat)[2], const int (&at)[2], int j, bool all) {
     constexpr int N = bwd_shape<SIZE>::PIECE;
-    float p[N / 8][4], ds[N / 8][4];
+    float p[N / 8][4], ds[N / 8][4], slope[CAP ? N / 8 : 1][4];
     uint32_t x[N / 16][4];
     fill_zero(p);
     mma_abt<SIZE, N>(p, q, keys);
+    if constexpr (CAP) {
+        cap_scores(a, p);
+        cap_slopes(a, slope, p);
+    }
     softmax_tile<N>(a, p, stat, at, j, all);
     fill_zero(ds);
     mma_abt<SIZE, N>(ds, q + bwd_shape<SIZE>::OWN, keys + bwd_shape<SIZE>::STREAM * tile_stride(SIZE));
@@ -241,12 +258,14 @@ static __device__ __forceinline__ void rows_piece(const struct cuda_attn &a, flo
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) ds[n][e] = __fmul_rn(p[n][e], __fsub_rn(ds[n][e], stat[e / 2].y));
+    if constexpr (CAP) times(ds, slope);
     pack_fragments<N>(x, ds);
     mma_pb<SIZE, SIZE, N>(dq, x, keys);
 }
 
 /* Block (64 packed rows of a sequence, kv head); a warp has 16. The last rows, which see most keys, start first. */
-template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZE>::BLOCKS) bwd_rows(const struct cuda_attn a) {
+template <int SIZE, bool CAP>
+__global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZE>::BLOCKS) bwd_rows(const struct cuda_attn a) {
     using shape = bwd_shape<SIZE>;
     constexpr int N = shape::STREAM, STAGE = 2 * N * tile_stride(SIZE);
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
@@ -275,8 +294,8 @@ template <int SIZE> __global__ void __launch_bounds__(BWD_THREADS, bwd_shape<SIZ
 #pragma unroll 1
         for (int x = j; x < j + N; x += shape::PIECE)
             if (mine <= last && x <= p_max && x + shape::PIECE > from_min)
-                rows_piece<SIZE>(a, dq, q, stage + (uint32_t)(x - j) * tile_stride(SIZE), stat, at, x,
-                                 x + shape::PIECE - 1 <= p_min && x >= from_max);
+                rows_piece<SIZE, CAP>(a, dq, q, stage + (uint32_t)(x - j) * tile_stride(SIZE), stat, at, x,
+                                      x + shape::PIECE - 1 <= p_min && x >= from_max);
         if (shape::STAGES == 1) {
             __syncthreads();
             if (j + N < end) load_keys<SIZE, N>(a, s, head, j + N, stage);
@@ -306,8 +325,10 @@ template <class T> static __device__ __forceinline__ float2 plain_pair(const str
     const int64_t k = (int64_t)key * a.dim;
     const float2 stat = a.stat[q];
     const float score = __fmul_rn(plain_dot((const T *)a.q + q * a.dim, (const T *)a.k + k, a.dim), a.scale);
-    const float p = expf(__fsub_rn(score, stat.x));
-    return make_float2(p, __fmul_rn(p, __fsub_rn(plain_dot((const T *)a.dout + q * a.dim, (const T *)a.v + k, a.dim), stat.y)));
+    float slope;
+    const float p = expf(__fsub_rn(plain_capped(a, score, &slope), stat.x));
+    const float ds = __fmul_rn(p, __fsub_rn(plain_dot((const T *)a.dout + q * a.dim, (const T *)a.v + k, a.dim), stat.y));
+    return make_float2(p, __fmul_rn(ds, slope));
 }
 
 /* dq of a packed row: 32 keys at a time, one a lane, ascending. */
@@ -370,7 +391,7 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) bwd_
 
 /* ---- the op ---- */
 
-template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+template <int SIZE, bool CAP = false> static int bwd_size(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using shape = bwd_shape<SIZE>;
     const int64_t n = a->q.dim[0] * a->n_q_heads;
     bool ran;
@@ -380,9 +401,9 @@ template <int SIZE> static int bwd_size(struct cuda *c, const struct attn_args *
     TRY(cuda_attn_bwd_sm90(c, a, p, flags, &ran));
     if (ran) return 0;
     p.n_tiles = (int)((a->seqs.max_q + BWD_BLOCK - 1) / BWD_BLOCK);
-    TRY(attn_launch(c, bwd_keys<SIZE>, {a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, false}, p));
+    TRY(attn_launch(c, bwd_keys<SIZE, CAP>, {a->seqs.n, SIZE / shape::COLS, BWD_THREADS, shape::SMEM, false}, p));
     p.n_tiles = attn_tiles(a, BWD_BLOCK);
-    return attn_launch(c, bwd_rows<SIZE>, {a->seqs.n, 1, BWD_THREADS, shape::SMEM, false}, p);
+    return attn_launch(c, bwd_rows<SIZE, CAP>, {a->seqs.n, 1, BWD_THREADS, shape::SMEM, false}, p);
 }
 
 template <class T> static int bwd_plain(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
@@ -412,6 +433,7 @@ int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, 
     p.dk = (float *)dk.data;
     p.dv = (float *)dv.data;
     if (!attn_on_tensor_cores(a)) return a->q.dt == DT_F32 ? bwd_plain<float>(c, a, p) : bwd_plain<bf16_bits>(c, a, p);
+    if (p.softcap > 0) return p.dim <= 128 ? bwd_size<128, true>(c, a, p) : bwd_size<256, true>(c, a, p);
     if (p.dim <= 32) return bwd_size<32>(c, a, p);
     if (p.dim <= 64) return bwd_size<64>(c, a, p);
     if (p.dim <= 96) return bwd_size<96>(c, a, p);

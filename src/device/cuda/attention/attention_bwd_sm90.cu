@@ -325,7 +325,7 @@ template <int D> static int run(struct cuda *c, const struct attn_args *a, const
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1 && p.softcap == 0;
 }
 
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {

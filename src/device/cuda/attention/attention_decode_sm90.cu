@@ -642,7 +642,7 @@ static int launch_any(struct cuda *c, const struct cuda_attn &p, const struct ne
 
 static bool takes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
     return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.block_table && a->seqs.max_q == 1 &&
-           p.group <= 16 && p.block_shift >= 0 && p.block_len >= PIECE && p.n_kv_heads <= 65535 &&
+           p.group <= 16 && p.block_shift >= 0 && p.block_len >= PIECE && p.n_kv_heads <= 65535 && p.softcap == 0 &&
            c->smem_max >= (size_t)many_128::SMEM;
 }
 

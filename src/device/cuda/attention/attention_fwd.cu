@@ -9,7 +9,7 @@
  *
  * Invariant: an element of a row's output goes through the same chain of operations in
  * all of these, whoever the row's neighbours are:
- *   s       mma over D in ascending blocks of 16; masked scores become -inf
+ *   s       mma over D in ascending blocks of 16, under the softcap where there is one; masked scores become -inf
  *   m       max(m, max s * c), exact in any order
  *   p       2^(s c - m), one fma and one ex2; rounded to bf16 for P.V, not for the sum
  *   l       32 running sums a row: of quarter w of every tile (16 keys), lane t of the quad
@@ -199,7 +199,7 @@ static __device__ __forceinline__ void load_q_tile(const struct cuda_attn &a, co
 }
 
 /* Block (tile of rows of a sequence, kv head). The last rows, which see most keys, start first. */
-template <int SIZE>
+template <int SIZE, bool CAP>
 __global__ void __launch_bounds__(prefill_shape<SIZE>::ROWS * 2, prefill_shape<SIZE>::BLOCKS)
     fwd_prefill(const struct cuda_attn a) {
     using shape = prefill_shape<SIZE>;
@@ -234,6 +234,7 @@ __global__ void __launch_bounds__(prefill_shape<SIZE>::ROWS * 2, prefill_shape<S
         if constexpr (shape::Q_IN_SMEM)
             mma_abt<SIZE, DEV_KEY_TILE>(score, q_tile + (uint32_t)(mine - first) * tile_stride(SIZE), k_tile);
         else rows_scores<SIZE>(score, q, k_tile);
+        if constexpr (CAP) cap_scores(a, score);
         if (j + DEV_KEY_TILE - 1 > p_min || j < from_max) mask_scores(a, score, p, j);
         attend_tile<SIZE>(x, score, k_tile + DEV_KEY_TILE * tile_stride(SIZE), a.scale_log2);
     }
@@ -321,7 +322,7 @@ static __device__ __forceinline__ void decode_store(const struct cuda_attn &a, c
 
 /* Block (16 packed rows of a sequence, kv head), four warps for each of T tiles. Warp w of a tile scores its quarter w; every
  * warp keeps the maxima of all rows and its columns of the result; the first tile's warps keep the sums. */
-template <int SIZE, int TS>
+template <int SIZE, int TS, bool CAP>
 __global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_shape<SIZE, TS>::BLOCKS)
     fwd_decode(const struct cuda_attn a) {
     using shape = decode_shape<SIZE, TS>;
@@ -350,6 +351,7 @@ __global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_sha
         const int tile = walk.now + min(mine, n - 1); /* warps without a tile of their own score the last again; unused */
         fill_zero(score);
         decode_scores<SIZE>(score, q, walk.stage(tile));
+        if constexpr (CAP) cap_scores(a, score);
         if (tile * DEV_KEY_TILE + DEV_KEY_TILE - 1 > p_min || tile * DEV_KEY_TILE < from_max)
             mask_scores(a, score, p, tile * DEV_KEY_TILE + quarter * 16);
 #pragma unroll
@@ -400,7 +402,9 @@ __global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_sha
 /* ---- plain: a warp has one packed row and up to 256 columns of the result ---- */
 
 template <class T> static __device__ __forceinline__ float plain_score(const struct cuda_attn &a, const T *q, int row, bool seen) {
-    return seen ? __fmul_rn(plain_dot(q, (const T *)a.k + (int64_t)row * a.dim, a.dim), a.scale) : -INFINITY;
+    float slope;
+    return seen ? plain_capped(a, __fmul_rn(plain_dot(q, (const T *)a.k + (int64_t)row * a.dim, a.dim), a.scale), &slope)
+                : -INFINITY;
 }
 
 /* Tiles and running maximum as in ref; a lane scores two keys of the tile and sums columns lane, lane + 32, ... */
@@ -445,9 +449,10 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) fwd_
 
 /* Sequences of up to 16 packed rows (decoding: one row of up to 16 heads a group) go to fwd_decode, the others to fwd_prefill.
  * In a batch that has both, each kernel leaves the other's sequences out. */
-template <int SIZE, int TS> static int decode_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
+template <int SIZE, int TS, bool CAP = false>
+static int decode_launch(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
     using shape = decode_shape<SIZE, TS>;
-    return attn_launch(c, fwd_decode<SIZE, TS>, {a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, true}, p);
+    return attn_launch(c, fwd_decode<SIZE, TS, CAP>, {a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, true}, p);
 }
 
 /* With few blocks each walks its tiles in half as many rounds; with many, small blocks hide each other's latency. */
@@ -473,7 +478,23 @@ template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *
     TRY(cuda_attn_fwd_sm90(c, a, p, &ran));
     if (ran) return 0;
     p.n_tiles = attn_tiles(a, prefill_shape<SIZE>::ROWS);
-    return attn_launch(c, fwd_prefill<SIZE>, {a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, true}, p);
+    return attn_launch(c, fwd_prefill<SIZE, false>,
+                       {a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, true}, p);
+}
+
+/* Under a softcap: two sizes, and no kernels of Hopper's. */
+template <int SIZE> static int fwd_capped(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+    using shape = prefill_shape<SIZE>;
+    const int tiles = attn_tiles(a, 16);
+    const bool only_decode = tiles <= 1 || a->seqs.max_q == 1;
+    if (only_decode || p.block_table) {
+        p.decode_rows = only_decode ? -1 : 16;
+        p.n_tiles = only_decode ? tiles : 1;
+        TRY((decode_launch<SIZE, 1, true>(c, a, p)));
+        if (only_decode) return 0;
+    }
+    p.n_tiles = attn_tiles(a, shape::ROWS);
+    return attn_launch(c, fwd_prefill<SIZE, true>, {a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, true}, p);
 }
 
 int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
@@ -482,6 +503,7 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     TRY(attn_params("attn_fwd", a, &p));
     if (attn_on_tensor_cores(a)) {
         bool ran;
+        if (p.softcap > 0) return p.dim <= 128 ? fwd_capped<128>(c, a, p) : fwd_capped<256>(c, a, p);
         TRY(cuda_attn_decode_sm90(c, a, p, &ran));
         if (ran) return 0;
         if (p.dim <= 32) return fwd_size<32>(c, a, p);

@@ -134,7 +134,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1;
+    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1 && p.softcap == 0;
 }
 
 template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {

@@ -6,6 +6,8 @@
  * 300 in the backward, and half as much of their gradient.  Columns are the outer loop, so that the weight is
  * read from memory once and from L2 for the following rows.
  *
+ * A softcap has stored logits everywhere.
+ *
  * Invariant: logits come from GEMMs of one shape (n, k) for each range of the vocabulary, in `logits` and
  * `lmhead_fwd` alike, or from a kernel that was seen to give their bits.  A row's bits do not depend on m (cuda_gemm)
  * nor on the number of rows in a block. */
@@ -35,7 +37,12 @@ static const char *at_row(struct tensor t, int64_t row) {
     return (const char *)t.data + (size_t)(row * t.dim[1]) * dtype_size(t.dt);
 }
 
-/* out (rows, cols) = the block's rows of x . its entries of W^T */
+static __global__ void cap_kernel(float *z, int64_t n, float cap) {
+    const int64_t i = (int64_t)blockIdx.x * DZ_THREADS + threadIdx.x;
+    if (i < n) z[i] = __fmul_rn(cap, tanhf(__fdiv_rn(z[i], cap)));
+}
+
+/* out (rows, cols) = the block's rows of x . its entries of W^T, with its softcap */
 static int gemm_logits(struct cuda *c, float *out, struct tensor x, struct weight w, const struct head_block &b) {
     struct cuda_gemm_args g = {};
     g.op = CUDA_GEMM_FWD;
@@ -46,7 +53,13 @@ static int gemm_logits(struct cuda *c, float *out, struct tensor x, struct weigh
     g.in = w.dt, g.out_dt = DT_F32;
     g.ld_out = b.cols;
     g.split_cols = HEAD_GEMM_COLS;
-    return cuda_gemm(c, &g);
+    TRY(cuda_gemm(c, &g));
+    if (w.softcap > 0) {
+        const int64_t n = b.rows * b.cols;
+        cap_kernel<<<(unsigned)((n + DZ_THREADS - 1) / DZ_THREADS), DZ_THREADS, 0, c->stream>>>(out, n, w.softcap);
+        CU_LAUNCHED();
+    }
+    return 0;
 }
 
 int cuda_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
@@ -406,6 +419,7 @@ struct dz_args {
     const int32_t *list_id; /* (rows, n_list), or n_list 0 */
     const float *dlist;
     int64_t n_list; /* at most DZ_LIST * DZ_THREADS */
+    float softcap;  /* CAP: the logits are under it, and the gradient is that of what is under */
 };
 
 /* dz_j = inv_temp (dlogp 1[j = target] - dsum p_j - dentropy p_j (log p_j + entropy)), before the list's own terms */
@@ -414,6 +428,12 @@ struct dz_row {
     int64_t target; /* column, or outside */
     float dsum;     /* dlogp + the sum of the row's dlist */
 };
+
+/* The gradient g at a logit times the softcap's slope there. */
+template <bool CAP> static __device__ __forceinline__ float dz_under(float g, float raw, float cap) {
+    const float t = CAP ? __fdiv_rn(raw, cap) : 0.0f;
+    return CAP ? g * (1.0f - t * t) : g;
+}
 
 static __device__ __forceinline__ float dz_at(float raw, int64_t j, const dz_row &r) {
     const float log_p = __fmul_rn(raw, r.inv_temp) - r.lse, p = expf(log_p);
@@ -458,7 +478,7 @@ static __device__ bool dz_listed(const struct dz_args &a, int64_t row) {
 }
 
 /* One block a row. A row without a gradient gets exact zeros, whatever its logits. */
-template <class ACT> __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a) {
+template <class ACT, bool CAP> __global__ static void __launch_bounds__(DZ_THREADS) dz_kernel(struct dz_args a) {
     const int64_t row = blockIdx.x;
     const dz_row r = {
         a.inv_temp[row],      a.lse[row],    a.dlogp[row], a.dentropy ? a.dentropy[row] : 0, a.dentropy ? a.entropy[row] : 0,
@@ -471,17 +491,20 @@ template <class ACT> __global__ static void __launch_bounds__(DZ_THREADS) dz_ker
 #pragma unroll
     for (int i = 0; i < DZ_LIST; i++) {
         const int64_t q = threadIdx.x + (int64_t)i * DZ_THREADS, j = q < a.n_list ? a.list_id[row * a.n_list + q] - a.lo : -1;
-        own[i] = j >= 0 && j < a.cols ? dz_at(raw[j], j, r) + a.dlist[row * a.n_list + q] * r.inv_temp : 0;
+        own[i] = j >= 0 && j < a.cols
+                     ? dz_under<CAP>(dz_at(raw[j], j, r) + a.dlist[row * a.n_list + q] * r.inv_temp, raw[j], a.softcap)
+                     : 0;
     }
     if (a.n_list) __syncthreads();
-    for (int64_t j = threadIdx.x; !wide && j < a.cols; j += DZ_THREADS) dz_store1(dz + j, none ? 0.0f : dz_at(raw[j], j, r));
+    for (int64_t j = threadIdx.x; !wide && j < a.cols; j += DZ_THREADS)
+        dz_store1(dz + j, none ? 0.0f : dz_under<CAP>(dz_at(raw[j], j, r), raw[j], a.softcap));
     for (int64_t j = (int64_t)threadIdx.x * 8; wide && j < a.cols; j += DZ_THREADS * 8) {
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (!none) {
             const float4 lo = *(const float4 *)(raw + j), hi = *(const float4 *)(raw + j + 4);
             v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w, v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = dz_at(v[i], j + i, r);
+            for (int i = 0; i < 8; i++) v[i] = dz_under<CAP>(dz_at(v[i], j + i, r), v[i], a.softcap);
         }
         dz_store(dz + j, v);
     }
@@ -546,9 +569,13 @@ static int dz_from_logits(struct cuda *c, const struct lmhead_args *a, const str
                               (const int32_t *)a->target.data + row,
                               n_list ? (const int32_t *)a->list_id.data + row * n_list : NULL,
                               n_list ? (const float *)a->dlist.data + row * n_list : NULL,
-                              n_list};
-    if (a->x.dt == DT_BF16) dz_kernel<__nv_bfloat16><<<(unsigned)b.rows, DZ_THREADS, 0, c->stream>>>(z);
-    else dz_kernel<float><<<(unsigned)b.rows, DZ_THREADS, 0, c->stream>>>(z);
+                              n_list,
+                              a->w.softcap};
+    const bool narrow = a->x.dt == DT_BF16, cap = a->w.softcap > 0;
+    const auto kernel = narrow ? cap ? dz_kernel<__nv_bfloat16, true> : dz_kernel<__nv_bfloat16, false>
+                        : cap ? dz_kernel<float, true>
+                               : dz_kernel<float, false>;
+    kernel<<<(unsigned)b.rows, DZ_THREADS, 0, c->stream>>>(z);
     CU_LAUNCHED();
     return 0;
 }

@@ -187,7 +187,7 @@ __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
 /* ---- host ---- */
 
 bool cuda_head_fused_takes(const struct cuda *c, struct tensor x, struct weight w) {
-    return cuda_hopper(c) && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 && w.n % 8 == 0 &&
+    return cuda_hopper(c) && c->smem_max >= SMEM && x.dt == DT_BF16 && w.k % 8 == 0 && w.n % 8 == 0 && w.softcap == 0 &&
            (((uintptr_t)x.data | (uintptr_t)w.data) & 15) == 0;
 }
 
