@@ -71,7 +71,7 @@ static inline int up_experts(struct run *r, const struct slot *w, int64_t count,
     const int64_t n = w->dim[0] / count, k = w->dim[1];
     const size_t bytes = dev_weight_bytes(r->d, r->act, n, k);
     const struct tensor rows = up(r, w);
-    *out = (struct weight_stack){{run_block(r, bytes * (size_t)count), r->act, n, k}, count};
+    *out = (struct weight_stack){{.data = run_block(r, bytes * (size_t)count), .dt = r->act, .n = n, .k = k}, count};
     for (int64_t e = 0; e < count; e++) {
         struct weight one = out->w;
         one.data = (char *)one.data + bytes * (size_t)e;

@@ -173,7 +173,7 @@ static void test_refused(void **state) {
     const struct tensor w = dev_new(&r, shape_2d(DT_F32, 3, 2), false), many = dev_new(&r, shape_2d(DT_I32, 3, 5), false);
     const struct tensor at = dev_new(&r, shape_1d(DT_I32, 5), false), slots = dev_new(&r, shape_1d(DT_I32, 6), false);
     const struct tensor rows = dev_new(&r, shape_2d(DT_F32, 6, 4), false);
-    struct weight_stack stack = {{rows.data, DT_F32, 2, 4}, 3};
+    struct weight_stack stack = {{.data = rows.data, .dt = DT_F32, .n = 2, .k = 4}, 3};
     (void)state;
     refused(dev_route_fwd(d, &(struct route_args){.logits = z, .expert = many, .weight = w}), "5 of 4 experts");
     refused(dev_route_fwd(d, &(struct route_args){.logits = z, .expert = id, .weight = z}), "weight is f32 (3, 4)");
