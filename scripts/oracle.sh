@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp model optim program_agent quant rate_limit ray
-# rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
+# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp megatron model optim program_agent quant
+# rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray),
@@ -25,8 +25,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code continuous algo text verl_ckpt conf steps train grpo optim model lora quant critic rejection reward serve sft
-    trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
+names=${*:-code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection reward
+    serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl
@@ -154,6 +154,7 @@ compare_tool_parser() {
 compare_track() { $py tools/oracle_track.py; }
 compare_trackers() { "${TRACKERS_PYTHON:-.venv-trackers/bin/python}" tools/oracle_trackers.py; }
 compare_verl_ckpt() { $py tools/oracle_verl_ckpt.py check "$VERLC"; } # its fixtures come from several versions of torch
+compare_megatron() { $py tools/oracle_megatron.py check "$VERLC"; } # megatron-core writes, torch reads, verl names
 compare_mcp() { $py tools/oracle_mcp.py; }
 compare_tools() {
     fresh tools && make_tools "$out/tools" && $py tools/oracle_diff.py "$out/tools" $fix/agent &&

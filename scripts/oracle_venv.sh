@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The real packages from PyPI in the directory $1, apart from the helpers' .venv, for
 # `make oracle`, `make fixtures` and `make bench`: tools/oracle_requirements.txt, and
-# verl's files, bitsandbytes' and trl's (chat templates) without their dependencies, and verl 0.7.1's, which has the tools that
-# were removed, in the directory verl-0.7.1; or those of the list $2 alone.  Does nothing while the list
+# verl's files, megatron-core's, bitsandbytes' and trl's (chat templates) without their dependencies, and verl 0.7.1's, which
+# has the tools that were removed, in the directory verl-0.7.1; or those of the list $2 alone.  Does nothing while the list
 # has not changed.
 # PyPI's torch brings CUDA's libraries, some GB; ORACLE_TORCH_INDEX=URL names an index
 # of CPU builds to take torch from.
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 venv=$1 list=${2:-tools/oracle_requirements.txt}
 bare=
 old=
-if [ $# = 1 ]; then bare="verl==0.9.1 bitsandbytes==0.50.2 trl==1.16.0" old=verl==0.7.1; fi
+if [ $# = 1 ]; then bare="verl==0.9.1 megatron-core==0.16.1 bitsandbytes==0.50.2 trl==1.16.0" old=verl==0.7.1; fi
 stamp=$venv/verlc-requirements.txt
 if cat "$list" - <<<"${bare:+$bare $old}" | cmp -s - "$stamp"; then exit 0; fi
 [ -n "${ORACLE_TORCH_INDEX:-}" ] || echo "making $venv from $list; some GB, minutes" >&2

@@ -15,31 +15,31 @@
 #include <stdio.h>
 
 /* name, one-line help; the order is that of `verlc --help` */
-#define CMD_MAP(X)                                                                                \
-    X(ppo, "train with PPO, GRPO and related algorithms: verl.trainer.main_ppo's command line")   \
-    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                             \
-    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")          \
-    X(serve, "a model behind OpenAI's and Anthropic's HTTP interfaces")                           \
-    X(eval, "score the responses in a file: verl's main_eval command line")                       \
-    X(exec, "run a launcher of verl as it stands: bash run.sh, torchrun, uv run, ray job submit") \
-    X(data, "prepare datasets: gsm8k, arith")                                                     \
-    X(model, "model directories: init, info, export, merge")                                      \
-    X(model_merger, "verl's FSDP checkpoints as models: verl.model_merger's command line")        \
-    X(tokenize, "text to ids and back: JSONL in, JSONL out")                                      \
-    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                         \
-    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                               \
-    X(sandbox, "run a program that is not trusted, with limits; what happened as JSON")           \
-    X(plan, "memory and time of a ppo or sft run before it starts")                               \
-    X(show, "a run in the terminal: plots, a step, a sample with its tokens coloured")            \
-    X(grep, "search the prompts and responses of a run")                                          \
-    X(status, "what a run does now, or how it ended")                                             \
-    X(note, "notes and tags of a run, which the page shows")                                      \
-    X(view, "a run in the browser: curves, samples, rewards; live")                               \
-    X(trackers, "what a run has not sent to MLflow, W&B and others; sync sends it")               \
-    X(explain, "what a metric or a key is and how to read it")                                    \
-    X(bench, "benchmarks of this machine")                                                        \
-    X(netcheck, "what the links between ranks give: latency, bandwidth, slow ones by name")       \
-    X(worker, "one rank of a run; verlc starts it itself")                                        \
+#define CMD_MAP(X)                                                                                      \
+    X(ppo, "train with PPO, GRPO and related algorithms: verl.trainer.main_ppo's command line")         \
+    X(sft, "supervised fine-tuning: verl's sft_trainer command line")                                   \
+    X(generate, "sample from a model: JSONL in and out, or verl's main_generation keys")                \
+    X(serve, "a model behind OpenAI's and Anthropic's HTTP interfaces")                                 \
+    X(eval, "score the responses in a file: verl's main_eval command line")                             \
+    X(exec, "run a launcher of verl as it stands: bash run.sh, torchrun, uv run, ray job submit")       \
+    X(data, "prepare datasets: gsm8k, arith")                                                           \
+    X(model, "model directories: init, info, export, merge")                                            \
+    X(model_merger, "verl's FSDP and Megatron checkpoints as models: verl.model_merger's command line") \
+    X(tokenize, "text to ids and back: JSONL in, JSONL out")                                            \
+    X(score, "log-probs and entropies of token ids: JSONL in, JSONL out")                               \
+    X(algo, "advantages, losses, KL, rewards: JSONL in, JSONL out")                                     \
+    X(sandbox, "run a program that is not trusted, with limits; what happened as JSON")                 \
+    X(plan, "memory and time of a ppo or sft run before it starts")                                     \
+    X(show, "a run in the terminal: plots, a step, a sample with its tokens coloured")                  \
+    X(grep, "search the prompts and responses of a run")                                                \
+    X(status, "what a run does now, or how it ended")                                                   \
+    X(note, "notes and tags of a run, which the page shows")                                            \
+    X(view, "a run in the browser: curves, samples, rewards; live")                                     \
+    X(trackers, "what a run has not sent to MLflow, W&B and others; sync sends it")                     \
+    X(explain, "what a metric or a key is and how to read it")                                          \
+    X(bench, "benchmarks of this machine")                                                              \
+    X(netcheck, "what the links between ranks give: latency, bandwidth, slow ones by name")             \
+    X(worker, "one rank of a run; verlc starts it itself")                                              \
     X(selftest, "compare a device with the reference backend, op by op")
 
 #define X(name, help) int cmd_##name(int argc, char **argv);
@@ -122,17 +122,19 @@ bool cmd_reader_closed(void);
 /* Makes the directory `out` complete or not at all: write fills a temporary one next to it. force: as --force of the
  * model commands. ERR_INVAL: out holds something that is not to be replaced. */
 int cmd_write_dir(const char *out, bool force, int (*write)(void *arg, const char *dir), void *arg);
-/* verl's FSDP shards in dir as a model directory. */
+/* The files of verl's ranks in dir, FSDP's or Megatron's, as a model directory. */
 struct cmd_merge_args {
     const char *dir, *out;
     const char *config_dir; /* NULL: next to the shards */
     int dt;                 /* -1: each tensor's own */
     int64_t shard_mb;
+    const char *backend; /* "fsdp", "megatron"; NULL: whatever dir holds */
+    bool no_head, value; /* Megatron's: --tie-word-embedding, --is-value-model */
     bool force;
 };
 int cmd_merge_shards(const struct cmd_merge_args *a);
-/* What needs no merging: dir or its actor/ where that is a Hugging Face model or a peft adapter, as in a checkpoint of verlc's.
- * NULL: none. Caller frees. */
+/* What needs no merging: dir or its actor/ where that is a Hugging Face model or a peft adapter, as in a checkpoint of verlc's, or
+ * its model/huggingface/, as Megatron runs of verl with mbridge have it. NULL: none. Caller frees. */
 char *cmd_merged_model(const char *dir);
 /* Such a directory (a->dir) as verl.model_merger would leave it: the model, or an adapter's base (a->config_dir, else the one that
  * it names) with lora_adapter/. A checkpoint is verified first. */

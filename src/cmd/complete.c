@@ -214,7 +214,7 @@ static bool offer_option_value(struct completion *c, const char *option, int arg
                  {"--dtype", "bf16 fp32"},
                  {"--cfg", "job"},
                  {"--preset", "tiny"},
-                 {"--backend", "fsdp"}};
+                 {"--backend", "fsdp megatron"}};
     if (strcmp(option, "--metric") == 0) offer_metrics(c, argc, argv);
     if (strcmp(option, "--metric") == 0) return true;
     for (const char *const *s = conf_schemas(); strcmp(option, "--config-name") == 0 && *s; s++) offer_word(c, *s);

@@ -15,7 +15,7 @@
 #include "data/data.h"
 #include "model/families.h"
 #include "model/files/export.h"
-#include "model/files/fsdp.h"
+#include "model/files/shards.h"
 #include "model/files/init.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
@@ -428,11 +428,11 @@ static int refuse_pickles(const char *path) {
         DIR *d = opendir(sub);
         for (struct dirent *e; d && rc == 0 && (e = readdir(d));)
             if (is_pickle(e->d_name) || strncmp(e->d_name, "mp_rank_", 8) == 0)
-                rc = err_set(
-                    ERR_UNSUPPORTED, __FILE__, __LINE__,
-                    "%s/%s: unsupported pickled shards; merge takes verl's FSDP shards (model_world_size_W_rank_R.pt), or a "
-                    "directory with config.json and model.safetensors or model.safetensors.index.json with its shards",
-                    sub, e->d_name);
+                rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                             "%s/%s: unsupported pickled shards; merge takes verl's FSDP shards (model_world_size_W_rank_R.pt) and "
+                             "Megatron's dist_ckpt, or a "
+                             "directory with config.json and model.safetensors or model.safetensors.index.json with its shards",
+                             sub, e->d_name);
         if (d) closedir(d);
         free(sub);
     }
@@ -441,10 +441,10 @@ static int refuse_pickles(const char *path) {
     return rc;
 }
 
-/* Whether --model is a checkpoint of FSDP shards, without safetensors that say the same. */
-static bool is_fsdp(const char *model) {
+/* Whether --model is a checkpoint of verl's ranks, without safetensors that say the same. */
+static bool is_shards(const char *model) {
     char *config = file_join(model, "model.safetensors"), *index = file_join(model, "model.safetensors.index.json");
-    char *shards = file_exists(config) || file_exists(index) ? NULL : fsdp_find_dir(model);
+    char *shards = file_exists(config) || file_exists(index) ? NULL : shards_find_dir(model);
     const bool yes = shards != NULL;
     free(config);
     free(index);
@@ -479,14 +479,15 @@ static int cmd_model_merge(int argc, char **argv) {
         CMD_SPEC(opts, "verlc model merge ([--model BASE] --adapter DIR | --model DIR) --out DIR [options]",
                  "Writes the base model with an adapter merged into its weights: W + scale B A in f32,\n"
                  "rounded once. Without an adapter: sharded safetensors as one file, or a checkpoint of\n"
-                 "verl's FSDP shards (model_world_size_W_rank_R.pt) as a model directory.");
+                 "verl's FSDP shards (model_world_size_W_rank_R.pt) or Megatron's (dist_ckpt) as a model\n"
+                 "directory.");
     struct export_source s = {0};
     int dt = -1, rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     if ((!adapter && !model) || !out)
         FAIL(ERR_INVAL, "%s is missing; usage: %s", adapter || model ? "--out" : "--adapter or --model", spec.usage);
     if (dtype) TRY(cmd_file_dtype(dtype, &dt));
-    if (!adapter && is_fsdp(model))
+    if (!adapter && is_shards(model))
         return cmd_merge_shards(
             &(struct cmd_merge_args){.dir = model, .out = out, .dt = dt, .shard_mb = shard_mb ? shard_mb : 5000, .force = force});
     if (shard_mb == 0) shard_mb = adapter ? 5000 : ONE_FILE_MB;
@@ -509,14 +510,14 @@ static bool is_model(const char *dir) {
 }
 
 char *cmd_merged_model(const char *dir) {
-    char *actor = file_join(dir, "actor");
-    if (is_model(dir) || is_model(actor)) {
-        char *found = xstrdup(is_model(dir) ? dir : actor);
-        free(actor);
-        return found;
+    char *actor = file_join(dir, "actor"), *saved = shards_saved_model(dir);
+    char *const found[] = {xstrdup(dir), actor, saved};
+    char *model = NULL;
+    for (size_t i = 0; i < sizeof found / sizeof *found; i++) {
+        if (!model && found[i] && is_model(found[i])) model = found[i];
+        else free(found[i]);
     }
-    free(actor);
-    return NULL;
+    return model;
 }
 
 /* Where dir is a part of a checkpoint of verlc's: that checkpoint, verified. */

@@ -5,17 +5,20 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "data/data.h"
-#include "model/files/fsdp.h"
+#include "model/files/shards.h"
 
 #include <stdlib.h>
 
-/* A directory of verl's FSDP shards means its huggingface/, from where the loader finds the shards. */
+/* A directory of verl's ranks means its huggingface/, from where the loader finds the shards. */
 static char *config_dir(char *local) {
-    char *config = file_join(local, "config.json"), *shards = file_exists(config) ? NULL : fsdp_find_dir(local);
+    char *config = file_join(local, "config.json");
+    const bool model = file_exists(config);
     free(config);
-    if (!shards) return local;
-    char *dir = fsdp_config_dir(shards);
+    if (model) return local;
+    char *shards = shards_find_dir(local);
+    char *dir = shards ? shards_config_dir(shards) : shards_saved_model(local);
     free(shards);
+    if (!dir) return local;
     free(local);
     return dir;
 }

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "model/files/fsdp.h"
+#include "model/files/shards.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,13 +21,14 @@ static int find_newest(struct resume *r, const char *root) {
                       "; start in another trainer.default_local_dir, or with trainer.resume_mode=disable, which writes next "
                       "to it and never over it; trainer.resume_mode=resume_path with "
                       "trainer.resume_from_path=.../global_step_N resumes one of verlc's. A run can start from the weights "
-                      "of verl's FSDP checkpoints, without their optimizer: actor_rollout_ref.model.path=%s/global_step_N/actor, "
+                      "of verl's FSDP and Megatron checkpoints, without their optimizer: "
+                      "actor_rollout_ref.model.path=%s/global_step_N/actor, "
                       "for sft model.path",
                       root);
 }
 
 static int not_ours(const char *path) {
-    char *shards = fsdp_find_dir(path);
+    char *shards = shards_find_dir(path);
     int rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
                      "trainer.resume_from_path=%s: it was not written by verlc and cannot be resumed", path);
     if (shards)

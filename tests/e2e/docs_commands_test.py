@@ -157,6 +157,7 @@ def prepare(s):
     os.rename(d / "RUN/global_step_1/actor", d / "global_step_20/actor")
     shards = next(p for p in sorted(SHARDS.iterdir()) if not p.name.startswith("lora"))
     shutil.copytree(shards, d / "checkpoints/run/global_step_20/actor")
+    shutil.copytree(SHARDS.parent / "megatron_ckpt/tp2_pp2", d / "checkpoints/megatron/global_step_20")
     (d / "run_qwen.sh").write_text(shlex.join(["python3", "-m", "verl.trainer.main_ppo", *GRPO]) + ' "$@"\n')
     function = re.search(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)[1]
     (d / "my_reward.py").write_text(function)

@@ -131,7 +131,7 @@ def command_line(test, dir):
     src = FIXTURES / "fsdp2_w2"
     fsdp, out = ["--backend", "fsdp", "--local_dir"], ["--target_dir", dir / "x"]
     for what, args, status, words in (
-            ("megatron", ["--backend", "megatron", "--local_dir", src, *out], 3, "--backend megatron: unsupported"),
+            ("megatron", ["--backend", "megatron", "--local_dir", src, *out], 3, "give --backend fsdp"),
             ("an upload", [*fsdp, src, *out, "--hf_upload_path", "a/b"], 3, "hf upload a/b"),
             ("no directory", [*fsdp, dir / "nowhere", *out], 3, "there is no such"),
             ("no shards", [*fsdp, FIXTURES, *out], 3, "no model_world_size_W_rank_R.pt"),

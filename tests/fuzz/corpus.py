@@ -7,6 +7,7 @@ Run by CTest and scripts/fuzz.sh. Needs Python's standard library; the same file
 import base64
 import hashlib
 import json
+import pickle
 import shutil
 import sqlite3
 import struct
@@ -14,6 +15,9 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch_file as tf  # noqa: E402
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 LARGEST = 1 << 14  # bytes; a longer seed makes every input slow
@@ -369,6 +373,21 @@ def torch():
             yield b"\1" + z.read(name)
 
 
+def dcp():
+    theirs = tf.megatron_names(tf.tiny_qwen2(2), {"num_hidden_layers": 2, "num_key_value_heads": 1})
+    some = {k: theirs[k] for k in ("decoder.final_layernorm.weight", "output_layer.weight")}
+    for tensors, parts in ((theirs, 1), (theirs, 2), (some, 1), (some, 3)):
+        ckpt = tf.Dcp(1)
+        for name, (kind, shape, data) in tensors.items():
+            ckpt.add(name, kind, shape, data, (1,) * (len(shape) - 1) + (parts if len(shape) < 3 else 1,))
+        with tf.stand_ins():
+            metadata = pickle.dumps(ckpt.metadata(), 4)
+        yield struct.pack("<I", len(metadata)) + metadata + ckpt.files[0]
+    for path in sorted((FIXTURES / "megatron_ckpt").rglob(".metadata")):
+        raw = path.read_bytes()
+        yield struct.pack("<I", len(raw)) + raw
+
+
 def comm():
     frame = struct.pack("<IHHiIQQQ", 0x434C5256, 1, 4, 1, 0, 7, 0, 8)
     yield b"\0" + frame + b"12345678"
@@ -443,7 +462,7 @@ def engine_answer():
 
 
 def main(out):
-    for make in (algo, ckpt, comm, conf, conversation, data, engine_answer, episode, generate, helper, model, model_dir, reward,
+    for make in (algo, ckpt, comm, conf, conversation, data, dcp, engine_answer, episode, generate, helper, model, model_dir, reward,
                  run_db, sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)

@@ -41,36 +41,13 @@ static int64_t shard_world(const char *name, int64_t *rank) {
     return world > 0 ? world : 0;
 }
 
-static bool has_shards(const char *dir) {
+bool fsdp_is_dir(const char *dir) {
     bool yes = false;
     int64_t rank;
     DIR *d = opendir(dir);
     for (struct dirent *e; d && !yes && (e = readdir(d));) yes = shard_world(e->d_name, &rank) > 0;
     if (d) closedir(d);
     return yes;
-}
-
-char *fsdp_find_dir(const char *path) {
-    static const char *const places[] = {".", "actor", ".."};
-    char *config = file_join(path, "config.json"), *found = NULL;
-    const bool model = file_exists(config);
-    for (int i = 0; i < 3 && !found; i++) {
-        if (i == 2 && !model) break; /* only a huggingface/ has its shards above it */
-        char *dir = i == 0 ? xstrdup(path) : file_join(path, places[i]);
-        if (has_shards(dir)) found = dir;
-        else free(dir);
-    }
-    free(config);
-    return found;
-}
-
-char *fsdp_config_dir(const char *dir) {
-    char *sub = file_join(dir, "huggingface"), *config = file_join(sub, "config.json");
-    const bool there = file_exists(config);
-    free(config);
-    if (there) return sub;
-    free(sub);
-    return xstrdup(dir);
 }
 
 /* From the names of the files: checkpoints of verl before fsdp_config.json. */

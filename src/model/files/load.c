@@ -1,5 +1,5 @@
 /* load.c - a Hugging Face directory into a model: find each parameter in
- * model.safetensors, the shards of its index or verl's FSDP shards, check it,
+ * model.safetensors, the shards of its index or the files of verl's ranks, check it,
  * convert it, pack it.
  *
  * Data moves from the mapping to the device in chunks that stay in cache; an
@@ -17,7 +17,7 @@
 #include "base/map.h"
 #include "base/rng.h"
 #include "model/files/files_int.h"
-#include "model/files/fsdp.h"
+#include "model/files/shards.h"
 #include "model/lora/lora_int.h"
 #include "model/master_weights.h"
 #include "model/parallel/weight_streaming.h"
@@ -36,8 +36,8 @@ struct weights_dir {
     char **paths;
     int64_t n;
     struct map by_name;               /* tensor -> file; empty when there is one file and no index */
-    struct fsdp *fsdp;                /* verl's shards instead of files; paths[0] is their directory */
-    struct safetensors_tensor *whole; /* fsdp's tensors, without data */
+    struct shards *shards;            /* verl's shards instead of files; paths[0] is their directory */
+    struct safetensors_tensor *whole; /* the shards' tensors, without data */
 };
 
 static void weights_close(struct weights_dir *w) {
@@ -48,7 +48,7 @@ static void weights_close(struct weights_dir *w) {
     free(w->files);
     free(w->paths);
     map_free(&w->by_name);
-    fsdp_close(w->fsdp);
+    shards_close(w->shards);
     free(w->whole);
 }
 
@@ -91,22 +91,22 @@ out:
     return rc;
 }
 
-/* verl's FSDP shards, whose huggingface/ dir is. */
-static int open_fsdp(struct weights_dir *w, const char *shards) {
+/* The files of verl's ranks; dir has their config.json. */
+static int open_shards(struct weights_dir *w, const char *shards, const char *dir) {
     w->paths = xcalloc(1, sizeof *w->paths);
     w->files = xcalloc(1, sizeof *w->files);
     w->paths[w->n++] = xstrdup(shards);
-    TRY(fsdp_open(&w->fsdp, shards));
-    if (fsdp_has_adapter(w->fsdp))
+    TRY(shards_open(&w->shards, &(struct shards_args){.dir = shards, .config_dir = dir}));
+    if (shards_has_adapter(w->shards))
         FAIL(ERR_UNSUPPORTED,
              "%s: unsupported as a model: the checkpoint of a LoRA run, whose base model and adapter are separate; give the base "
              "model and "
              "%s/lora_adapter as the adapter (lora_adapter_path), or 'verlc model_merger merge --backend fsdp --local_dir %s "
              "--target_dir OUT', then 'verlc model merge --model OUT --adapter OUT/lora_adapter --out DIR'",
              shards, shards, shards);
-    w->whole = xcalloc((size_t)fsdp_count(w->fsdp), sizeof *w->whole);
-    for (int64_t i = 0; i < fsdp_count(w->fsdp); i++) {
-        const struct fsdp_tensor *t = fsdp_at(w->fsdp, i);
+    w->whole = xcalloc((size_t)shards_count(w->shards), sizeof *w->whole);
+    for (int64_t i = 0; i < shards_count(w->shards); i++) {
+        const struct shards_tensor *t = shards_at(w->shards, i);
         w->whole[i] = (struct safetensors_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
         memcpy(w->whole[i].dim, t->dim, sizeof t->dim);
     }
@@ -121,7 +121,7 @@ static int weights_open(struct weights_dir *w, const char *dir) {
     TRYG(file_in_dir(&one, dir, "model.safetensors"), out);
     if (index) TRYG(open_index(w, dir, index), out);
     else if (one) TRYG(add_file(w, &cap, xstrdup(one)), out);
-    else if ((shards = fsdp_find_dir(dir))) TRYG(open_fsdp(w, shards), out);
+    else if ((shards = shards_find_dir(dir))) TRYG(open_shards(w, shards, dir), out);
     else if (file_exists(pickle))
         FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled weights; save the model as safetensors first", pickle);
     else FAILG(out, ERR_INPUT, "%s: neither model.safetensors nor model.safetensors.index.json", dir);
@@ -137,7 +137,7 @@ out:
 
 struct source {
     const struct safetensors_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
-    const struct fsdp_tensor *parts;    /* NULL: t has its data */
+    const struct shards_tensor *parts;  /* NULL: t has its data */
     const char *path;                   /* of its file */
     uint64_t seed;                      /* of a new one */
     struct bnb_weight bnb;              /* saved in 4 bits: bnb.code is t */
@@ -153,9 +153,9 @@ static bool may_be_new(enum head head, const struct model_param *p) {
 static const struct safetensors_tensor *find_any(void *arg, const char *name) {
     const struct weights_dir *w = arg;
     int64_t i = 0;
-    if (w->fsdp) {
-        const struct fsdp_tensor *t = fsdp_find(w->fsdp, name);
-        return t ? &w->whole[t - fsdp_at(w->fsdp, 0)] : NULL;
+    if (w->shards) {
+        const struct shards_tensor *t = shards_find(w->shards, name);
+        return t ? &w->whole[t - shards_at(w->shards, 0)] : NULL;
     }
     if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
     return safetensors_find(w->files[i], name);
@@ -175,7 +175,7 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
         FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
     s->path = w->paths[i];
     s->t = find_any(w, p->name);
-    s->parts = w->fsdp ? fsdp_find(w->fsdp, p->name) : NULL;
+    s->parts = w->shards ? shards_find(w->shards, p->name) : NULL;
     if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
     const struct safetensors_tensor *t = s->t;
     const bool vec = p->nd == 1;
@@ -202,9 +202,9 @@ static void note_unused(const struct model *m, const struct weights_dir *w, cons
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : safetensors_count(w->files[f]);
+        const int64_t count = w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
         for (int64_t i = 0; i < count; i++) {
-            const char *name = w->fsdp ? w->whole[i].name : safetensors_at(w->files[f], i)->name;
+            const char *name = w->shards ? w->whole[i].name : safetensors_at(w->files[f], i)->name;
             const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
             if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
             if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
@@ -242,7 +242,7 @@ static int check_finite(const struct model_param *p, const struct source *s, con
 /* n elements of a tensor from `first` on: in its mapping, or gathered into raw. */
 static const uint8_t *elements(const struct source *s, int64_t first, int64_t n, void *raw) {
     if (!s->parts) return s->t->data + (size_t)first * dtype_size(s->t->dt);
-    fsdp_read(s->parts, first, n, raw);
+    shards_read(s->parts, first, n, raw);
     return raw;
 }
 
@@ -491,13 +491,17 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
               a->dir);
     json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
     TRYG(weights_open(&w, a->dir), out);
-    if (w.fsdp) log_info("reading the weights of %lld FSDP ranks in %s", (long long)fsdp_shards(w.fsdp), w.paths[0]);
+    if (w.shards) {
+        char *what = shards_words(w.shards);
+        log_info("reading the weights of %s in %s", what, w.paths[0]);
+        free(what);
+    }
     model__params_build(m);
     TRYG(check_base(m, a), out);
     m->base = a->base;
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
-    if (m->cfg.saved_nf4 && w.fsdp) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported FSDP shards of 4-bit weights", a->dir);
+    if (m->cfg.saved_nf4 && w.shards) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported shards of 4-bit weights", a->dir);
     if (head == HEAD_VALUE && find_any(&w, "v_head.summary.weight"))
         FAILG(out, ERR_UNSUPPORTED,
               "%s: unsupported value head v_head.summary (trl's AutoModelForCausalLMWithValueHead); a critic's is score, of "
@@ -534,7 +538,7 @@ enum { PRINT_BYTES = 1024 }; /* at each of three places of a tensor */
 
 struct print_tensor {
     const struct safetensors_tensor *t;
-    const struct fsdp_tensor *parts; /* NULL: t has its data */
+    const struct shards_tensor *parts; /* NULL: t has its data */
 };
 
 static int by_tensor_name(const void *a, const void *b) {
@@ -547,11 +551,11 @@ static struct print_tensor *list_tensors(const struct weights_dir *w, int64_t *n
     int64_t cap = 0;
     *n = 0;
     for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->fsdp ? fsdp_count(w->fsdp) : safetensors_count(w->files[f]);
+        const int64_t count = w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
         xgrow((void **)&list, &cap, *n + count, sizeof *list);
         for (int64_t i = 0; i < count; i++)
-            list[(*n)++] = w->fsdp ? (struct print_tensor){&w->whole[i], fsdp_at(w->fsdp, i)}
-                                   : (struct print_tensor){safetensors_at(w->files[f], i), NULL};
+            list[(*n)++] = w->shards ? (struct print_tensor){&w->whole[i], shards_at(w->shards, i)}
+                                     : (struct print_tensor){safetensors_at(w->files[f], i), NULL};
     }
     if (*n > 1) qsort(list, (size_t)*n, sizeof *list, by_tensor_name);
     return list;
@@ -569,7 +573,7 @@ static void print_tensor(struct hash_stream *h, const struct print_tensor *p) {
     hash_stream_add(h, head, strlen(head) + 1);
     hash_stream_add(h, t->dim, (size_t)t->nd * sizeof *t->dim);
     for (size_t i = 0; i < sizeof at / sizeof *at && n > 0; i++) {
-        if (p->parts) fsdp_read(p->parts, at[i], n, value);
+        if (p->parts) shards_read(p->parts, at[i], n, value);
         else memcpy(value, t->data + (size_t)at[i] * size, (size_t)n * size);
         hash_stream_add(h, value, (size_t)n * size);
     }

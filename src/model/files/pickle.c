@@ -408,3 +408,33 @@ const struct pickle_value *pickle_get(const struct pickle_value *v, const char *
         if (v->items[i]->kind == PICKLE_STR && v->items[i]->n == n && memcmp(v->items[i]->s, key, n) == 0) return v->items[i + 1];
     return NULL;
 }
+
+const struct pickle_value *pickle_item(const struct pickle_value *v, int64_t i) { return v && i < v->n_items ? v->items[i] : NULL; }
+
+int pickle_role(const struct pickle_value *v) { return v && v->kind == PICKLE_NAME ? v->role : 0; }
+
+bool pickle_is_call(const struct pickle_value *v, int role) {
+    return v && v->kind == PICKLE_CALL && pickle_role(v->items[0]) == role;
+}
+
+const struct pickle_value *pickle_arg(const struct pickle_value *call, int64_t i) { return pickle_item(call->items[1], i); }
+
+bool pickle_is_int(const struct pickle_value *v) { return v && v->kind == PICKLE_INT; }
+
+bool pickle_is_sequence(const struct pickle_value *v) { return v && (v->kind == PICKLE_TUPLE || v->kind == PICKLE_LIST); }
+
+int pickle_sizes(const struct pickle_value *v, int size, int64_t *to, int cap) {
+    if (pickle_is_call(v, size)) v = pickle_arg(v, 0);
+    if (!pickle_is_sequence(v) || v->n_items > cap) return -1;
+    for (int64_t i = 0; i < v->n_items; i++) {
+        if (!pickle_is_int(v->items[i]) || v->items[i]->i < 0) return -1;
+        to[i] = v->items[i]->i;
+    }
+    return (int)v->n_items;
+}
+
+bool pickle_is_graphic(const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)s[i] <= ' ' || s[i] == 127) return false;
+    return n > 0;
+}

@@ -2,6 +2,7 @@
 #ifndef VERLC_MODEL_PICKLE_H
 #define VERLC_MODEL_PICKLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,5 +46,16 @@ void pickle_free(struct pickle *p); /* NULL ok */
 
 /* The value of a string key in a dictionary, the last one given; NULL: v is none, or it has no such key. */
 const struct pickle_value *pickle_get(const struct pickle_value *v, const char *key);
+/* Item i of a container; NULL: v is NULL, or it has no such item. */
+const struct pickle_value *pickle_item(const struct pickle_value *v, int64_t i);
+int pickle_role(const struct pickle_value *v);                                     /* of a name; 0: it is none */
+bool pickle_is_call(const struct pickle_value *v, int role);                       /* of a name of that role */
+const struct pickle_value *pickle_arg(const struct pickle_value *call, int64_t i); /* NULL: it has no such argument */
+bool pickle_is_int(const struct pickle_value *v);
+bool pickle_is_sequence(const struct pickle_value *v); /* a tuple or a list */
+/* A sequence of numbers >= 0, or the call of the role size (torch.Size) with one. Its length; -1: not that, or longer than cap. */
+int pickle_sizes(const struct pickle_value *v, int size, int64_t *to, int cap);
+/* Fit for a message of one line: no blank, no control character, not empty. */
+bool pickle_is_graphic(const char *s, size_t n);
 
 #endif

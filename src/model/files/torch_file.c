@@ -101,13 +101,6 @@ static int read_zip64(const struct torch_file *f, struct raw_entry *e, const uin
     return 0;
 }
 
-/* Fit for a message of one line. */
-static bool is_graphic(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)s[i] <= ' ' || s[i] == 127) return false;
-    return n > 0;
-}
-
 static bool safe_name(const char *s, size_t n) {
     if (s[0] == '/' || memchr(s, '\\', n)) return false;
     for (size_t i = 0; i + 1 < n; i++)
@@ -180,7 +173,7 @@ static int read_directory(struct torch_file *f) {
         if ((uint64_t)(end - p) - ENTRY_BYTES < name + extra + comment)
             FAIL(ERR_FORMAT, "%s: zip directory entry %llu is damaged", f->path, (unsigned long long)i);
         TRY(read_zip64(f, &e, p + ENTRY_BYTES + name, extra));
-        if (!is_graphic(e.name, e.n_name)) FAIL(ERR_FORMAT, "%s: a zip entry without a readable name", f->path);
+        if (!pickle_is_graphic(e.name, e.n_name)) FAIL(ERR_FORMAT, "%s: a zip entry without a readable name", f->path);
         if (flags & 1) FAIL(ERR_FORMAT, "%s: zip entry %llu is encrypted", f->path, (unsigned long long)i);
         if (method != 0)
             FAIL(ERR_FORMAT, "%s: zip entry %.*s is compressed, as torch.save does not write it", f->path,
@@ -279,29 +272,7 @@ static const struct pickle_name NAMES[] = {
 
 /* ---- values as tensors ---- */
 
-static const struct pickle_value *item(const struct pickle_value *v, int64_t i) { return v && i < v->n_items ? v->items[i] : NULL; }
-
-static int role_of(const struct pickle_value *v) { return v && v->kind == PICKLE_NAME ? v->role : 0; }
-
-/* The call of a name of that role. */
-static bool is_call(const struct pickle_value *v, int role) { return v && v->kind == PICKLE_CALL && role_of(v->items[0]) == role; }
-
-static const struct pickle_value *arg(const struct pickle_value *call, int64_t i) { return item(call->items[1], i); }
-
-static bool is_int(const struct pickle_value *v) { return v && v->kind == PICKLE_INT; }
-
-static bool is_sequence(const struct pickle_value *v) { return v && (v->kind == PICKLE_TUPLE || v->kind == PICKLE_LIST); }
-
-/* A tuple of sizes, or torch.Size of one. -1: not that. */
-static int sizes(const struct pickle_value *v, int64_t *to) {
-    if (is_call(v, ROLE_SIZE)) v = arg(v, 0);
-    if (!is_sequence(v) || v->n_items > TORCH_MAX_DIMS) return -1;
-    for (int64_t i = 0; i < v->n_items; i++) {
-        if (!is_int(v->items[i]) || v->items[i]->i < 0) return -1;
-        to[i] = v->items[i]->i;
-    }
-    return (int)v->n_items;
-}
+static int sizes(const struct pickle_value *v, int64_t *to) { return pickle_sizes(v, ROLE_SIZE, to, TORCH_MAX_DIMS); }
 
 #define BAD(f, name, ...) \
     return (err_wrap(err_set(ERR_FORMAT, __FILE__, __LINE__, __VA_ARGS__), "%s: tensor %s", (f)->path, name), ERR_FORMAT)
@@ -316,12 +287,12 @@ struct storage {
 static int find_storage(const struct torch_file *f, const char *name, const struct pickle_value *ref, struct storage *s) {
     char key[64];
     const struct pickle_value *id = ref && ref->kind == PICKLE_REF ? ref->items[0] : NULL;
-    const struct pickle_value *k = item(id, 2), *n = item(id, 4);
-    const int role = role_of(item(id, 1));
+    const struct pickle_value *k = pickle_item(id, 2), *n = pickle_item(id, 4);
+    const int role = pickle_role(pickle_item(id, 1));
     if (role == ROLE_STORAGE_UNSUPPORTED)
-        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype (%s)", f->path, name, item(id, 1)->s);
-    if (!is_sequence(id) || role < ROLE_STORAGE || !k || k->kind != PICKLE_STR || k->n > 32 || !is_graphic(k->s, k->n) ||
-        !is_int(n) || n->i < 0)
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype (%s)", f->path, name, pickle_item(id, 1)->s);
+    if (!pickle_is_sequence(id) || role < ROLE_STORAGE || !k || k->kind != PICKLE_STR || k->n > 32 ||
+        !pickle_is_graphic(k->s, k->n) || !pickle_is_int(n) || n->i < 0)
         BAD(f, name, "its storage is not described as torch.save does it");
     snprintf(key, sizeof key, "data/%.*s", (int)k->n, k->s);
     const struct entry *e = find_entry(f, key, strlen(key));
@@ -359,13 +330,14 @@ static int place(const struct torch_file *f, struct torch_tensor *t, const struc
 /* A plain tensor: _rebuild_tensor_v2, alone or inside _rebuild_parameter. */
 static int read_plain(const struct torch_file *f, struct torch_tensor *t, const struct pickle_value *v) {
     struct storage s;
-    if (is_call(v, ROLE_PARAMETER)) v = arg(v, 0);
-    if (!is_call(v, ROLE_TENSOR) || !is_int(arg(v, 1))) FAIL(ERR_FORMAT, "%s: %s is not a tensor", f->path, t->name);
-    TRY(find_storage(f, t->name, arg(v, 0), &s));
-    t->nd = sizes(arg(v, 2), t->dim);
-    if (t->nd < 0 || sizes(arg(v, 3), t->stride) != t->nd)
+    if (pickle_is_call(v, ROLE_PARAMETER)) v = pickle_arg(v, 0);
+    if (!pickle_is_call(v, ROLE_TENSOR) || !pickle_is_int(pickle_arg(v, 1)))
+        FAIL(ERR_FORMAT, "%s: %s is not a tensor", f->path, t->name);
+    TRY(find_storage(f, t->name, pickle_arg(v, 0), &s));
+    t->nd = sizes(pickle_arg(v, 2), t->dim);
+    if (t->nd < 0 || sizes(pickle_arg(v, 3), t->stride) != t->nd)
         BAD(f, t->name, "its sizes and strides are not two equally long lists of at most %d numbers >= 0", TORCH_MAX_DIMS);
-    return place(f, t, &s, arg(v, 1)->i);
+    return place(f, t, &s, pickle_arg(v, 1)->i);
 }
 
 /* ---- DTensors ---- */
@@ -373,10 +345,10 @@ static int read_plain(const struct torch_file *f, struct torch_tensor *t, const 
 /* A mesh dimension's size in _MeshLayout: a number or (nested) numbers that multiply; torch nests once. */
 static int64_t layout_size(const struct pickle_value *v) {
     int64_t n = 1;
-    if (is_int(v)) return v->i;
-    for (int64_t i = 0; is_sequence(v) && i < v->n_items; i++)
-        if (!is_int(v->items[i]) || __builtin_mul_overflow(n, v->items[i]->i, &n)) return -1;
-    return is_sequence(v) ? n : -1;
+    if (pickle_is_int(v)) return v->i;
+    for (int64_t i = 0; pickle_is_sequence(v) && i < v->n_items; i++)
+        if (!pickle_is_int(v->items[i]) || __builtin_mul_overflow(n, v->items[i]->i, &n)) return -1;
+    return pickle_is_sequence(v) ? n : -1;
 }
 
 /* Sizes of the mesh's dimensions: torch to 2.9 keeps the tensor `mesh`, later ones a layout. *nd = -1: neither. */
@@ -393,12 +365,12 @@ static int mesh_sizes(const struct torch_file *f, const struct pickle_value *mes
     }
     layout = layout && layout->kind == PICKLE_CALL ? layout->state : NULL;
     const struct pickle_value *axes = pickle_get(layout, "axes"), *shape = pickle_get(layout, "shape");
-    if (is_int(shape)) {
+    if (pickle_is_int(shape)) {
         to[0] = shape->i;
         *nd = 1;
     }
     const struct pickle_value *list = axes ? axes : shape;
-    if (!is_sequence(list) || list->n_items > TORCH_MAX_DIMS) return 0;
+    if (!pickle_is_sequence(list) || list->n_items > TORCH_MAX_DIMS) return 0;
     for (int64_t i = 0; i < list->n_items; i++) {
         const struct pickle_value *axis = list->items[i];
         to[i] = layout_size(axes ? pickle_get(axis->kind == PICKLE_CALL ? axis->state : NULL, "shape") : axis);
@@ -411,16 +383,16 @@ static int mesh_sizes(const struct torch_file *f, const struct pickle_value *mes
 static int read_mesh(struct torch_file *f, const char *name, const struct pickle_value *mesh) {
     int64_t size[TORCH_MAX_DIMS];
     if (mesh == f->mesh) return 0;
-    if (!is_call(mesh, ROLE_MESH)) BAD(f, name, "a DTensor without a device mesh");
+    if (!pickle_is_call(mesh, ROLE_MESH)) BAD(f, name, "a DTensor without a device mesh");
     int nd;
     TRY(mesh_sizes(f, mesh, size, &nd));
     if (nd < 0) FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported device mesh, its size cannot be read", f->path, name);
     const struct pickle_value *names = pickle_get(mesh->state, "_mesh_dim_names");
     if (!names) names = pickle_get(mesh->state, "mesh_dim_names");
     for (int i = 0; i < nd; i++) {
-        const struct pickle_value *s = item(names, i);
+        const struct pickle_value *s = pickle_item(names, i);
         const char *want = i == nd - 1 ? "fsdp" : "ddp";
-        const bool named = is_sequence(names) && s && s->kind == PICKLE_STR && is_graphic(s->s, s->n);
+        const bool named = pickle_is_sequence(names) && s && s->kind == PICKLE_STR && pickle_is_graphic(s->s, s->n);
         if (nd > 2 || (named && (s->n != strlen(want) || memcmp(s->s, want, s->n) != 0)))
             FAIL(ERR_UNSUPPORTED,
                  "%s: tensor %s: unsupported device mesh of %d dimensions%s%.*s; (fsdp) and (ddp, fsdp) are read, tensor parallel "
@@ -439,20 +411,20 @@ static int read_mesh(struct torch_file *f, const char *name, const struct pickle
 
 /* The last placement says how it is sharded, those before it that the replicas are equal. */
 static int read_placements(const struct torch_file *f, struct torch_tensor *t, const struct pickle_value *placements) {
-    const int64_t n = is_sequence(placements) ? placements->n_items : 0;
+    const int64_t n = pickle_is_sequence(placements) ? placements->n_items : 0;
     if (n != f->mesh_dims) BAD(f, t->name, "%lld placements on its device mesh", (long long)n);
     for (int64_t i = 0; i < n; i++) {
         const struct pickle_value *p = placements->items[i];
-        const bool shard = is_call(p, ROLE_SHARD), last = i == n - 1;
-        if (!is_call(p, ROLE_REPLICATE) && !(last && shard)) {
+        const bool shard = pickle_is_call(p, ROLE_SHARD), last = i == n - 1;
+        if (!pickle_is_call(p, ROLE_REPLICATE) && !(last && shard)) {
             const char *name = p->kind == PICKLE_CALL && p->items[0]->kind == PICKLE_NAME ? p->items[0]->s : "what is no placement";
             FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported placement %s; Shard and Replicate are read, replicas before shards",
                  f->path, t->name, name);
         }
         t->shard_dim = -1;
         if (!shard) continue;
-        const struct pickle_value *dim = p->state ? pickle_get(p->state, "dim") : arg(p, 0);
-        const int64_t d = is_int(dim) ? (dim->i < 0 ? dim->i + t->full_nd : dim->i) : -1;
+        const struct pickle_value *dim = p->state ? pickle_get(p->state, "dim") : pickle_arg(p, 0);
+        const int64_t d = pickle_is_int(dim) ? (dim->i < 0 ? dim->i + t->full_nd : dim->i) : -1;
         if (d < 0 || d >= t->full_nd) BAD(f, t->name, "sharded along a dimension that it does not have");
         t->shard_dim = (int)d;
     }
@@ -462,14 +434,14 @@ static int read_placements(const struct torch_file *f, struct torch_tensor *t, c
 /* The whole part that a tensor's spec says of it, and the rank's own part. */
 static int read_dtensor(struct torch_file *f, struct torch_tensor *t, const struct pickle_value *state) {
     const struct pickle_value *local = pickle_get(state, "_local_tensor"), *spec = pickle_get(state, "_spec");
-    for (int64_t i = 0; is_sequence(state) && i < state->n_items; i++) { /* (attributes, slots) */
+    for (int64_t i = 0; pickle_is_sequence(state) && i < state->n_items; i++) { /* (attributes, slots) */
         if (!local) local = pickle_get(state->items[i], "_local_tensor");
         if (!spec) spec = pickle_get(state->items[i], "_spec");
     }
-    if (!local || !is_call(spec, ROLE_SPEC)) BAD(f, t->name, "a DTensor without its local tensor and its spec");
+    if (!local || !pickle_is_call(spec, ROLE_SPEC)) BAD(f, t->name, "a DTensor without its local tensor and its spec");
     TRY(read_mesh(f, t->name, pickle_get(spec->state, "mesh")));
     const struct pickle_value *meta = pickle_get(spec->state, "tensor_meta");
-    t->full_nd = is_call(meta, ROLE_META) ? sizes(arg(meta, 0), t->full_dim) : -1;
+    t->full_nd = pickle_is_call(meta, ROLE_META) ? sizes(pickle_arg(meta, 0), t->full_dim) : -1;
     if (t->full_nd < 0) BAD(f, t->name, "a DTensor that does not say its size");
     t->dtensor = true;
     TRY(read_placements(f, t, pickle_get(spec->state, "placements")));
@@ -482,10 +454,12 @@ static int read_dtensor(struct torch_file *f, struct torch_tensor *t, const stru
 
 static int read_tensor(struct torch_file *f, struct torch_tensor *t, const struct pickle_value *v) {
     t->shard_dim = -1;
-    if (is_call(v, ROLE_PARAMETER) && is_call(arg(v, 0), ROLE_FROM_TYPE)) v = arg(v, 0);
-    if (!is_call(v, ROLE_FROM_TYPE)) return read_plain(f, t, v);
-    if (role_of(arg(v, 0)) == ROLE_WRAPPER && role_of(arg(v, 1)) == ROLE_DTENSOR) return read_dtensor(f, t, arg(v, 3));
-    if (role_of(arg(v, 0)) != ROLE_TENSOR || role_of(arg(v, 1)) != ROLE_PLAIN || !arg(v, 2) || arg(v, 2)->kind != PICKLE_TUPLE)
+    if (pickle_is_call(v, ROLE_PARAMETER) && pickle_is_call(pickle_arg(v, 0), ROLE_FROM_TYPE)) v = pickle_arg(v, 0);
+    if (!pickle_is_call(v, ROLE_FROM_TYPE)) return read_plain(f, t, v);
+    if (pickle_role(pickle_arg(v, 0)) == ROLE_WRAPPER && pickle_role(pickle_arg(v, 1)) == ROLE_DTENSOR)
+        return read_dtensor(f, t, pickle_arg(v, 3));
+    if (pickle_role(pickle_arg(v, 0)) != ROLE_TENSOR || pickle_role(pickle_arg(v, 1)) != ROLE_PLAIN || !pickle_arg(v, 2) ||
+        pickle_arg(v, 2)->kind != PICKLE_TUPLE)
         FAIL(ERR_FORMAT, "%s: %s is neither a tensor nor a DTensor", f->path, t->name);
     /* as the call of the function with those arguments */
     struct pickle_value *items[] = {v->items[1]->items[0], v->items[1]->items[2]};
@@ -509,7 +483,7 @@ static int read_tensors(struct torch_file *f, const struct pickle_value *root) {
     if (root->kind != PICKLE_DICT) FAIL(ERR_FORMAT, "%s: not a state_dict", f->path);
     for (int64_t i = 0; i < root->n_items; i += 2) {
         const struct pickle_value *key = root->items[i];
-        if (key->kind != PICKLE_STR || key->n > 1024 || !is_graphic(key->s, key->n))
+        if (key->kind != PICKLE_STR || key->n > 1024 || !pickle_is_graphic(key->s, key->n))
             FAIL(ERR_FORMAT, "%s: a state_dict with a key that is not the name of a tensor", f->path);
         TRY(check_name(f, key->s, key->n));
         xgrow((void **)&f->tensors, &f->cap, f->n + 1, sizeof *f->tensors);
@@ -533,19 +507,24 @@ static int map_regular(struct torch_file *f) {
     return file_map_open(&f->map, f->path);
 }
 
+/* The archive in f->map as values. The pickle borrows from the map. */
+static int read_archive(struct torch_file *f, struct pickle **pickle) {
+    TRY(read_directory(f));
+    const struct entry *e = find_entry(f, "data.pkl", 8), *order = find_entry(f, "byteorder", 9);
+    if (!e || e->bytes > MAX_PICKLE)
+        FAIL(ERR_FORMAT, "%s: %s", f->path, e ? "its data.pkl is too large" : "no data.pkl in it; is it a file of torch.save?");
+    if (order && (order->bytes != 6 || memcmp(order->data, "little", 6) != 0))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported byte order", f->path);
+    return pickle_read(pickle, e->data, e->bytes, NAMES, sizeof NAMES / sizeof NAMES[0], f->path);
+}
+
 int torch_file_open(struct torch_file **out, const char *path) {
     int rc = 0;
     struct pickle *pickle = NULL;
     struct torch_file *f = xcalloc(1, sizeof *f);
     f->path = path;
     TRYG(map_regular(f), out);
-    TRYG(read_directory(f), out);
-    const struct entry *e = find_entry(f, "data.pkl", 8), *order = find_entry(f, "byteorder", 9);
-    if (!e || e->bytes > MAX_PICKLE)
-        FAILG(out, ERR_FORMAT, "%s: %s", path, e ? "its data.pkl is too large" : "no data.pkl in it; is it a file of torch.save?");
-    if (order && (order->bytes != 6 || memcmp(order->data, "little", 6) != 0))
-        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported byte order", path);
-    TRYG(pickle_read(&pickle, e->data, e->bytes, NAMES, sizeof NAMES / sizeof NAMES[0], path), out);
+    TRYG(read_archive(f, &pickle), out);
     TRYG(read_tensors(f, pickle_root(pickle)), out);
     f->path = NULL; /* the caller's */
     f->mesh = NULL; /* the pickle's */
@@ -553,6 +532,21 @@ out:
     pickle_free(pickle);
     if (rc == 0) *out = f;
     else torch_file_close(f);
+    return rc;
+}
+
+int torch_tensor_open(struct torch_tensor *t, const void *p, size_t n, const char *name, const char *path) {
+    struct torch_file f = {.map = {.p = p, .n = n}, .path = path};
+    struct pickle *pickle = NULL;
+    char *copy = xstrdup(name);
+    *t = (struct torch_tensor){.name = copy, .shard_dim = -1};
+    int rc = read_archive(&f, &pickle);
+    if (rc == 0) rc = read_plain(&f, t, pickle_root(pickle));
+    t->name = NULL;
+    free(copy);
+    pickle_free(pickle);
+    free(f.entries);
+    map_free(&f.by_entry);
     return rc;
 }
 

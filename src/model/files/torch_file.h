@@ -37,6 +37,9 @@ const struct torch_tensor *torch_file_find(const struct torch_file *f, const cha
 /* Ranks that a DTensor is sharded over and copies of it, from the device mesh; 0: the file has no DTensor. */
 int64_t torch_file_shards(const struct torch_file *f);
 int64_t torch_file_replicas(const struct torch_file *f);
+/* The one plain tensor that torch.save wrote as the n bytes at p, which t borrows. name and path are for messages; t->name stays
+ * NULL. Errors as torch_file_open's. */
+int torch_tensor_open(struct torch_tensor *t, const void *p, size_t n, const char *name, const char *path);
 /* n elements from element `first` on, row-major. */
 void torch_tensor_read(const struct torch_tensor *t, int64_t first, int64_t n, void *dst);
 

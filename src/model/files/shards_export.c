@@ -1,11 +1,11 @@
-/* fsdp_export.c - the weights of verl's FSDP shards as a Hugging Face directory, and
+/* shards_export.c - the weights of verl's FSDP or Megatron checkpoints as a Hugging Face directory, and
  * compared with one: what verl.model_merger does.
  *
  * Any architecture: names and shapes are those of the trainer's model, and nothing
  * here interprets them.  Publishing (temporary name, rename) is the command's.
  * Invariant: a tensor is written with the bits that the shards hold, or rounded
  * once to the requested dtype. */
-#include "model/files/fsdp.h"
+#include "model/files/shards.h"
 
 #include "base/buf.h"
 #include "base/err.h"
@@ -29,26 +29,26 @@ static bool is_float(enum dtype dt) { return dt == DT_F32 || dt == DT_BF16 || dt
 /* ---- tensors to write ---- */
 
 struct export {
-    const struct fsdp_export_args *a;
+    const struct shards_export_args *a;
     size_t done, total; /* bytes */
     char *raw;          /* a chunk as the shards have it */
 };
 struct source { /* one safetensors_write_tensor's arg */
     struct export *e;
-    const struct fsdp_tensor *t;
+    const struct shards_tensor *t;
     enum dtype dt;
 };
 
 static int read_chunk(void *arg, size_t off, void *dst, size_t n) {
     const struct source *s = arg;
-    const struct fsdp_tensor *t = s->t;
+    const struct shards_tensor *t = s->t;
     const size_t size = dtype_size(s->dt);
     CHECK(off % size == 0 && n % size == 0);
     const int64_t first = (int64_t)(off / size), count = (int64_t)(n / size);
     for (int64_t i = 0; i < count; i += CHUNK) {
         const int64_t k = count - i < CHUNK ? count - i : CHUNK;
         char *to = (char *)dst + (size_t)i * size;
-        fsdp_read(t, first + i, k, s->e->raw);
+        shards_read(t, first + i, k, s->e->raw);
         if (is_float(t->dt) && !model_all_finite(s->e->raw, t->dt, k))
             FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged",
                  s->e->a->dir, t->name);
@@ -60,14 +60,14 @@ static int read_chunk(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
-static bool equal_tensors(const struct fsdp_tensor *a, const struct fsdp_tensor *b) {
+static bool equal_tensors(const struct shards_tensor *a, const struct shards_tensor *b) {
     bool same = a->dt == b->dt && a->nd == b->nd && memcmp(a->dim, b->dim, sizeof a->dim) == 0;
     const size_t bytes = CHUNK * dtype_size(a->dt);
     char *x = xmalloc(2 * bytes);
     for (int64_t i = 0; i < a->count && same; i += CHUNK) {
         const int64_t k = a->count - i < CHUNK ? a->count - i : CHUNK;
-        fsdp_read(a, i, k, x);
-        fsdp_read(b, i, k, x + bytes);
+        shards_read(a, i, k, x);
+        shards_read(b, i, k, x + bytes);
         same = memcmp(x, x + bytes, (size_t)k * dtype_size(a->dt)) == 0;
     }
     free(x);
@@ -75,8 +75,8 @@ static bool equal_tensors(const struct fsdp_tensor *a, const struct fsdp_tensor 
 }
 
 /* The name that ties embeddings need not save: transformers makes lm_head from the embeddings. */
-static const char *tied_copy(const struct fsdp *f, const json_t *config) {
-    const struct fsdp_tensor *head = fsdp_find(f, "lm_head.weight"), *embed = fsdp_find(f, "model.embed_tokens.weight");
+static const char *tied_copy(const struct shards *f, const json_t *config) {
+    const struct shards_tensor *head = shards_find(f, "lm_head.weight"), *embed = shards_find(f, "model.embed_tokens.weight");
     if (!json_is_true(json_object_get(config, "tie_word_embeddings")) || !head || !embed) return NULL;
     if (equal_tensors(head, embed)) return head->name;
     log_warn("config.json says tied embeddings, lm_head.weight differs from model.embed_tokens.weight: both are written");
@@ -91,12 +91,12 @@ struct list {
 
 /* The model's tensors, or the adapter's; f32 first, so that every tensor is aligned to its size. */
 static void list_tensors(struct list *l, struct export *e, bool adapter, const char *skip) {
-    const struct fsdp *f = e->a->f;
-    const int64_t n = fsdp_count(f);
+    const struct shards *f = e->a->s;
+    const int64_t n = shards_count(f);
     *l = (struct list){.t = xcalloc((size_t)n + 1, sizeof *l->t), .src = xcalloc((size_t)n + 1, sizeof *l->src)};
     for (size_t size = 8; size > 0; size /= 2) {
         for (int64_t i = 0; i < n; i++) {
-            const struct fsdp_tensor *t = fsdp_at(f, i);
+            const struct shards_tensor *t = shards_at(f, i);
             const enum dtype dt = e->a->dt >= 0 && is_float(t->dt) ? (enum dtype)e->a->dt : t->dt;
             if (t->adapter != adapter || dtype_size(dt) != size || (skip && strcmp(t->name, skip) == 0)) continue;
             l->src[l->n] = (struct source){e, t, dt};
@@ -151,7 +151,19 @@ static int copy_texts(const char *from, const char *to) {
     return rc;
 }
 
-static int write_config(const struct fsdp_export_args *a, json_t *config) {
+/* Megatron's critics come with the config.json of the model that they began as. */
+static int make_value(const struct shards_export_args *a, json_t **config) {
+    struct model_config c;
+    TRY(model_config_load(&c, a->config_dir));
+    model_config_make_value(&c);
+    if (!shards_find(a->s, "score.bias")) json_object_set_new(c.json, "token_classification_bias", json_false());
+    json_decref(*config);
+    *config = json_incref(c.json);
+    model_config_free(&c);
+    return 0;
+}
+
+static int write_config(const struct shards_export_args *a, json_t *config) {
     char *path = file_join(a->out, "config.json");
     if (a->dt >= 0) model__set_config_dtype(config, (enum dtype)a->dt);
     const int rc = json_save_atomic(path, config);
@@ -169,7 +181,7 @@ static char *module_of(const char *name) {
 }
 
 /* r and the adapted modules from the tensors, lora_alpha from verl's lora_train_meta.json. */
-static int make_adapter_config(const struct fsdp_export_args *a, json_t **out) {
+static int make_adapter_config(const struct shards_export_args *a, json_t **out) {
     int64_t alpha = 0, r = 0;
     const char *task = NULL;
     json_t *meta = NULL, *modules = json_array();
@@ -185,8 +197,8 @@ static int make_adapter_config(const struct fsdp_export_args *a, json_t **out) {
     TRYG(json_load(&meta, path, MAX_CONFIG), out);
     TRYG(json_i64(meta, "lora_alpha", &alpha, path), out);
     TRYG(json_str_opt(meta, "task_type", &task, path), out);
-    for (int64_t i = 0; i < fsdp_count(a->f); i++) {
-        const struct fsdp_tensor *t = fsdp_at(a->f, i);
+    for (int64_t i = 0; i < shards_count(a->s); i++) {
+        const struct shards_tensor *t = shards_at(a->s, i);
         char *module = t->adapter ? module_of(t->name) : NULL;
         if (module && strstr(t->name, ".lora_A") && t->nd == 2) r = t->dim[0];
         if (module && !map_gets(&seen, module, NULL)) {
@@ -206,7 +218,7 @@ out:
     return rc;
 }
 
-static int write_adapter(const struct fsdp_export_args *a, const struct list *l) {
+static int write_adapter(const struct shards_export_args *a, const struct list *l) {
     int rc = 0;
     json_t *config = NULL;
     char *to = file_join(a->out, "lora_adapter"), *made = NULL;
@@ -229,7 +241,7 @@ out:
     return rc;
 }
 
-int fsdp_export(const struct fsdp_export_args *a) {
+int shards_export(const struct shards_export_args *a) {
     int rc = 0;
     struct export e = {.a = a, .raw = xmalloc(CHUNK * sizeof(double))};
     struct list model = {0}, adapter = {0};
@@ -242,7 +254,8 @@ int fsdp_export(const struct fsdp_export_args *a) {
               "model directory that has them with --hf_model_path",
               a->config_dir);
     TRYG(json_load(&config, path, MAX_CONFIG), out);
-    list_tensors(&model, &e, false, tied_copy(a->f, config));
+    if (shards_is_value(a->s)) TRYG(make_value(a, &config), out);
+    list_tensors(&model, &e, false, tied_copy(a->s, config));
     list_tensors(&adapter, &e, true, NULL);
     TRYG(check_disk(a->out, e.total), out);
     if (adapter.n > 0) TRYG(write_adapter(a, &adapter), out);
@@ -264,7 +277,7 @@ out:
 /* ---- comparing ---- */
 
 /* As bf16, which verl's test loads both in. */
-static int compare_tensor(const struct fsdp_tensor *t, const struct safetensors_tensor *s, const char *path) {
+static int compare_tensor(const struct shards_tensor *t, const struct safetensors_tensor *s, const char *path) {
     bool same = t->nd == s->nd;
     for (int i = 0; i < t->nd && same; i++) same = t->dim[i] == s->dim[i];
     if (!same) FAIL(ERR_INPUT, "%s: tensor %s has another shape than the merged checkpoint", path, t->name);
@@ -276,7 +289,7 @@ static int compare_tensor(const struct fsdp_tensor *t, const struct safetensors_
     int rc = 0;
     for (int64_t i = 0; i < t->count && rc == 0; i += CHUNK) {
         const int64_t k = t->count - i < CHUNK ? t->count - i : CHUNK;
-        fsdp_read(t, i, k, raw);
+        shards_read(t, i, k, raw);
         if (!is_float(t->dt)) {
             if (memcmp(raw, s->data + (size_t)i * size, (size_t)k * size) != 0)
                 rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: tensor %s differs from the merged checkpoint", path, t->name);
@@ -299,13 +312,13 @@ static int compare_tensor(const struct fsdp_tensor *t, const struct safetensors_
 
 static bool is_head(const char *name) { return strcmp(name, "lm_head.weight") == 0; } /* tied embeddings may leave it out */
 
-static int compare_file(const struct fsdp *f, const char *path, struct map *seen) {
+static int compare_file(const struct shards *f, const char *path, struct map *seen) {
     struct safetensors_file *st;
     int rc = 0;
     TRY(safetensors_open(&st, path));
     for (int64_t i = 0; i < safetensors_count(st) && rc == 0; i++) {
         const struct safetensors_tensor *s = safetensors_at(st, i);
-        const struct fsdp_tensor *t = fsdp_find(f, s->name);
+        const struct shards_tensor *t = shards_find(f, s->name);
         if (t) rc = compare_tensor(t, s, path);
         else if (!is_head(s->name))
             rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: tensor %s is not in the merged checkpoint", path, s->name);
@@ -315,7 +328,7 @@ static int compare_file(const struct fsdp *f, const char *path, struct map *seen
     return rc;
 }
 
-int fsdp_compare(const struct fsdp *f, const char *hf_dir) {
+int shards_compare(const struct shards *f, const char *hf_dir) {
     struct map seen = {0};
     int rc = 0;
     DIR *d = opendir(hf_dir);
@@ -329,8 +342,8 @@ int fsdp_compare(const struct fsdp *f, const char *hf_dir) {
     }
     closedir(d);
     if (rc == 0 && seen.n == 0) rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no *.safetensors to compare with", hf_dir);
-    for (int64_t i = 0; i < fsdp_count(f) && rc == 0; i++) {
-        const struct fsdp_tensor *t = fsdp_at(f, i);
+    for (int64_t i = 0; i < shards_count(f) && rc == 0; i++) {
+        const struct shards_tensor *t = shards_at(f, i);
         if (!t->adapter && !is_head(t->name) && !map_gets(&seen, t->name, NULL))
             rc = err_set(ERR_INPUT, __FILE__, __LINE__, "%s: no tensor %s, which the merged checkpoint has", hf_dir, t->name);
     }

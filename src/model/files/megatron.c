@@ -1,0 +1,360 @@
+/* megatron.c - the weights of megatron-core's GPTModel, as its dist_checkpointing saves them, under Hugging Face's names.
+ *
+ * A layer's weights are tensors of their own (decoder.layers.3.mlp...) or slices of one with a leading axis of layers
+ * (decoder.layers.mlp...). linear_qkv has for each KV head its query heads, its key and its value; linear_fc1 has gate, then up,
+ * whatever the tensor parallel size was.  Every Hugging Face weight is equally long blocks at equal distances of such a tensor,
+ * so nothing is copied before it is read.
+ * Invariant: after megatron_open the weights are those that config.json describes, in its shapes. */
+#include "model/files/megatron.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "model/model_int.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_CONFIG = 16 << 20 };
+
+struct megatron {
+    struct dcp *dcp;
+    struct model_config cfg;
+    struct megatron_tensor *tensors;
+    int64_t n, cap;
+    struct map by_name;
+    bool no_head, has_score;
+    const char *dir;
+};
+
+/* ---- names ---- */
+
+enum part { WHOLE, QKV, GATE_UP, VOCAB, HEAD };
+struct rule {
+    const char *theirs, *ours; /* '*' stands for q, k, v or gate, up */
+    enum part part;
+};
+static const struct rule of_layer[] = {
+    {"input_layernorm.weight", "input_layernorm.weight", WHOLE},
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", WHOLE},
+    {"self_attention.linear_qkv.weight", "self_attn.*_proj.weight", QKV},
+    {"self_attention.linear_qkv.bias", "self_attn.*_proj.bias", QKV},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", WHOLE},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", WHOLE},
+    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight", WHOLE},
+    {"self_attention.linear_proj.bias", "self_attn.o_proj.bias", WHOLE},
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight", WHOLE},
+    {"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight", WHOLE},
+    {"mlp.linear_fc1.weight", "mlp.*_proj.weight", GATE_UP},
+    {"mlp.linear_fc1.bias", "mlp.*_proj.bias", GATE_UP},
+    {"mlp.linear_fc1.weight_w", "mlp.gate_proj.weight", WHOLE}, /* saved with singleton_local_shards */
+    {"mlp.linear_fc1.weight_v", "mlp.up_proj.weight", WHOLE},
+    {"mlp.linear_fc1.bias_w", "mlp.gate_proj.bias", WHOLE},
+    {"mlp.linear_fc1.bias_v", "mlp.up_proj.bias", WHOLE},
+    {"mlp.linear_fc2.weight", "mlp.down_proj.weight", WHOLE},
+    {"mlp.linear_fc2.bias", "mlp.down_proj.bias", WHOLE},
+};
+static const struct rule of_model[] = {
+    {"embedding.word_embeddings.weight", "model.embed_tokens.weight", VOCAB},
+    {"decoder.final_layernorm.weight", "model.norm.weight", WHOLE},
+    {"output_layer.weight", "lm_head.weight", HEAD},
+    {"output_layer.bias", "score.bias", HEAD},
+};
+
+static const struct rule *find_rule(const struct rule *rules, size_t n, const char *name) {
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rules[i].theirs, name) == 0) return &rules[i];
+    return NULL;
+}
+#define RULE(rules, name) find_rule(rules, sizeof(rules) / sizeof *(rules), name)
+
+/* The rule of a tensor; *layer: its own, -1: it has all layers, -2: it is none of a layer's. */
+static const struct rule *rule_of(const char *name, int64_t *layer) {
+    static const char layers[] = "decoder.layers.";
+    *layer = -2;
+    if (strncmp(name, layers, sizeof layers - 1) != 0) return RULE(of_model, name);
+    const char *rest = name + sizeof layers - 1;
+    *layer = -1;
+    if (*rest >= '0' && *rest <= '9') {
+        char *end;
+        *layer = strtoll(rest, &end, 10);
+        if (*end != '.' || end - rest > 9) return NULL;
+        rest = end + 1;
+    }
+    return RULE(of_layer, rest);
+}
+
+static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
+
+/* dcp_choice: weights of the model; what is the optimizer's, or of random numbers, is left. */
+static int choose(void *arg, const char *name) {
+    const struct megatron *m = arg;
+    int64_t layer;
+    if (!begins(name, "decoder.") && !begins(name, "embedding.") && !begins(name, "output_layer.")) return 0;
+    if (m->no_head && begins(name, "output_layer.")) return 0;
+    if (rule_of(name, &layer)) return 1;
+    if (strstr(name, "adapter") || strstr(name, "to_wrap"))
+        FAIL(ERR_UNSUPPORTED,
+             "%s: unsupported weight %s: the checkpoint of a LoRA run of Megatron's; its huggingface/ has the model", m->dir, name);
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported weight %s; of Megatron's models those of %s are read", m->dir, name, model_family_types);
+}
+
+/* ---- weights ---- */
+
+struct piece { /* of one tensor of theirs */
+    const char *name;
+    int64_t first, block, stride, rows; /* in elements, but for rows */
+};
+
+static int add_weight(struct megatron *m, const struct dcp_tensor *of, const struct piece *p, bool vector, int64_t cols) {
+    if (map_gets(&m->by_name, p->name, NULL)) FAIL(ERR_FORMAT, "%s: two tensors become %s", m->dir, p->name);
+    xgrow((void **)&m->tensors, &m->cap, m->n + 1, sizeof *m->tensors);
+    m->tensors[m->n] = (struct megatron_tensor){.name = xstrdup(p->name),
+                                                .dt = of->dt,
+                                                .nd = vector ? 1 : 2,
+                                                .dim = {p->rows, vector ? 0 : cols},
+                                                .count = p->rows * cols,
+                                                .of = of,
+                                                .first = p->first,
+                                                .block = p->block,
+                                                .stride = p->stride};
+    map_set(&m->by_name, p->name, strlen(p->name), m->n++);
+    return 0;
+}
+
+static char *weight_name(const char *ours, int64_t layer, const char *part) {
+    const char *star = strchr(ours, '*');
+    const int n = star ? (int)(star - ours) : (int)strlen(ours);
+    char *name = xasprintf("%.*s%s%s", n, ours, star ? part : "", star ? star + 1 : "");
+    if (layer < 0) return name;
+    char *full = xasprintf("model.layers.%lld.%s", (long long)layer, name);
+    free(name);
+    return full;
+}
+
+/* What one layer's part of a tensor becomes. at: the dimension of its rows, behind that of layers. */
+static int add_parts(struct megatron *m, const struct dcp_tensor *of, const struct rule *rule, int at, int64_t layer) {
+    const struct model_config *c = &m->cfg;
+    const int64_t first = at > 0 ? layer * (of->count / of->dim[0]) : 0;
+    const bool vector = of->nd - at == 1;
+    const int64_t rows = of->dim[at], cols = vector ? 1 : of->dim[at + 1], unit = c->head_dim * cols;
+    const int64_t group = c->n_q_heads / c->n_kv_heads + 2; /* of heads: the queries of a KV head, its key, its value */
+    static const char *const names[][3] = {[WHOLE] = {""}, [QKV] = {"q", "k", "v"}, [GATE_UP] = {"gate", "up"}};
+    int rc = 0;
+    if (of->nd - at > 2 || of->nd - at < 1) FAIL(ERR_FORMAT, "%s: tensor %s has %d dimensions", m->dir, of->name, of->nd);
+    if (rule->part == QKV && rows != c->n_kv_heads * group * c->head_dim)
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, %lld query and %lld KV heads of %lld (config.json) need %lld", m->dir,
+             of->name, (long long)rows, (long long)c->n_q_heads, (long long)c->n_kv_heads, (long long)c->head_dim,
+             (long long)(c->n_kv_heads * group * c->head_dim));
+    if (rule->part == GATE_UP && rows % 2 != 0) FAIL(ERR_FORMAT, "%s: tensor %s has an odd number of rows", m->dir, of->name);
+    const int n = rule->part == QKV ? 3 : rule->part == GATE_UP ? 2 : 1;
+    for (int i = 0; i < n && rc == 0; i++) {
+        char *name = weight_name(rule->ours, layer, names[n > 1 ? rule->part : WHOLE][i]);
+        struct piece p = {.name = name, .first = first, .rows = rows, .block = rows * cols, .stride = rows * cols};
+        if (rule->part == QKV) {
+            p.block = i == 0 ? (group - 2) * unit : unit;
+            p.stride = group * unit;
+            p.first += i == 0 ? 0 : (group - 3 + i) * unit;
+            p.rows = i == 0 ? c->n_q_heads * c->head_dim : c->n_kv_heads * c->head_dim;
+        } else if (rule->part == GATE_UP) {
+            p.rows = rows / 2;
+            p.block = p.stride = p.rows * cols;
+            p.first += i * p.block;
+        }
+        rc = add_weight(m, of, &p, vector, cols);
+        free(name);
+    }
+    return rc;
+}
+
+/* Embeddings and head, which Megatron pads to a multiple of the tensor parallel size; a head of one row is a value's. */
+static int add_vocabulary(struct megatron *m, const struct dcp_tensor *of, const struct rule *rule) {
+    const int64_t vocab = m->cfg.vocab, cols = of->nd > 1 ? of->dim[1] : 1;
+    const bool score = rule->part == HEAD && of->dim[0] == 1;
+    struct piece p = {.name = score && of->nd == 2 ? "score.weight" : rule->ours, .rows = score ? 1 : vocab};
+    p.block = p.stride = p.rows * cols;
+    if (of->nd > 2 || (rule->part == HEAD && of->nd == 1 && !score))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported shape of tensor %s", m->dir, of->name);
+    if (of->dim[0] < p.rows)
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, config.json has a vocabulary of %lld", m->dir, of->name,
+             (long long)of->dim[0], (long long)vocab);
+    m->has_score |= score;
+    return add_weight(m, of, &p, of->nd == 1, cols);
+}
+
+static int add_tensor(struct megatron *m, const struct dcp_tensor *of) {
+    int64_t layer;
+    const struct rule *rule = rule_of(of->name, &layer);
+    const int64_t n = m->cfg.n_layers;
+    if (rule->part == VOCAB || rule->part == HEAD) return add_vocabulary(m, of, rule);
+    if (layer != -1) {
+        if (layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->dir, of->name, (long long)n);
+        return add_parts(m, of, rule, 0, layer);
+    }
+    if (of->dim[0] != n || of->nd < 2)
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld layers, config.json %lld", m->dir, of->name, (long long)of->dim[0], (long long)n);
+    for (int64_t l = 0; l < n; l++) TRY(add_parts(m, of, rule, 1, l));
+    return 0;
+}
+
+/* ---- against config.json ---- */
+
+static const struct megatron_tensor *find(const struct megatron *m, const char *name) {
+    int64_t i;
+    return map_gets(&m->by_name, name, &i) ? &m->tensors[i] : NULL;
+}
+
+static int check_shapes(const struct megatron *m, const struct model *of) {
+    struct map asked = {0};
+    int rc = 0;
+    for (int64_t i = 0; i < of->n_params && rc == 0; i++) {
+        const struct model_param *p = &of->params[i];
+        const struct megatron_tensor *t = find(m, p->name);
+        map_set(&asked, p->name, strlen(p->name), i);
+        if (!t && (begins(p->name, "lm_head.") || begins(p->name, "score."))) continue;
+        if (!t)
+            rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s/dist_ckpt: no tensor becomes %s, which config.json asks for", m->dir,
+                         p->name);
+        else if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
+            rc = err_set(ERR_FORMAT, __FILE__, __LINE__,
+                         "%s/dist_ckpt: tensor %s becomes %s of shape (%lld, %lld), config.json asks for (%lld, %lld)", m->dir,
+                         t->of->name, t->name, (long long)t->dim[0], (long long)(t->nd == 2 ? t->dim[1] : 1), (long long)p->rows,
+                         (long long)p->cols);
+    }
+    for (int64_t i = 0; i < m->n && rc == 0; i++) {
+        const char *name = m->tensors[i].name;
+        if (!begins(name, "lm_head.") && !begins(name, "score.") && !map_gets(&asked, name, NULL))
+            rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                         "%s/dist_ckpt: unsupported weight %s, which config.json does not ask for", m->dir, m->tensors[i].of->name);
+    }
+    map_free(&asked);
+    return rc;
+}
+
+static int check_weights(const struct megatron *m) {
+    struct model of = {.cfg = m->cfg};
+    if (m->n == 0)
+        FAIL(ERR_INPUT,
+             "%s/dist_ckpt holds no weights: the run saved its optimizer there, and the model, as 'hf_model', in %s/huggingface",
+             m->dir, m->dir);
+    model__params_build(&of);
+    const int rc = check_shapes(m, &of);
+    model__params_free(&of);
+    TRY(rc);
+    if (!m->no_head && !m->cfg.tied && !m->has_score && !find(m, "lm_head.weight"))
+        FAIL(ERR_FORMAT, "%s/dist_ckpt: no output_layer.weight, and config.json does not say tied embeddings", m->dir);
+    return 0;
+}
+
+/* Megatron's own configuration, where the run saved it: next to dist_ckpt/, or above model/. */
+static int check_transformer_config(const struct megatron *m) {
+    static const char *const places[] = {"transformer_config.json", "../transformer_config.json"};
+    const struct model_config *c = &m->cfg;
+    json_t *config = NULL;
+    char *path = NULL;
+    int rc = 0;
+    for (int i = 0; i < 2 && !path; i++) {
+        path = file_join(m->dir, places[i]);
+        if (file_exists(path)) continue;
+        free(path);
+        path = NULL;
+    }
+    if (!path) return 0;
+    TRYG(json_load(&config, path, MAX_CONFIG), out);
+    const struct {
+        const char *key;
+        int64_t value;
+    } same[] = {{"num_layers", c->n_layers},         {"hidden_size", c->hidden},   {"num_attention_heads", c->n_q_heads},
+                {"num_query_groups", c->n_kv_heads}, {"kv_channels", c->head_dim}, {"ffn_hidden_size", c->ffn}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        const json_t *v = json_object_get(config, same[i].key);
+        if (json_is_integer(v) && json_integer_value(v) != same[i].value)
+            FAILG(out, ERR_FORMAT, "%s: %s is %lld, by config.json %lld", path, same[i].key, (long long)json_integer_value(v),
+                  (long long)same[i].value);
+    }
+    static const char *const no[] = {"layernorm_zero_centered_gamma", "attention_output_gate", "multi_latent_attention"};
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++)
+        if (json_is_true(json_object_get(config, no[i]))) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported %s", path, no[i]);
+out:
+    json_decref(config);
+    free(path);
+    return rc;
+}
+
+/* ---- public ---- */
+
+bool megatron_is_dir(const char *dir) {
+    char *sub = file_join(dir, "dist_ckpt");
+    const bool yes = dcp_is_dir(sub);
+    free(sub);
+    return yes;
+}
+
+static int check_family(const struct megatron *m, const char *where) {
+    static const char *const read[] = {"llama", "qwen2", "qwen3", "mistral", "seed_oss"};
+    for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+        if (strcmp(m->cfg.family->type, read[i]) == 0) return 0;
+    FAIL(ERR_UNSUPPORTED,
+         "%s: unsupported family %s in a checkpoint of Megatron's; llama, qwen2, qwen3, mistral and seed_oss are read", where,
+         m->cfg.family->type);
+}
+
+int megatron_open(struct megatron **out, const struct megatron_args *a) {
+    struct megatron *m = xcalloc(1, sizeof *m);
+    char *sub = NULL;
+    int rc = 0;
+    m->dir = a->dir;
+    m->no_head = a->no_head;
+    TRYG(model_config_load(&m->cfg, a->config_dir), out);
+    TRYG(check_family(m, a->config_dir), out);
+    TRYG(check_transformer_config(m), out);
+    TRYG(file_in_dir(&sub, a->dir, "dist_ckpt/.metadata"), out); /* no link out of the checkpoint */
+    free(sub);
+    sub = file_join(a->dir, "dist_ckpt");
+    TRYG(dcp_open(&m->dcp, sub, choose, m), out);
+    for (int64_t i = 0; i < dcp_count(m->dcp); i++) TRYG(add_tensor(m, dcp_at(m->dcp, i)), out);
+    TRYG(check_weights(m), out);
+out:
+    free(sub);
+    m->dir = NULL; /* the caller's */
+    if (rc == 0) *out = m;
+    else megatron_close(m);
+    return rc;
+}
+
+void megatron_close(struct megatron *m) {
+    if (!m) return;
+    for (int64_t i = 0; i < m->n; i++) free(m->tensors[i].name);
+    free(m->tensors);
+    map_free(&m->by_name);
+    model_config_free(&m->cfg);
+    dcp_close(m->dcp);
+    free(m);
+}
+
+int64_t megatron_count(const struct megatron *m) { return m->n; }
+
+const struct megatron_tensor *megatron_at(const struct megatron *m, int64_t i) {
+    CHECK(i >= 0 && i < m->n);
+    return &m->tensors[i];
+}
+
+int64_t megatron_files(const struct megatron *m) { return dcp_files(m->dcp); }
+
+int64_t megatron_left(const struct megatron *m) { return dcp_left(m->dcp); }
+
+bool megatron_has_score(const struct megatron *m) { return m->has_score; }
+
+void megatron_read(const struct megatron_tensor *t, int64_t first, int64_t n, void *dst) {
+    while (n > 0) {
+        const int64_t at = first % t->block, k = n < t->block - at ? n : t->block - at;
+        dcp_read(t->of, t->first + first / t->block * t->stride + at, k, dst);
+        dst = (char *)dst + (size_t)k * dtype_size(t->dt);
+        first += k;
+        n -= k;
+    }
+}

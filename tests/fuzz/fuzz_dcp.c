@@ -1,0 +1,68 @@
+/* fuzz_dcp.c - hostile checkpoints of torch.distributed.checkpoint: 4 bytes say how long .metadata is, which follows; the rest is
+ * the one file of chunks.  Every element of what dcp_open accepts is read, at once and one by one, and so is every weight of
+ * what megatron_open makes of it, for a model whose config.json is the one here. */
+#include "fuzz.h"
+
+#include "base/buf.h"
+#include "model/files/megatron.h"
+
+static const char config[] =
+    "{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\", \"hidden_size\": 4, \"intermediate_size\": 6, "
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 2, \"vocab_size\": 5, "
+    "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", "
+    "\"tie_word_embeddings\": false, \"torch_dtype\": \"float32\"}";
+
+static int every(void *arg, const char *name) {
+    (void)arg;
+    return strlen(name) % 16 != 15;
+}
+
+static void read_tensor(const struct dcp_tensor *t) {
+    const size_t size = dtype_size(t->dt), n = (size_t)t->count * size;
+    uint8_t *all = xmalloc(n), one[8];
+    CHECK(t->n_chunks > 0 && t->nd > 0);
+    dcp_read(t, 0, t->count, all);
+    for (int64_t i = 0; i < t->count; i++) {
+        dcp_read(t, i, 1, one);
+        CHECK(memcmp(one, all + (size_t)i * size, size) == 0);
+    }
+    free(all);
+}
+
+static void read_weight(const struct megatron_tensor *t) {
+    uint8_t *all = xmalloc((size_t)t->count * dtype_size(t->dt));
+    CHECK(t->count == t->dim[0] * (t->nd == 2 ? t->dim[1] : 1));
+    megatron_read(t, 0, t->count, all);
+    free(all);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    struct dcp *d;
+    struct megatron *m;
+    uint32_t n_metadata;
+    if (n < sizeof n_metadata) return 0;
+    fuzz_quiet();
+    memcpy(&n_metadata, data, sizeof n_metadata);
+    data += sizeof n_metadata;
+    n -= sizeof n_metadata;
+    if (n_metadata > n) n_metadata = (uint32_t)n;
+    char *dir = file_join(fuzz_dir(), "dist_ckpt");
+    CHECK(file_mkdirs(dir) == 0);
+    free(fuzz_file("config.json", (const uint8_t *)config, sizeof config - 1));
+    free(fuzz_file("dist_ckpt/.metadata", data, n_metadata));
+    free(fuzz_file("dist_ckpt/__0_0.distcp", data + n_metadata, n - n_metadata));
+    int rc = dcp_open(&d, dir, every, NULL);
+    fuzz_check_rc(rc);
+    if (rc == 0) {
+        for (int64_t i = 0; i < dcp_count(d); i++) read_tensor(dcp_at(d, i));
+        dcp_close(d);
+    }
+    rc = megatron_open(&m, &(struct megatron_args){.dir = fuzz_dir(), .config_dir = fuzz_dir()});
+    fuzz_check_rc(rc);
+    if (rc == 0) {
+        for (int64_t i = 0; i < megatron_count(m); i++) read_weight(megatron_at(m, i));
+        megatron_close(m);
+    }
+    free(dir);
+    return 0;
+}

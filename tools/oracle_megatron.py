@@ -1,0 +1,301 @@
+"""verl's Megatron checkpoints: written by megatron-core's GPTModel on CPU ranks (gloo), or by torch.distributed.checkpoint in other
+shardings, read by torch and named by verl's MegatronModelMerger, and merged by `verlc model_merger`; every tensor is compared bit
+for bit, in the checkpoint's dtype and in bf16.
+
+  python tools/oracle_megatron.py check VERLC        needs torch, transformers, megatron-core 0.16.1's and verl 0.9.1's files
+  python tools/oracle_megatron.py make DIR CASE...   fixtures: tests/fixtures/megatron_ckpt
+
+A process that writes may hang in megatron-core's queues: each has a deadline.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from oracle_verl_ckpt import equal, in_ranks, tensors_of
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+DEADLINE = 240  # seconds of one rank
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 4, "vocab_size": 37, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+         "eos_token_id": 0, "rope_theta": 10000.0}
+WIDE = SMALL | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "num_hidden_layers": 4}
+# name -> (model_type, config, dtype)
+MODELS = {
+    "llama": ("llama", WIDE | {"tie_word_embeddings": False}, torch.float32),
+    "llama_mha": ("llama", WIDE | {"num_key_value_heads": 8, "tie_word_embeddings": False}, torch.bfloat16),
+    "qwen2": ("qwen2", WIDE | {"tie_word_embeddings": False}, torch.bfloat16),
+    "qwen2_tied": ("qwen2", WIDE | {"tie_word_embeddings": True}, torch.float32),
+    "qwen3": ("qwen3", WIDE | {"tie_word_embeddings": True}, torch.bfloat16),
+    "mistral": ("mistral", WIDE | {"tie_word_embeddings": False}, torch.float16),
+    "seed_oss": ("seed_oss", WIDE | {"tie_word_embeddings": False}, torch.bfloat16),
+    "critic": ("qwen2", WIDE | {"tie_word_embeddings": False}, torch.float32),
+    "small_qwen2": ("qwen2", SMALL | {"tie_word_embeddings": False}, torch.bfloat16),
+    "small_qwen3": ("qwen3", SMALL | {"tie_word_embeddings": True}, torch.float32),
+    "small_critic": ("qwen2", SMALL | {"num_hidden_layers": 1, "tie_word_embeddings": False}, torch.float32),
+}
+CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "seed_oss": "SeedOss"}
+STACKED, SINGLE = {}, {"singleton_local_shards": True}  # one tensor for all layers, or one for each
+# fixtures: model, tensor and pipeline parallel sizes, layout of layers, of directories
+CASES = {"tp2_pp2": ("small_qwen2", 2, 2, STACKED, "v1"), "pp2_single": ("small_qwen3", 1, 2, SINGLE, "v2"),
+         "critic": ("small_critic", 2, 1, STACKED, "v2")}
+
+
+def hf_config(name):
+    kind, config, dtype = MODELS[name]
+    own = {"attention_bias": True, "attention_out_bias": False} if kind == "seed_oss" else {}
+    return {"architectures": [CLASSES[kind] + "ForCausalLM"], "model_type": kind, **config, **own,
+            "torch_dtype": str(dtype).split(".")[1]}
+
+
+def on_cpu():
+    """megatron-core asks CUDA in places that have nothing to do there."""
+    torch.cuda.synchronize = lambda *a, **kw: None
+    torch.cuda.set_device = lambda *a, **kw: None
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.Tensor.cuda = lambda self, *a, **kw: self
+
+
+# ---- written by megatron-core ----
+
+
+def gpt_model(name):
+    from megatron.core import parallel_state as ps
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    kind, c, dtype = MODELS[name]
+    tp, pp = ps.get_tensor_model_parallel_world_size(), ps.get_pipeline_model_parallel_world_size()
+    config = TransformerConfig(
+        num_layers=c["num_hidden_layers"], hidden_size=c["hidden_size"], ffn_hidden_size=c["intermediate_size"],
+        num_attention_heads=c["num_attention_heads"], num_query_groups=c["num_key_value_heads"], kv_channels=c["head_dim"],
+        use_cpu_initialization=True, gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
+        add_qkv_bias=kind in ("qwen2", "seed_oss"), normalization="RMSNorm", qk_layernorm=kind == "qwen3", params_dtype=dtype,
+        pipeline_dtype=dtype, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, gradient_accumulation_fusion=False)
+    spec = get_gpt_layer_local_spec(qk_layernorm=kind == "qwen3", normalization="RMSNorm")
+    vocab = -(-c["vocab_size"] // (4 * tp)) * 4 * tp  # padded, as Megatron-LM does
+    first, last = ps.is_pipeline_first_stage(), ps.is_pipeline_last_stage()
+    model = GPTModel(config, spec, vocab_size=vocab, max_sequence_length=64, pre_process=first, post_process=last,
+                     share_embeddings_and_output_weights=c["tie_word_embeddings"], position_embedding_type="rope")
+    if "critic" in name and last:
+        model.output_layer = torch.nn.Linear(c["hidden_size"], 1, bias=False)  # as verl's LinearForLastLayer
+    return model.to(dtype)
+
+
+def write_rank(rank, world, cases, tp, pp):
+    """cases: (directory of dist_ckpt, model, metadata)"""
+    signal.alarm(DEADLINE)
+    on_cpu()
+    from megatron.core import dist_checkpointing
+    from megatron.core import parallel_state as ps
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+    ps.initialize_model_parallel(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, create_gloo_process_groups=False)
+    for out, name, metadata in cases:
+        model = gpt_model(name)
+        with torch.no_grad():
+            for i, p in enumerate(model.parameters()):  # of what ranks share one copy is written
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i + 1000 * rank)))
+        shared = {**metadata, "dp_cp_group": ps.get_data_parallel_group(with_context_parallel=True)}
+        dist_checkpointing.save({"model": model.sharded_state_dict(metadata=shared)}, str(out),
+                                sharded_strategy=TorchDistSaveShardedStrategy("torch_dist", 1))
+        dist.barrier()
+
+
+def lay_out(out, name, layout):
+    """The directories of one checkpoint; returns that of dist_ckpt."""
+    base = out / "actor" / ("model" if layout == "v2" else "")
+    (base / "huggingface").mkdir(parents=True)
+    (base / "dist_ckpt").mkdir()
+    (base / "huggingface/config.json").write_text(json.dumps(hf_config(name), indent=2) + "\n")
+    _, c, _ = MODELS[name]
+    (out / "actor/transformer_config.json").write_text(json.dumps(
+        {"num_layers": c["num_hidden_layers"], "num_query_groups": c["num_key_value_heads"], "kv_channels": c["head_dim"],
+         "layernorm_zero_centered_gamma": False}) + "\n")
+    return base / "dist_ckpt"
+
+
+# ---- written by torch alone, in shardings that Megatron does not make ----
+
+
+def whole_weights(name, optimizer):
+    """megatron-core's names and whole tensors."""
+    kind, c, dtype = MODELS[name]
+    torch.manual_seed(5)
+    layers, h, f, d = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    shapes = {"embedding.word_embeddings.weight": (48, h), "decoder.final_layernorm.weight": (h,)}
+    layer = {"self_attention.linear_qkv.layer_norm_weight": (h,), "self_attention.linear_qkv.weight": (q + 2 * kv, h),
+             "self_attention.linear_proj.weight": (h, q), "mlp.linear_fc1.layer_norm_weight": (h,),
+             "mlp.linear_fc1.weight": (2 * f, h), "mlp.linear_fc2.weight": (h, f)}
+    if kind in ("qwen2", "seed_oss"):
+        layer["self_attention.linear_qkv.bias"] = (q + 2 * kv,)
+    shapes |= {f"decoder.layers.{k}": (layers, *s) for k, s in layer.items()}
+    if not c["tie_word_embeddings"]:
+        shapes["output_layer.weight"] = (48, h)
+    out = {k: torch.randn(s).to(dtype) for k, s in shapes.items()}
+    if optimizer:
+        out |= {f"optimizer.state.exp_avg.{k}": torch.randn(s) for k, s in shapes.items()}
+    return out
+
+
+def torch_rank(rank, world, cases, mesh_shape):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    signal.alarm(DEADLINE)
+    mesh = init_device_mesh("cpu", mesh_shape)
+    for out, name, dims in cases:
+        state = {}
+        for key, t in whole_weights(name, True).items():
+            placed = [Shard(d) if d < t.ndim else Replicate() for d in dims][:len(mesh_shape)]
+            state[key] = distribute_tensor(t, mesh, placed)  # uneven where it does not divide
+        dcp.save(state, checkpoint_id=str(out), storage_writer=dcp.FileSystemWriter(str(out), thread_count=2))
+        dist.barrier()
+
+
+# ---- the reference ----
+
+
+def read_by_torch(directory):
+    reader = dcp.FileSystemReader(str(directory))
+    meta = reader.read_metadata().state_dict_metadata
+    state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in meta.items()
+             if isinstance(m, TensorStorageMetadata) and not k.startswith("optimizer.")}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+def reference(name, state):
+    """verl's merger on what torch has read."""
+    from transformers import AutoConfig
+    from verl.model_merger.megatron_model_merger import MegatronModelMerger
+
+    _, c, _ = MODELS[name]
+    layers, per_layer, extra = c["num_hidden_layers"], {}, {}
+    for key, t in state.items():
+        parts = key.split(".")
+        if parts[:2] == ["decoder", "layers"] and not parts[2].isdigit():
+            for i in range(layers):
+                per_layer[".".join(["decoder.layers", str(i), *parts[2:]])] = t[i]
+        elif key.endswith("_w"):
+            per_layer[key[:-2]] = torch.cat([t, state[key[:-1] + "v"]])
+        elif not key.endswith("_v"):
+            per_layer[key] = t
+    if "critic" in name:
+        extra["score.weight"] = per_layer.pop("output_layer.weight")  # which verl's merger does not name
+    for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        if key in per_layer:
+            per_layer[key] = per_layer[key][:c["vocab_size"]]  # its model has no rows of padding to load into
+    merger = object.__new__(MegatronModelMerger)
+    merger.world_size, merger.rank = 1, 0
+    merger.hf_config = AutoConfig.for_model(**hf_config(name))
+    merger.config = type("Config", (), {"tie_word_embedding": c["tie_word_embeddings"], "is_value_model": False})
+    exec_mapping(merger)
+    merged = merger._merge_state_dicts([per_layer])
+    return {k: v.contiguous() for k, v in {**merged, **extra}.items()}
+
+
+def exec_mapping(merger):
+    """The statements of MegatronModelMerger.__init__ that make params_mapping, from verl's source: those before them need GPUs."""
+    import inspect
+    import textwrap
+
+    from verl.model_merger import megatron_model_merger as module
+    source = inspect.getsource(module.MegatronModelMerger.__init__)
+    at = source.index("        self.params_mapping = {")
+    exec(textwrap.dedent(source[at:]), {"self": merger})
+
+
+# ---- check ----
+
+
+def check_one(verlc, out, name, dist_ckpt):
+    want = reference(name, read_by_torch(dist_ckpt))
+    actor, ours, own = out / "actor", out / "ours", out / "own"
+    flags = ["--is-value-model"] if "critic" in name else []
+    common = ["--backend", "megatron", "--local_dir", actor]
+    run = [[verlc, "model_merger", "merge", *common, "--target_dir", ours, *flags],
+           [verlc, "model", "merge", "--model", actor, "--out", own],
+           [verlc, "model_merger", "test", *common, "--test_hf_dir", ours]]
+    codes = [subprocess.run(r, stderr=subprocess.PIPE, text=True, timeout=60) for r in run]
+    results = {"exit status: " + "".join(c.stderr for c in codes): all(c.returncode == 0 for c in codes)}
+    if results[next(iter(results))]:
+        results |= {"own dtype": equal(tensors_of(own), want),
+                    "bf16": equal(tensors_of(ours), {k: v.bfloat16() for k, v in want.items()})}
+        results["transformers"] = loads(ours, {k: v.bfloat16() for k, v in want.items()})
+    return [k for k, ok in results.items() if not ok]
+
+
+def loads(directory, want):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+    auto = AutoModelForTokenClassification if "TokenClass" in AutoConfig.from_pretrained(directory).architectures[0] \
+        else AutoModelForCausalLM
+    got = auto.from_pretrained(directory).state_dict()
+    return all(torch.equal(got[k].bfloat16(), v) for k, v in want.items())
+
+
+def import_all():
+    import oracle_verl
+    sys.meta_path.append(oracle_verl.Absent())
+    from verl.model_merger import megatron_model_merger  # noqa: F401
+
+
+def check(verlc):
+    torch.set_num_threads(1)
+    every = [n for n in MODELS if not n.startswith("small")]
+    layouts = [(1, 1, every, STACKED, "v1"), (2, 1, ["llama", "qwen2_tied", "critic"], STACKED, "v2"),
+               (1, 2, ["qwen3", "qwen2"], SINGLE, "v2"), (2, 2, every, STACKED, "v2"),
+               (4, 1, ["llama_mha", "seed_oss"], SINGLE, "v1")]
+    uneven = [((1,), "qwen2", (0,)), ((2,), "qwen2", (1,)), ((4,), "llama", (1,)), ((2, 2), "seed_oss", (1, 2)),
+              ((3,), "qwen2_tied", (0,))]
+    cases = []
+    with tempfile.TemporaryDirectory() as tmp:
+        for tp, pp, names, metadata, layout in layouts:
+            group = []
+            for name in names:
+                out = pathlib.Path(tmp) / f"{name}_tp{tp}_pp{pp}_{'single' if metadata else 'stacked'}"
+                group.append((lay_out(out, name, layout), name, metadata))
+                cases.append((out, name, group[-1][0]))
+            in_ranks(write_rank, tp * pp, group, tp, pp)
+        for mesh, name, dims in uneven:
+            out = pathlib.Path(tmp) / f"{name}_mesh{'x'.join(map(str, mesh))}_dim{''.join(map(str, dims))}"
+            cases.append((out, name, lay_out(out, name, "v1")))
+            in_ranks(torch_rank, torch.Size(mesh).numel(), [(cases[-1][2], name, dims)], mesh)
+        import_all()
+        bad = {out.name: failed for out, name, dist_ckpt in cases if (failed := check_one(verlc, out, name, dist_ckpt))}
+    print(f"{len(cases)} Megatron checkpoints of 1, 2, 3 and 4 ranks, torch {torch.__version__}: {len(bad)} differ {bad or ''}")
+    return 1 if bad else 0
+
+
+def make(out, names):
+    from safetensors.torch import save_file
+    import_all()
+    for name in names:
+        model, tp, pp, metadata, layout = CASES[name]
+        shutil.rmtree(out / name, ignore_errors=True)
+        directory = lay_out(out / name, model, layout)
+        in_ranks(write_rank, tp * pp, [(directory, model, metadata)], tp, pp)
+        (directory / "common.pt").unlink()  # objects that are no tensors: not read
+        save_file(reference(model, read_by_torch(directory)), out / name / "whole.safetensors")
+        print(f"wrote {out / name} with torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["make"]:
+        make(pathlib.Path(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1:2] == ["check"]:
+        sys.exit(check(sys.argv[2]))
+    else:
+        sys.exit(__doc__)
