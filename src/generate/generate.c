@@ -3,7 +3,7 @@
  *
  * This file has rows and text; samples come from a generator (generator.h), in this process or in those of several ranks. Where
  * rows have several turns, all samples are episodes (episodes.h), and a column more has what they were.
- * Invariant: the file does not depend on batches nor on ranks. */
+ * Invariant: the file does not depend on batches nor on ranks, but for the seconds that tools took. */
 #include "generate/generate.h"
 
 #include "data/data.h"

@@ -22,7 +22,7 @@ PRINT = r"""
 #define C(path, list, more, def, text, member) @USED path @@ def @@ AT(member) @@ more
 #define B(path, binding) @USED path @@ @@ binding @@
 #define BC(path, list, member) @USED path @@ @@ AT(member) @@
-#define N(path, type, def, text) @OTHER path
+#define N(path, type, def, text) @OTHER path @@ def
 #define R(path, type, def, text) @OTHER path
 #define M(path, type, def, now) @OTHER path
 #define D(path, def) @OTHER path
@@ -45,11 +45,11 @@ def rows(table):
                          capture_output=True, text=True, check=True).stdout
     for row in re.split(r"@(?=USED |OTHER |SCHEMA )", re.sub(r'"\s*"', "", out))[1:]:
         kind, rest = row.split(" ", 1)
-        parts = [p.strip() for p in rest.split("@@")] if kind == "USED" else [rest.strip()]
+        parts = [p.strip() for p in rest.split("@@")]
         key = re.match(r'"([^"]*)"', parts[0])[1]
         if kind != "SCHEMA":
             used = kind == "USED"
-            yield key, parts[1] if used else "", re.sub(r"\s+", " ", parts[2]) if used else None, parts[3] if used else ""
+            yield key, parts[1] if len(parts) > 1 else "", re.sub(r"\s+", " ", parts[2]) if used else None, parts[3] if used else ""
 
 
 def readers(globs, config):
@@ -63,11 +63,12 @@ def readers(globs, config):
 
 
 def main():
-    test = Tests()
+    test, base = Tests(), {}
     for program, (tables, globs, config) in PROGRAMS.items():
         all_rows = [r for t in tables for r in rows(t)]
         used = [(k, d, b) for k, d, b, _ in all_rows if b]
-        defaults = {k: d for k, d, b in used}
+        defaults = dict(base) | {k: d for k, d, _, _ in all_rows if d}
+        base = base or defaults  # ppo's, which other tables may have as theirs
         endless = [f"{k} ({t})" for k, _, b, t in all_rows
                    if b and re.search(r"\bint(?!\[-?[\d^]+,-?[\d^]+[\])])|\bfloat(?![\[(]-?[\w.^-]+,-?[\w.^]+[\])])", t)]
         test(f"{program}: every number that is used has a lower and an upper bound", not endless, ", ".join(endless))
