@@ -136,7 +136,7 @@ def own_loops(s, test):
     fine = got[:2] + got[3:]
     test("a loop of the user: roles by who wrote the tokens", len(got) == 4 and all(
         [m["role"] for m in e["messages"]] == ["assistant", "environment", "assistant"] for e in fine), p.stderr[-800:])
-    test("one that raises is a failure of its own row", "no episode" in got[2]["failure"] and
+    test("one that raises is a failure of its own row", len(got) == 4 and "no episode" in got[2]["failure"] and
          not any("failure" in e for e in fine) and "1 of 4 episodes have failed" in p.stderr, p.stderr[-400:])
     scores = evaluate(s, "own.out.jsonl")
     test("eval: their own scores, and no number for the failure", scores["errors"] == 1 and
