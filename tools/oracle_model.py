@@ -72,6 +72,8 @@ CASES = {
     "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                     rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
                     logits_scaling=3.0, attention_bias=False, rope_theta=1e4, attention_dropout=0.1),
+    "glm4": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
+                 head_dim=8, attention_bias=False, partial_rotary_factor=0.5, rope_theta=1e4, pad_token_id=0),
     # norms of what attention and MLP give; a window in layer 0, no rope in layer 1
     "exaone4": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=False,
                     head_dim=16, sliding_window=8, sliding_window_pattern=2, rope_theta=1e6,
@@ -113,6 +115,9 @@ MORE = {
     "glm_plain": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=True, pad_token_id=0,
                       head_dim=8, attention_bias=False, rope_parameters=dict(rope_type="default", rope_theta=5e5,
                                                                              partial_rotary_factor=1.0)),
+    "glm4_bias": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=True, pad_token_id=0,
+                      head_dim=16, num_key_value_heads=1, attention_bias=True,
+                      rope_parameters=dict(rope_type="default", rope_theta=5e5, partial_rotary_factor=0.25)),
     "phi4": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
                  num_attention_heads=2, num_key_value_heads=1, sliding_window=None, pad_token_id=0, rope_theta=250000),
     "r1_distil_qwen": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False,

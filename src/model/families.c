@@ -54,6 +54,19 @@ static const struct model_group_row glm_layer[] = {
     {0},
 };
 
+/* GLM-4-0414: norms of both inputs and outputs. */
+static const struct model_group_row glm4_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    O,
+    NORM(attn_post_norm, "post_self_attn_layernorm", MODEL_HIDDEN, 0),
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    FUSED_GATE_UP,
+    DOWN,
+    NORM(mlp_post_norm, "post_mlp_layernorm", MODEL_HIDDEN, 0),
+    {0},
+};
+
 /* Norms of what attention and MLP give (EXAONE 4). */
 static const struct model_group_row post_norm_layer[] = {
     QKV,
@@ -123,6 +136,16 @@ static const struct model_family families[] = {
      .partial_rotary = 0.5,
      .interleaved = true,
      .layer = glm_layer},
+    {.type = "glm4",
+     .class_prefix = "Glm4",
+     .n_kv_heads = 2,
+     .head_dim = 128,
+     .features = MODEL_QKV_BIAS,
+     .keys = {{"attention_bias", MODEL_QKV_BIAS}},
+     .rms_eps = 1.5625e-7,
+     .partial_rotary = 0.5,
+     .interleaved = true,
+     .layer = glm4_layer},
 
     {.type = "granite",
      .class_prefix = "Granite",
@@ -140,7 +163,7 @@ static const struct model_family families[] = {
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, granite and exaone4";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, granite and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

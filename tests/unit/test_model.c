@@ -127,6 +127,10 @@ static void families(void **state) {
         {"seed_oss", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight")
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"glm4", ",\"num_key_value_heads\":2,\"attention_bias\":false",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_self_attn_layernorm.weight "
+                                                "post_attention_layernorm.weight mlp.gate_up_proj.weight mlp.down_proj.weight "
+                                                "post_mlp_layernorm.weight"},
         {"glm", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight") QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight "
                                                             "mlp.gate_up_proj.weight mlp.down_proj.weight"},
