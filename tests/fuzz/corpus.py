@@ -462,8 +462,8 @@ def engine_answer():
 
 
 def main(out):
-    for make in (algo, ckpt, comm, conf, conversation, data, dcp, engine_answer, episode, generate, helper, model, model_dir, reward,
-                 run_db, sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
+    for make in (algo, ckpt, comm, conf, conversation, data, dcp, engine_answer, episode, generate, helper, model, model_dir,
+                 reward, run_db, sandbox, score, serve, sft, text, tokenizer, tool_parser, torch, track, user):
         folder = out / f"fuzz_{make.__name__}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
