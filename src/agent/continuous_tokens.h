@@ -49,4 +49,15 @@ int continuous_tokens_append(struct continuous_tokens *c, const json_t *messages
  * *report is the caller's. ERR_*: the template's process failed. */
 int continuous_tokens_selftest(struct continuous_tokens *c, json_t **report);
 
+/* How the stream of a conversation that is over compares with the ids that all of its messages are rendered to again. What the
+ * template writes behind the last turn is left out, where it is white space. */
+enum continuous_again {
+    CONTINUOUS_SAME,
+    CONTINUOUS_SPACE, /* as texts they differ in white space alone; or in nothing, and the ids of some text are others */
+    CONTINUOUS_OTHER
+};
+/* ERR_INPUT, ERR_FORMAT: the template refuses them; ERR_UNSUPPORTED: the family has an encoder of its own. */
+int continuous_tokens_again(struct continuous_tokens *c, const json_t *messages, const json_t *tools, const struct text_ids *stream,
+                            enum continuous_again *out);
+
 #endif

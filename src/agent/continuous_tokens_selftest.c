@@ -1,7 +1,9 @@
-/* continuous_tokens_selftest.c - tries at start what a run will do with the model's template.
+/* continuous_tokens_selftest.c - tries at start what a run will do with the model's template, and compares a stream with a
+ * render of the whole conversation (verl's tokenization_sanity_check_mode).
  *
  * Invariant: a case that is reported as working is one that append did. */
 #include "agent/continuous_tokens_int.h"
+#include "base/buf.h"
 #include "base/err.h"
 
 #include <string.h>
@@ -93,4 +95,48 @@ int continuous_tokens_selftest(struct continuous_tokens *c, json_t **report) {
     }
     *report = json_pack("{s:s, s:o}", "family", continuous_tokens_family(c), "cases", cases);
     return 0;
+}
+
+/* ---- a whole conversation ---- */
+
+static bool is_space(char x) { return x == ' ' || x == '\t' || x == '\n' || x == '\r'; }
+
+/* The text of ids without white space. */
+static int squeezed(const struct continuous_tokens *c, const int32_t *ids, int64_t n, struct buf *out) {
+    size_t to = 0;
+    TRY(tokenizer_decode(c->tok, ids, n, false, out));
+    for (size_t i = 0; i < out->n; i++)
+        if (!is_space(out->p[i])) out->p[to++] = out->p[i];
+    out->n = to;
+    return 0;
+}
+
+static int compare(const struct continuous_tokens *c, const struct text_ids *stream, const struct text_ids *again,
+                   enum continuous_again *out) {
+    struct buf a = {0}, b = {0};
+    int64_t same = 0;
+    int rc;
+    while (same < stream->n && same < again->n && stream->p[same] == again->p[same]) same++;
+    TRYG(squeezed(c, stream->p + same, stream->n - same, &a), done);
+    TRYG(squeezed(c, again->p + same, again->n - same, &b), done);
+    *out = a.n != b.n || (a.n > 0 && memcmp(a.p, b.p, a.n) != 0) ? CONTINUOUS_OTHER
+           : same < stream->n                                    ? CONTINUOUS_SPACE
+                                                                 : CONTINUOUS_SAME;
+done:
+    buf_free(&a);
+    buf_free(&b);
+    return rc;
+}
+
+int continuous_tokens_again(struct continuous_tokens *c, const json_t *messages, const json_t *tools, const struct text_ids *stream,
+                            enum continuous_again *out) {
+    struct continuous_tokens__text t = {0};
+    int rc;
+    if (!c->chat) FAIL(ERR_UNSUPPORTED, "%s renders no whole conversation", continuous_tokens_family(c));
+    TRYG(continuous_tokens__render(c, &(struct continuous_tokens__request){messages, false}, 1, tools, &t), done);
+    TRYG(continuous_tokens__ids(c, &t), done);
+    rc = compare(c, stream, &t.ids, out);
+done:
+    continuous_tokens__text_free(&t);
+    return rc;
 }

@@ -16,6 +16,7 @@ struct tool_agent {
     int64_t n_segments, cap_segments;
     int64_t n_turn; /* tokens of the turn drawn last */
     int64_t n_old;  /* messages whose tokens are in ids */
+    int64_t n_prompt;
     int64_t assistant, user;
     int64_t n_malformed, n_dropped, n_asked;
     struct tool_turn turn; /* the turn drawn last, as parsed; its first n_run calls are run */
@@ -40,7 +41,7 @@ void tool_agent_create(struct tool_agent **out, const struct tool_agent_rules *r
     a->rules = *rules;
     a->messages = json_deep_copy(messages);
     a->tools = json_array_size(tools) > 0 ? json_incref((json_t *)(uintptr_t)tools) : NULL; /* renders are kept by its address */
-    a->n_old = (int64_t)json_array_size(messages);
+    a->n_old = a->n_prompt = (int64_t)json_array_size(messages);
     a->record = json_array();
     a->tool_rewards = json_array();
     a->turn_scores = json_array();
@@ -222,6 +223,35 @@ enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_
 const json_t *tool_agent_messages(const struct tool_agent *a, int64_t *n_old) {
     *n_old = a->n_old;
     return a->messages;
+}
+
+/* The bytes of a text without the special tokens at its end. */
+static size_t without_end(const struct tokenizer *tok, const char *p, size_t n) {
+    struct text_ids ids = {0};
+    bool cut = tokenizer_encode(tok, p, n, false, &ids) == 0;
+    for (int64_t k = ids.n; cut && k > 0; k--) {
+        struct buf plain = {0}, whole = {0};
+        cut = tokenizer_decode(tok, &ids.p[k - 1], 1, true, &plain) == 0 && plain.n == 0;
+        cut = cut && tokenizer_decode(tok, &ids.p[k - 1], 1, false, &whole) == 0 && whole.n > 0 && whole.n <= n;
+        cut = cut && memcmp(p + n - whole.n, whole.p, whole.n) == 0;
+        if (cut) n -= whole.n;
+        buf_free(&plain);
+        buf_free(&whole);
+    }
+    text_ids_free(&ids);
+    return n;
+}
+
+json_t *tool_agent_plain_messages(const struct tool_agent *a, const struct tokenizer *tok, int64_t from) {
+    json_t *out = json_array();
+    for (int64_t i = from; i < a->n_old; i++) {
+        json_t *m = json_deep_copy(json_array_get(a->messages, (size_t)i)), *content = json_object_get(m, "content");
+        const char *role = json_string_value(json_object_get(m, "role")), *text = json_string_value(content);
+        if (i >= a->n_prompt && role && text && strcmp(role, "assistant") == 0)
+            json_object_set_new(m, "content", text_json(text, without_end(tok, text, json_string_length(content))));
+        json_array_append_new(out, m);
+    }
+    return out;
 }
 
 const json_t *tool_agent_tools(const struct tool_agent *a) { return a->tools; }

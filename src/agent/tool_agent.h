@@ -85,6 +85,9 @@ enum tool_agent_next tool_agent_replied(struct tool_agent *a, const struct tool_
 
 /* All messages so far, borrowed; *n_old: how many of them the ids so far are of, the turn before included. */
 const json_t *tool_agent_messages(const struct tool_agent *a, int64_t *n_old);
+/* Copies of those whose tokens the response or the prompt has, from message `from` on. A turn's text ends without the special
+ * tokens that ended it, which verl's messages have. */
+json_t *tool_agent_plain_messages(const struct tool_agent *a, const struct tokenizer *tok, int64_t from);
 const json_t *tool_agent_tools(const struct tool_agent *a); /* as given; NULL: none */
 
 /* The new messages as tokens: n_removed are taken off the end of the response (of the turn that was drawn last; at most that

@@ -35,15 +35,11 @@ static json_t *messages_of_agent(const struct generation_state *g, int64_t i) {
     const struct generation_sample *s = &g->samples[i];
     const struct generation_group *group = &g->groups[i / g->per];
     const size_t n_prompt = json_array_size(batch_find(group->prompts, "raw_prompt")->json[group->row]);
-    int64_t n_old, n_segments, n_turns = 0, at = 0;
-    const json_t *all = tool_agent_messages(s->agent, &n_old);
+    int64_t n_segments, n_turns = 0, at = 0;
     const int32_t *segments = tool_agent_segments(s->agent, &n_segments);
-    json_t *out = json_array();
-    for (size_t k = n_prompt; k < (size_t)n_old; k++) {
-        const json_t *m = json_array_get(all, k);
-        n_turns -= strcmp(json_string_value(json_object_get(m, "role")), "assistant") == 0;
-        json_array_append_new(out, json_deep_copy(m));
-    }
+    json_t *out = tool_agent_plain_messages(s->agent, g->in->tok, (int64_t)n_prompt);
+    for (size_t k = 0; k < json_array_size(out); k++)
+        n_turns -= strcmp(json_string_value(json_object_get(json_array_get(out, k), "role")), "assistant") == 0;
     for (int64_t k = 0; k < n_segments; k++) {
         n_turns += segments[2 * k + 1] == SEGMENT_POLICY;
         if (k + 1 < n_segments) at += segments[2 * k];

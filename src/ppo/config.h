@@ -155,6 +155,8 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     double memory_fraction;
     struct micro_batch_limits logp_cut;
 };
+/* tokenization_sanity_check_mode: which conversations count as other tokens when they are rendered again. */
+enum ppo_sanity { SANITY_STRICT, SANITY_IGNORE_SPACE, SANITY_DISABLE };
 struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
     bool multi_turn, need_tools_kwargs;
     const char *default_loop, *format, *truncate_side, *tool_config_path, *function_tool_path, *interaction_config_path,
@@ -166,6 +168,7 @@ struct ppo_agent_config { /* actor_rollout_ref.rollout.multi_turn, .agent */
     bool sandbox;                         /* programs run in one, and read sandbox_dirs there */
     const char *const *sandbox_dirs;
     int64_t n_sandbox_dirs;
+    enum ppo_sanity sanity;
     bool run_again;                   /* on_restart: a program that ran when the run was killed is started again */
     const struct tool_parser *parser; /* of format */
 };

@@ -90,6 +90,7 @@ def as_validation(s, test):
     said = first["messages"]
     test("an episode has its turns and calls", first["turns"] > 2 and first["calls"] and
          [m["role"] for m in said[:2]] == ["assistant", "tool"] and said[1]["content"] == first["calls"][0]["result"] and
+         not any("<|im_end|>" in m["content"] for r in got for e in r["episodes"] for m in e["messages"]) and
          first["extra_info"]["num_turns"] == first["turns"], first)
     test("a turn that a limit ended is a message too", all(
         sum(m["role"] == "assistant" for m in e["messages"]) * 2 == e["turns"] for r in got for e in r["episodes"]), got)

@@ -6,7 +6,7 @@ import sqlite3
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from tool_model import TOOLS, calling_model  # noqa: E402
+from tool_model import CALLS, TOOLS, calling_model  # noqa: E402
 from verlc_test import Scratch, Tests, run, series  # noqa: E402
 
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -103,6 +103,20 @@ def interactions(s, test):
                  run(*args_of(s, "interactions", **keys), env={"PYTHONPATH": str(s.dir)}, check=False), 3, "other", "again")
 
 
+def rendered_again(s, test):
+    """tokenization_sanity_check_mode: calls that are drawn without the template's spaces."""
+    s.write("again.jsonl", [s.row(i) for i in range(4)])
+    name = "agent_loop/rendered_again_differ/mean"
+    keys = {ROLLOUT + "agent.default_agent_loop": "tool_agent", MT + "max_assistant_turns": "null"}
+    for model, mode, differ in (("calls", "strict", False), ("tight", "strict", True), ("tight", "ignore_strippable", False),
+                                ("tight", "disable", None)):
+        p = run(*args_of(s, "again", **keys, **{"actor_rollout_ref.model.path": s.dir / model, "trainer.resume_mode": "disable",
+                                                MT + "tokenization_sanity_check_mode": mode}))
+        got = series(s.dir / "again", name)
+        test(f"{model}, {mode}: rendered again, and said where it differs", (got == [] if differ is None else got and
+             (got[-1] > 0) == differ) and ("rendered their messages again" in p.stderr) == bool(differ), (got, p.stderr[-300:]))
+
+
 def refusals(s, test):
     s.write("refused.jsonl", [{**s.row(i), **({"agent_name": "my_agent"} if i == 1 else {})} for i in range(8)])
     test.refused("an agent loop that there is not", run(*args_of(s, "refused"), check=False), 3, "my_agent", "tool_agent", "row 2")
@@ -121,9 +135,11 @@ def main():
     with Scratch() as s:
         calling_model(s.dir / "model", s.dir / "calls", 12, 9)
         calling_model(s.dir / "model", s.dir / "answers", 0, 12)
+        calling_model(s.dir / "model", s.dir / "tight", 12, 12, [c.replace(": ", ":").replace(", ", ",") for c in CALLS])
         (s.dir / "tools.py").write_text(TOOLS + MORE)
         by_row(s, test)
         interactions(s, test)
+        rendered_again(s, test)
         refusals(s, test)
     test.end()
 

@@ -35,7 +35,7 @@ static const char CALL[] = "{'role': 'assistant', 'content': '', 'tool_calls': [
 
 /* The messages of a list in single quotes. */
 static json_t *read_messages(const char *old, const char *new) {
-    char *text = xasprintf("[%s, %s%s%s]", QUESTION, old, *new ? ", " : "", new);
+    char *text = xasprintf("[%s%s%s%s%s]", QUESTION, *old ? ", " : "", old, *new ? ", " : "", new);
     for (char *p = text; *p; p++)
         if (*p == '\'') *p = '"';
     json_t *messages;
@@ -252,12 +252,41 @@ static void the_start_says_what_works(void **state) {
     close_model(&m);
 }
 
+/* A stream of this text behind the question and a turn of a call, against the render of the conversation. */
+static enum continuous_again again(struct model *m, const char *turn, int cut) {
+    json_t *messages = read_messages("{'role': 'assistant', 'content': 'It is four.'}", "");
+    json_t *prompt = read_messages("", "");
+    struct text_ids stream = {0};
+    enum continuous_again how;
+    assert_int_equal(continuous_tokens_begin(m->c, prompt, NULL, &stream), 0);
+    assert_int_equal(tokenizer_encode(m->tok, turn, strlen(turn), false, &stream), 0);
+    stream.n -= cut;
+    assert_int_equal(continuous_tokens_again(m->c, messages, NULL, &stream, &how), 0);
+    text_ids_free(&stream);
+    json_decref(messages);
+    json_decref(prompt);
+    return how;
+}
+
+static void a_conversation_rendered_again(void **state) {
+    (void)state;
+    struct model m = open_model("chatml", "qwen2");
+    assert_int_equal(again(&m, "It is four.<|im_end|>", 0), CONTINUOUS_SAME);
+    assert_int_equal(again(&m, "It is four.<|im_end|>\n", 0), CONTINUOUS_SAME);
+    assert_int_equal(again(&m, "It is four. <|im_end|>", 0), CONTINUOUS_SPACE);
+    assert_int_equal(again(&m, "It  is four.<|im_end|>", 0), CONTINUOUS_SPACE);
+    assert_int_equal(again(&m, "It is five.<|im_end|>", 0), CONTINUOUS_OTHER);
+    assert_int_equal(again(&m, "It is four.<|im_end|>", 1), CONTINUOUS_OTHER); /* without its end */
+    close_model(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worked_examples),
         cmocka_unit_test(a_frame_gives_what_the_template_does),
         cmocka_unit_test(what_cannot_be_opened),
         cmocka_unit_test(the_start_says_what_works),
+        cmocka_unit_test(a_conversation_rendered_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

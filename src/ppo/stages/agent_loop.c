@@ -33,6 +33,7 @@ struct agents {
     int32_t *stop_ids;                                         /* of the parser */
     int64_t n_stop_ids, n_rows, n_tool_rows, n_without_kwargs; /* rows of several turns, of a tool_agent */
     int64_t n_refused, n_cut, n_results;                       /* since the last report */
+    bool warned_again;
     struct parked {
         int64_t ticket;
         bool there;
@@ -319,6 +320,7 @@ static void take_ids(struct generation_sample *s) {
 /* The episode is over. */
 static int end_episode(struct generation_state *g, int64_t i) {
     struct generation_sample *s = &g->samples[i];
+    TRY(rendered_again_look(g, i, g->in->agents->join, g->in->agents->a.k->sanity));
     char *name = generation_episode_name(g, i);
     take_ids(s);
     s->finish = tool_agent_ended(s->agent) == TOOL_AGENT_LENGTH ? ENGINE_LENGTH : ENGINE_STOP;
@@ -752,6 +754,7 @@ void agent_loop_forget(struct agents *a, struct generation_sample *s, const char
 }
 
 void agent_loop_end(struct generation_state *g) {
+    if (g->n_again_differ > 0) rendered_again_warn(g, &g->in->agents->warned_again);
     if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
     if (g->in->agents && g->in->agents->user) user_loop_end(g->in->agents->user);
     if (g->in->agents && g->in->agents->programs) program_loop_end(g->in->agents->programs);

@@ -67,7 +67,8 @@ struct generation_state {
     int64_t n_waits, cap_waits;
     struct agent_answer *answers; /* that are to be used in the next step */
     int64_t n_answers, cap_answers;
-    bool idle; /* the engine had nothing to do when it was asked last */
+    int64_t n_again, n_again_differ; /* conversations that were rendered again, and are other tokens then (rendered_again.c) */
+    bool idle;                       /* the engine had nothing to do when it was asked last */
     int64_t n_done, tokens;
     int64_t n_useless, useless_run; /* prompts replaced; in a row */
     double start, shown;            /* shown: the last report of progress */
@@ -115,6 +116,12 @@ int generation_add_next_prompt(struct generation_state *g);
 /* Sample i has its score, or why it has none; takes ownership of r. */
 int generation_take_score(struct generation_state *g, int64_t i, const struct reward_result *r);
 void generation_drop_sample(struct generation_sample *s);
+
+/* ---- rendered_again.c ---- */
+/* The conversation of sample i is over: counts it in g->n_again, and where it differs; most are not looked at. */
+struct continuous_tokens;
+int rendered_again_look(struct generation_state *g, int64_t i, struct continuous_tokens *join, enum ppo_sanity mode);
+void rendered_again_warn(const struct generation_state *g, bool *warned); /* once in a run */
 
 /* ---- reward.c ---- */
 int ppo_reward_submit(struct generation_state *g, int64_t i); /* a finished sample */
