@@ -241,8 +241,9 @@ int agents_row(void *agents, const json_t *row, json_t **tools) {
     TRY(open_all(a));
     a->n_tool_rows++;
     a->n_without_kwargs += json_object_size(info_of(row, "tools_kwargs")) == 0;
+    if (interacts(a)) TRY(tools_check_interaction(a->tools, info_of(row, "interaction_kwargs")));
     *tools = tools_select(a->tools, info_of(row, "tool_selection"));
-    return interacts(a) ? tools_check_interaction(a->tools, info_of(row, "interaction_kwargs")) : 0;
+    return 0;
 }
 
 const int32_t *agents_stop_ids(const struct agents *a, int64_t *n) {
