@@ -75,7 +75,7 @@ static int open_text(struct controller *c) {
     const struct agents_args agents = {.k = &k->agent,
                                        .rows = &k->data,
                                        .schedule = k->schedule,
-                                       .partial = k->async.partial,
+                                       .partial_replay = k->async.partial && k->async.replay,
                                        .tok = c->tok,
                                        .model_dir = k->model.tokenizer_dir,
                                        .conf = c->k->conf};

@@ -160,7 +160,7 @@ def whole(s, test, rng):
          max(series(s.dir / "whole", "training/version_lag/max")) == 1)
     run(*fully(s, "soon", **keys, **{"trainer.ranks": 2}), env=env(s, "soon", 0))
     test("partial_rollout=False: when tools answer, and how many ranks there are, changes no bit", same(s, "whole", "soon"))
-    again = killed(s, "k", fully(s, "k", **keys), [rng.uniform(0.2, 0.9) for _ in range(2)], seconds)
+    again = killed(s, "k", fully(s, "k", **keys), [rng.uniform(0.2, 0.9)], seconds)
     test("kill -9 and resume: the same bits", same(s, "whole", "k"))
     test("no recorded call is made again", not again, again)
 
@@ -182,7 +182,7 @@ def partial(s, test, rng):
     replay = {"async_training.replay": s.dir / "p"}
     run(*fully(s, "r2", **replay, **{"trainer.ranks": 2}), env=env(s, "r2"))
     test("a replay has the record's bits, on two ranks", same(s, "p", "r2"))
-    again = killed(s, "rk", fully(s, "rk", **replay), [rng.uniform(0.2, 0.9) for _ in range(2)], seconds)
+    again = killed(s, "rk", fully(s, "rk", **replay), [rng.uniform(0.2, 0.9)], seconds)
     test("a replay that was killed and resumed has them", same(s, "p", "rk"))
     test("no recorded call is made again", not again, again)
 

@@ -1,5 +1,6 @@
 """Loops and programs of the user in fully asynchronous training: episodes of both, some of which give several samples or fail. With
-partial_rollout=False they are waited for, and a run has the bits of any other, on two ranks, killed and resumed."""
+partial_rollout=False they are waited for, and a run has the bits of any other, on two ranks, killed and resumed. With partial
+rollouts they stay open over an exchange of weights, what they ask meanwhile waits, and a turn goes on where it was interrupted."""
 
 import json
 import pathlib
@@ -16,6 +17,7 @@ from verlc_test import Scratch, Tests, run, series, start, state  # noqa: E402
 
 STEPS = 3
 LOOPS = """
+import asyncio, os
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 class Two(AgentLoopBase):
@@ -26,16 +28,20 @@ class Two(AgentLoopBase):
         for most in (10, 12):
             out = await self.server_manager.generate("r", prompt_ids=prompt + ids, sampling_params={"max_tokens": most})
             ids, mask = ids + out.token_ids + said, mask + [1] * len(out.token_ids) + [0] * len(said)
+            while row["extra_info"]["index"] == 0 and not os.path.exists(os.environ["UNTIL"]):
+                await asyncio.sleep(0.01)
         if row["extra_info"]["index"] == 2 and row["session_id"]:
             raise ValueError("no luck")
         return AgentLoopOutput(prompt_ids=prompt, response_ids=ids, response_mask=mask, num_turns=4, metrics={}, extra_fields={})
 """
 PROGRAM = CLIENT + """
-with open(os.environ["STARTS"], "a") as f:
-    f.write(f"{ROW['extra_info']['index']}-{os.environ['VERLC_SAMPLE']}\\n")
+with open(os.environ["STARTS"] + "_validation" * int(os.environ["VERLC_VALIDATION"]), "a") as f:
+    f.write(f"{ROW['extra_info']['index']} {os.environ['VERLC_SAMPLE']} {os.environ['VERLC_RESTARTED']}\\n")
 talk = list(ROW["prompt"])
 for turn in range(2):
     talk += [ask(talk, max_tokens=10), {"role": "user", "content": "More?"}]
+    while ROW["extra_info"]["index"] == 1 and not os.path.exists(os.environ["UNTIL"]):
+        time.sleep(0.01)
 ask([{"role": "system", "content": "Count."}, talk[-1]], max_tokens=8)  # a sample of its own
 reward(reward=len(talk[1]["content"] or "") / 100)
 """
@@ -51,14 +57,15 @@ def fully(s, name, **keys):
         AGENT + "command": f"{sys.executable} {s.dir / 'agent.py'}", "actor_rollout_ref.rollout.multi_turn.enable": True,
         "actor_rollout_ref.actor.use_kl_loss": False, "actor_rollout_ref.hybrid_engine": False, "data.train_batch_size": 0,
         "reward.custom_reward_function.path": s.dir / "reward.py", "reward.num_workers": 1, "reward.on_error": "drop_sample",
-        "trainer.device": "cpu", "trainer.async_save": False, "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "trainer.device": "cpu", "data.shuffle": False, "trainer.async_save": False, "actor_rollout_ref.actor.optim.lr": 1e-3,
         "async_training.trigger_parameter_sync_step": 2, "async_training.staleness_threshold": 0.5,
         "rollout.total_rollout_steps": 4 * STEPS, "async_training.partial_rollout": False, **keys})
     return [args[0], "--config-name=fully_async_ppo_trainer", *[a for a in args[1:] if "total_training_steps" not in a]]
 
 
-def env(s, name):
-    return {"PYTHONPATH": str(s.dir), "STARTS": str(s.dir / f"{name}.starts")}
+def env(s, name, until="reward.py"):
+    """until: a file before which the episodes of rows 0 and 1 do not go on after their first turn."""
+    return {"PYTHONPATH": str(s.dir), "STARTS": str(s.dir / f"{name}.starts"), "UNTIL": str(s.dir / until)}
 
 
 def samples(s, name):
@@ -95,13 +102,50 @@ def whole(s, test, rng):
     run(*fully(s, "r", **{"async_training.replay": s.dir / "whole"}), env=env(s, "r"))
     test("a replay has the record's bits", same(s, "whole", "r"))
     args = fully(s, "k")
-    for part in (rng.uniform(0.3, 0.9), rng.uniform(0.3, 0.9), None):
+    for part in (rng.uniform(0.3, 0.9), None):
         p = start(args, env=env(s, "k"))
         if part is not None:
             time.sleep(part * seconds)
             p.send_signal(signal.SIGKILL)
         p.communicate(timeout=120)
     test("kill -9 and resume: the same bits", same(s, "whole", "k"))
+
+
+PARTIAL = {"async_training.partial_rollout": True, "async_training.staleness_threshold": 1}
+
+
+def partial(s, test):
+    """With a learning rate of 0 all versions are one, so interruptions leave no trace."""
+    still = {**PARTIAL, "actor_rollout_ref.actor.optim.lr": 0}
+    run(*fully(s, "p", **still, **{"trainer.test_freq": 1}), env=env(s, "p", "p/global_step_1"))
+    rows = [r for r in samples(s, "p") if r[9] == "score"]
+    spans = [pairs(r[5]) for r in rows]
+    test("every token has its version", all(sum(n for n, _ in v) == len(r[3]) // 4 and
+                                            [x for _, x in v] == sorted({x for _, x in v}) for r, v in zip(rows, spans)), spans)
+    wide = {r[-2] is None for r, v in zip(rows, spans) if len(v) > 1}
+    test("a loop and a program went on under newer weights", wide == {True, False}, spans)
+    test("no program was started twice", len(starts := (s.dir / "p.starts").read_text().split("\n")) == len(set(starts)))
+    run(*fully(s, "known", **{**still, "async_training.partial_rollout": False}), env=env(s, "known"))
+    what = [sorted((r[10], r[2], r[-2] or 0, r[3], r[4], r[6]) for r in samples(s, d)) for d in ("p", "known")]
+    test("the samples are those of a run without interruption, log-probs and all", what[0] == what[1])
+
+
+def restarted(s, test):
+    """Killed while two prompts' episodes are open; what runs is not in the checkpoint, that it ran is."""
+    args, early = fully(s, "q", **PARTIAL), env(s, "q", "go")
+    p = start(args, env=early)
+    while not (s.dir / "q/global_step_1").exists() and p.poll() is None:
+        time.sleep(0.002)
+    p.send_signal(signal.SIGKILL)
+    p.communicate()
+    (s.dir / "go").touch()
+    run(*args, env=early)
+    starts = [x for x in (s.dir / "q.starts").read_text().split("\n") if x.startswith("1 ")]
+    test("a program that ran is started again, and told so", sorted(starts) == ["1 0 0", "1 0 1", "1 1 0", "1 1 1"], starts)
+    test("the run trains all of its prompts", {r[:3] for r in samples(s, "q")} ==
+         {(k, p, i) for k in range(1, STEPS + 1) for p in range(4) for i in range(2)})
+    p = run(*fully(s, "z", **PARTIAL, **{"async_training.replay": s.dir / "p"}), env=env(s, "z"), check=False)
+    test.refused("a replay with partial rollouts", p, 3, "partial_rollout=False alone")
 
 
 def main():
@@ -117,6 +161,8 @@ def main():
                            ("loops.yaml", "- name: two\n  _target_: two_loop.Two\n")):
             (s.dir / name).write_text(text)
         whole(s, test, rng)
+        partial(s, test)
+        restarted(s, test)
     test.end()
 
 

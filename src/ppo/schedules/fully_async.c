@@ -94,7 +94,7 @@ static void drop(const struct fully_async *a, struct held *h, const struct gener
 
 /* Whether a token of it, or of what its episode gave before it, was drawn before that version. */
 static bool has_older(const struct generation_sample *s, int64_t version) {
-    bool old = false;
+    bool old = s->user && s->user->held && s->user->oldest >= 0 && s->user->oldest < version;
     for (int64_t t = 0; t < s->n && s->versions; t++) old |= s->versions[t] < version;
     for (int64_t e = 0; s->user && e < s->user->n_before; e++) old |= has_older(&s->user->before[e], version);
     return old;
@@ -363,6 +363,13 @@ static void set_json(struct batch_col *c, int64_t i, json_t *v) {
     c->json[i] = v;
 }
 
+/* What a checkpoint has of an episode; NULL: nothing. A program that runs is started again. */
+static json_t *episode_state(const struct generation_sample *x) {
+    if (x->agent) return tool_agent_state(x->agent);
+    if (x->user && x->over) return program_journal_episode(x);
+    return x->user && x->user->program ? json_pack("{s:I}", "starts", (json_int_t)x->user->n_starts) : NULL;
+}
+
 /* All samples that are held, as a batch; times are left out. */
 static void held_batch(const struct fully_async *a, struct batch *b) {
     const int64_t n = a->n_held * a->per;
@@ -400,7 +407,7 @@ static void held_batch(const struct fully_async *a, struct batch *b) {
         score->f64[i] = x->reward.score;
         if (x->reward.message) batch_set_str(message, i, x->reward.message, strlen(x->reward.message));
         set_json(extra, i, x->reward.extra ? json_incref(x->reward.extra) : NULL);
-        set_json(episode, i, x->agent ? tool_agent_state(x->agent) : x->user && x->over ? program_journal_episode(x) : NULL);
+        set_json(episode, i, episode_state(x));
     }
     free(lens);
 }
@@ -433,6 +440,7 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
     TRY(batch_get(b, "extra", BATCH_JSON, &extra));
     const struct batch_col *episode = batch_find(b, "episode"); /* of tool_agent */
     const int64_t n = batch_len(ids, i), at = ids->off[i];
+    if (episode && episode->type == BATCH_JSON && json_is_object(episode->json[i])) x->agent_state = json_incref(episode->json[i]);
     if (n == 0 && over->i64[i] == 0) return 0;
     if (batch_len(logp, i) != n || batch_len(kept, i) != n || batch_len(versions, i) != n || over->i64[i] < 0 ||
         over->i64[i] > 1 + ENGINE_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
@@ -442,7 +450,6 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
     x->logp = copied(logp->f32 + logp->off[i], n);
     x->sampling_logp = copied(kept->f32 + kept->off[i], n);
     x->versions = copied(versions->i32 + versions->off[i], n);
-    if (episode && episode->type == BATCH_JSON && json_is_object(episode->json[i])) x->agent_state = json_incref(episode->json[i]);
     if (over->i64[i] == 0) return 0;
     x->over = x->scored = true;
     x->finish = (enum engine_finish)(over->i64[i] - 1);

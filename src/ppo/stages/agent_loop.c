@@ -149,11 +149,10 @@ static int64_t vocab_of(const json_t *config) {
     return json_integer_value(v ? v : json_object_get(json_object_get(config, "text_config"), "vocab_size"));
 }
 
-static int check_partial(const struct agents *a, const char *what) {
-    if (a->a.schedule == PPO_FULLY_ASYNC && a->a.partial)
-        FAIL(ERR_UNSUPPORTED,
-             "%s are not interrupted by new weights: set async_training.partial_rollout=False, with which they are waited for",
-             what);
+/* A record has versions of tokens, and not when an episode asked for a turn. */
+static int check_replay(const struct agents *a, const char *what) {
+    if (a->a.schedule == PPO_FULLY_ASYNC && a->a.partial_replay)
+        FAIL(ERR_UNSUPPORTED, "async_training.replay: %s are repeated with async_training.partial_rollout=False alone", what);
     return 0;
 }
 
@@ -163,7 +162,7 @@ static int open_programs(struct agents *a) {
     if (a->programs) return 0;
     if (!a->a.k->command)
         FAIL(ERR_INPUT, "agent_name '" PROGRAM_LOOP "': which program? Set actor_rollout_ref.rollout.agent.command");
-    TRY(check_partial(a, "agent programs"));
+    TRY(check_replay(a, "agent programs"));
     if (!a->join) TRY(open_join(a));
     TRY(model_type(a, &config, &type));
     const int64_t vocab = vocab_of(config);
@@ -184,7 +183,7 @@ static int open_user_loops(struct agents *a) {
     json_t *config = NULL;
     const char *type = NULL;
     if (a->user || !k->loop_config_path) return 0;
-    TRY(check_partial(a, "agent loops of the user"));
+    TRY(check_replay(a, "agent loops of the user"));
     int rc = model_type(a, &config, &type);
     const int64_t vocab = vocab_of(config);
     const struct user_loops_args u = {.config_path = k->loop_config_path,
@@ -514,13 +513,15 @@ static int ask_again(struct generation_state *g, int64_t i) {
     return rc;
 }
 
-/* Of a loop of the user, or (NULL) of a program. One that is held is over. */
+/* Of a loop of the user, or (NULL) of a program. */
 static int begin_user_episode(struct generation_state *g, int64_t i, const char *loop) {
     struct generation_sample *const s = &g->samples[i];
     struct agents *const a = g->in->agents;
+    if (s->user && s->user->held) return loop ? user_loop_resume(g, a->user, i) : program_loop_resume(g, a->programs, i);
     if (s->user) return 0;
     s->user = xcalloc(1, sizeof *s->user);
     s->user->program = !loop;
+    s->user->n_starts = json_integer_value(json_object_get(s->agent_state, "starts"));
     if (!s->over) return loop ? user_loop_begin(g, a->user, i, loop) : program_loop_begin(g, a->programs, i);
     user_episode_forget(s); /* its tokens are in the record, with those of its other samples */
     if (!program_journal_restore(g, s->agent_state, s)) FAIL(ERR_FORMAT, "an episode of the checkpoint is damaged");
@@ -686,7 +687,7 @@ static int receive(struct generation_state *g, double wait_s) {
 bool agent_loop_waits(const struct generation_state *g) {
     if (g->interrupted) return g->n_turned + g->n_answers > 0;
     return g->n_waits + g->n_answers > 0 ||
-           (g->in->agents && (user_loop_waits(g->in->agents->user) || program_loop_waits(g->in->agents->programs)));
+           (g->in->agents && (user_loop_waits(g->in->agents->user, g) || program_loop_waits(g->in->agents->programs)));
 }
 
 /* Those that are on disk are used; the others stay. wait: for some of them, where there is none. */
@@ -741,10 +742,14 @@ void agent_loop_hold(struct generation_state *g) {
         a->parked[a->n_parked++] = (struct parked){.ticket = w->ticket};
     }
     g->n_waits = 0;
+    if (a && a->user) user_loop_hold(a->user, g);
+    if (a && a->programs) program_loop_hold(a->programs);
 }
 
 void agent_loop_forget(struct agents *a, struct generation_sample *s, const char *name) {
     int64_t n;
+    if (s->user && s->user->held && s->user->program) program_loop_forget(a->programs, s->user);
+    else if (s->user && s->user->held) user_loop_forget(a->user, s->user);
     if (!s->agent) return;
     tool_agent_calls(s->agent, &n);
     for (int64_t k = 0; s->tickets && k < (n > 0 ? n : 1); k++) {
@@ -757,7 +762,7 @@ void agent_loop_forget(struct agents *a, struct generation_sample *s, const char
 void agent_loop_end(struct generation_state *g) {
     if (g->n_again_differ > 0) rendered_again_warn(g, &g->in->agents->warned_again);
     if (g->n_waits > 0) tools_cancel(g->in->agents->tools);
-    if (g->in->agents && g->in->agents->user) user_loop_end(g->in->agents->user);
+    if (g->in->agents && g->in->agents->user) user_loop_end(g->in->agents->user, g);
     if (g->in->agents && g->in->agents->programs) program_loop_end(g->in->agents->programs);
     for (int64_t k = 0; k < g->n_answers; k++) tool_result_free(&g->answers[k].result);
     free(g->turned);

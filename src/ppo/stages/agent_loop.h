@@ -16,7 +16,7 @@ struct agents_args {
     const struct ppo_agent_config *k;
     const struct ppo_data_config *rows;
     enum ppo_schedule schedule;
-    bool partial; /* fully asynchronous: new weights interrupt episodes */
+    bool partial_replay; /* fully asynchronous: a record is repeated in which new weights interrupt episodes */
     const struct tokenizer *tok;
     const char *model_dir; /* its config.json says which family's rules join messages */
     const struct conf *conf;

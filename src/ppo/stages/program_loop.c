@@ -52,7 +52,10 @@ struct session {
     struct child_program *program;
     struct http_listener *listener; /* in its sandbox; NULL: it has none, or not yet */
     struct token_tree *tree;
-    int64_t n_restarts; /* runs that were killed while it ran */
+    int64_t n_restarts;     /* runs that were killed while it ran */
+    bool held;              /* no generation draws for it now, since */
+    double held_at;         /* http_server_clock */
+    int32_t oldest_version; /* of its first token; -1: it has none */
     double begun, active, drawing;
     int64_t n_asked, n_open, n_drawing, room; /* open: not answered. room: tokens that the turn just asked for may have */
     double oldest;                            /* clock_awake: since then a turn is open */
@@ -67,24 +70,38 @@ struct session {
     double reward;
     json_t *extra; /* what came with the reward */
 };
-struct call { /* one turn that is being drawn */
-    int64_t session;
+struct call {                /* one turn that is being drawn */
+    struct session *session; /* NULL: it is over, or nobody waits for it */
     uint64_t ticket;
+    bool left; /* its client has */
+    /* where new weights may interrupt it: the request, its arrays owned, and what it has */
+    struct engine_request q;
+    int32_t *prompt, *stop_ids, *ids, *versions;
+    char **stop;
+    float *logp, *kept;
+    int64_t n;
+};
+struct later { /* a request of a held session */
+    struct session *session;
+    struct http_exchange *x; /* NULL: its client has left */
 };
 struct program_loops {
     struct program_loops_args a;
     struct serve_sessions hooks;
     struct serve *serve;
     struct http_server *http;
-    struct generation_state *g;                                /* whose episodes these are */
-    struct session **sessions;                                 /* in the order in which they began */
-    int64_t n_sessions, cap_sessions, n_running, n_over, next; /* next: the first that may be QUEUED */
-    struct map ids;                                            /* id -> session */
-    struct call *calls;                                        /* by their number */
+    struct generation_state *g;                                   /* whose episodes these are */
+    struct session **sessions;                                    /* in the order in which they began */
+    int64_t n_sessions, cap_sessions, n_running, n_waiting, next; /* running, not over: of those not held. next: may be QUEUED */
+    struct map ids;                                               /* id -> session */
+    struct call *calls;                                           /* by their number */
     int64_t n_calls, cap_calls;
-    const struct engine_sample *drawn; /* within program_loop_drawn */
-    int64_t max_files;                 /* of a process of a program */
-    const char **dirs;                 /* for sandboxes; ends with NULL */
+    struct later **later; /* in the order in which they came */
+    int64_t n_later, cap_later;
+    const struct engine_sample *drawn; /* within program_loop_drawn, with */
+    const struct call *call;
+    int64_t max_files; /* of a process of a program */
+    const char **dirs; /* for sandboxes; ends with NULL */
     char *dir;
     double looked;
     int rc; /* of a call to the engine within a callback, which ends the run */
@@ -332,7 +349,7 @@ static int on_drawn(void *ctx, const struct serve_turn *t) {
     TRY(find_session(p, t->session, &s));
     TRY(generation_request(p->g, s->sample, &q));
     int32_t *version = xmalloc((size_t)t->n * sizeof *version + 1);
-    for (int64_t i = 0; i < t->n; i++) version[i] = ppo_version(p->g->s);
+    for (int64_t i = 0; i < t->n; i++) version[i] = i < p->call->n ? p->call->versions[i] : ppo_version(p->g->s);
     token_tree_drawn(s->tree, t->turn,
                      &(struct token_tree_turn){.tag = s->n_turns,
                                                .ids = t->ids,
@@ -398,6 +415,34 @@ static int on_reward(void *ctx, const char *id, const json_t *body) {
 
 /* ---- turns in the engine ---- */
 
+static void *copied(const void *p, int64_t n, size_t size) {
+    void *q = xmalloc((size_t)n * size + 1);
+    if (n > 0) memcpy(q, p, (size_t)n * size);
+    return q;
+}
+
+/* So that it can go on after an interruption. */
+static void keep_request(struct call *c, const struct engine_request *r) {
+    c->q = *r;
+    c->q.prompt = c->prompt = copied(r->prompt, r->n_prompt, sizeof *c->prompt);
+    c->q.stop_ids = c->stop_ids = copied(r->stop_ids, r->n_stop_ids, sizeof *c->stop_ids);
+    c->stop = xcalloc((size_t)r->n_stop + 1, sizeof *c->stop);
+    for (int64_t i = 0; i < r->n_stop; i++) c->stop[i] = xstrdup(r->stop[i]);
+    c->q.stop = (const char *const *)c->stop;
+}
+
+static void call_free(struct call *c) {
+    for (int64_t i = 0; c->stop && i < c->q.n_stop; i++) free(c->stop[i]);
+    free(c->stop);
+    free(c->prompt);
+    free(c->stop_ids);
+    free(c->ids);
+    free(c->versions);
+    free(c->logp);
+    free(c->kept);
+    *c = (struct call){0};
+}
+
 static int submit(void *ctx, const struct engine_request *r, uint64_t ticket) {
     struct program_loops *p = ctx;
     const int64_t at = (int64_t)(intptr_t)r->user;
@@ -407,28 +452,52 @@ static int submit(void *ctx, const struct engine_request *r, uint64_t ticket) {
     if (rc < 0 && rc != ERR_INVAL && rc != ERR_NOMEM) p->rc = rc;
     TRY(rc);
     xgrow((void **)&p->calls, &p->cap_calls, p->n_calls + 1, sizeof *p->calls);
-    p->calls[p->n_calls++] = (struct call){at, ticket};
+    struct call *c = &p->calls[p->n_calls++];
+    *c = (struct call){.session = p->sessions[at], .ticket = ticket};
+    if (p->g->partial) keep_request(c, r);
     p->sessions[at]->n_drawing++;
     return 0;
 }
 
-/* What is under way is drawn to its end, and then of no ticket. */
-static void cancel(void *ctx, uint64_t ticket) { (void)ctx, (void)ticket; }
+/* What is under way is drawn to its end, or until it is interrupted, and then of no ticket. */
+static void cancel(void *ctx, uint64_t ticket) {
+    struct program_loops *p = ctx;
+    for (int64_t k = 0; k < p->n_calls; k++) p->calls[k].left |= p->calls[k].session && p->calls[k].ticket == ticket;
+}
 
 static void stats(void *ctx, struct engine_stats *out) {
     const struct program_loops *p = ctx;
     *out = p->g ? p->g->s->worker->ops->generate_stats(p->g->s->worker) : (struct engine_stats){0};
 }
 
+/* What an interrupted turn has. */
+static void take_part(const struct generation_state *g, struct call *c, const struct engine_sample *s) {
+    c->versions = xrealloc(c->versions, (size_t)s->n * sizeof *c->versions + 1);
+    for (int64_t i = c->n; i < s->n; i++) c->versions[i] = ppo_version(g->s);
+    free(c->ids);
+    free(c->logp);
+    free(c->kept);
+    c->ids = copied(s->ids, s->n, sizeof *s->ids);
+    c->logp = copied(s->logp, s->n, sizeof *s->logp);
+    c->kept = copied(s->logp_kept, s->n, sizeof *s->logp_kept);
+    c->n = s->n;
+}
+
 void program_loop_drawn(struct generation_state *g, struct program_loops *p, int64_t call, const struct engine_sample *s) {
-    if (!p || call >= p->n_calls) return; /* of a generation that was dropped */
-    struct session *x = p->sessions[p->calls[call].session];
-    (void)g;
-    x->n_drawing--;
+    struct call *const c = p && call < p->n_calls ? &p->calls[call] : NULL;
+    if (!c || !c->session) return; /* of a generation that was dropped */
+    struct session *x = c->session;
     x->drawing += s->seconds;
     x->n_preempted += s->n_preempted;
+    if (s->n > 0 && x->oldest_version < 0) x->oldest_version = ppo_version(g->s);
+    if (s->finish == ENGINE_INTERRUPTED) {
+        take_part(g, c, s);
+        return;
+    }
+    x->n_drawing--;
     p->drawn = s;
-    serve_drawn(p->serve, &(struct serve_drawn){.ticket = p->calls[call].ticket,
+    p->call = c;
+    serve_drawn(p->serve, &(struct serve_drawn){.ticket = c->ticket,
                                                 .n = s->n,
                                                 .ids = s->ids,
                                                 .logp = s->logp,
@@ -437,15 +506,11 @@ void program_loop_drawn(struct generation_state *g, struct program_loops *p, int
                                                 .text_bytes = s->text_bytes,
                                                 .n_cached = s->n_cached});
     p->drawn = NULL;
+    p->call = NULL;
+    call_free(c);
 }
 
 /* ---- an episode's sample ---- */
-
-static void *copied(const void *p, int64_t n, size_t size) {
-    void *q = xmalloc((size_t)n * size + 1);
-    if (n > 0) memcpy(q, p, (size_t)n * size);
-    return q;
-}
 
 /* The calls of a sample's turns. */
 static void add_calls(struct loop_output *o, const struct session *s, const struct token_tree_sample *t) {
@@ -529,7 +594,7 @@ static void close_session(struct program_loops *p, struct session *s) {
     token_tree_destroy(s->tree);
     s->tree = NULL;
     p->n_running -= s->state == RUNNING;
-    p->n_over++;
+    p->n_waiting--;
     s->state = OVER;
     phase_beat(p->g->s->run->stages);
     generation_ended(p->g, s->sample);
@@ -687,7 +752,48 @@ static int look_at(struct program_loops *p, struct session *s) {
 
 /* ---- a run ---- */
 
-static void on_request(void *arg, struct http_exchange *x) { serve_request(((struct program_loops *)arg)->serve, x); }
+/* Whose request waits; NULL: it does not. */
+static struct session *held_session(const struct program_loops *p, const char *path) {
+    static const char head[] = "/sessions/";
+    char id[2 * ID_BYTES + 1] = "";
+    int64_t at;
+    if (strncmp(path, head, sizeof head - 1) != 0) return NULL;
+    strncat(id, path + sizeof head - 1, sizeof id - 1);
+    if (!map_gets(&p->ids, id, &at) || p->sessions[at]->state != RUNNING) return NULL;
+    return p->sessions[at]->held || (p->g && p->g->interrupted) ? p->sessions[at] : NULL;
+}
+
+static void left(void *arg) { ((struct later *)arg)->x = NULL; }
+
+static void on_request(void *arg, struct http_exchange *x) {
+    struct program_loops *p = arg;
+    struct session *s = held_session(p, http_exchange_path(x));
+    if (!s) {
+        serve_request(p->serve, x);
+        return;
+    }
+    struct later *l = xcalloc(1, sizeof *l);
+    *l = (struct later){s, x};
+    http_exchange_on_close(x, left, l);
+    xgrow((void **)&p->later, &p->cap_later, p->n_later + 1, sizeof *p->later);
+    p->later[p->n_later++] = l;
+}
+
+/* The requests of s that wait are made, or (why) refused. */
+static void end_later(struct program_loops *p, const struct session *s, const char *why) {
+    for (int64_t k = 0; k < p->n_later; k++) {
+        struct later *l = p->later[k];
+        if (!l || l->session != s) continue;
+        struct http_exchange *const x = l->x;
+        p->later[k] = NULL;
+        free(l);
+        if (!x) continue;
+        http_exchange_on_close(x, NULL, NULL);
+        if (why) serve_refused(p->serve, x, 400, why);
+        else serve_request(p->serve, x);
+    }
+}
+
 static void on_refused(void *arg, struct http_exchange *x, int status, const char *message) {
     serve_refused(((struct program_loops *)arg)->serve, x, status, message);
 }
@@ -773,6 +879,7 @@ int program_loops_open(struct program_loops **out, const struct program_loops_ar
 
 void program_loops_close(struct program_loops *p) {
     if (!p) return;
+    for (int64_t k = 0; k < p->n_sessions; k++) p->sessions[k]->held = false;
     program_loop_end(p);
     http_server_close(p->http);
     serve_destroy(p->serve);
@@ -780,6 +887,7 @@ void program_loops_close(struct program_loops *p) {
     free(p->dir);
     free(p->sessions);
     free(p->calls);
+    free(p->later);
     free(p);
 }
 
@@ -791,6 +899,7 @@ static int resume(struct program_loops *p, struct session *s) {
     const struct program_journal journal = journal_of(p);
     bool over;
     TRY(program_journal_find(&journal, s->sample, &over, &s->n_restarts));
+    if (s->n_restarts < sample->user->n_starts) s->n_restarts = sample->user->n_starts; /* the checkpoint's */
     const bool dropped = !over && s->n_restarts > 0 && !p->a.k->run_again;
     if (!over && !dropped) return 0;
     if (dropped) {
@@ -805,47 +914,150 @@ static int resume(struct program_loops *p, struct session *s) {
 int program_loop_begin(struct generation_state *g, struct program_loops *p, int64_t i) {
     struct session *s = xcalloc(1, sizeof *s);
     s->sample = i;
+    s->oldest_version = -1;
     new_id(s->id);
     new_id(s->key);
     p->g = g;
     xgrow((void **)&p->sessions, &p->cap_sessions, p->n_sessions + 1, sizeof *p->sessions);
     map_set(&p->ids, s->id, strlen(s->id), p->n_sessions);
     p->sessions[p->n_sessions++] = s;
+    p->n_waiting++;
     return resume(p, s);
 }
 
 int program_loop_step(struct generation_state *g, struct program_loops *p, bool wait) {
-    (void)g;
+    p->g = g;
     TRY(http_server_step(p->http));
     if (p->rc < 0) return err_pass(p->rc, __FILE__, __LINE__);
-    if (wait && p->n_over < p->n_sessions) nanosleep(&(struct timespec){0, WAIT_NS}, NULL);
+    if (wait && p->n_waiting > 0) nanosleep(&(struct timespec){0, WAIT_NS}, NULL);
     const double now = clock_now();
     if (now - p->looked < fmax(LOOK_S, LOOK_EACH_S * (double)p->n_running)) return 0;
     p->looked = now;
-    for (int64_t k = 0; k < p->next; k++)
-        if (p->sessions[k]->state == RUNNING) TRY(look_at(p, p->sessions[k]));
-    return start_programs(p);
+    for (int64_t k = 0; k < p->n_sessions; k++)
+        if (p->sessions[k]->state == RUNNING && !p->sessions[k]->held) TRY(look_at(p, p->sessions[k]));
+    return g->interrupted ? 0 : start_programs(p);
 }
 
-bool program_loop_waits(const struct program_loops *p) { return p && p->n_over < p->n_sessions; }
+bool program_loop_waits(const struct program_loops *p) { return p && p->n_waiting > 0; }
+
+static void session_free(struct program_loops *p, struct session *s) {
+    end_later(p, s, "the episode is over");
+    if (s->listener) http_server_remove_listener(p->http, s->listener);
+    if (s->program) child_program_stop(s->program, NULL);
+    token_tree_destroy(s->tree);
+    json_decref(s->log);
+    json_decref(s->calls);
+    free(s->answered);
+    json_decref(s->extra);
+    free(s->said);
+    free(s);
+}
+
+/* The turns of s, or (NULL) of all that are not held, will not be drawn. */
+static void fail_calls(struct program_loops *p, const struct session *s) {
+    struct err_saved why;
+    err_save(&why);
+    err_set(ERR_INTERNAL, __FILE__, __LINE__, "the generation has ended");
+    for (int64_t k = 0; k < p->n_calls; k++) {
+        struct call *c = &p->calls[k];
+        if (!c->session || (s ? c->session != s : c->session->held)) continue;
+        if (p->serve) serve_failed(p->serve, c->ticket, ERR_INTERNAL);
+        call_free(c);
+    }
+    err_restore(&why);
+}
 
 void program_loop_end(struct program_loops *p) {
-    if (p->serve) serve_failed_all(p->serve);
-    for (int64_t k = 0; k < p->n_sessions; k++) {
-        struct session *s = p->sessions[k];
-        if (s->listener) http_server_remove_listener(p->http, s->listener);
-        if (s->program) child_program_stop(s->program, NULL);
-        token_tree_destroy(s->tree);
-        json_decref(s->log);
-        json_decref(s->calls);
-        free(s->answered);
-        json_decref(s->extra);
-        free(s->said);
-        free(s);
-    }
+    int64_t n = 0, n_calls = 0, n_later = 0;
+    fail_calls(p, NULL);
+    for (int64_t k = 0; k < p->n_calls; k++)
+        if (p->calls[k].session) p->calls[n_calls++] = p->calls[k];
     map_free(&p->ids);
     p->ids = (struct map){0};
-    p->n_sessions = p->n_running = p->n_over = p->next = p->n_calls = 0;
+    for (int64_t k = 0; k < p->n_sessions; k++) {
+        struct session *s = p->sessions[k];
+        if (!s->held) {
+            session_free(p, s);
+            continue;
+        }
+        map_set(&p->ids, s->id, strlen(s->id), n);
+        p->sessions[n++] = s;
+    }
+    for (int64_t k = 0; k < p->n_later; k++)
+        if (p->later[k]) p->later[n_later++] = p->later[k];
+    p->n_sessions = n;
+    p->n_calls = n_calls;
+    p->n_later = n_later;
+    p->n_running = p->n_waiting = p->next = 0;
     p->g = NULL;
     p->rc = 0;
+    if (n == 0 && p->serve) serve_failed_all(p->serve);
+}
+
+/* ---- episodes that new weights interrupt ---- */
+
+void program_loop_hold(struct program_loops *p) {
+    for (int64_t k = 0; k < p->n_sessions; k++) {
+        struct session *s = p->sessions[k];
+        if (s->held || s->state == OVER) continue;
+        struct generation_sample *const sample = &p->g->samples[s->sample];
+        if (s->state == QUEUED) { /* it begins in a later generation */
+            user_episode_free(sample->user);
+            sample->user = NULL;
+            continue;
+        }
+        sample->user->held = xstrdup(s->id);
+        sample->user->oldest = s->oldest_version;
+        sample->user->n_starts = s->n_restarts + 1;
+        s->held = true;
+        s->held_at = http_server_clock(p->http);
+    }
+}
+
+static struct session *find_held(const struct program_loops *p, const struct user_episode *x) {
+    int64_t at;
+    CHECK(map_gets(&p->ids, x->held, &at));
+    return p->sessions[at];
+}
+
+/* Its turns under way go on, then what it has asked since is read. */
+int program_loop_resume(struct generation_state *g, struct program_loops *p, int64_t i) {
+    struct user_episode *const x = g->samples[i].user;
+    struct session *s = find_held(p, x);
+    const double held_s = http_server_clock(p->http) - s->held_at;
+    p->g = g;
+    p->n_running++;
+    p->n_waiting++;
+    s->sample = i;
+    s->held = false;
+    s->begun += held_s;
+    s->active += held_s;
+    s->oldest += held_s;
+    free(x->held);
+    x->held = NULL;
+    for (int64_t k = 0; k < p->n_calls; k++) {
+        struct call *c = &p->calls[k];
+        if (c->session != s) continue;
+        struct engine_request q = c->q;
+        q.begun = c->ids;
+        q.begun_logp = c->logp;
+        q.begun_logp_kept = c->kept;
+        q.n_begun = c->n;
+        q.user = (void *)(intptr_t)user_loop_user(k, true);
+        if (!c->left) TRY(g->s->worker->ops->generate_add(g->s->worker, &q));
+        s->n_drawing -= c->left;
+        if (c->left) call_free(c);
+    }
+    end_later(p, s, NULL);
+    return 0;
+}
+
+void program_loop_forget(struct program_loops *p, const struct user_episode *x) {
+    struct session *s = find_held(p, x);
+    fail_calls(p, s);
+    end_later(p, s, "the episode was dropped");
+    child_program_stop(s->program, NULL);
+    s->program = NULL;
+    s->state = OVER;
+    s->held = false; /* it goes with the next generation */
 }

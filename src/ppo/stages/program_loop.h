@@ -38,7 +38,13 @@ int program_loop_begin(struct generation_state *g, struct program_loops *p, int6
 void program_loop_drawn(struct generation_state *g, struct program_loops *p, int64_t call, const struct engine_sample *s);
 /* Answers programs, starts and ends them: samples that are over go to g->ended. wait: briefly, where nothing is to be done. */
 int program_loop_step(struct generation_state *g, struct program_loops *p, bool wait);
-bool program_loop_waits(const struct program_loops *p); /* for a program; NULL: no */
-void program_loop_end(struct program_loops *p);         /* ends what runs, forgets the episodes */
+bool program_loop_waits(const struct program_loops *p); /* for a program that is not held; NULL: no */
+void program_loop_end(struct program_loops *p);         /* ends what runs and is not held, forgets these episodes */
+/* A generation that was interrupted: its programs run on, and what they ask waits. resume: sample i, which has one of them, goes on
+ * in g. forget: it will not. */
+struct user_episode;
+void program_loop_hold(struct program_loops *p);
+int program_loop_resume(struct generation_state *g, struct program_loops *p, int64_t i);
+void program_loop_forget(struct program_loops *p, const struct user_episode *x);
 
 #endif

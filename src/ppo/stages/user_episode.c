@@ -66,6 +66,7 @@ void user_episode_free(struct user_episode *e) {
     loop_output_free(&e->out);
     free(e->failure);
     free(e->solution);
+    free(e->held);
     json_decref(e->reward_extra);
     json_decref(e->record);
     for (int64_t i = 0; i < e->n_before; i++) generation_drop_sample(&e->before[i]);

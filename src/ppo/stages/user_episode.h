@@ -23,6 +23,10 @@ struct user_episode {
      * last is theirs (BATCH_SESSION). */
     struct generation_sample *before;
     int64_t n_before;
+    /* Of one that new weights have interrupted: the id of its session, which stays open; owned, NULL: it is no such. */
+    char *held;
+    int32_t oldest;   /* the version of its first token; -1: it has none */
+    int64_t n_starts; /* of its program, the one that runs included */
 };
 /* Another output, after those that there are: the sample's tokens become those of an earlier one. o is taken over. */
 void user_episode_add(const struct generation_state *g, struct generation_sample *s, struct loop_output *o);

@@ -24,9 +24,11 @@
 enum { CALLS_AT_ONCE = 1024, ID_BYTES = 16, MAX_BODY = 64 << 20, MAX_OUTPUTS = 256 };
 
 struct episode {
+    struct generation_state *g; /* NULL: it is held, or dropped */
     int64_t sample, ticket;
     char id[2 * ID_BYTES + 1]; /* of its address */
-    bool open;
+    bool open, dropped, ended; /* ended while it was held: with this result */
+    struct helper_result result;
     struct drawn_turn *turns;
     int64_t n_turns, n_asked;
     double begun, drawing; /* drawing: seconds of its turns */
@@ -35,8 +37,12 @@ struct episode {
 struct call { /* one turn that is being drawn */
     int64_t episode;
     struct http_exchange *exchange; /* NULL: the loop has left */
-    int32_t *prompt;                /* owned, until the turn has it */
-    int64_t n_prompt;
+    struct engine_request q;        /* n_prompt 0: it was asked while its episode is held, and is not read yet */
+    int32_t *prompt, *stop_ids;     /* its; owned, prompt until the turn has it */
+    /* of one that was interrupted: what it has */
+    int32_t *ids, *versions;
+    float *logp, *kept;
+    int64_t n;
 };
 struct user_loops {
     struct helper_pool *pool;
@@ -44,7 +50,6 @@ struct user_loops {
     json_t *names;
     double timeout_s;
     int64_t vocab;
-    struct generation_state *g; /* whose episodes these are */
     struct episode *episodes;
     int64_t n_episodes, cap_episodes, n_open;
     struct call **calls; /* by their number */
@@ -142,7 +147,7 @@ int user_loops_open(struct user_loops **out, const struct user_loops_args *a) {
 
 void user_loops_close(struct user_loops *u) {
     if (!u) return;
-    user_loop_end(u);
+    user_loop_end(u, NULL);
     helper_pool_destroy(u->pool);
     http_server_close(u->server);
     json_decref(u->names);
@@ -199,7 +204,7 @@ static json_t *row_of(const struct generation_state *g, int64_t i) {
 }
 
 int user_loop_begin(struct generation_state *g, struct user_loops *u, int64_t i, const char *name) {
-    struct episode e = {.sample = i, .open = true, .begun = clock_awake()};
+    struct episode e = {.g = g, .sample = i, .open = true, .begun = clock_awake()};
     struct engine_request q;
     TRY(generation_request(g, i, &q));
     new_id(e.id);
@@ -209,7 +214,6 @@ int user_loop_begin(struct generation_state *g, struct user_loops *u, int64_t i,
     const int rc = helper_pool_send(u->pool, ask, u->timeout_s, &e.ticket);
     json_decref(ask);
     TRY(rc);
-    u->g = g;
     xgrow((void **)&u->episodes, &u->cap_episodes, u->n_episodes + 1, sizeof *u->episodes);
     u->episodes[u->n_episodes++] = e;
     u->n_open++;
@@ -236,7 +240,7 @@ static int64_t episode_of(const struct user_loops *u, const char *path) {
     if (strncmp(path, head, n) != 0 || strlen(path) != n + 2 * ID_BYTES + sizeof tail - 1) return -1;
     if (strcmp(path + n + 2 * ID_BYTES, tail) != 0) return -1;
     for (int64_t k = 0; k < u->n_episodes; k++)
-        if (u->episodes[k].open && memcmp(u->episodes[k].id, path + n, 2 * ID_BYTES) == 0) return k;
+        if (u->episodes[k].open && !u->episodes[k].dropped && memcmp(u->episodes[k].id, path + n, 2 * ID_BYTES) == 0) return k;
     return -1;
 }
 
@@ -297,26 +301,63 @@ static int read_stop_ids(const json_t *p, struct text_ids *ids) {
 
 static void left(void *arg) { ((struct call *)arg)->exchange = NULL; }
 
-/* The engine draws it; ids: the prompt. The tokens are kept for the check of the loop's output. */
-static int submit(struct user_loops *u, int64_t k, struct engine_request *q, const struct text_ids *ids, struct http_exchange *x) {
-    struct generation_state *const g = u->g;
-    struct episode *e = &u->episodes[k];
-    q->prompt = ids->p;
-    q->n_prompt = ids->n;
-    q->seed ^= (uint64_t)e->n_asked * 0xD1B54A32D192ED03u;
-    q->user = (void *)(intptr_t)user_loop_user(u->n_calls, false);
-    TRY(g->s->worker->ops->generate_add(g->s->worker, q));
+static void call_free(struct call *c) {
+    if (!c) return;
+    free(c->prompt);
+    free(c->stop_ids);
+    free(c->ids);
+    free(c->versions);
+    free(c->logp);
+    free(c->kept);
+    free(c);
+}
+
+static struct call *add_call(struct user_loops *u, int64_t k, struct http_exchange *x) {
     struct call *c = xcalloc(1, sizeof *c);
-    *c = (struct call){.episode = k, .exchange = x, .prompt = copied(ids->p, ids->n), .n_prompt = ids->n};
-    e->n_asked++;
+    c->episode = k;
+    c->exchange = x;
     xgrow((void **)&u->calls, &u->cap_calls, u->n_calls + 1, sizeof *u->calls);
     u->calls[u->n_calls++] = c;
     http_exchange_on_close(x, left, c);
-    return 0;
+    return c;
+}
+
+/* The engine draws it, after the tokens that it has. */
+static int draw(const struct user_loops *u, int64_t call) {
+    const struct call *c = u->calls[call];
+    const struct generation_state *g = u->episodes[c->episode].g;
+    struct engine_request q = c->q;
+    q.begun = c->ids;
+    q.begun_logp = c->logp;
+    q.begun_logp_kept = c->kept;
+    q.n_begun = c->n;
+    q.user = (void *)(intptr_t)user_loop_user(call, false);
+    return g->s->worker->ops->generate_add(g->s->worker, &q);
+}
+
+/* ids: the prompt. The tokens are kept for the check of the loop's output. */
+static int submit(struct user_loops *u, int64_t k, struct engine_request *q, const struct text_ids *ids, struct http_exchange *x) {
+    struct episode *e = &u->episodes[k];
+    struct call *c = add_call(u, k, x);
+    c->prompt = copied(ids->p, ids->n);
+    c->stop_ids = copied(q->stop_ids, q->n_stop_ids);
+    c->q = *q;
+    c->q.prompt = c->prompt;
+    c->q.n_prompt = ids->n;
+    c->q.stop_ids = c->stop_ids;
+    c->q.seed ^= (uint64_t)e->n_asked * 0xD1B54A32D192ED03u;
+    const int rc = draw(u, u->n_calls - 1);
+    if (rc == 0) {
+        e->n_asked++;
+        return 0;
+    }
+    http_exchange_on_close(x, NULL, NULL);
+    call_free(u->calls[--u->n_calls]);
+    return rc;
 }
 
 static int ask_turn(struct user_loops *u, int64_t k, const json_t *v, struct http_exchange *x) {
-    struct generation_state *const g = u->g;
+    const struct generation_state *const g = u->episodes[k].g;
     const json_t *p = json_object_get(v, "sampling_params");
     struct text_ids ids = {0}, stop = {0};
     struct engine_request q;
@@ -350,6 +391,10 @@ static void serve(void *arg, struct http_exchange *x) {
         refuse(x, 400, "there is no such episode, or it is over");
         return;
     }
+    if (!u->episodes[k].g || u->episodes[k].g->interrupted) { /* until it goes on */
+        add_call(u, k, x);
+        return;
+    }
     const char *body = http_exchange_body(x, &n);
     int rc = json_parse(&v, body, n, "the request");
     if (rc == 0) rc = ask_turn(u, k, v, x);
@@ -357,13 +402,27 @@ static void serve(void *arg, struct http_exchange *x) {
     if (rc < 0) refuse(x, 400, err_msg());
 }
 
-static json_t *token_output(const struct generation_state *g, const struct engine_sample *s) {
+static json_t *token_output(const struct generation_state *g, const struct engine_sample *s, const int32_t *versions) {
     json_t *logp = json_array();
     const json_int_t step = (json_int_t)(g->validation ? g->s->run->step : g->s->run->step - 1);
+    const json_int_t first = g->validation || s->n == 0 ? step : versions[0];
     for (int64_t i = 0; i < s->n; i++) json_array_append_new(logp, json_real((double)s->logp[i]));
     return json_pack("{s:o, s:o, s:s, s:I, s:{s:I, s:I, s:I}}", "token_ids", json_i32_array(s->ids, s->n), "log_probs", logp,
                      "stop_reason", "completed", "num_preempted", (json_int_t)s->n_preempted, "extra_fields", "global_steps", step,
-                     "min_global_steps", step, "max_global_steps", step);
+                     "min_global_steps", first, "max_global_steps", step);
+}
+
+/* What an interrupted turn has; versions: taken over. */
+static void take_part(struct call *c, const struct engine_sample *s, int32_t *versions) {
+    free(c->ids);
+    free(c->logp);
+    free(c->kept);
+    free(c->versions);
+    c->ids = copied(s->ids, s->n);
+    c->logp = copied_f32(s->logp, s->n);
+    c->kept = copied_f32(s->logp_kept, s->n);
+    c->versions = versions;
+    c->n = s->n;
 }
 
 void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t call, const struct engine_sample *s) {
@@ -371,19 +430,24 @@ void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t c
     if (!c) return; /* of a generation that was dropped */
     struct episode *e = &u->episodes[c->episode];
     int32_t *versions = xmalloc((size_t)s->n * sizeof *versions + 1);
-    for (int64_t i = 0; i < s->n; i++) versions[i] = ppo_version(g->s);
+    for (int64_t i = 0; i < s->n; i++) versions[i] = i < c->n ? c->versions[i] : ppo_version(g->s);
+    e->drawing += s->seconds;
+    e->n_preempted += s->n_preempted;
+    if (s->finish == ENGINE_INTERRUPTED) {
+        take_part(c, s, versions);
+        return;
+    }
     e->turns = xrealloc(e->turns, (size_t)(e->n_turns + 1) * sizeof *e->turns);
     e->turns[e->n_turns++] = (struct drawn_turn){.prompt = c->prompt,
                                                  .ids = copied(s->ids, s->n),
                                                  .logp = copied_f32(s->logp, s->n),
                                                  .kept = copied_f32(s->logp_kept, s->n),
                                                  .versions = versions,
-                                                 .n_prompt = c->n_prompt,
+                                                 .n_prompt = c->q.n_prompt,
                                                  .n = s->n};
-    e->drawing += s->seconds;
-    e->n_preempted += s->n_preempted;
-    if (c->exchange) answer(c->exchange, 200, token_output(g, s));
-    free(c);
+    c->prompt = NULL;
+    if (c->exchange) answer(c->exchange, 200, token_output(g, s, versions));
+    call_free(c);
     u->calls[call] = NULL;
 }
 
@@ -404,8 +468,21 @@ static int read_reply(struct generation_state *g, const struct episode *e, const
     return 0;
 }
 
+static void free_turns(struct episode *e) {
+    for (int64_t k = 0; k < e->n_turns; k++) drawn_turn_free(&e->turns[k]);
+    free(e->turns);
+    e->turns = NULL;
+    e->n_turns = 0;
+}
+
+static void close_episode(struct user_loops *u, struct episode *e) {
+    e->open = false;
+    u->n_open--;
+    free_turns(e);
+}
+
 static void take_result(struct user_loops *u, struct episode *e, const struct helper_result *r) {
-    struct generation_state *const g = u->g;
+    struct generation_state *const g = e->g;
     struct generation_sample *s = &g->samples[e->sample];
     struct user_episode *const x = s->user;
     int rc = r->rc;
@@ -420,19 +497,27 @@ static void take_result(struct user_loops *u, struct episode *e, const struct he
     s->seconds += e->drawing;
     s->n_preempted += e->n_preempted;
     s->ended = clock_wall();
-    e->open = false;
-    u->n_open--;
-    for (int64_t k = 0; k < e->n_turns; k++) drawn_turn_free(&e->turns[k]);
-    free(e->turns);
-    e->turns = NULL;
-    e->n_turns = 0;
+    close_episode(u, e);
     phase_beat(g->s->run->stages);
     generation_ended(g, e->sample);
 }
 
+/* *r is emptied where it is kept. */
+static void take(struct user_loops *u, struct episode *e, struct helper_result *r) {
+    if (e->dropped) {
+        close_episode(u, e);
+    } else if (e->g) {
+        take_result(u, e, r);
+    } else {
+        e->result = *r;
+        e->ended = true;
+        *r = (struct helper_result){0};
+    }
+}
+
 int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait) {
     double wait_s = wait ? WAIT_S : 0;
-    (void)g;
+    if (!user_loop_waits(u, g)) wait_s = 0;
     TRY(http_server_step(u->server));
     for (; u->n_open > 0; wait_s = 0) {
         struct helper_result r;
@@ -441,7 +526,7 @@ int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait) 
         if (got == 0) return 0;
         for (int64_t k = 0; k < u->n_episodes; k++)
             if (u->episodes[k].open && u->episodes[k].ticket == r.ticket) {
-                take_result(u, &u->episodes[k], &r);
+                take(u, &u->episodes[k], &r);
                 break;
             }
         helper_result_free(&r);
@@ -449,19 +534,121 @@ int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait) 
     return 0;
 }
 
-bool user_loop_waits(const struct user_loops *u) { return u && u->n_open > 0; }
+bool user_loop_waits(const struct user_loops *u, const struct generation_state *g) {
+    bool waits = false;
+    for (int64_t k = 0; u && k < u->n_episodes && !waits && !g->interrupted; k++)
+        waits = u->episodes[k].open && u->episodes[k].g == g;
+    return waits;
+}
 
-void user_loop_end(struct user_loops *u) {
-    if (u->n_open > 0) helper_pool_cancel(u->pool);
+/* Episodes that are over go, and those of g (NULL: all) that are open; the remaining calls are numbered again. */
+static void compact(struct user_loops *u, const struct generation_state *g) {
+    int64_t *to = xmalloc((size_t)(u->n_episodes + 1) * sizeof *to), n = 0, n_calls = 0;
     for (int64_t k = 0; k < u->n_episodes; k++) {
-        for (int64_t t = 0; t < u->episodes[k].n_turns; t++) drawn_turn_free(&u->episodes[k].turns[t]);
-        free(u->episodes[k].turns);
+        struct episode *e = &u->episodes[k];
+        to[k] = e->open && g && e->g != g ? n : -1;
+        if (to[k] >= 0) {
+            u->episodes[n++] = *e;
+            continue;
+        }
+        free_turns(e);
+        if (e->ended) helper_result_free(&e->result);
+        u->n_open -= e->open;
     }
     for (int64_t c = 0; c < u->n_calls; c++) {
-        if (!u->calls[c]) continue;
-        if (u->calls[c]->exchange) refuse(u->calls[c]->exchange, 400, "the generation has ended");
-        free(u->calls[c]->prompt);
-        free(u->calls[c]);
+        struct call *const x = u->calls[c];
+        if (!x) continue;
+        x->episode = to[x->episode];
+        if (x->episode >= 0) {
+            u->calls[n_calls++] = x;
+            continue;
+        }
+        if (x->exchange) refuse(x->exchange, 400, "the generation has ended");
+        call_free(x);
     }
-    u->n_episodes = u->n_open = u->n_calls = 0;
+    u->n_episodes = n;
+    u->n_calls = n_calls;
+    free(to);
+}
+
+void user_loop_end(struct user_loops *u, const struct generation_state *g) {
+    bool busy = false;
+    for (int64_t k = 0; k < u->n_episodes; k++) busy |= u->episodes[k].open && (!g || u->episodes[k].g == g);
+    if (busy) helper_pool_cancel(u->pool);
+    compact(u, g);
+}
+
+/* ---- episodes that new weights interrupt ---- */
+
+static int32_t oldest_of(const struct user_loops *u, int64_t k) {
+    const struct episode *e = &u->episodes[k];
+    int32_t oldest = INT32_MAX;
+    for (int64_t t = 0; t < e->n_turns; t++)
+        if (e->turns[t].n > 0 && e->turns[t].versions[0] < oldest) oldest = e->turns[t].versions[0];
+    for (int64_t c = 0; c < u->n_calls; c++)
+        if (u->calls[c] && u->calls[c]->episode == k && u->calls[c]->n > 0 && u->calls[c]->versions[0] < oldest)
+            oldest = u->calls[c]->versions[0];
+    return oldest == INT32_MAX ? -1 : oldest;
+}
+
+void user_loop_hold(struct user_loops *u, struct generation_state *g) {
+    for (int64_t k = 0; k < u->n_episodes; k++) {
+        struct episode *e = &u->episodes[k];
+        if (!e->open || e->g != g) continue;
+        struct user_episode *const x = g->samples[e->sample].user;
+        x->held = xstrdup(e->id);
+        x->oldest = oldest_of(u, k);
+        e->g = NULL;
+    }
+}
+
+static int64_t find_held(const struct user_loops *u, const struct user_episode *x) {
+    int64_t k = 0;
+    while (k < u->n_episodes && (!u->episodes[k].open || strcmp(u->episodes[k].id, x->held) != 0)) k++;
+    CHECK(k < u->n_episodes);
+    return k;
+}
+
+int user_loop_resume(struct generation_state *g, struct user_loops *u, int64_t i) {
+    struct user_episode *const x = g->samples[i].user;
+    const int64_t k = find_held(u, x), n = u->n_calls;
+    u->episodes[k].g = g;
+    u->episodes[k].sample = i;
+    free(x->held);
+    x->held = NULL;
+    for (int64_t c = 0; c < n; c++) { /* in the order in which they were asked for */
+        struct call *const call = u->calls[c];
+        if (!call || call->episode != k) continue;
+        if (call->q.n_prompt > 0) {
+            TRY(draw(u, c));
+            continue;
+        }
+        u->calls[c] = NULL;
+        if (call->exchange) http_exchange_on_close(call->exchange, NULL, NULL);
+        if (call->exchange) serve(u, call->exchange);
+        call_free(call);
+    }
+    if (!u->episodes[k].ended) return 0;
+    struct helper_result r = u->episodes[k].result;
+    u->episodes[k].ended = false;
+    take_result(u, &u->episodes[k], &r);
+    helper_result_free(&r);
+    return 0;
+}
+
+void user_loop_forget(struct user_loops *u, const struct user_episode *x) {
+    const int64_t k = find_held(u, x);
+    struct episode *e = &u->episodes[k];
+    for (int64_t c = 0; c < u->n_calls; c++) {
+        struct call *const call = u->calls[c];
+        if (!call || call->episode != k) continue;
+        if (call->exchange) refuse(call->exchange, 400, "the episode was dropped");
+        call_free(call);
+        u->calls[c] = NULL;
+    }
+    e->dropped = true;
+    if (!e->ended) return; /* its result is still to come */
+    helper_result_free(&e->result);
+    e->ended = false;
+    close_episode(u, e);
 }

@@ -40,7 +40,13 @@ static inline int64_t user_loop_call(int64_t user) { return (-1 - user) / 2; }
 static inline bool user_loop_is_program(int64_t user) { return (-1 - user) % 2 != 0; }
 /* Answers loops, takes what they return: samples that are over go to g->ended. wait: briefly. */
 int user_loop_step(struct generation_state *g, struct user_loops *u, bool wait);
-bool user_loop_waits(const struct user_loops *u); /* for a loop */
-void user_loop_end(struct user_loops *u);         /* forgets the episodes; helpers that were busy are killed */
+bool user_loop_waits(const struct user_loops *u, const struct generation_state *g); /* for a loop of g; u NULL: no */
+/* Forgets the episodes of g, or (NULL) all; helpers that were busy with them are killed. */
+void user_loop_end(struct user_loops *u, const struct generation_state *g);
+/* A generation that was interrupted: its episodes stay open without one, what they ask waits. resume: sample i, which has one, goes
+ * on in g. forget: it will not. */
+void user_loop_hold(struct user_loops *u, struct generation_state *g);
+int user_loop_resume(struct generation_state *g, struct user_loops *u, int64_t i);
+void user_loop_forget(struct user_loops *u, const struct user_episode *x);
 
 #endif
