@@ -68,6 +68,12 @@ CASES = {
     "glm": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1.5625e-7,
                 head_dim=16, num_key_value_heads=1, attention_bias=True, partial_rotary_factor=0.5, rope_theta=1e4,
                 pad_token_id=0),
+    # queries that grow with their position, from the 17th on
+    "ministral3": dict(NO_PAD, model_type="ministral3", architectures=["Ministral3ForCausalLM"], tie_word_embeddings=False,
+                       head_dim=16, sliding_window=None, rms_norm_eps=1e-5,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=16.0, beta_fast=32.0, beta_slow=1.0,
+                                            original_max_position_embeddings=16, max_position_embeddings=256, mscale=1.0,
+                                            mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
     # every multiplier
     "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                     rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
@@ -87,6 +93,14 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "ministral3_window": dict(NO_PAD, model_type="ministral3", architectures=["Ministral3ForCausalLM"], head_dim=8,
+                              tie_word_embeddings=True, sliding_window=5,
+                              rope_parameters=dict(type="yarn", rope_theta=1e4, factor=4.0, llama_4_scaling_beta=0.7,
+                                                   original_max_position_embeddings=3)),
+    "ministral3_short": dict(NO_PAD, model_type="ministral3", architectures=["Ministral3ForCausalLM"], head_dim=16,
+                             tie_word_embeddings=False, num_key_value_heads=4, sliding_window=None,
+                             rope_parameters=dict(type="yarn", rope_theta=1e6, factor=16.0, mscale=1.0, mscale_all_dim=1.0,
+                                                  llama_4_scaling_beta=0.1, original_max_position_embeddings=16384)),
     "granite_plain": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=False,
                           num_key_value_heads=1, rope_theta=1e4),
     "granite_3b": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,

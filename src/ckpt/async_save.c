@@ -85,7 +85,7 @@ static void lay_out(const struct ckpt_async *s, const struct ckpt_part *p, struc
 /* The compute copy stays on the device, which the writing thread must not read. */
 static void hide_weights(struct model *m) {
     m->embed = m->head = (struct weight){0};
-    m->final_norm = m->flat = (struct tensor){0};
+    m->final_norm = m->query_scale = m->flat = (struct tensor){0};
     memset(m->rope, 0, sizeof m->rope);
     m->weights = NULL;
 }

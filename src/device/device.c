@@ -477,6 +477,14 @@ void dev_graph_free(struct dev *d, void *graph) {
 
 /* ---- backward ---- */
 
+int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
+    TRY(want2("scale_rows", "x", x, ACT, ANY, ANY));
+    TRY(want1("scale_rows", "factor", factor, F32, ANY));
+    TRY(want1("scale_rows", "pos", pos, I32, x.dim[0]));
+    HAVE(scale_rows);
+    return tensor_count(x) ? TRACED(scale_rows, (d, x, factor, pos), x.dim[0], x.dim[1], 0) : 0;
+}
+
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     TRY(want2("scatter_rows_add", "dst", dst, F32, ANY, ANY));
     TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));

@@ -106,6 +106,8 @@ int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct te
  * dev_matmul_fwd and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
 int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
+/* x (T, c) act *= factor (P) f32 at pos (T) i32: of each row the number of its position. */
+int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
 /* Both, for decode: one new row of each sequence (or none). a.q, a.kv and the heads are q's, each row is some sequence's, and
  * its slot that of its newest key, which no other sequence sees. The same bits in kv, a.out and a.lse; q is undefined

@@ -198,6 +198,7 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     TRY(stage_output_backward(m, a, &stage, g, &dy));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g, false}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    if (m->query_scale.data) TRY(dev_scale_rows(d, dq, m->query_scale, b->pos));
     const struct qkv_bwd_args dqkv_args = {
         dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
     TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));

@@ -362,6 +362,10 @@ static int parse_rope_of(const struct model_config *c, struct model_rope *t, con
     t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)c->head_dim * partial) : 0;
     if ((partial != 1 && !c->family->partial_rotary) || t->dim < 2 || t->dim % 2 != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g of heads of %lld", where, partial, (long long)c->head_dim);
+    if (json_is_object(r) && c->family->query_scale) TRY(json_f64_opt(r, "llama_4_scaling_beta", &t->query_beta, where));
+    else if (c->family->query_scale) FAIL(ERR_INPUT, "%s: a %s model needs \"rope_parameters\"", where, c->family->type);
+    if (!(t->query_beta >= 0 && t->query_beta < 1e3))
+        FAIL(ERR_FORMAT, "%s: rope \"llama_4_scaling_beta\" is %g, outside 0 .. 1e3", where, t->query_beta);
     if (!(t->theta > 1 && t->theta < 1e30))
         FAIL(ERR_FORMAT, "%s: \"rope_theta\" is %g, expected a number above 1", where, t->theta);
     return parse_rope_scaling(c, t, r, o, where);

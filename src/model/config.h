@@ -25,6 +25,7 @@ struct model_rope {
     double mscale, mscale_all_dim;            /* yarn, optional (0: absent) */
     bool truncate;                            /* yarn: round the correction range */
     int64_t original_max_pos;
+    double query_beta; /* queries are multiplied by 1 + beta ln(1 + floor(position / original_max_pos)); 0: they are not */
 };
 
 enum { MODEL_MAX_LAYERS = 1024 };
@@ -83,6 +84,10 @@ bool model_has_rope(const struct model_config *c, enum model_rope_table which); 
 const json_t *model_rope_json(const json_t *config);
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest
  * sequence of the run (dynamic NTK and longrope are fixed from it). */
+/* What queries of positions [0, n_pos) are multiplied by, rounded to act: out (n_pos) f32. */
+void model_query_scales(const struct model_config *c, int64_t n_pos, enum dtype act, float *out);
+/* Whether one of them is not 1. */
+bool model_has_query_scales(const struct model_config *c, int64_t n_pos);
 void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out);
 
 #endif

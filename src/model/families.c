@@ -147,6 +147,14 @@ static const struct model_family families[] = {
      .interleaved = true,
      .layer = glm4_layer},
 
+    {.type = "ministral3",
+     .class_prefix = "Ministral3",
+     .n_kv_heads = 8,
+     .head_dim = 128,
+     .rms_eps = 1e-5,
+     .windows = MODEL_WINDOW_ALL,
+     .query_scale = true,
+     .layer = llama_layer},
     {.type = "granite",
      .class_prefix = "Granite",
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
@@ -163,7 +171,8 @@ static const struct model_family families[] = {
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, granite and exaone4";
+const char model_family_types[] =
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, granite and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

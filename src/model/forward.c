@@ -259,9 +259,10 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(stage_input(m, y->attn_norm, xn1, model__top(s->rstd1, n), x));
     TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, .base = b->no_adapter}));
-    if (b->own_keys && !a->keep.train) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
+    if (b->own_keys && !a->keep.train && !m->query_scale.data) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     else {
         TRY(dev_qkv_fwd(d, &qkv));
+        if (m->query_scale.data) TRY(dev_scale_rows(d, qkv.q, m->query_scale, b->pos));
         TRY(dev_attn_fwd(d, &attn));
     }
     return stage_output(m, b,

@@ -72,6 +72,7 @@ struct model {
     struct tensor final_norm;
     struct tensor rope[MODEL_ROPE_TABLES]; /* (rope_len, D/2, 2) f32 each that a layer reads; rope_len is
                                               model_open_args.max_len */
+    struct tensor query_scale;             /* (rope_len) f32: of each position; absent where all are 1 */
     void *weights;                         /* the one block behind all groups, or a rank's shares of it */
     struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one,
                                     as model_is_flat says */

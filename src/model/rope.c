@@ -128,3 +128,15 @@ void model_rope_table(const struct model_config *c, enum model_rope_table which,
     }
     free(f);
 }
+
+bool model_has_query_scales(const struct model_config *c, int64_t n_pos) {
+    return c->rope.query_beta > 0 && n_pos > c->rope.original_max_pos;
+}
+
+void model_query_scales(const struct model_config *c, int64_t n_pos, enum dtype act, float *out) {
+    const float beta = (float)c->rope.query_beta;
+    for (int64_t p = 0; p < n_pos; p++) {
+        const float scale = 1.0f + beta * logf(1.0f + (float)(p / c->rope.original_max_pos));
+        out[p] = act == DT_BF16 ? bf16_to_f32(f32_to_bf16(scale)) : scale;
+    }
+}

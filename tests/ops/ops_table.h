@@ -74,6 +74,19 @@ static inline int gather_bwd(struct run *r) {
     return 0;
 }
 
+/* Rows times a number of their position; its own transpose. */
+static inline void scale_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->k), true, 1, 0);
+    add_in(r, "factor", shape_1d(DT_F32, r->s->n), false, 0.3f, 1);
+    add_ids(r, "pos", r->s->n, false);
+}
+static inline int scale_fwd(struct run *r) {
+    const struct tensor x = up(r, &r->in[0]);
+    TRY(dev_scale_rows(r->d, x, up(r, &r->in[1]), up(r, &r->in[2])));
+    down(r, "x", x, true, TOL_EXACT);
+    return 0;
+}
+
 /* ---- RMSNorm ---- */
 
 #define NORM_EPS 1e-5f
@@ -579,6 +592,7 @@ static const struct op_def ops_table[] = {
     {"weight", weight_setup, weight_fwd, NULL, SHAPES(shapes_matmul), false},
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(shapes_table), true},
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
+    {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
     {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},

@@ -116,6 +116,7 @@ static void test_misfits(void **state) {
     REFUSED(logits, dev_logits(d, y, x, w7));
     REFUSED(sample, dev_sample(d, &smp));
     REFUSED(decode_next, dev_decode_next(d, &loop));
+    REFUSED(scale_rows, dev_scale_rows(d, x, v, tensor_1d(f, DT_I32, 3)));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));
     REFUSED(embed_bwd, dev_embed_bwd_part(d, v, 1, 1, id4, tensor_2d(f, DT_F32, 4, tensor_count(v))));

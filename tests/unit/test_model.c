@@ -147,6 +147,9 @@ static void families(void **state) {
         {"granite", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
+        {"ministral3", ",\"num_key_value_heads\":2,\"rope_parameters\":{\"rope_theta\":1e6}",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -203,6 +206,9 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"residual_multiplier\":0.22}", "unsupported residual_multiplier 0.22",
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"granite\"," BASE ",\"residual_multiplier\":0}", "\"residual_multiplier\" is 0", ERR_FORMAT},
+        {"{\"model_type\":\"ministral3\"," BASE ",\"num_key_value_heads\":2}", "needs \"rope_parameters\"", ERR_INPUT},
+        {"{\"model_type\":\"ministral3\"," BASE ",\"num_key_value_heads\":2,\"rope_parameters\":{\"llama_4_scaling_beta\":-1}}",
+         "llama_4_scaling_beta", ERR_FORMAT},
         {"{\"model_type\":\"exaone4\"," BASE ",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LXG\"}",
          "\"sliding_window_pattern\" is \"LXG\"", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},

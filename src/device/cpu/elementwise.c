@@ -157,6 +157,28 @@ int cpu_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
     return 0;
 }
 
+static void scale_row(const struct rows_job *j, int64_t r, int64_t pos) {
+    const int64_t n = j->dst.dim[1];
+    CHECK(pos >= 0 && pos < j->src.dim[0]);
+    const float by = ((const float *)j->src.data)[pos];
+    if (j->dst.dt == DT_BF16) {
+        uint16_t *x = (uint16_t *)j->dst.data + r * n;
+        for (int64_t i = 0; i < n; i++) x[i] = f32_to_bf16(bf16_to_f32(x[i]) * by);
+    } else {
+        float *x = (float *)j->dst.data + r * n;
+        for (int64_t i = 0; i < n; i++) x[i] *= by;
+    }
+}
+static void scale_part(void *arg, int64_t part, int thread) {
+    (void)thread;
+    rows_each(arg, part, scale_row);
+}
+int cpu_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
+    struct rows_job j = {.dst = x, .src = factor, .idx = pos};
+    pool_run(cpu_of(d)->pool, parts_of(pos.dim[0], ROWS), scale_part, &j);
+    return 0;
+}
+
 static void scatter_row(const struct rows_job *j, int64_t r, int64_t id) {
     const int64_t n = j->dst.dim[1];
     CHECK(id >= 0 && id < j->dst.dim[0]);

@@ -136,6 +136,37 @@ int cuda_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, s
     return 0;
 }
 
+template <typename T, bool VEC>
+static __global__ void scale_rows_kernel(T *x, const float *factor, const int32_t *pos, int64_t n_pos, int64_t cols) {
+    const int64_t r = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
+    pdl_launch_dependents();
+    pdl_wait();
+    if (c >= cols) return;
+    const int n = cols - c < CHUNK ? (int)(cols - c) : CHUNK;
+    const float by = factor[checked(pos, r, n_pos)];
+    float v[CHUNK];
+    load8<VEC>(v, x + r * cols + c, n);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) v[i] = __fmul_rn(v[i], by);
+    store8<VEC>(x + r * cols + c, v, n);
+}
+template <typename T> static int scale_rows_any(struct cuda *c, struct tensor x, struct tensor factor, struct tensor pos) {
+    const int64_t cols = x.dim[1], chunks = ceil_div(cols, CHUNK);
+    const int threads = warps_for(chunks, 128);
+    const dim3 grid = row_grid(x.dim[0], chunks, threads);
+    const bool wide = cols % CHUNK == 0 && aligned16(x.data);
+    const float *by = (const float *)factor.data;
+    const int32_t *at = (const int32_t *)pos.data;
+    T *const to = (T *)x.data;
+    if (wide) CU_TRY(cuda_launch_pdl(c, scale_rows_kernel<T, true>, grid, threads, 0, to, by, at, factor.dim[0], cols));
+    else CU_TRY(cuda_launch_pdl(c, scale_rows_kernel<T, false>, grid, threads, 0, to, by, at, factor.dim[0], cols));
+    return 0;
+}
+int cuda_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
+    return x.dt == DT_BF16 ? scale_rows_any<__nv_bfloat16>(cuda_of(d), x, factor, pos)
+                           : scale_rows_any<float>(cuda_of(d), x, factor, pos);
+}
+
 /* ---- embedding, backward: the first row of each id adds up all rows of that id, in order, then adds the sum once ---- */
 
 /* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */

@@ -107,6 +107,16 @@ int ref_gather_rows(struct dev *d, struct tensor dst, struct tensor src, struct 
     }
     return 0;
 }
+int ref_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
+    (void)d;
+    const int64_t n = x.dim[1];
+    for (int64_t t = 0; t < x.dim[0]; t++) {
+        const float by = ref_f32(factor)[ref_index(pos, t, factor.dim[0])];
+        for (int64_t c = 0; c < n; c++) ref_put(x.data, x.dt, t * n + c, ref_at(x, t * n + c) * by);
+    }
+    return 0;
+}
+
 int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const int64_t n = dst.dim[1];

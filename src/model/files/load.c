@@ -425,6 +425,22 @@ static int alloc_rope(struct model *m, int64_t max_len) {
     return rc;
 }
 
+static int alloc_query_scales(struct model *m, int64_t max_len) {
+    if (!model_has_query_scales(&m->cfg, max_len)) return 0;
+    const size_t bytes = (size_t)max_len * sizeof(float);
+    float *host = xmalloc(bytes);
+    void *p = NULL;
+    model_query_scales(&m->cfg, max_len, m->act, host);
+    int rc = dev_alloc(m->dev, bytes, &p);
+    if (rc == 0) {
+        m->query_scale = tensor_1d(p, DT_F32, max_len);
+        rc = dev_copy_in(m->dev, p, host, bytes);
+    }
+    if (rc == 0) rc = dev_sync(m->dev);
+    free(host);
+    return rc;
+}
+
 static int alloc_shares(struct model *m) {
     struct arena ar = {0};
     model__stream_create(m);
@@ -450,7 +466,8 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
         if (a->flags & MODEL_HOST_WEIGHTS) model__stream_create(m);
     }
     if (a->flags & MODEL_TRAIN) TRY(model__alloc_master(m));
-    return alloc_rope(m, a->max_len);
+    TRY(alloc_rope(m, a->max_len));
+    return alloc_query_scales(m, a->max_len);
 }
 
 /* ---- public ---- */
@@ -622,7 +639,7 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
     if (a->flags & MODEL_SHARDED_WEIGHTS) weights.used = model__shares_most(&m, a->shard);
-    size_t n = 0;
+    size_t n = model_has_query_scales(c, a->max_len) ? (size_t)a->max_len * sizeof(float) : 0;
     for (int i = 0; i < MODEL_ROPE_TABLES; i++)
         if (model_has_rope(c, (enum model_rope_table)i)) n += rope_bytes(c, a->max_len);
     if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
@@ -646,6 +663,7 @@ int model_open_reward(struct model **out, struct dev *dev, const struct model_op
 void model_close(struct model *m) {
     if (!m) return;
     for (int i = 0; i < MODEL_ROPE_TABLES; i++) dev_free(m->dev, m->rope[i].data, (size_t)tensor_count(m->rope[i]) * sizeof(float));
+    dev_free(m->dev, m->query_scale.data, (size_t)tensor_count(m->query_scale) * sizeof(float));
     model__free_master(m);
     free(m->own);
     model__lora_free(m);
