@@ -74,6 +74,14 @@ CASES = {
                        rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=16.0, beta_fast=32.0, beta_slow=1.0,
                                             original_max_position_embeddings=16, max_position_embeddings=256, mscale=1.0,
                                             mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
+    # scale-then-cast norms of what attention and MLP give, norms of all queries and all keys of a row
+    "olmo2": dict(NO_PAD, model_type="olmo2", architectures=["Olmo2ForCausalLM"], tie_word_embeddings=False,
+                  rms_norm_eps=1e-5, attention_bias=False, rope_theta=5e5),
+    # two tables of angles, of which rope_scaling is that of the layer without a window
+    "olmo3": dict(NO_PAD, model_type="olmo3", architectures=["Olmo3ForCausalLM"], tie_word_embeddings=False,
+                  rms_norm_eps=1e-5, sliding_window=8, layer_types=["sliding_attention", "full_attention"], rope_theta=5e5,
+                  rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=32.0,
+                                    beta_slow=1.0, attention_factor=1.2)),
     # every multiplier
     "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                     rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
@@ -93,6 +101,17 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "olmo2_bias": dict(NO_PAD, model_type="olmo2", architectures=["Olmo2ForCausalLM"], tie_word_embeddings=True,
+                       num_key_value_heads=4, attention_bias=True, rope_theta=1e4,
+                       rope_scaling=dict(type="linear", factor=2.0)),
+    "olmo2_one": dict(NO_PAD, model_type="olmo2", architectures=["Olmo2ForCausalLM"], tie_word_embeddings=False,
+                      num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=5e5),
+    "olmo3_pattern": dict(NO_PAD, model_type="olmo3", architectures=["Olmo3ForCausalLM"], tie_word_embeddings=False,
+                          num_hidden_layers=5, num_key_value_heads=4, sliding_window=6, rope_theta=5e5),
+    "olmo3_types": dict(NO_PAD, model_type="olmo3", architectures=["Olmo3ForCausalLM"], tie_word_embeddings=True,
+                        num_hidden_layers=4, sliding_window=5,
+                        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1e6),
+                                             sliding_attention=dict(rope_type="default", rope_theta=1e3))),
     "ministral3_window": dict(NO_PAD, model_type="ministral3", architectures=["Ministral3ForCausalLM"], head_dim=8,
                               tie_word_embeddings=True, sliding_window=5,
                               rope_parameters=dict(type="yarn", rope_theta=1e4, factor=4.0, llama_4_scaling_beta=0.7,

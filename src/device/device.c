@@ -477,6 +477,33 @@ void dev_graph_free(struct dev *d, void *graph) {
 
 /* ---- backward ---- */
 
+static int check_qk_norm(const char *op, const struct qk_norm_args *a) {
+    const enum dtype act = a->x.dt;
+    TRY(want2(op, "x", a->x, ACT, ANY, ANY));
+    TRY(want1(op, "q_norm", a->q_norm, set_of(act), ANY));
+    TRY(want1(op, "k_norm", a->k_norm, set_of(act), ANY));
+    if (a->rstd.data) TRY(want2(op, "rstd", a->rstd, F32, a->x.dim[0], 2));
+    if (a->q_norm.dim[0] + 2 * a->k_norm.dim[0] != a->x.dim[1])
+        FAIL(ERR_INVAL, "dev op %s: %lld queries and %lld keys in rows of %lld", op, (long long)a->q_norm.dim[0],
+             (long long)a->k_norm.dim[0], (long long)a->x.dim[1]);
+    return 0;
+}
+int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a) {
+    TRY(check_qk_norm("qk_norm_fwd", a));
+    TRY(want_like("qk_norm_fwd", "y", a->y, set_of(a->x.dt), a->x));
+    HAVE(qk_norm_fwd);
+    return tensor_count(a->x) ? TRACED(qk_norm_fwd, (d, a), a->x.dim[0], a->x.dim[1], 0) : 0;
+}
+int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g) {
+    TRY(check_qk_norm("qk_norm_bwd", a));
+    TRY(want2("qk_norm_bwd", "rstd", a->rstd, F32, a->x.dim[0], 2));
+    TRY(want_like("qk_norm_bwd", "dy", g->dy, set_of(a->x.dt), a->x));
+    TRY(want1("qk_norm_bwd", "dq_norm", g->dq_norm, F32, a->q_norm.dim[0]));
+    TRY(want1("qk_norm_bwd", "dk_norm", g->dk_norm, F32, a->k_norm.dim[0]));
+    HAVE(qk_norm_bwd);
+    return tensor_count(a->x) ? TRACED(qk_norm_bwd, (d, a, g), a->x.dim[0], a->x.dim[1], 0) : 0;
+}
+
 int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
     TRY(want2("scale_rows", "x", x, ACT, ANY, ANY));
     TRY(want1("scale_rows", "factor", factor, F32, ANY));

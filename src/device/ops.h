@@ -106,6 +106,21 @@ struct rmsnorm_bwd_args {
     enum norm_kind kind;
 };
 
+/* RMSNorm of all queries of a row together, and of all its keys (OLMo 2): over N = Hq D and M = Hk D elements. */
+struct qk_norm_args {
+    struct tensor x;              /* (T, N + 2 M) act: queries, keys, values */
+    struct tensor q_norm, k_norm; /* (N), (M) act */
+    struct tensor y;              /* as x, other memory: queries and keys normalised, values as they are */
+    struct tensor rstd;           /* (T, 2) f32: of queries, of keys; optional in forward */
+    float eps;
+    enum norm_kind kind;
+};
+/* Its gradients; y is not read. */
+struct qk_norm_bwd_args {
+    struct tensor dy;               /* (T, N + 2 M) act: the gradient of y becomes that of x */
+    struct tensor dq_norm, dk_norm; /* (N), (M) f32 += */
+};
+
 struct attn_args {
     int64_t n_q_heads, n_kv_heads, head_dim;
     float scale;    /* of q.k, usually 1/sqrt(D) */

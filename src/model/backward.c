@@ -202,6 +202,11 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     const struct qkv_bwd_args dqkv_args = {
         dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
     TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));
+    if (y->q_row_norm) {
+        const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
+        const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_row_norm), model__vec_grad(m, g, y->k_row_norm)};
+        TRY(dev_qk_norm_bwd(d, &norms, &dnorms));
+    }
     return stage_input_backward(m, a, &stage, dqkv, g);
 }
 

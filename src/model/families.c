@@ -68,6 +68,17 @@ static const struct model_group_row glm4_layer[] = {
 };
 
 /* Norms of what attention and MLP give (EXAONE 4). */
+static const struct model_group_row olmo_layer[] = {
+    QKV,
+    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
+    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
+    O,
+    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    GATE_UP,
+    DOWN,
+    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
+    {0},
+};
 static const struct model_group_row post_norm_layer[] = {
     QKV,
     HEAD_NORMS,
@@ -155,6 +166,23 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_ALL,
      .query_scale = true,
      .layer = llama_layer},
+    {.type = "olmo2",
+     .class_prefix = "Olmo2",
+     .rms_eps = 1e-5,
+     .norm = NORM_SCALE_CAST,
+     .keys = {ATTENTION_BIAS},
+     .layer = olmo_layer},
+    {.type = "olmo3",
+     .class_prefix = "Olmo3",
+     .rms_eps = 1e-5,
+     .theta = 5e5,
+     .norm = NORM_SCALE_CAST,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_PATTERN,
+     .window_pattern = 4,
+     .window = 4096,
+     .local_theta = "rope_theta",
+     .layer = olmo_layer},
     {.type = "granite",
      .class_prefix = "Granite",
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
@@ -172,7 +200,7 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] =
-    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, granite and exaone4";
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, granite and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

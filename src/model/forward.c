@@ -36,6 +36,9 @@ static void attention_layout(struct model_stage *s, struct arena *m, const struc
     const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     s->xn1 = take2(m, act, rows, h);
     s->qkv = take2(m, act, rows, q + 2 * kv);
+    const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
+    if (row_norms) s->raw = take2(m, act, rows, q + 2 * kv);
+    if (row_norms && train) s->qk_rstd = take2(m, DT_F32, rows, 2);
     s->q = take2(m, act, rows, q);
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
@@ -221,6 +224,17 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
     };
 }
 
+struct qk_norm_args model__qk_norm_args(const struct model *m, const struct model_stage *s, int64_t l, int64_t n) {
+    const struct model_layer *y = &m->layers[l];
+    return (struct qk_norm_args){.x = model__top(s->raw, n),
+                                 .q_norm = model__vec(y->q_row_norm),
+                                 .k_norm = model__vec(y->k_row_norm),
+                                 .y = model__top(s->qkv, n),
+                                 .rstd = model__top(s->qk_rstd, n),
+                                 .eps = m->cfg.rms_eps,
+                                 .kind = m->cfg.family->norm};
+}
+
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from) {
     return dev_rmsnorm_fwd(m->dev, &(struct rmsnorm_args){.y = out,
                                                           .rstd = rstd,
@@ -258,7 +272,12 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(stage_input(m, y->attn_norm, xn1, model__top(s->rstd1, n), x));
-    TRY(model__linear(m, &(struct linear_args){y->qkv, qkv.qkv, xn1, .base = b->no_adapter}));
+    TRY(model__linear(m,
+                      &(struct linear_args){y->qkv, y->q_row_norm ? model__top(s->raw, n) : qkv.qkv, xn1, .base = b->no_adapter}));
+    if (y->q_row_norm) {
+        const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
+        TRY(dev_qk_norm_fwd(d, &norms));
+    }
     if (b->own_keys && !a->keep.train && !m->query_scale.data) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     else {
         TRY(dev_qkv_fwd(d, &qkv));

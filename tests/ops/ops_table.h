@@ -134,6 +134,43 @@ static inline int rmsnorm_bwd(struct run *r) {
     return 0;
 }
 
+/* The same of all queries (n columns) and of all keys (k) of a row; hq: the kind. */
+static inline void qk_norm_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->n + 2 * r->s->k), true, 2, 0.3f);
+    add_in(r, "q_norm", shape_1d(r->act, r->s->n), false, 0.2f, 1);
+    add_in(r, "k_norm", shape_1d(r->act, r->s->k), false, 0.2f, 1);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n + 2 * r->s->k), true);
+}
+static inline int qk_norm_run(struct run *r, struct qk_norm_args *a) {
+    *a = (struct qk_norm_args){.x = up(r, &r->in[0]),
+                               .q_norm = up(r, &r->in[1]),
+                               .k_norm = up(r, &r->in[2]),
+                               .y = dev_new(r, shape_2d(r->act, r->rows, r->s->n + 2 * r->s->k), true),
+                               .rstd = dev_new(r, shape_2d(DT_F32, r->rows, 2), true),
+                               .eps = NORM_EPS,
+                               .kind = (enum norm_kind)r->s->hq};
+    return dev_qk_norm_fwd(r->d, a);
+}
+static inline int qk_norm_fwd(struct run *r) {
+    struct qk_norm_args a;
+    TRY(qk_norm_run(r, &a));
+    down(r, "y", a.y, true, TOL_SUM);
+    down(r, "rstd", a.rstd, true, TOL_SUM);
+    return 0;
+}
+static inline int qk_norm_bwd(struct run *r) {
+    struct qk_norm_args a;
+    TRY(qk_norm_run(r, &a));
+    const struct qk_norm_bwd_args g = {.dy = up(r, &r->gout[0]),
+                                       .dq_norm = up_acc(r, shape_1d(DT_F32, r->s->n), false),
+                                       .dk_norm = up_acc(r, shape_1d(DT_F32, r->s->k), false)};
+    TRY(dev_qk_norm_bwd(r->d, &a, &g));
+    down_grad(r, 0, g.dy, TOL_SUM)->floor = 0.1;
+    down_grad(r, 1, g.dq_norm, TOL_SUM);
+    down_grad(r, 2, g.dk_norm, TOL_SUM);
+    return 0;
+}
+
 /* ---- matmul: y = x W^T + bias; S_ADD adds to an f32 y ---- */
 
 static inline void matmul_setup(struct run *r) {
@@ -497,6 +534,13 @@ static const struct op_shape shapes_norm[] = {
     {.rows = 17, .n = 33, .k = NORM_ONE_PLUS},
     {.rows = 65, .n = 896, .k = NORM_ONE_PLUS},
 };
+static const struct op_shape shapes_qk_norm[] = {
+    {.rows = 1, .n = 8, .k = 8},
+    {.rows = 7, .n = 34, .k = 6, .hq = NORM_SCALE_CAST},
+    {.rows = 65, .n = 896, .k = 128, .hq = NORM_SCALE_CAST},
+    {.rows = 100, .n = 129, .k = 43},
+    {.rows = 33, .n = 64, .k = 64, .hq = NORM_ONE_PLUS},
+};
 static const struct op_shape shapes_table[] = {
     /* a table of n rows, k columns */
     {.rows = 1, .n = 1, .k = 16},
@@ -594,6 +638,7 @@ static const struct op_def ops_table[] = {
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
     {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
+    {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(shapes_qk_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
     {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},

@@ -83,6 +83,7 @@ static void config_layers(void **state) {
         {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"L\"", 0x80, 0x7f},
         {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window\":null", 0, 0},
         {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":null", 0xff, 0},
+        {"\"olmo3\"", 0, 0x77},
         {"\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xc0},
         {"\"qwen3\",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\","
          "\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
@@ -150,6 +151,10 @@ static void families(void **state) {
         {"ministral3", ",\"num_key_value_heads\":2,\"rope_parameters\":{\"rope_theta\":1e6}",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
+        {"olmo2", "",
+         "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight self_attn.q_norm.weight self_attn.k_norm.weight "
+         "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},

@@ -90,6 +90,105 @@ int cpu_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
     return a->rounded.data ? cpu_cast(d, a->rounded, a->dx) : 0;
 }
 
+/* ---- RMSNorm of all queries and of all keys of a row ---- */
+
+struct qk_norm_job {
+    const struct cpu *cpu;
+    const struct cpu_kern *k;
+    const struct qk_norm_args *a;
+    const struct qk_norm_bwd_args *g;
+    float *sums, *wide; /* (blocks, N + M); (threads, 2, N + M) */
+};
+/* Where queries (0) or keys (1) begin in a row, and how many there are. */
+static int64_t qk_first(const struct qk_norm_args *a, int which) { return which ? a->q_norm.dim[0] : 0; }
+static struct tensor qk_weight(const struct qk_norm_args *a, int which) { return which ? a->k_norm : a->q_norm; }
+
+static void widen_row(float *dst, struct tensor src, int64_t from, int64_t n) {
+    if (src.dt == DT_F32) {
+        memcpy(dst, (const float *)src.data + from, (size_t)n * sizeof *dst);
+        return;
+    }
+    const uint16_t *x = (const uint16_t *)src.data + from;
+    for (int64_t i = 0; i < n; i++) dst[i] = bf16_to_f32(x[i]);
+}
+
+static void qk_norm_fwd_part(void *arg, int64_t part, int thread) {
+    const struct qk_norm_job *j = arg;
+    const struct qk_norm_args *a = j->a;
+    const int64_t width = a->x.dim[1], both = a->q_norm.dim[0] + a->k_norm.dim[0], hi = part_end(part * BLOCK, BLOCK, a->x.dim[0]);
+    float *const x = j->wide + (int64_t)thread * 2 * both;
+    for (int64_t t = part * BLOCK; t < hi; t++) {
+        widen_row(x, a->x, t * width, both);
+        for (int i = 0; i < 2; i++) {
+            const struct tensor w = qk_weight(a, i);
+            const int64_t first = qk_first(a, i);
+            const float rs = j->k->rmsnorm_fwd(&(struct cpu_norm){.y = at(a->y, t * width + first),
+                                                                  .x = x + first,
+                                                                  .w = w.data,
+                                                                  .act = w.dt,
+                                                                  .kind = a->kind,
+                                                                  .n = w.dim[0],
+                                                                  .eps = a->eps});
+            if (a->rstd.data) ((float *)a->rstd.data)[2 * t + i] = rs;
+        }
+        memcpy(at(a->y, t * width + both), at(a->x, t * width + both), (size_t)(width - both) * dtype_size(a->x.dt));
+    }
+}
+
+static void qk_norm_bwd_part(void *arg, int64_t part, int thread) {
+    const struct qk_norm_job *j = arg;
+    const struct qk_norm_args *a = j->a;
+    const int64_t width = a->x.dim[1], both = a->q_norm.dim[0] + a->k_norm.dim[0], hi = part_end(part * BLOCK, BLOCK, a->x.dim[0]);
+    float *const x = j->wide + (int64_t)thread * 2 * both, *const dx = x + both, *const sum = j->sums + part * both;
+    memset(sum, 0, (size_t)both * sizeof *sum);
+    for (int64_t t = part * BLOCK; t < hi; t++) {
+        widen_row(x, a->x, t * width, both);
+        memset(dx, 0, (size_t)both * sizeof *dx);
+        for (int i = 0; i < 2; i++) {
+            const struct tensor w = qk_weight(a, i);
+            const int64_t first = qk_first(a, i);
+            j->k->rmsnorm_bwd(&(struct cpu_norm_grad){.dx = dx + first,
+                                                      .dw = sum + first,
+                                                      .dy = at(j->g->dy, t * width + first),
+                                                      .w = w.data,
+                                                      .dy_dt = j->g->dy.dt,
+                                                      .w_dt = w.dt,
+                                                      .kind = a->kind,
+                                                      .x = x + first,
+                                                      .n = w.dim[0],
+                                                      .rstd = ((const float *)a->rstd.data)[2 * t + i]});
+        }
+        j->k->narrow(at(j->g->dy, t * width), j->g->dy.dt, dx, both);
+    }
+}
+
+/* The scratch of a job: sums of blocks (backward), then of each thread. */
+static int qk_norm_job_of(struct qk_norm_job *j, struct cpu *c, const struct qk_norm_args *a, int64_t blocks) {
+    const int64_t both = a->q_norm.dim[0] + a->k_norm.dim[0];
+    void *p;
+    *j = (struct qk_norm_job){.cpu = c, .k = cpu_kern_of(c), .a = a};
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)((blocks + 2 * pool_threads(c->pool)) * both) * sizeof *j->sums, &p));
+    j->sums = p;
+    j->wide = j->sums + blocks * both;
+    return 0;
+}
+int cpu_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a) {
+    struct qk_norm_job j;
+    TRY(qk_norm_job_of(&j, cpu_of(d), a, 0));
+    pool_run(cpu_of(d)->pool, n_blocks(a->x.dim[0], BLOCK), qk_norm_fwd_part, &j);
+    return 0;
+}
+int cpu_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g) {
+    struct qk_norm_job j;
+    const int64_t blocks = n_blocks(a->x.dim[0], BLOCK), n = a->q_norm.dim[0], m = a->k_norm.dim[0];
+    TRY(qk_norm_job_of(&j, cpu_of(d), a, blocks));
+    j.g = g;
+    pool_run(cpu_of(d)->pool, blocks, qk_norm_bwd_part, &j);
+    add_partials(j.k, g->dq_norm.data, j.sums, blocks, n + m, n);
+    add_partials(j.k, g->dk_norm.data, j.sums + n, blocks, n + m, m);
+    return 0;
+}
+
 /* ---- qkv ---- */
 
 struct qkv_job {

@@ -9,7 +9,9 @@
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
 /* Weight c as the norm multiplies by it. */
-static float norm_weight(struct tensor w, enum norm_kind kind, int64_t c) { return ref_at(w, c) + (kind == NORM_ONE_PLUS ? 1 : 0); }
+static float ref_norm_weight(struct tensor w, enum norm_kind kind, int64_t c) {
+    return ref_at(w, c) + (kind == NORM_ONE_PLUS ? 1 : 0);
+}
 
 int ref_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
     (void)d;
@@ -22,7 +24,7 @@ int ref_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
         const float rs = (float)(1.0 / sqrt(sum / (double)n + a->eps));
         for (int64_t c = 0; c < n; c++) {
             const float v = a->kind == NORM_CAST_SCALE && !a->from.data ? ref_round(row[c] * rs, a->w.dt) : row[c] * rs;
-            const float out = v * norm_weight(a->w, a->kind, c);
+            const float out = v * ref_norm_weight(a->w, a->kind, c);
             ref_put(y.data, y.dt, t * n + c, a->from.data ? ref_f32(a->from)[t * n + c] + out : out);
         }
         if (a->rstd.data) ref_f32(a->rstd)[t] = rs;
@@ -39,10 +41,10 @@ int ref_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
         const float *row = ref_f32(x) + t * n;
         const double rs = ref_f32(rstd)[t];
         double mean = 0;
-        for (int64_t c = 0; c < n; c++) mean += (double)ref_at(dy, t * n + c) * norm_weight(w, a->kind, c) * (row[c] * rs);
+        for (int64_t c = 0; c < n; c++) mean += (double)ref_at(dy, t * n + c) * ref_norm_weight(w, a->kind, c) * (row[c] * rs);
         mean /= (double)n;
         for (int64_t c = 0; c < n; c++) {
-            const double g = (double)ref_at(dy, t * n + c) * norm_weight(w, a->kind, c);
+            const double g = (double)ref_at(dy, t * n + c) * ref_norm_weight(w, a->kind, c);
             ref_f32(a->dx)[t * n + c] += (float)(rs * (g - row[c] * rs * mean));
         }
     }
@@ -52,6 +54,64 @@ int ref_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *a) {
         ref_f32(a->dw)[c] += (float)sum;
     }
     return a->rounded.data ? ref_cast(d, a->rounded, a->dx) : 0;
+}
+
+/* ---- the same of all queries and all keys of a row ---- */
+
+/* Queries (0) or keys (1) of row t: from element *at on, *n of them. */
+static struct tensor qk_part(const struct qk_norm_args *a, int which, int64_t t, int64_t *at, int64_t *n) {
+    *at = t * a->x.dim[1] + (which ? a->q_norm.dim[0] : 0);
+    *n = which ? a->k_norm.dim[0] : a->q_norm.dim[0];
+    return which ? a->k_norm : a->q_norm;
+}
+
+int ref_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a) {
+    (void)d;
+    for (int64_t t = 0; t < a->x.dim[0]; t++) {
+        for (int i = 0; i < 2; i++) {
+            int64_t at, n;
+            double sum = 0;
+            const struct tensor w = qk_part(a, i, t, &at, &n);
+            for (int64_t c = 0; c < n; c++) sum += (double)ref_at(a->x, at + c) * ref_at(a->x, at + c);
+            const float rs = (float)(1.0 / sqrt(sum / (double)n + a->eps));
+            for (int64_t c = 0; c < n; c++) {
+                const float x = ref_at(a->x, at + c) * rs, v = a->kind == NORM_CAST_SCALE ? ref_round(x, w.dt) : x;
+                ref_put(a->y.data, a->y.dt, at + c, v * ref_norm_weight(w, a->kind, c));
+            }
+            if (a->rstd.data) ref_f32(a->rstd)[2 * t + i] = rs;
+        }
+        for (int64_t c = a->q_norm.dim[0] + a->k_norm.dim[0]; c < a->x.dim[1]; c++)
+            ref_put(a->y.data, a->y.dt, t * a->x.dim[1] + c, ref_at(a->x, t * a->x.dim[1] + c));
+    }
+    return 0;
+}
+
+int ref_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g) {
+    (void)d;
+    const struct tensor dw[2] = {g->dq_norm, g->dk_norm};
+    for (int i = 0; i < 2; i++)
+        for (int64_t c = 0; c < dw[i].dim[0]; c++) {
+            double sum = 0;
+            for (int64_t t = 0; t < a->x.dim[0]; t++) {
+                const int64_t at = t * a->x.dim[1] + (i ? a->q_norm.dim[0] : 0) + c;
+                sum += (double)ref_at(g->dy, at) * ref_at(a->x, at) * ref_f32(a->rstd)[2 * t + i];
+            }
+            ref_f32(dw[i])[c] += (float)sum;
+        }
+    for (int64_t t = 0; t < a->x.dim[0]; t++)
+        for (int i = 0; i < 2; i++) {
+            int64_t at, n;
+            double mean = 0;
+            const struct tensor w = qk_part(a, i, t, &at, &n);
+            const double rs = ref_f32(a->rstd)[2 * t + i];
+            for (int64_t c = 0; c < n; c++)
+                mean += (double)ref_at(g->dy, at + c) * ref_norm_weight(w, a->kind, c) * (ref_at(a->x, at + c) * rs) / (double)n;
+            for (int64_t c = 0; c < n; c++) {
+                const double dn = (double)ref_at(g->dy, at + c) * ref_norm_weight(w, a->kind, c);
+                ref_put(g->dy.data, g->dy.dt, at + c, rs * (dn - ref_at(a->x, at + c) * rs * mean));
+            }
+        }
+    return 0;
 }
 
 /* ---- matmul ---- */

@@ -23,6 +23,13 @@
 enum { WIDTH_ALIGN = 16 };
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+/* Of the base's norms. */
+static size_t longest_vector(const struct model *m) {
+    int64_t n = 1;
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if (m->groups[i].k == 0) n = max64(n, m->groups[i].n);
+    return (size_t)n;
+}
 
 /* ---- which tensors ---- */
 
@@ -112,7 +119,7 @@ void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) 
     if (m->act != DT_F32) l->wide = arena_take(a, (size_t)(LORA_ROWS * side) * sizeof(float));
     l->mat_a = arena_take(a, (size_t)mat_a * sizeof(float));
     l->mat_b = arena_take(a, (size_t)mat_b * sizeof(float));
-    l->vec = arena_take(a, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float));
+    l->vec = arena_take(a, longest_vector(m) * sizeof(float));
 }
 
 static void lora_free_host(struct model_lora *l) {
@@ -188,7 +195,7 @@ static int attach(struct model *m, const struct lora_config *c) {
     TRY(dev_alloc(m->dev, l->block_bytes, &l->block));
     a = (struct arena){.base = l->block, .cap = l->block_bytes};
     model__lora_layout(l, m, &a);
-    TRY(dev_zero(m->dev, l->vec, (size_t)max64(m->cfg.hidden, m->cfg.head_dim) * sizeof(float)));
+    TRY(dev_zero(m->dev, l->vec, longest_vector(m) * sizeof(float)));
     use_params(m, l);
     return model__alloc_master(m);
 }
