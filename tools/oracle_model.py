@@ -34,6 +34,7 @@ SHAPE = dict(
     bos_token_id=1, eos_token_id=2, torch_dtype="float32",
 )
 NO_PAD = dict(SHAPE, pad_token_id=None)  # where the class has one
+GEMMA = dict(SHAPE, hidden_act="gelu_pytorch_tanh", pad_token_id=0, tie_word_embeddings=True, rope_theta=1e4)
 CASES = {
     # transformers 4 spellings
     "qwen2": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
@@ -88,6 +89,18 @@ CASES = {
                     logits_scaling=3.0, attention_bias=False, rope_theta=1e4, attention_dropout=0.1),
     "glm4": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
                  head_dim=8, attention_bias=False, partial_rotary_factor=0.5, rope_theta=1e4, pad_token_id=0),
+    # 1 + weight in norms, GELU, scaled embeddings
+    "gemma": dict(GEMMA, model_type="gemma", architectures=["GemmaForCausalLM"], head_dim=16, num_key_value_heads=1,
+                  hidden_act="gelu", hidden_activation=None),
+    # softcaps that bite; windows on layers 0, 2
+    "gemma2": dict(GEMMA, model_type="gemma2", architectures=["Gemma2ForCausalLM"], head_dim=8, num_hidden_layers=3,
+                   hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=12, sliding_window=8, attn_logit_softcapping=2.0,
+                   final_logit_softcapping=3.0),
+    # norms of heads; two tables of rotary angles
+    "gemma3_text": dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], head_dim=8, num_hidden_layers=3,
+                        hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=8, sliding_window=8, sliding_window_pattern=2,
+                        rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=dict(rope_type="linear", factor=8.0),
+                        attn_logit_softcapping=None, final_logit_softcapping=None),
     # norms of what attention and MLP give; a window in layer 0, no rope in layer 1
     "exaone4": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=False,
                     head_dim=16, sliding_window=8, sliding_window_pattern=2, rope_theta=1e6,
@@ -151,6 +164,14 @@ MORE = {
     "glm4_bias": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=True, pad_token_id=0,
                       head_dim=16, num_key_value_heads=1, attention_bias=True,
                       rope_parameters=dict(rope_type="default", rope_theta=5e5, partial_rotary_factor=0.25)),
+    "gemma_old": dict(GEMMA, model_type="gemma", architectures=["GemmaForCausalLM"], head_dim=8, num_key_value_heads=4,
+                      hidden_act="gelu_pytorch_tanh", attention_bias=True),
+    "gemma2_plain": dict(GEMMA, model_type="gemma2", architectures=["Gemma2ForCausalLM"], head_dim=16, query_pre_attn_scalar=16,
+                         sliding_window=4096, attn_logit_softcapping=None, final_logit_softcapping=30.0),
+    "gemma3_new": dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], head_dim=16, num_hidden_layers=2,
+                       query_pre_attn_scalar=16, sliding_window=4, layer_types=["full_attention", "sliding_attention"],
+                       rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e6),
+                                            sliding_attention=dict(rope_type="default", rope_theta=1e4))),
     "phi4": dict(SHAPE, model_type="phi3", architectures=["Phi3ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
                  num_attention_heads=2, num_key_value_heads=1, sliding_window=None, pad_token_id=0, rope_theta=250000),
     "r1_distil_qwen": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False,
@@ -178,11 +199,12 @@ def load(path):
 
 def randomize(model, gen):
     """Weights wide enough that every nonlinearity works; wider, and fp32 itself differs from fp64 by 1e-5."""
+    one_plus = model.config.model_type.startswith("gemma")
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=gen)
             if name.endswith("norm.weight"):
-                p.copy_(1 + 0.2 * r)
+                p.copy_(0.2 * r if one_plus else 1 + 0.2 * r)
             elif name.endswith(".bias"):
                 p.copy_(0.3 * r)
             else:

@@ -246,7 +246,7 @@ int dev_qkv_attn_fwd(struct dev *d, const struct qkv_args *q, const struct attn_
         a->q.data != q->q.data || a->kv.k.data != q->kv.k.data || a->kv.v.data != q->kv.v.data)
         FAIL(ERR_INVAL, "dev op %s: both share q, KV cache and heads, and sequences have at most one row, not %lld", op,
              (long long)a->seqs.max_q);
-    if (!d->ops->qkv_attn_fwd || dev_rope_reorders(q) || a->softcap > 0) {
+    if (!d->ops->qkv_attn_fwd || dev_rope_reorders(q) || q->kind != NORM_CAST_SCALE || a->softcap > 0) {
         TRY(dev_qkv_fwd(d, q));
         return dev_attn_fwd(d, a);
     }

@@ -47,10 +47,18 @@ struct attn_seqs {
     struct tensor kv_start;    /* (n), when block_table is TENSOR_NONE */
 };
 
+/* Of n = x / rms(x), (T, c) f32, and the weights. */
+enum norm_kind {
+    NORM_CAST_SCALE, /* n rounded to act, times w (Llama) */
+    NORM_SCALE_CAST, /* n * w (OLMo 2) */
+    NORM_ONE_PLUS,   /* n * (1 + w) (Gemma) */
+};
+
 struct qkv_args { /* shapes: T rows, Hq query heads, Hk KV heads, D = head_dim */
     int64_t n_q_heads, n_kv_heads, head_dim;
     struct tensor qkv;            /* (T, (Hq + 2 Hk) * D) act: q heads, then k heads, then v heads */
     struct tensor q_norm, k_norm; /* (D) act, optional: RMSNorm of each head before RoPE (Qwen3) */
+    enum norm_kind kind;          /* of these */
     float eps;
     struct tensor rope;  /* (P, D/2, 2) f32: cos, sin of position p; of pairs above rotary/2 they are 1, 0 */
     int64_t rotary;      /* RoPE turns the first so many elements of a head; 0: all, D */
@@ -78,12 +86,6 @@ struct qkv_bwd_args {
     struct tensor dq_norm, dk_norm; /* (D) f32 +=, when the norms are there */
 };
 
-/* Of n = x / rms(x), (T, c) f32, and the weights. */
-enum norm_kind {
-    NORM_CAST_SCALE, /* n rounded to act, times w (Llama) */
-    NORM_SCALE_CAST, /* n * w (OLMo 2) */
-    NORM_ONE_PLUS,   /* n * (1 + w) (Gemma) */
-};
 struct rmsnorm_args {
     struct tensor y;    /* (T, c) act: the norm, rounded; with from: (T, c) f32 = from + the norm in f32 */
     struct tensor rstd; /* (T) f32, optional */

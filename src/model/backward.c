@@ -40,7 +40,7 @@ static int zero_norms(struct model *m, const struct model_grads *g, const struct
 static int embedding_backward(struct model *m, const struct model_batch *b, const struct model_acts *a,
                               const struct model_grad_sink *s) {
     const struct tensor dx = model__top(a->dx, b->n_rows);
-    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(m->dev, dx, m->cfg.embed_scale, dx, 0));
+    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(m->dev, dx, model__embed_scale(m), dx, 0));
     const struct model_range table = {m->g_embed->offset, m->g_embed->offset + model__group_count(m->g_embed)};
     if (s->begin) return s->rows(s->ctx, table, b->ids, dx);
     const struct tensor dw = model__flat(s->flat, m->g_embed);
@@ -170,7 +170,7 @@ static int mlp_backward(struct model *m, struct model_acts *a, int64_t l, int64_
     struct tensor dy;
     TRY(stage_output_backward(m, a, &stage, g, &dy));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, dmlp, dy, model__top(s->mlp, n), g, false}));
-    TRY(dev_swiglu_bwd(m->dev, dgate_up, dmlp, model__top(s->gate_up, n)));
+    TRY((m->cfg.family->gelu ? dev_geglu_bwd : dev_swiglu_bwd)(m->dev, dgate_up, dmlp, model__top(s->gate_up, n)));
     return stage_input_backward(m, a, &stage, dgate_up, g);
 }
 

@@ -122,27 +122,60 @@ static int parse_multipliers(struct model_config *c, const json_t *o, double eps
         if (!(v[i] > 1e-6 && v[i] < 1e6)) FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, keys[i], v[i]);
     }
     c->stream_eps = (float)(eps / (v[1] * v[1]));
-    c->embed_scale = (float)(v[0] / v[1]);
-    c->attn_scale = (float)(c->family->multipliers ? v[2] : 1.0 / sqrt((double)c->head_dim));
+    double scalar = c->family->query_scalar;
+    if (scalar > 0) TRY(json_f64_opt(o, "query_pre_attn_scalar", &scalar, where));
+    else scalar = (double)c->head_dim;
+    if (!(scalar > 0 && scalar < 1e6)) FAIL(ERR_FORMAT, "%s: \"query_pre_attn_scalar\" is %g", where, scalar);
+    c->embed_scale = (float)(c->family->scaled_embedding ? sqrt((double)c->hidden) : v[0] / v[1]);
+    c->attn_scale = (float)(c->family->multipliers ? v[2] : 1.0 / sqrt(scalar));
     c->logit_scale = (float)(1.0 / v[3]);
+    return 0;
+}
+
+/* A softcap; null is none. */
+static int parse_softcap(const struct model_config *c, float *out, const json_t *o, const char *key, double without,
+                         const char *where) {
+    double v = json_object_get(o, key) ? 0 : without;
+    TRY(json_f64_opt(o, key, &v, where));
+    if (v != 0 && !c->family->softcaps)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported %s %g of a %s model", where, key, v, c->family->type);
+    if (!(v >= 0 && v < 1e6)) FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 0 .. 1e6", where, key, v);
+    *out = (float)v;
+    return 0;
+}
+
+/* "hidden_act", which "hidden_activation" overrides in families with GELU; there "gelu" of old files means the tanh form. */
+static int parse_activation(const struct model_config *c, const json_t *o, const char *where) {
+    const bool gelu = c->family->gelu;
+    const char *act = gelu ? "gelu_pytorch_tanh" : "silu", *newer = NULL;
+    TRY(json_str_opt(o, "hidden_act", &act, where));
+    if (gelu) TRY(json_str_opt(o, "hidden_activation", &newer, where));
+    if (newer) act = newer;
+    const bool known = gelu ? strcmp(act, "gelu_pytorch_tanh") == 0 || (!newer && strcmp(act, "gelu") == 0)
+                            : strcmp(act, "silu") == 0 || strcmp(act, "swish") == 0;
+    if (!known)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported hidden_act \"%s\"; verlc has %s", where, act,
+             gelu ? "gelu_pytorch_tanh for this family" : "silu");
     return 0;
 }
 
 static int parse_features(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
-    const char *act = "silu";
+    bool both_ways = false;
     double eps = f->rms_eps ? f->rms_eps : 1e-6;
     c->init_range = 0.02;
     c->tied = f->tied;
     TRY(json_bool_opt(o, "tie_word_embeddings", &c->tied, where));
     TRY(json_f64_opt(o, "rms_norm_eps", &eps, where));
     TRY(json_f64_opt(o, "initializer_range", &c->init_range, where));
-    TRY(json_str_opt(o, "hidden_act", &act, where));
+    TRY(parse_activation(c, o, where));
+    TRY(parse_softcap(c, &c->attn_softcap, o, "attn_logit_softcapping", f->attn_softcap, where));
+    TRY(parse_softcap(c, &c->logit_softcap, o, "final_logit_softcapping", f->logit_softcap, where));
+    TRY(json_bool_opt(o, "use_bidirectional_attention", &both_ways, where));
+    if (both_ways) FAIL(ERR_UNSUPPORTED, "%s: unsupported use_bidirectional_attention", where);
     if (!(eps > 0 && eps < 1)) FAIL(ERR_FORMAT, "%s: \"rms_norm_eps\" is %g, outside (0, 1)", where, eps);
     if (!(c->init_range >= 0 && c->init_range <= 100))
         FAIL(ERR_FORMAT, "%s: \"initializer_range\" is %g, outside 0 .. 100", where, c->init_range);
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported hidden_act \"%s\"; verlc has silu", where, act);
     c->rms_eps = (float)eps;
     TRY(parse_multipliers(c, o, eps, where));
     c->features = f->features;

@@ -49,6 +49,7 @@ struct model_config {
     float embed_scale; /* of the embedding's rows */
     float attn_scale;  /* of q.k */
     float logit_scale;
+    float attn_softcap, logit_softcap;  /* of scaled scores, of logits; 0: none */
     double init_range;                  /* initializer_range */
     struct model_rope rope, local_rope; /* of all layers; with has_local_rope of those without and with a window */
     bool has_local_rope;

@@ -54,6 +54,19 @@ static const struct model_group_row glm_layer[] = {
     {0},
 };
 
+static const struct model_group_row gemma2_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    HEAD_NORMS,
+    O,
+    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    NORM(mlp_norm, "pre_feedforward_layernorm", MODEL_HIDDEN, 0),
+    GATE_UP,
+    DOWN,
+    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
+    {0},
+};
+
 /* GLM-4-0414: norms of both inputs and outputs. */
 static const struct model_group_row glm4_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
@@ -183,6 +196,51 @@ static const struct model_family families[] = {
      .window = 4096,
      .local_theta = "rope_theta",
      .layer = olmo_layer},
+    {.type = "gemma",
+     .class_prefix = "Gemma",
+     .n_kv_heads = 16,
+     .head_dim = 256,
+     .tied = true,
+     .norm = NORM_ONE_PLUS,
+     .keys = {ATTENTION_BIAS},
+     .gelu = true,
+     .scaled_embedding = true,
+     .layer = llama_layer},
+    {.type = "gemma2",
+     .class_prefix = "Gemma2",
+     .n_kv_heads = 4,
+     .head_dim = 256,
+     .tied = true,
+     .norm = NORM_ONE_PLUS,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_PATTERN,
+     .window_pattern = 2,
+     .window = 4096,
+     .gelu = true,
+     .scaled_embedding = true,
+     .query_scalar = 256,
+     .softcaps = true,
+     .attn_softcap = 50,
+     .logit_softcap = 30,
+     .layer = gemma2_layer},
+    {.type = "gemma3_text",
+     .class_prefix = "Gemma3",
+     .n_kv_heads = 4,
+     .head_dim = 256,
+     .theta = 1e6,
+     .tied = true,
+     .norm = NORM_ONE_PLUS,
+     .features = MODEL_QK_NORM,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_PATTERN,
+     .window_pattern = 6,
+     .window = 4096,
+     .local_theta = "rope_local_base_freq",
+     .gelu = true,
+     .scaled_embedding = true,
+     .query_scalar = 256,
+     .softcaps = true,
+     .layer = gemma2_layer},
     {.type = "granite",
      .class_prefix = "Granite",
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
@@ -199,8 +257,9 @@ static const struct model_family families[] = {
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
 };
-const char model_family_types[] =
-    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, granite and exaone4";
+const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
+                                  "gemma, gemma2, gemma3_text, granite "
+                                  "and exaone4";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

@@ -82,6 +82,12 @@ struct model_family {
     bool multipliers;        /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
     bool interleaved;        /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
     bool longrope_aliases;   /* rope types "su" and "yarn" mean longrope */
+    bool gelu;               /* the MLP's activation is GELU in its tanh form, else silu */
+    bool scaled_embedding;   /* by sqrt(hidden), rounded to the compute dtype */
+    double query_scalar;     /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
+                                            that of the head size */
+    bool softcaps;           /* "attn_logit_softcapping", "final_logit_softcapping" are read */
+    double attn_softcap, logit_softcap;  /* without these keys */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 /* Whether layers of this model have the group of this place. */

@@ -201,6 +201,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .qkv = model__top(s->qkv, n),
         .q_norm = model__vec(y->q_norm),
         .k_norm = model__vec(y->k_norm),
+        .kind = c->family->norm,
         .eps = c->rms_eps,
         .rope = m->rope[y->rope],
         .rotary = rope->dim,
@@ -215,6 +216,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
         .scale = c->attn_scale,
+        .softcap = c->attn_softcap,
         .window = y->window,
         .seqs = b->seqs,
         .q = qkv->q,
@@ -295,16 +297,15 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
-    struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
     const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
     const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
     TRY(stage_input(m, y->mlp_norm, xn2, model__top(s->rstd2, n), x_mid));
-    if (!a->keep.train) return model__linear_swiglu(m, &gate_up, mlp);
+    if (!a->keep.train) return model__linear_gated(m, &gate_up, mlp);
     TRY(model__linear(m, &gate_up)); /* backward reads it */
-    return dev_swiglu_fwd(d, mlp, gate_up.y);
+    return model__gated(m, mlp, gate_up.y);
 }
 
 int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -331,7 +332,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     a->n_head = 0;
     TRY(model__stream_start(m));
     TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
-    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(d, model__top(a->x[0], n), m->cfg.embed_scale, model__top(a->x[0], n), 0));
+    if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(d, model__top(a->x[0], n), model__embed_scale(m), model__top(a->x[0], n), 0));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
         TRY(model_stream_layer(m, l, l + 1));
         TRY(model__attention_stage(m, b, a, l));

@@ -40,11 +40,15 @@ int model__linear(struct model *m, const struct linear_args *a) {
     return 0;
 }
 
-int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out) {
+int model__gated(struct model *m, struct tensor out, struct tensor gate_up) {
+    return (m->cfg.family->gelu ? dev_geglu_fwd : dev_swiglu_fwd)(m->dev, out, gate_up);
+}
+
+int model__linear_gated(struct model *m, const struct linear_args *a, struct tensor out) {
     struct weight w;
-    if (!a->base && a->group->lora) {
+    if ((!a->base && a->group->lora) || m->cfg.family->gelu) {
         TRY(model__linear(m, a));
-        return dev_swiglu_fwd(m->dev, out, a->y);
+        return model__gated(m, out, a->y);
     }
     TRY(model__weight(m, a->group, &w));
     return dev_matmul_swiglu(m->dev, out, a->y, a->x, w, model__vec(a->group->bias));

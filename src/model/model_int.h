@@ -60,8 +60,15 @@ struct linear_args {
     struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
-/* out (T, n / 2) = SwiGLU of y; y holds the output of the GEMM afterwards only where SwiGLU is not its epilogue. */
-int model__linear_swiglu(struct model *m, const struct linear_args *a, struct tensor out);
+/* out (T, n / 2) = SwiGLU or GeGLU, as the family has it, of gate_up. */
+int model__gated(struct model *m, struct tensor out, struct tensor gate_up);
+/* The same of y; y holds the output of the GEMM afterwards only where the activation is not its epilogue. */
+int model__linear_gated(struct model *m, const struct linear_args *a, struct tensor out);
+/* What rows of the embedding are multiplied by. */
+static inline float model__embed_scale(const struct model *m) {
+    const float s = m->cfg.embed_scale;
+    return m->cfg.family->scaled_embedding && m->act == DT_BF16 ? bf16_to_f32(f32_to_bf16(s)) : s;
+}
 /* The gradients of a backward pass: of what m trains, elements [bucket.lo, bucket.hi) are at `at` now. */
 struct model_grads {
     const struct model_grad_sink *sink;

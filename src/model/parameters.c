@@ -108,7 +108,7 @@ void model__weights_layout(struct model *m, struct arena *a) {
         if (m->quant && g->role == MODEL_LINEAR) continue;
         if (g->k) {
             void *p = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->k));
-            g->mat = (struct weight){p, m->act, g->n, g->k, 0};
+            g->mat = (struct weight){p, m->act, g->n, g->k, g == m->g_head ? m->cfg.logit_softcap : 0};
         } else {
             g->vec = tensor_1d(arena_take(a, (size_t)g->n * dtype_size(m->act)), m->act, g->n);
         }

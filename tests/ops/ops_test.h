@@ -127,14 +127,15 @@ struct slot {
 
 /* Shape and variant of one case; an op reads the members it needs. */
 enum shape_flags {
-    S_BIAS = 1,      /* matmul: with bias */
-    S_ADD = 2,       /* matmul: add to an f32 result */
-    S_F32 = 4,       /* f32 result, or f32 dy, although act may be bf16 */
-    S_NORM = 8,      /* qkv: with head norms */
-    S_ENTROPY = 16,  /* lmhead: with entropy */
-    S_PARTIAL = 32,  /* qkv: RoPE of half of a head */
-    S_PAIRS = 64,    /* qkv: RoPE of neighbours */
-    S_SOFTCAP = 128, /* attention, head: under a softcap */
+    S_BIAS = 1,       /* matmul: with bias */
+    S_ADD = 2,        /* matmul: add to an f32 result */
+    S_F32 = 4,        /* f32 result, or f32 dy, although act may be bf16 */
+    S_NORM = 8,       /* qkv: with head norms */
+    S_ENTROPY = 16,   /* lmhead: with entropy */
+    S_PARTIAL = 32,   /* qkv: RoPE of half of a head */
+    S_PAIRS = 64,     /* qkv: RoPE of neighbours */
+    S_SOFTCAP = 128,  /* attention, head: under a softcap */
+    S_ONE_PLUS = 256, /* qkv: head norms of that kind */
 };
 struct op_shape {
     int64_t rows, n, k;

@@ -62,6 +62,16 @@ static void config_defaults(void **state) {
                  ",\"num_key_value_heads\":2,\"attention_bias\":false,\"attention_out_bias\":true}"));
     assert_int_equal(c.features, MODEL_O_BIAS);
     model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"gemma2\"," BASE "}"));
+    assert_true(c.tied && c.attn_softcap == 50 && c.logit_softcap == 30 && c.attn_scale == 0.0625f && c.embed_scale == 8);
+    assert_true(c.window == 4096 && c.layer[0] == MODEL_WINDOWED && c.layer[1] == 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"gemma2\"," BASE ",\"final_logit_softcapping\":null,\"attn_logit_softcapping\":null}"));
+    assert_true(c.attn_softcap == 0 && c.logit_softcap == 0);
+    model_config_free(&c);
+    OK(parse(&c, "{\"model_type\":\"gemma3_text\"," BASE ",\"sliding_window\":512}"));
+    assert_true(c.rope.theta == 1e6 && c.local_rope.theta == 1e4 && c.layer[5] == 0 && c.layer[4] == MODEL_WINDOWED);
+    model_config_free(&c);
     OK(parse(&c, "{\"model_type\":\"phi3\"," BASE "}"));
     assert_true(c.window == 0 && c.rms_eps == 1e-5f && c.n_kv_heads == 4);
     model_config_free(&c);
@@ -128,6 +138,17 @@ static void families(void **state) {
         {"seed_oss", ",\"num_key_value_heads\":2",
          "input_layernorm.weight" QKV("weight")
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"gemma", ",\"num_key_value_heads\":2",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+             "weight") " mlp.down_proj.weight"},
+        {"gemma2", "",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight "
+                                                "pre_feedforward_layernorm.weight" GATE_UP(
+                                                    "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
+        {"gemma3_text", "",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight pre_feedforward_layernorm.weight" GATE_UP(
+                                                    "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
         {"glm4", ",\"num_key_value_heads\":2,\"attention_bias\":false",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_self_attn_layernorm.weight "
                                                 "post_attention_layernorm.weight mlp.gate_up_proj.weight mlp.down_proj.weight "
@@ -187,8 +208,15 @@ static void config_refusals(void **state) {
         const char *text, *says;
         int code;
     } bad[] = {
-        {"{\"model_type\":\"gemma2\",\"architectures\":[\"Gemma2ForCausalLM\"]," BASE "}",
-         "unsupported architecture gemma2, Gemma2ForCausalLM", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"gemma4_text\",\"architectures\":[\"Gemma4ForCausalLM\"]," BASE "}",
+         "unsupported architecture gemma4_text, Gemma4ForCausalLM", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"gemma2\"," BASE ",\"hidden_activation\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"gemma\"," BASE ",\"num_key_value_heads\":4,\"use_bidirectional_attention\":true}",
+         "unsupported use_bidirectional_attention", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"gemma2\"," BASE ",\"query_pre_attn_scalar\":0}", "\"query_pre_attn_scalar\" is 0", ERR_FORMAT},
+        {"{\"model_type\":\"gemma2\"," BASE ",\"attn_logit_softcapping\":-1}", "\"attn_logit_softcapping\" is -1", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"final_logit_softcapping\":30}",
+         "unsupported final_logit_softcapping 30 of a llama model", ERR_UNSUPPORTED},
         {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"ntk\"}}", "unsupported rope type \"ntk\"",

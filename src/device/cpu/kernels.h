@@ -63,7 +63,8 @@ struct cpu_head_rot {
     int64_t dim;
     enum dtype act;
     float eps;
-    const void *norm;       /* (D) act, or NULL */
+    const void *norm; /* (D) act, or NULL */
+    enum norm_kind kind;
     const float *cos, *sin; /* (D/2) */
     /* backward */
     enum dtype dy_dt;

@@ -263,8 +263,10 @@ static void qkv_fwd_part(void *arg, int64_t part, int thread) {
     const struct qkv_args *a = j->a;
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
     const struct qkv_thread m = qkv_thread_of(j, thread);
-    const struct cpu_head_rot q = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.q_norm, .cos = m.cos, .sin = m.sin};
-    const struct cpu_head_rot k = {.dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.k_norm, .cos = m.cos, .sin = m.sin};
+    const struct cpu_head_rot q = {
+        .dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.q_norm, .kind = a->kind, .cos = m.cos, .sin = m.sin};
+    const struct cpu_head_rot k = {
+        .dim = dim, .act = a->qkv.dt, .eps = a->eps, .norm = m.k_norm, .kind = a->kind, .cos = m.cos, .sin = m.sin};
     const int64_t lo = part * j->per, hi = part_end(lo, j->per, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {
         const int64_t slot = ((const int32_t *)a->slots.data)[t];
@@ -304,8 +306,8 @@ static void qkv_bwd_part(void *arg, int64_t part, int thread) {
     const int64_t dim = a->head_dim, n_q = a->n_q_heads, n_k = a->n_kv_heads, c = a->qkv.dim[1];
     const struct qkv_thread m = qkv_thread_of(j, thread);
     float *sum_q = j->sums + part * 2 * dim, *sum_k = sum_q + dim;
-    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, m.q_norm, m.cos, m.sin, j->dq.dt, sum_q, m.tmp};
-    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, m.k_norm, m.cos, m.sin, DT_F32, sum_k, m.tmp};
+    const struct cpu_head_rot q = {dim, a->qkv.dt, a->eps, m.q_norm, a->kind, m.cos, m.sin, j->dq.dt, sum_q, m.tmp};
+    const struct cpu_head_rot k = {dim, a->qkv.dt, a->eps, m.k_norm, a->kind, m.cos, m.sin, DT_F32, sum_k, m.tmp};
     memset(sum_q, 0, (size_t)(2 * dim) * sizeof *sum_q);
     const int64_t lo = part * BLOCK, hi = part_end(lo, BLOCK, a->qkv.dim[0]);
     for (int64_t t = lo; t < hi; t++) {

@@ -84,27 +84,36 @@ VEC_FN float head_rstd(const void *x, int64_t dim, float eps, enum dtype act) {
     return 1.0f / sqrtf(vsum(s) / (float)dim + eps);
 }
 /* k entries of the head from i on, after the norm when there is one. */
-VEC_FN vec head_load(const void *x, const struct cpu_head_rot *h, float rstd, int64_t i, int64_t k, enum dtype act) {
+struct head_norm {
+    const struct cpu_head_rot *h;
+    float rstd;
+};
+VEC_FN vec head_load(const void *x, struct head_norm n, int64_t i, int64_t k, enum norm_kind kind, enum dtype act) {
+    const struct cpu_head_rot *const h = n.h;
     const vec v = vload_act_n(x, act, i, k);
     if (h->norm == NULL) return v;
-    const vec n = vround_act(vmul(v, vset1(rstd)), act);
-    return vround_act(vmul(n, vload_act_n(h->norm, act, i, k)), act);
+    const vec x1 = vmul(v, vset1(n.rstd)), y = kind == NORM_CAST_SCALE ? vround_act(x1, act) : x1;
+    return vround_act(vmul(y, norm_weight(vload_act_n(h->norm, act, i, k), kind)), act);
 }
-VEC_FN void rot_head(void *y, const void *x, const struct cpu_head_rot *h, enum dtype act) {
+VEC_FN void rot_head(void *y, const void *x, const struct cpu_head_rot *h, enum norm_kind kind, enum dtype act) {
     const int64_t half = h->dim / 2;
-    const float rstd = h->norm ? head_rstd(x, h->dim, h->eps, act) : 1;
+    const struct head_norm n = {h, h->norm ? head_rstd(x, h->dim, h->eps, act) : 1};
     for (int64_t i = 0; i < half; i += VEC) {
         const int64_t k = LANES(half, i);
         const vec c = vload_n(h->cos + i, k), s = vload_n(h->sin + i, k);
-        const vec a = head_load(x, h, rstd, i, k, act), b = head_load(x, h, rstd, half + i, k, act);
+        const vec a = head_load(x, n, i, k, kind, act), b = head_load(x, n, half + i, k, kind, act);
         vstore_act_n(y, act, i, vsub(vmul(a, c), vmul(b, s)), k);
         vstore_act_n(y, act, half + i, vadd(vmul(b, c), vmul(a, s)), k);
     }
 }
-static void kern_rot_fwd(void *y, const void *x, const struct cpu_head_rot *h) { FOR_ACT(h->act, rot_head, y, x, h); }
+static void kern_rot_fwd(void *y, const void *x, const struct cpu_head_rot *h) {
+    if (h->kind == NORM_CAST_SCALE) FOR_ACT(h->act, rot_head, y, x, h, NORM_CAST_SCALE);
+    else FOR_ACT(h->act, rot_head, y, x, h, h->kind);
+}
 
 /* Rotates dy back into tmp, then undoes the norm as rmsnorm_grad does. */
-VEC_FN void rot_head_grad(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h, enum dtype act) {
+VEC_FN void rot_head_grad(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h, enum norm_kind kind,
+                          enum dtype act) {
     const int64_t dim = h->dim, half = dim / 2;
     const enum dtype dy_dt = h->dy_dt;
     float *const dnorm = h->dnorm, *const tmp = h->tmp;
@@ -125,19 +134,20 @@ VEC_FN void rot_head_grad(void *dx, const void *dy, const void *x, const struct 
     for (int64_t i = 0; i < dim; i += VEC) {
         const int64_t k = LANES(dim, i);
         const vec d = vload_n(tmp + i, k), v = vmul(vload_act_n(x, act, i, k), rs);
-        gn = vfma(vmul(d, vload_act_n(h->norm, act, i, k)), v, gn);
+        gn = vfma(vmul(d, norm_weight(vload_act_n(h->norm, act, i, k), kind)), v, gn);
         vstore_n(dnorm + i, vfma(d, v, vload_n(dnorm + i, k)), k);
     }
     const vec mean = vset1(vsum(gn) / (float)dim);
     for (int64_t i = 0; i < dim; i += VEC) {
         const int64_t k = LANES(dim, i);
-        const vec g = vmul(vload_n(tmp + i, k), vload_act_n(h->norm, act, i, k));
+        const vec g = vmul(vload_n(tmp + i, k), norm_weight(vload_act_n(h->norm, act, i, k), kind));
         const vec v = vmul(vload_act_n(x, act, i, k), rs);
         vstore_act_n(dx, act, i, vmul(rs, vsub(g, vmul(v, mean))), k);
     }
 }
 static void kern_rot_bwd(void *dx, const void *dy, const void *x, const struct cpu_head_rot *h) {
-    FOR_ACT(h->act, rot_head_grad, dx, dy, x, h);
+    if (h->kind == NORM_CAST_SCALE) FOR_ACT(h->act, rot_head_grad, dx, dy, x, h, NORM_CAST_SCALE);
+    else FOR_ACT(h->act, rot_head_grad, dx, dy, x, h, h->kind);
 }
 
 /* ---- SwiGLU ---- */

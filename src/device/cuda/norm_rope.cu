@@ -248,7 +248,8 @@ static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t,
 }
 
 /* How a head of qkv is to be read as pairs (dev_rope_source): whole and in halves; partly turned; neighbours. */
-enum { PAIRS_HALVES, PAIRS_PARTIAL, PAIRS_NEIGHBOURS };
+enum { PAIRS_HALVES, PAIRS_PARTIAL, PAIRS_NEIGHBOURS, PAIRS_ONE_PLUS /* PAIRS_HALVES, norms of that kind */ };
+static constexpr __host__ __device__ bool halves(int pairs) { return pairs == PAIRS_HALVES || pairs == PAIRS_ONE_PLUS; }
 template <int PAIRS> static __device__ __forceinline__ int64_t pair_place(int64_t j, int second, int64_t half, int64_t turned) {
     if (j >= turned) return second ? half + j : turned + j;
     return PAIRS == PAIRS_NEIGHBOURS ? 2 * j + second : second ? turned + j : j;
@@ -263,7 +264,7 @@ template <int PAIRS, bool VEC, typename T>
 static __device__ __forceinline__ void load_pairs(float x0[CHUNK], float x1[CHUNK], const T *head, pair_span p) {
     const int64_t i = p.i, half = p.half, turned = p.turned;
     const int n = p.n;
-    if (PAIRS == PAIRS_HALVES) {
+    if (halves(PAIRS)) {
         load8<VEC>(x0, head + i, n);
         load8<VEC>(x1, head + half + i, n);
     } else if (!VEC) {
@@ -287,7 +288,7 @@ template <int PAIRS, bool VEC, typename T>
 static __device__ __forceinline__ void store_pairs(T *head, const float x0[CHUNK], const float x1[CHUNK], pair_span p) {
     const int64_t i = p.i, half = p.half, turned = p.turned;
     const int n = p.n;
-    if (PAIRS == PAIRS_HALVES) {
+    if (halves(PAIRS)) {
         store8<VEC>(head + i, x0, n);
         store8<VEC>(head + half + i, x1, n);
     } else if (!VEC) {
@@ -306,6 +307,17 @@ static __device__ __forceinline__ void store_pairs(T *head, const float x0[CHUNK
     } else {
         store8<VEC>(head + (i < turned ? i : turned + i), x0, n);
         store8<VEC>(head + (i < turned ? turned : half) + i, x1, n);
+    }
+}
+
+/* norm_head of NORM_ONE_PLUS. */
+template <typename T>
+static __device__ __forceinline__ void norm_head_one_plus(float x0[CHUNK], float x1[CHUNK], const float w0[CHUNK],
+                                                          const float w1[CHUNK], float rs) {
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) {
+        x0[e] = round_to<T>(__fmul_rn(__fmul_rn(x0[e], rs), __fadd_rn(w0[e], 1.0f)));
+        x1[e] = round_to<T>(__fmul_rn(__fmul_rn(x1[e], rs), __fadd_rn(w1[e], 1.0f)));
     }
 }
 
@@ -328,7 +340,7 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_j
         float x0[CHUNK] = {}, x1[CHUNK] = {};
         if (on) {
             const T *from = j.qkv + (t * heads + h) * j.dim;
-            if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
+            if (halves(PAIRS) || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
             else load_pairs<PAIRS, VEC>(x0, x1, from, pair_span{i, half, j.turned, n});
         }
         const T *norm = is_q ? j.q_norm : j.k_norm;
@@ -337,7 +349,8 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_j
             if (on && !is_v && norm) {
                 float w0[CHUNK], w1[CHUNK];
                 load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
-                norm_head<T>(x0, x1, w0, w1, rs);
+                if (PAIRS == PAIRS_ONE_PLUS) norm_head_one_plus<T>(x0, x1, w0, w1, rs);
+                else norm_head<T>(x0, x1, w0, w1, rs);
             }
         }
         if (!on) continue;
@@ -373,7 +386,7 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_rope_kernel(const 
     int64_t p, slot;
     float x0[CHUNK], x1[CHUNK], cs[2 * CHUNK];
     row_place(j, t, &p, &slot);
-    if (PAIRS == PAIRS_HALVES || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
+    if (halves(PAIRS) || is_v) load_pairs<PAIRS_HALVES, VEC>(x0, x1, from, pair_span{i, half, half, n});
     else load_pairs<PAIRS, VEC>(x0, x1, from, pair_span{i, half, j.turned, n});
     if (!is_v) {
         load_rope<VEC>(cs, j.rope, p, j.dim, i, n);
@@ -393,6 +406,9 @@ static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *n
     if (on) {
         load_pairs<PAIRS, VEC>(x0, x1, x, pair_span{i, half, j.turned, n});
         load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
+        if (PAIRS == PAIRS_ONE_PLUS)
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++) w0[e] = __fadd_rn(w0[e], 1.0f), w1[e] = __fadd_rn(w1[e], 1.0f);
     }
     const float all = head_rstd(x0, x1, j.dim, j.lanes, j.eps), rs = on ? all : 0.0f; /* 0: idle lanes add nothing, whatever eps */
 #pragma unroll
@@ -522,7 +538,7 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_bwd_rope_kernel(const 
         rotate_back(d0, d1, cs);
     }
     T *to = j.dqkv + (t * heads + h) * j.dim;
-    if (PAIRS == PAIRS_HALVES || h >= j.n_q + j.n_k) store_pairs<PAIRS_HALVES, VEC>(to, d0, d1, pair_span{i, half, half, n});
+    if (halves(PAIRS) || h >= j.n_q + j.n_k) store_pairs<PAIRS_HALVES, VEC>(to, d0, d1, pair_span{i, half, half, n});
     else store_pairs<PAIRS, VEC>(to, d0, d1, pair_span{i, half, j.turned, n});
 }
 
@@ -568,9 +584,19 @@ template <int PAIRS, typename T> static int qkv_fwd_any(struct cuda *c, const st
     else CU_TRY(cuda_launch_pdl(c, qkv_fwd_kernel<PAIRS, T, false>, rows, threads, 0, j));
     return 0;
 }
+static int qkv_check_kind(const struct qkv_args *a) {
+    const bool norms = a->q_norm.data || a->k_norm.data;
+    if (norms && (a->kind == NORM_SCALE_CAST || (a->kind == NORM_ONE_PLUS && dev_rope_reorders(a))))
+        FAIL(ERR_UNSUPPORTED, "cuda: norms of heads of this kind, with this rope");
+    return 0;
+}
+
 int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     const bool narrow = a->qkv.dt == DT_BF16;
     struct cuda *c = cuda_of(d);
+    TRY(qkv_check_kind(a));
+    if (a->kind == NORM_ONE_PLUS && a->q_norm.data)
+        return narrow ? qkv_fwd_any<PAIRS_ONE_PLUS, bf16>(c, a) : qkv_fwd_any<PAIRS_ONE_PLUS, float>(c, a);
     if (!dev_rope_reorders(a)) return narrow ? qkv_fwd_any<PAIRS_HALVES, bf16>(c, a) : qkv_fwd_any<PAIRS_HALVES, float>(c, a);
     if (!a->interleaved) return narrow ? qkv_fwd_any<PAIRS_PARTIAL, bf16>(c, a) : qkv_fwd_any<PAIRS_PARTIAL, float>(c, a);
     return narrow ? qkv_fwd_any<PAIRS_NEIGHBOURS, bf16>(c, a) : qkv_fwd_any<PAIRS_NEIGHBOURS, float>(c, a);
@@ -606,6 +632,9 @@ template <int PAIRS, typename T> static int qkv_bwd_any(struct cuda *c, const st
 int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
     const bool narrow = a->qkv.dt == DT_BF16;
     struct cuda *c = cuda_of(d);
+    TRY(qkv_check_kind(a));
+    if (a->kind == NORM_ONE_PLUS && a->q_norm.data)
+        return narrow ? qkv_bwd_any<PAIRS_ONE_PLUS, bf16>(c, a, g) : qkv_bwd_any<PAIRS_ONE_PLUS, float>(c, a, g);
     if (!dev_rope_reorders(a)) return narrow ? qkv_bwd_any<PAIRS_HALVES, bf16>(c, a, g) : qkv_bwd_any<PAIRS_HALVES, float>(c, a, g);
     if (!a->interleaved) return narrow ? qkv_bwd_any<PAIRS_PARTIAL, bf16>(c, a, g) : qkv_bwd_any<PAIRS_PARTIAL, float>(c, a, g);
     return narrow ? qkv_bwd_any<PAIRS_NEIGHBOURS, bf16>(c, a, g) : qkv_bwd_any<PAIRS_NEIGHBOURS, float>(c, a, g);

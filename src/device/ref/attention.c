@@ -37,8 +37,9 @@ static void head_fwd(const struct qkv_args *a, struct tensor norm, int64_t at, i
         const int64_t i0 = dev_rope_source(a, i), i1 = dev_rope_source(a, i + half);
         float x0 = ref_at(a->qkv, at + i0), x1 = ref_at(a->qkv, at + i1);
         if (norm.data) {
-            x0 = ref_round(ref_round(x0 * rs, act) * ref_at(norm, i0), act);
-            x1 = ref_round(ref_round(x1 * rs, act) * ref_at(norm, i1), act);
+            const enum dtype first = a->kind == NORM_CAST_SCALE ? act : DT_F32;
+            x0 = ref_round(ref_round(x0 * rs, first) * ref_norm_weight(norm, a->kind, i0), act);
+            x1 = ref_round(ref_round(x1 * rs, first) * ref_norm_weight(norm, a->kind, i1), act);
         }
         const float c = rope[2 * i], s = rope[2 * i + 1];
         ref_put(out, act, out_at + i, x0 * c - x1 * s);
@@ -88,7 +89,7 @@ static void head_bwd(const struct qkv_args *a, const struct head_grad *g, int64_
         for (int64_t i = 0; i < dim; i++) {
             const double n = ref_at(a->qkv, at + i) * rs;
             dnorm[i] += dn[i] * n;
-            dn[i] *= ref_at(norm, i);
+            dn[i] *= ref_norm_weight(norm, a->kind, i);
             mean += dn[i] * n / (double)dim;
         }
         for (int64_t i = 0; i < dim; i++) dn[i] = rs * (dn[i] - ref_at(a->qkv, at + i) * rs * mean);

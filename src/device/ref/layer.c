@@ -8,11 +8,6 @@
 
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
-/* Weight c as the norm multiplies by it. */
-static float ref_norm_weight(struct tensor w, enum norm_kind kind, int64_t c) {
-    return ref_at(w, c) + (kind == NORM_ONE_PLUS ? 1 : 0);
-}
-
 int ref_rmsnorm_fwd(struct dev *d, const struct rmsnorm_args *a) {
     (void)d;
     const struct tensor x = a->x, y = a->y;

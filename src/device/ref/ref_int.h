@@ -25,6 +25,10 @@ static inline float ref_w(struct weight w, int64_t n, int64_t k) { /* row-major 
     return ref_get(w.data, w.dt, n * w.k + k);
 }
 static inline float *ref_f32(struct tensor t) { return t.data; }
+/* Weight c as a norm multiplies by it. */
+static inline float ref_norm_weight(struct tensor w, enum norm_kind kind, int64_t c) {
+    return ref_at(w, c) + (kind == NORM_ONE_PLUS ? 1 : 0);
+}
 static inline int64_t ref_index(struct tensor t, int64_t i, int64_t limit) { /* of an i32 tensor */
     const int64_t v = ((const int32_t *)t.data)[i];
     CHECK(v >= 0 && v < limit);

@@ -1,7 +1,7 @@
 /* init.c - built-in shapes, and directories of random weights.
  *
  * The distribution is transformers' _init_weights: matrices and embeddings
- * normal with initializer_range, the padding row of the embedding 0, norms 1,
+ * normal with initializer_range, the padding row of the embedding 0, norms 1 (0 where 1 is added),
  * biases 0.  (The numbers are not torch's.)
  * Invariant: value i of tensor t is a pure function of (seed, t, i), whatever
  * the number of threads or the size of a chunk. */
@@ -94,7 +94,7 @@ struct init_source { /* one safetensors_write_tensor's arg */
     enum dtype dt;
     uint32_t tensor;
     uint64_t seed;
-    float std;
+    float std, norm;          /* norm: a weight of a norm */
     int64_t zero_lo, zero_hi; /* elements of the padding row */
     /* the chunk being filled */
     int64_t first, count;
@@ -128,7 +128,7 @@ static void fill_part(void *arg, int64_t part, int thread) {
     for (int64_t i = lo; i < hi; i++) {
         const int64_t at = s->first + i;
         if (normal && (i == lo || at % 4 == 0)) four_normals(v, s, at / 4);
-        float f = normal ? v[at % 4] * s->std : s->role == MODEL_NORM ? 1.0f : 0.0f;
+        float f = normal ? v[at % 4] * s->std : s->role == MODEL_NORM ? s->norm : 0.0f;
         if (at >= s->zero_lo && at < s->zero_hi) f = 0.0f;
         if (s->dt == DT_F32) ((float *)s->dst)[i] = f;
         else if (s->dt == DT_BF16) ((uint16_t *)s->dst)[i] = f32_to_bf16(f);
@@ -159,7 +159,8 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
                                     .dt = dt,
                                     .tensor = (uint32_t)i,
                                     .seed = seed,
-                                    .std = (float)m->cfg.init_range};
+                                    .std = (float)m->cfg.init_range,
+                                    .norm = m->cfg.family->norm == NORM_ONE_PLUS ? 0.0f : 1.0f};
         if (i == 0 && m->cfg.pad >= 0) {
             s[i].zero_lo = m->cfg.pad * p->cols;
             s[i].zero_hi = s[i].zero_lo + p->cols;
