@@ -406,6 +406,10 @@ def variants():
     yield "unk_single", "unk", dict(llama, added_tokens=specials, fuse_unk=False)
     yield "affix", "affix", {"pre_tokenizer": {"type": "Whitespace"}, "added_tokens": specials,
                              "decoder": {"type": "Strip", "content": "#", "start": 2, "stop": 1}}
+    yield "gemma", "sp", {"normalizer": replace(" ", "\u2581"), "pre_tokenizer": split(" ", "MergedWithPrevious", False, "String"),
+                          "added_tokens": specials + [added("\n" * n) for n in (1, 2, 3)] + [added("\u2581" * n) for n in (2, 3)],
+                          "decoder": sequence(replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, key="decoders"),
+                          "post_processor": template(["<s>"])}
 
 
 FIXTURES = os.path.join(ROOT, "tests/fixtures/text")
