@@ -273,7 +273,8 @@ static void built_in_shapes(void **state) {
         {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
         {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
         {"llama-3.2-1b", 1235814400},  {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
-        {"seed-oss-36b", 36151104512}, {"smollm3-3b", 3075098624},
+        {"seed-oss-36b", 36151104512}, {"smollm3-3b", 3075098624},   {"phi-4", 14659507200},       {"glm-4-9b-0414", 9400279040},
+        {"gemma-2-2b", 2614341888},    {"gemma-3-1b", 999885952},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         struct model_config c;

@@ -29,26 +29,31 @@ struct arch {
     int64_t eos, bos, pad; /* -1: null */
     bool tied;
     double llama3_factor; /* 0: no rope scaling */
+    int64_t window;       /* sliding_window; 0: none */
 };
 
 /* From the config.json of the released models on the Hugging Face hub. */
 static const struct arch archs[] = {
-    {"qwen2.5-0.5b", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-1.5b", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-3b", "qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, 151645, 151643, -1, false, 0},
-    {"qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-1.7b", "qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0},
-    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, false, 0},
-    {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
-    {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32},
-    {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8},
-    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0},
-    {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0},
-    {"smollm3-3b", "smollm3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, 5e6, 1e-6, 128012, 128000, 128004, true, 0},
+    {"qwen2.5-0.5b", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen2.5-1.5b", "qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen2.5-3b", "qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 32768, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e6, 1e-6, 151645, 151643, -1, false, 0, 0},
+    {"qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen3-1.7b", "qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, true, 0, 0},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e6, 1e-6, 151645, 151643, -1, false, 0, 0},
+    {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32, 0},
+    {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32, 0},
+    {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8, 0},
+    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0, 0},
+    {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0, 0},
+    {"smollm3-3b", "smollm3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, 5e6, 1e-6, 128012, 128000, 128004, true, 0, 0},
+    {"phi-4", "phi3", 5120, 17920, 40, 40, 10, 128, 100352, 16384, 250000, 1e-5, 100265, 100257, 100349, false, 0, 0},
+    {"glm-4-9b-0414", "glm4", 4096, 13696, 40, 32, 2, 128, 151552, 32768, 1e4, 1e-5, 151329, -1, 151329, false, 0, 0},
+    {"gemma-2-2b", "gemma2", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 1e4, 1e-6, 1, 2, 0, true, 0, 4096},
+    {"gemma-3-1b", "gemma3_text", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 1e6, 1e-6, 1, 2, 0, true, 0, 512},
     /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
-    {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0},
+    {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0, 0},
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
@@ -61,21 +66,22 @@ json_t *model_arch_config(const char *name) {
     if (!a) return NULL;
     const struct model_family *const f = model_family_find(a->type);
     CHECK(f != NULL);
-    json_t *o =
-        json_pack("{s:[s+], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}",
-                  "architectures", f->class_prefix, "ForCausalLM", "model_type", a->type, "hidden_size", (json_int_t)a->hidden,
-                  "intermediate_size", (json_int_t)a->ffn, "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads",
-                  (json_int_t)a->q_heads, "num_key_value_heads", (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim,
-                  "vocab_size", (json_int_t)a->vocab, "max_position_embeddings", (json_int_t)a->max_pos, "rope_theta", a->theta,
-                  "rms_norm_eps", a->eps, "hidden_act", "silu", "initializer_range", 0.02, "tie_word_embeddings", (int)a->tied,
-                  "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id", token_or_null(a->eos),
-                  "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
+    json_t *o = json_pack(
+        "{s:[s+], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:f, s:b, s:s, s:o, s:o, s:b, s:f}", "architectures",
+        f->class_prefix, "ForCausalLM", "model_type", a->type, "hidden_size", (json_int_t)a->hidden, "intermediate_size",
+        (json_int_t)a->ffn, "num_hidden_layers", (json_int_t)a->layers, "num_attention_heads", (json_int_t)a->q_heads,
+        "num_key_value_heads", (json_int_t)a->kv_heads, "head_dim", (json_int_t)a->head_dim, "vocab_size", (json_int_t)a->vocab,
+        "max_position_embeddings", (json_int_t)a->max_pos, "rope_theta", a->theta, "rms_norm_eps", a->eps,
+        f->gelu ? "hidden_activation" : "hidden_act", f->gelu ? "gelu_pytorch_tanh" : "silu", "initializer_range", 0.02,
+        "tie_word_embeddings", (int)a->tied, "torch_dtype", strcmp(a->name, "tiny") == 0 ? "float32" : "bfloat16", "eos_token_id",
+        token_or_null(a->eos), "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
     CHECK(o != NULL);
     if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
     if (a->llama3_factor > 0)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
                                       "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
+    if (a->window > 0) json_object_set_new(o, "sliding_window", json_integer(a->window));
     if (f->windows == MODEL_WINDOW_ALL) json_object_set_new(o, "sliding_window", json_null()); /* Mistral v0.3 */
     if (f->windows == MODEL_WINDOW_FROM || f->windows == MODEL_WINDOW_NO_ROPE)
         json_object_set_new(o, "use_sliding_window", json_false());
