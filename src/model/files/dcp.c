@@ -155,7 +155,7 @@ static int read_stored(struct reader *r, const struct pickle_value *key, const s
     const struct pickle_value *at = attribute(info, ROLE_STORAGE, "offset"), *bytes = attribute(info, ROLE_STORAGE, "length");
     const struct pickle_value *changed = attribute(info, ROLE_STORAGE, "transform_descriptors");
     int64_t i, pos[TORCH_MAX_DIMS];
-    if (!is_name(name)) BAD(r, "an entry of its storage without a name");
+    if (!name || name->kind != PICKLE_STR) BAD(r, "an entry of its storage without a name");
     if (!map_get(&r->names, name->s, name->n, &i) || i < 0) return 0;
     const int nd = pickle_sizes(offset, ROLE_SIZE, pos, TORCH_MAX_DIMS), n = (int)name->n;
     if (nd < 0 || !pickle_is_int(at) || !pickle_is_int(bytes) || at->i < 0 || bytes->i < 0)
@@ -307,15 +307,15 @@ static int read_chunks(struct reader *r, struct dcp_tensor *t, const struct pick
 static int read_name(struct reader *r, const struct pickle_value *key, const struct pickle_value *v, dcp_choice *choose,
                      void *arg) {
     struct dcp *d = r->d;
-    if (!is_name(key)) BAD(r, "a key that is not the name of a tensor");
-    if (map_get(&r->names, key->s, key->n, NULL)) BAD(r, "two entries %.*s", (int)key->n, key->s);
+    if (!key || key->kind != PICKLE_STR) BAD(r, "a key that is no name");
+    if (map_get(&r->names, key->s, key->n, NULL)) BAD(r, "two entries of one name");
     char *name = xstrndup(key->s, key->n);
     const bool tensor = pickle_is_call(v, ROLE_TENSOR);
-    const int wanted = tensor ? choose(arg, name) : 0;
+    const int wanted = tensor && is_name(key) ? choose(arg, name) : 0; /* names of Megatron's optimizer may have blanks */
     map_set(&r->names, key->s, key->n, wanted > 0 ? d->n : -1);
     if (wanted <= 0) {
         free(name);
-        if (!tensor && !pickle_is_call(v, ROLE_BYTES)) BAD(r, "%.*s is neither a tensor nor an object", (int)key->n, key->s);
+        if (!tensor && !pickle_is_call(v, ROLE_BYTES)) BAD(r, "an entry that is neither a tensor nor an object");
         d->n_left += tensor;
         return wanted;
     }

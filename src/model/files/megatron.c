@@ -239,7 +239,8 @@ static int check_weights(const struct megatron *m) {
     struct model of = {.cfg = m->cfg};
     if (m->n == 0)
         FAIL(ERR_INPUT,
-             "%s/dist_ckpt holds no weights: the run saved its optimizer there, and the model, as 'hf_model', in %s/huggingface",
+             "%s/dist_ckpt holds no weights under megatron-core's names (decoder.layers...): a run may have saved its optimizer "
+             "alone there, and the model, as 'hf_model', in %s/huggingface",
              m->dir, m->dir);
     model__params_build(&of);
     const int rc = check_shapes(m, &of);
