@@ -105,6 +105,7 @@ def changes(mark):
     yield "another dtype in the file", "another dtype or shape", lambda c: put(c, NORM, c.stream("BF16", (4,), bytes(8)))
     yield "another shape in the file", "another dtype or shape", lambda c: put(c, NORM, c.stream("F32", (2, 2), f4))
     yield "a dtype of no weight", "unsupported dtype", lambda c: c.tensors[NORM].__setitem__(0, "BOOL")
+    yield "a dtype of another weight", "unsupported dtype i64", lambda c: integers(c, NORM)
     yield "a chunk that is no zip", "not a zip", lambda c: put(c, NORM, b"hello " * 100)
     yield "a compressed chunk", "compressed", lambda c: put(c, NORM, zipped(tf.tensor("F32", (4,), f4, 0), zipfile.ZIP_DEFLATED))
     yield "a bomb of zeros", "compressed", lambda c: put(c, NORM, zipped(tf.tensor("F32", (4,), f4, 0), zipfile.ZIP_DEFLATED,
@@ -137,6 +138,12 @@ def cut(ckpt, name, chunks):
         for k in size:
             n *= k
         ckpt.storage.append([name, at, *ckpt.put(ckpt.stream(kind, size, bytes(n)))])
+
+
+def integers(ckpt, name):
+    _, shape, _ = ckpt.tensors.pop(name)
+    ckpt.storage = [s for s in ckpt.storage if s[0] != name]
+    ckpt.add(name, "I64", shape, bytes(32))
 
 
 def overlap_bytes(ckpt):
@@ -202,6 +209,12 @@ def main():
             (actor / "dist_ckpt" / name).unlink()
             (actor / "dist_ckpt" / name).symlink_to(target)
             cases.append((what, words, actor))
+        for i, name in enumerate(("huggingface", "dist_ckpt")):
+            actor = lay_out(root, f"folder{i}")
+            sound().write(actor / "dist_ckpt")
+            (actor / name).rename(root / f"elsewhere{i}")
+            (actor / name).symlink_to(root / f"elsewhere{i}")
+            cases.append((f"{name}/ that is a link out of the checkpoint", "out of the model directory", actor))
         test("there are more than 50", len(cases) > 50, len(cases))
         for what, words, actor in cases:
             rc, err, seconds = merge(actor, root / "out")

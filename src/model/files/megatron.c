@@ -190,6 +190,8 @@ static int add_tensor(struct megatron *m, const struct dcp_tensor *of) {
     int64_t layer;
     const struct rule *rule = rule_of(of->name, &layer);
     const int64_t n = m->cfg.n_layers;
+    if (of->dt != DT_F32 && of->dt != DT_BF16 && of->dt != DT_F16)
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", m->dir, of->name, dtype_name(of->dt));
     if (rule->part == VOCAB || rule->part == HEAD) return add_vocabulary(m, of, rule);
     if (layer != -1) {
         if (layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->dir, of->name, (long long)n);
@@ -253,17 +255,13 @@ static int check_weights(const struct megatron *m) {
 
 /* Megatron's own configuration, where the run saved it: next to dist_ckpt/, or above model/. */
 static int check_transformer_config(const struct megatron *m) {
-    static const char *const places[] = {"transformer_config.json", "../transformer_config.json"};
     const struct model_config *c = &m->cfg;
     json_t *config = NULL;
-    char *path = NULL;
-    int rc = 0;
-    for (int i = 0; i < 2 && !path; i++) {
-        path = file_join(m->dir, places[i]);
-        if (file_exists(path)) continue;
-        free(path);
-        path = NULL;
-    }
+    char *above = file_join(m->dir, ".."), *path = NULL;
+    int rc = file_in_dir(&path, m->dir, "transformer_config.json");
+    if (rc == 0 && !path) rc = file_in_dir(&path, above, "transformer_config.json");
+    free(above);
+    TRY(rc);
     if (!path) return 0;
     TRYG(json_load(&config, path, MAX_CONFIG), out);
     const struct {
@@ -313,7 +311,9 @@ int megatron_open(struct megatron **out, const struct megatron_args *a) {
     TRYG(model_config_load(&m->cfg, a->config_dir), out);
     TRYG(check_family(m, a->config_dir), out);
     TRYG(check_transformer_config(m), out);
-    TRYG(file_in_dir(&sub, a->dir, "dist_ckpt/.metadata"), out); /* no link out of the checkpoint */
+    TRYG(file_in_dir(&sub, a->dir, "huggingface/config.json"), out); /* no link out of the checkpoint */
+    free(sub);
+    TRYG(file_in_dir(&sub, a->dir, "dist_ckpt/.metadata"), out);
     free(sub);
     sub = file_join(a->dir, "dist_ckpt");
     TRYG(dcp_open(&m->dcp, sub, choose, m), out);
