@@ -58,8 +58,7 @@ static void report(const struct merge *m) {
     for (int64_t i = 0; i < shards_count(m->s); i++) (*(shards_at(m->s, i)->adapter ? &adapter : &model))++;
     if (model > 0) log_info("%s: %lld tensors of %s", m->a->out, (long long)model, what);
     if (shards_left(m->s) > 0)
-        log_note("%lld tensors in %s/dist_ckpt are no weights (the optimizer's state): not read", (long long)shards_left(m->s),
-                 m->dir);
+        log_note("%lld tensors in %s are no weights (the optimizer's state): not read", (long long)shards_left(m->s), m->dir);
     if (adapter > 0)
         log_info("%s/lora_adapter: %lld tensors; %s", m->a->out, (long long)adapter,
                  model > 0 ? "'verlc model merge --model BASE --adapter ADAPTER' adds it to the weights"

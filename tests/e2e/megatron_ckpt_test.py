@@ -58,7 +58,13 @@ def command_line(test, dir):
         test(f"refused: {what}", p.returncode == status and words in p.stderr and not (dir / "x").exists(), p.stderr)
     merge(src, dir / "no_head", "--tie-word-embedding")
     test("--tie-word-embedding leaves output_layer out", "lm_head.weight" not in read(dir / "no_head/model.safetensors"))
-    copy = dir / "told/actor"
+    shutil.copytree(src / "dist_ckpt", dir / "converted")
+    p = merge(dir / "converted", dir / "from_converted", "--hf_model_path", src / "huggingface")
+    test("the files alone, with --hf_model_path", read(dir / "from_converted/model.safetensors") ==
+         read(dir / "tp2_pp2_bf16/model.safetensors"), p.stderr)
+    p = merge(dir / "converted", dir / "x", check=False)
+    test("refused: the files alone", p.returncode == 3 and "config.json" in p.stderr, p.stderr)
+    copy = dir / "gamma/actor"
     shutil.copytree(src, copy)
     (copy / "transformer_config.json").write_text('{"layernorm_zero_centered_gamma": true}')
     p = merge(copy, dir / "x", check=False)

@@ -29,6 +29,7 @@ struct megatron {
     struct map by_name;
     bool no_head, has_score;
     const char *dir;
+    char *at; /* where .metadata is: dir/dist_ckpt, or dir */
 };
 
 /* ---- names ---- */
@@ -99,8 +100,8 @@ static int choose(void *arg, const char *name) {
     if (rule_of(name, &layer)) return 1;
     if (strstr(name, "adapter") || strstr(name, "to_wrap"))
         FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported weight %s: the checkpoint of a LoRA run of Megatron's; its huggingface/ has the model", m->dir, name);
-    FAIL(ERR_UNSUPPORTED, "%s: unsupported weight %s; of Megatron's models those of %s are read", m->dir, name, model_family_types);
+             "%s: unsupported weight %s: the checkpoint of a LoRA run of Megatron's; its huggingface/ has the model", m->at, name);
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported weight %s; of Megatron's models those of %s are read", m->at, name, model_family_types);
 }
 
 /* ---- weights ---- */
@@ -111,7 +112,7 @@ struct piece { /* of one tensor of theirs */
 };
 
 static int add_weight(struct megatron *m, const struct dcp_tensor *of, const struct piece *p, bool vector, int64_t cols) {
-    if (map_gets(&m->by_name, p->name, NULL)) FAIL(ERR_FORMAT, "%s: two tensors become %s", m->dir, p->name);
+    if (map_gets(&m->by_name, p->name, NULL)) FAIL(ERR_FORMAT, "%s: two tensors become %s", m->at, p->name);
     xgrow((void **)&m->tensors, &m->cap, m->n + 1, sizeof *m->tensors);
     m->tensors[m->n] = (struct megatron_tensor){.name = xstrdup(p->name),
                                                 .dt = of->dt,
@@ -145,12 +146,12 @@ static int add_parts(struct megatron *m, const struct dcp_tensor *of, const stru
     const int64_t group = c->n_q_heads / c->n_kv_heads + 2; /* of heads: the queries of a KV head, its key, its value */
     static const char *const names[][3] = {[WHOLE] = {""}, [QKV] = {"q", "k", "v"}, [GATE_UP] = {"gate", "up"}};
     int rc = 0;
-    if (of->nd - at > 2 || of->nd - at < 1) FAIL(ERR_FORMAT, "%s: tensor %s has %d dimensions", m->dir, of->name, of->nd);
+    if (of->nd - at > 2 || of->nd - at < 1) FAIL(ERR_FORMAT, "%s: tensor %s has %d dimensions", m->at, of->name, of->nd);
     if (rule->part == QKV && rows != c->n_kv_heads * group * c->head_dim)
-        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, %lld query and %lld KV heads of %lld (config.json) need %lld", m->dir,
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, %lld query and %lld KV heads of %lld (config.json) need %lld", m->at,
              of->name, (long long)rows, (long long)c->n_q_heads, (long long)c->n_kv_heads, (long long)c->head_dim,
              (long long)(c->n_kv_heads * group * c->head_dim));
-    if (rule->part == GATE_UP && rows % 2 != 0) FAIL(ERR_FORMAT, "%s: tensor %s has an odd number of rows", m->dir, of->name);
+    if (rule->part == GATE_UP && rows % 2 != 0) FAIL(ERR_FORMAT, "%s: tensor %s has an odd number of rows", m->at, of->name);
     const int n = rule->part == QKV ? 3 : rule->part == GATE_UP ? 2 : 1;
     for (int i = 0; i < n && rc == 0; i++) {
         char *name = weight_name(rule->ours, layer, names[n > 1 ? rule->part : WHOLE][i]);
@@ -178,9 +179,9 @@ static int add_vocabulary(struct megatron *m, const struct dcp_tensor *of, const
     struct piece p = {.name = score && of->nd == 2 ? "score.weight" : rule->ours, .rows = score ? 1 : vocab};
     p.block = p.stride = p.rows * cols;
     if (of->nd > 2 || (rule->part == HEAD && of->nd == 1 && !score))
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported shape of tensor %s", m->dir, of->name);
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported shape of tensor %s", m->at, of->name);
     if (of->dim[0] < p.rows)
-        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, config.json has a vocabulary of %lld", m->dir, of->name,
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld rows, config.json has a vocabulary of %lld", m->at, of->name,
              (long long)of->dim[0], (long long)vocab);
     m->has_score |= score;
     return add_weight(m, of, &p, of->nd == 1, cols);
@@ -191,14 +192,14 @@ static int add_tensor(struct megatron *m, const struct dcp_tensor *of) {
     const struct rule *rule = rule_of(of->name, &layer);
     const int64_t n = m->cfg.n_layers;
     if (of->dt != DT_F32 && of->dt != DT_BF16 && of->dt != DT_F16)
-        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", m->dir, of->name, dtype_name(of->dt));
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", m->at, of->name, dtype_name(of->dt));
     if (rule->part == VOCAB || rule->part == HEAD) return add_vocabulary(m, of, rule);
     if (layer != -1) {
-        if (layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->dir, of->name, (long long)n);
+        if (layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->at, of->name, (long long)n);
         return add_parts(m, of, rule, 0, layer);
     }
     if (of->dim[0] != n || of->nd < 2)
-        FAIL(ERR_FORMAT, "%s: tensor %s has %lld layers, config.json %lld", m->dir, of->name, (long long)of->dim[0], (long long)n);
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld layers, config.json %lld", m->at, of->name, (long long)of->dim[0], (long long)n);
     for (int64_t l = 0; l < n; l++) TRY(add_parts(m, of, rule, 1, l));
     return 0;
 }
@@ -219,19 +220,18 @@ static int check_shapes(const struct megatron *m, const struct model *of) {
         map_set(&asked, p->name, strlen(p->name), i);
         if (!t && (begins(p->name, "lm_head.") || begins(p->name, "score."))) continue;
         if (!t)
-            rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s/dist_ckpt: no tensor becomes %s, which config.json asks for", m->dir,
-                         p->name);
+            rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: no tensor becomes %s, which config.json asks for", m->at, p->name);
         else if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
             rc = err_set(ERR_FORMAT, __FILE__, __LINE__,
-                         "%s/dist_ckpt: tensor %s becomes %s of shape (%lld, %lld), config.json asks for (%lld, %lld)", m->dir,
-                         t->of->name, t->name, (long long)t->dim[0], (long long)(t->nd == 2 ? t->dim[1] : 1), (long long)p->rows,
+                         "%s: tensor %s becomes %s of shape (%lld, %lld), config.json asks for (%lld, %lld)", m->at, t->of->name,
+                         t->name, (long long)t->dim[0], (long long)(t->nd == 2 ? t->dim[1] : 1), (long long)p->rows,
                          (long long)p->cols);
     }
     for (int64_t i = 0; i < m->n && rc == 0; i++) {
         const char *name = m->tensors[i].name;
         if (!begins(name, "lm_head.") && !begins(name, "score.") && !map_gets(&asked, name, NULL))
-            rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
-                         "%s/dist_ckpt: unsupported weight %s, which config.json does not ask for", m->dir, m->tensors[i].of->name);
+            rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "%s: unsupported weight %s, which config.json does not ask for",
+                         m->at, m->tensors[i].of->name);
     }
     map_free(&asked);
     return rc;
@@ -241,15 +241,15 @@ static int check_weights(const struct megatron *m) {
     struct model of = {.cfg = m->cfg};
     if (m->n == 0)
         FAIL(ERR_INPUT,
-             "%s/dist_ckpt holds no weights under megatron-core's names (decoder.layers...): a run may have saved its optimizer "
+             "%s holds no weights under megatron-core's names (decoder.layers...): a run may have saved its optimizer "
              "alone there, and the model, as 'hf_model', in %s/huggingface",
-             m->dir, m->dir);
+             m->at, m->dir);
     model__params_build(&of);
     const int rc = check_shapes(m, &of);
     model__params_free(&of);
     TRY(rc);
     if (!m->no_head && !m->cfg.tied && !m->has_score && !find(m, "lm_head.weight"))
-        FAIL(ERR_FORMAT, "%s/dist_ckpt: no output_layer.weight, and config.json does not say tied embeddings", m->dir);
+        FAIL(ERR_FORMAT, "%s: no output_layer.weight, and config.json does not say tied embeddings", m->at);
     return 0;
 }
 
@@ -304,23 +304,22 @@ static int check_family(const struct megatron *m, const char *where) {
 
 int megatron_open(struct megatron **out, const struct megatron_args *a) {
     struct megatron *m = xcalloc(1, sizeof *m);
-    char *sub = NULL;
+    char *link = NULL;
     int rc = 0;
     m->dir = a->dir;
     m->no_head = a->no_head;
     TRYG(model_config_load(&m->cfg, a->config_dir), out);
     TRYG(check_family(m, a->config_dir), out);
     TRYG(check_transformer_config(m), out);
-    TRYG(file_in_dir(&sub, a->dir, "huggingface/config.json"), out); /* no link out of the checkpoint */
-    free(sub);
-    TRYG(file_in_dir(&sub, a->dir, "dist_ckpt/.metadata"), out);
-    free(sub);
-    sub = file_join(a->dir, "dist_ckpt");
-    TRYG(dcp_open(&m->dcp, sub, choose, m), out);
+    TRYG(file_in_dir(&link, a->dir, "huggingface/config.json"), out); /* no link out of the checkpoint */
+    free(link);
+    TRYG(file_in_dir(&link, a->dir, "dist_ckpt/.metadata"), out);
+    m->at = link ? file_join(a->dir, "dist_ckpt") : xstrdup(a->dir);
+    TRYG(dcp_open(&m->dcp, m->at, choose, m), out);
     for (int64_t i = 0; i < dcp_count(m->dcp); i++) TRYG(add_tensor(m, dcp_at(m->dcp, i)), out);
     TRYG(check_weights(m), out);
 out:
-    free(sub);
+    free(link);
     m->dir = NULL; /* the caller's */
     if (rc == 0) *out = m;
     else megatron_close(m);
@@ -331,6 +330,7 @@ void megatron_close(struct megatron *m) {
     if (!m) return;
     for (int64_t i = 0; i < m->n; i++) free(m->tensors[i].name);
     free(m->tensors);
+    free(m->at);
     map_free(&m->by_name);
     model_config_free(&m->cfg);
     dcp_close(m->dcp);

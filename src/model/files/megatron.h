@@ -14,7 +14,7 @@ struct megatron_tensor { /* one weight of the Hugging Face model */
     int64_t first, block, stride;
 };
 struct megatron_args {
-    const char *dir;        /* that dist_ckpt/ is in */
+    const char *dir;        /* that dist_ckpt/ is in, or its files themselves, as verl's converter_hf_to_mcore.py writes them */
     const char *config_dir; /* of config.json */
     bool no_head;           /* output_layer is left out: verl.model_merger's --tie-word-embedding */
 };

@@ -32,7 +32,7 @@ char *shards_find_dir(const char *path) {
         else free(dir);
     }
     free(config);
-    return found;
+    return found || !dcp_is_dir(path) ? found : xstrdup(path); /* without any of verl's directories around it */
 }
 
 char *shards_config_dir(const char *dir) {
@@ -96,7 +96,8 @@ static int open_megatron(struct shards *s, const struct shards_args *a) {
 
 int shards_open(struct shards **out, const struct shards_args *a) {
     struct shards *s = xcalloc(1, sizeof *s);
-    const int rc = !fsdp_is_dir(a->dir) && megatron_is_dir(a->dir) ? open_megatron(s, a) : open_fsdp(s, a);
+    const bool megatron = !fsdp_is_dir(a->dir) && (megatron_is_dir(a->dir) || dcp_is_dir(a->dir));
+    const int rc = megatron ? open_megatron(s, a) : open_fsdp(s, a);
     if (rc == 0) *out = s;
     else shards_close(s);
     return rc;

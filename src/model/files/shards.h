@@ -22,7 +22,7 @@ struct shards_args {
 };
 struct shards;
 /* The directory of shards that path means: path itself, its model/, actor/ or actor/model/ (a global_step_N of PPO), or the one
- * that path is the huggingface/ or the dist_ckpt/ of. NULL: none of them. Caller frees. */
+ * that path is the huggingface/ or the dist_ckpt/ of, or a distributed checkpoint alone. NULL: none of them. Caller frees. */
 char *shards_find_dir(const char *path);
 /* Where config.json and the tokenizer of such a directory are: its huggingface/, or itself; caller frees. */
 char *shards_config_dir(const char *dir);
