@@ -20,6 +20,7 @@
 #include <string.h>
 
 enum { MAX_CONFIG = 16 << 20 };
+#define FAMILIES_READ "llama, qwen2, qwen3, mistral and seed_oss"
 
 struct megatron {
     struct dcp *dcp;
@@ -101,7 +102,7 @@ static int choose(void *arg, const char *name) {
     if (strstr(name, "adapter") || strstr(name, "to_wrap"))
         FAIL(ERR_UNSUPPORTED,
              "%s: unsupported weight %s: the checkpoint of a LoRA run of Megatron's; its huggingface/ has the model", m->at, name);
-    FAIL(ERR_UNSUPPORTED, "%s: unsupported weight %s; of Megatron's models those of %s are read", m->at, name, model_family_types);
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported weight %s; of Megatron's models " FAMILIES_READ " are read", m->at, name);
 }
 
 /* ---- weights ---- */
@@ -297,8 +298,7 @@ static int check_family(const struct megatron *m, const char *where) {
     static const char *const read[] = {"llama", "qwen2", "qwen3", "mistral", "seed_oss"};
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         if (strcmp(m->cfg.family->type, read[i]) == 0) return 0;
-    FAIL(ERR_UNSUPPORTED,
-         "%s: unsupported family %s in a checkpoint of Megatron's; llama, qwen2, qwen3, mistral and seed_oss are read", where,
+    FAIL(ERR_UNSUPPORTED, "%s: unsupported family %s in a checkpoint of Megatron's; " FAMILIES_READ " are read", where,
          m->cfg.family->type);
 }
 
