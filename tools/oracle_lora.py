@@ -27,6 +27,8 @@ CASES = {
                                  exclude_modules=r".*embed.*")),
     "lora_phi3": ("phi3", dict(r=4, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"])),
     "lora_exaone4": ("exaone4", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])),
+    # attention alone; all-linear of peft adapts experts too
+    "lora_qwen3_moe": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "lora_bias": ("llama_bias", dict(r=2, lora_alpha=1, target_modules=["k_proj", "o_proj", "down_proj", "gate_proj"])),
 }
 

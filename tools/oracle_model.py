@@ -106,6 +106,11 @@ CASES = {
                     head_dim=16, sliding_window=8, sliding_window_pattern=2, rope_theta=1e6,
                     rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                       original_max_position_embeddings=32)),
+    # experts in layers 0 and 2, one MLP in layer 1; the files have a matrix of each expert
+    "qwen3_moe": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
+                      num_hidden_layers=3, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                      norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], use_sliding_window=False,
+                      rope_parameters=dict(rope_type="default", rope_theta=1e6)),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -144,6 +149,12 @@ MORE = {
     "exaone4_full": dict(NO_PAD, model_type="exaone4", architectures=["Exaone4ForCausalLM"], tie_word_embeddings=True,
                          num_key_value_heads=1, sliding_window=None, sliding_window_pattern=None, rope_theta=1e4,
                          layer_types=["full_attention"] * 2),
+    "qwen3_moe_all": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=True,
+                          head_dim=8, num_experts=40, num_experts_per_tok=8, moe_intermediate_size=16, norm_topk_prob=False,
+                          attention_bias=True, use_sliding_window=True, sliding_window=6, rope_theta=1e4),
+    "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
+                           num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
+                           decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),
     "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
                           tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
     "smollm3_window": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
@@ -208,7 +219,21 @@ def randomize(model, gen):
             elif name.endswith(".bias"):
                 p.copy_(0.3 * r)
             else:
-                p.copy_(r / p.shape[1] ** 0.5)
+                p.copy_(r / p.shape[-1] ** 0.5)
+
+
+def released(tensors):
+    """Experts, which transformers has stacked in memory, under the names of released files: a matrix each."""
+    out = {}
+    for name, t in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            out[name] = t
+            continue
+        for e, w in enumerate(t):
+            parts = dict(zip(("gate_proj", "up_proj"), w.chunk(2))) if last == "gate_up_proj" else {"down_proj": w}
+            out |= {f"{stem}.{e}.{k}.weight": v.contiguous() for k, v in parts.items()}
+    return out
 
 
 def sequences(gen):
@@ -260,9 +285,9 @@ def make_case(name, config, out):
     randomize(model, gen)
     skip = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {k: v.contiguous() for k, v in model.state_dict().items() if k not in skip}
-    save_file(state, f"{out}/model.safetensors", metadata={"format": "pt"})
+    save_file(released(state), f"{out}/model.safetensors", metadata={"format": "pt"})
     seqs, golden = golden_pass(model, gen)
-    golden |= {f"grad.{k}": p.grad for k, p in model.named_parameters() if k not in skip}
+    golden |= {f"grad.{k}": v for k, v in released({k: p.grad for k, p in model.named_parameters() if k not in skip}).items()}
     save_file(golden, f"{out}/golden.safetensors")
     return model, seqs, *(golden[k] for k in ("row", "target", "dlogp", "dentropy"))
 

@@ -132,6 +132,20 @@ static int stage_output_backward(struct model *m, struct model_acts *a, const st
                                                               .kind = m->cfg.family->norm});
 }
 
+/* dx += what comes through pre, whose output has the gradient dxn; dx_act with it where that is read. */
+static int stage_norm_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g) {
+    const int64_t rows = s->x.dim[0];
+    const bool round = m->act != DT_F32 && s->needs_dx_act;
+    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
+                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
+                                                              .dw = model__vec_grad(m, g, s->pre),
+                                                              .dy = model__top(a->dxn, rows),
+                                                              .x = s->x,
+                                                              .w = s->pre->vec,
+                                                              .rstd = s->rstd,
+                                                              .kind = m->cfg.family->norm});
+}
+
 /* dx += what comes through the first matrix, whose output has the gradient dy; dx_act with it where that is read. */
 static int stage_input_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, struct tensor dy,
                                 const struct model_grads *g) {
@@ -142,15 +156,7 @@ static int stage_input_backward(struct model *m, struct model_acts *a, const str
         return round_dx(m, a, rows, s->needs_dx_act);
     }
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){s->first, dxn, dy, s->xn, g, false}));
-    const bool round = m->act != DT_F32 && s->needs_dx_act;
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dx,
-                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
-                                                              .dw = model__vec_grad(m, g, s->pre),
-                                                              .dy = dxn,
-                                                              .x = s->x,
-                                                              .w = s->pre->vec,
-                                                              .rstd = s->rstd,
-                                                              .kind = m->cfg.family->norm});
+    return stage_norm_backward(m, a, s, g);
 }
 
 /* x_next = x_mid + down(silu(gate) * up), of norms as the layer has them. */
@@ -169,6 +175,10 @@ static int mlp_backward(struct model *m, struct model_acts *a, int64_t l, int64_
                                          .needs_dx_act = !y->attn_post_norm};
     struct tensor dy;
     TRY(stage_output_backward(m, a, &stage, g, &dy));
+    if (y->router) {
+        TRY(model__experts_backward(m, a, l, dy, g));
+        return stage_norm_backward(m, a, &stage, g);
+    }
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->down, dmlp, dy, model__top(s->mlp, n), g, false}));
     TRY((m->cfg.family->gelu ? dev_geglu_bwd : dev_swiglu_bwd)(m->dev, dgate_up, dmlp, model__top(s->gate_up, n)));
     return stage_input_backward(m, a, &stage, dgate_up, g);

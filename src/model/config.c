@@ -55,6 +55,38 @@ static int parse_dims(const json_t *o, const char *where, const struct dim *d, i
     return 0;
 }
 
+/* Which layers have experts: those that "mlp_only_layers" does not list, of each "decoder_sparse_step". */
+static int parse_sparse_layers(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *const dense = json_object_get(o, "mlp_only_layers");
+    int64_t step = 1;
+    TRY(json_i64_opt(o, "decoder_sparse_step", &step, where));
+    if (step < 1) FAIL(ERR_FORMAT, "%s: \"decoder_sparse_step\" is %lld, below 1", where, (long long)step);
+    for (int64_t l = step - 1; l < c->n_layers; l += step) c->layer[l] |= MODEL_SPARSE;
+    for (size_t i = 0; i < json_array_size(dense); i++) {
+        const json_t *const l = json_array_get(dense, i);
+        if (!json_is_integer(l)) FAIL(ERR_FORMAT, "%s: \"mlp_only_layers\" is not a list of layers", where);
+        if (json_integer_value(l) >= 0 && json_integer_value(l) < c->n_layers)
+            c->layer[json_integer_value(l)] &= (unsigned char)~MODEL_SPARSE;
+    }
+    return 0;
+}
+
+static int parse_experts(struct model_config *c, const json_t *o, const char *where) {
+    const bool local = json_object_get(o, "num_local_experts") && !json_object_get(o, "num_experts"); /* transformers 5 */
+    const struct dim dims[] = {
+        {local ? "num_local_experts" : "num_experts", &c->n_experts, 128, DEV_MAX_EXPERTS},
+        {"num_experts_per_tok", &c->n_choices, 8, DEV_MAX_CHOICES},
+        {"moe_intermediate_size", &c->expert_ffn, 768, 1 << 18},
+    };
+    if (!c->family->experts) return 0;
+    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    if (c->n_choices > c->n_experts)
+        FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
+             (long long)c->n_experts);
+    TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
+    return parse_sparse_layers(c, o, where);
+}
+
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
@@ -80,6 +112,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     if (c->n_q_heads % c->n_kv_heads != 0)
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
+    TRY(parse_experts(c, o, where));
     if (model_config_params(c) > MAX_PARAMS)
         FAIL(ERR_FORMAT, "%s: a model of %.3g parameters, at most 2^48 are possible", where, (double)model_config_params(c));
     if (c->head_dim % 2 != 0)
@@ -255,7 +288,7 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
     struct window_rule rule;
     bool use = kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_PATTERN, any = false;
     if (kind == MODEL_NO_WINDOW) return 0;
-    if (!json_is_array(types) || kind == MODEL_WINDOW_ALL) types = NULL;
+    if (!json_is_array(types) || kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_USED) types = NULL;
     if (types && (int64_t)json_array_size(types) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
              (long long)c->n_layers);
@@ -588,20 +621,25 @@ int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64
     return 0;
 }
 
-/* matrices, or everything. */
-static int64_t layer_params(const struct model_config *c, bool linear) {
+/* Of all layers: matrices that a token meets, or everything. */
+static int64_t layers_params(const struct model_config *c, bool active) {
     int64_t n = 0;
-    for (const struct model_group_row *g = c->family->layer; g->part->name; g++) {
-        if (g->needs & ~c->features || (linear && g->role != MODEL_LINEAR)) continue;
-        const int64_t bias = !linear && g->bias & c->features ? 1 : 0;
-        for (int i = 0; i < MODEL_MAX_PARTS && g->part[i].name; i++)
-            n += model_dim(c, g->part[i].rows) * (model_dim(c, g->cols) + bias);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const int features = model_layer_features(c, l);
+        for (const struct model_group_row *g = c->family->layer; g->part->name; g++) {
+            const bool matrix = g->role == MODEL_LINEAR || g->role == MODEL_ROUTER || g->role == MODEL_EXPERTS;
+            const int64_t count = active && g->role == MODEL_EXPERTS ? c->n_choices : model_matrices(c, g->role);
+            if (g->needs & ~features || (active && !matrix)) continue;
+            const int64_t bias = !active && g->bias & features ? 1 : 0;
+            for (int i = 0; i < MODEL_MAX_PARTS && g->part[i].name; i++)
+                n += count * model_dim(c, g->part[i].rows) * (model_dim(c, g->cols) + bias);
+        }
     }
     return n;
 }
-int64_t model_config_linear_params(const struct model_config *c) { return c->n_layers * layer_params(c, true); }
+int64_t model_config_linear_params(const struct model_config *c) { return layers_params(c, true); }
 
 int64_t model_config_params(const struct model_config *c) {
     const int64_t h = c->hidden, head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
-    return c->n_layers * layer_params(c, false) + c->vocab * h + head + h;
+    return layers_params(c, false) + c->vocab * h + head + h;
 }

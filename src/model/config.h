@@ -11,7 +11,15 @@
 
 struct model_family;
 /* Tensors that not every model has; bits. */
-enum model_feature { MODEL_QKV_BIAS = 1, MODEL_O_BIAS = 2, MODEL_MLP_BIAS = 4, MODEL_QK_NORM = 8 };
+enum model_feature {
+    MODEL_QKV_BIAS = 1,
+    MODEL_O_BIAS = 2,
+    MODEL_MLP_BIAS = 4,
+    MODEL_QK_NORM = 8,
+    /* of a layer: model_layer_features */
+    MODEL_DENSE_MLP = 16,
+    MODEL_EXPERTS_MLP = 32,
+};
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
 
 /* Rotary angles of layers. */
@@ -30,18 +38,20 @@ struct model_rope {
 
 enum { MODEL_MAX_LAYERS = 1024 };
 /* What a layer has unlike its neighbours; bits. */
-enum model_layer_kind { MODEL_WINDOWED = 1, MODEL_NO_ROPE = 2 };
+enum model_layer_kind { MODEL_WINDOWED = 1, MODEL_NO_ROPE = 2, MODEL_SPARSE = 4 /* experts for an MLP */ };
 /* The tables of rotary angles that layers choose from. */
 enum model_rope_table { MODEL_ROPE, MODEL_ROPE_LOCAL, MODEL_ROPE_NONE, MODEL_ROPE_TABLES };
 
 struct model_config {
     const struct model_family *family;
     int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
-    int64_t max_pos;        /* max_position_embeddings */
-    int64_t window;         /* sliding window of the layers that have one, 0: none */
-    bool tied;              /* lm_head shares embed_tokens */
-    bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
-    int features;           /* of enum model_feature */
+    int64_t n_experts, n_choices, expert_ffn; /* of layers with experts: of a layer, of a token, width; 0: no such layers */
+    bool norm_topk;                           /* weights of a token's experts sum to 1 */
+    int64_t max_pos;                          /* max_position_embeddings */
+    int64_t window;                           /* sliding window of the layers that have one, 0: none */
+    bool tied;                                /* lm_head shares embed_tokens */
+    bool value, value_bias;                   /* a value head (score.weight, score.bias) in the place of lm_head */
+    int features;                             /* of enum model_feature */
     float rms_eps;
     /* Multipliers (Granite). The residual stream is kept divided by residual_multiplier, so that what layers add needs none:
      * RMSNorm of x / r with eps / r^2 is that of x with eps. */
@@ -77,7 +87,7 @@ int model_config_make_reward(struct model_config *c, const char *where);
 /* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
 int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
-int64_t model_config_linear_params(const struct model_config *c); /* of these, those of the layers' matrices */
+int64_t model_config_linear_params(const struct model_config *c); /* those of the layers' matrices that a token meets */
 const char *model_rope_name(enum rope_kind kind);
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer);
 bool model_has_rope(const struct model_config *c, enum model_rope_table which); /* a layer reads this table */

@@ -19,6 +19,20 @@
         offsetof(struct model_layer, at), MODEL_LINEAR, k, 0, feature, { __VA_ARGS__ } \
     }
 
+/* Matrices that layers of one kind have alone. */
+#define OF_KIND(at, role, k, needs, ...)                                     \
+    {                                                                        \
+        offsetof(struct model_layer, at), role, k, needs, 0, { __VA_ARGS__ } \
+    }
+#define ROUTER(name) OF_KIND(router, MODEL_ROUTER, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {name, MODEL_N_EXPERTS})
+#define EXPERTS(stem, gate, up, down)                                                                            \
+    OF_KIND(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {stem ".*." gate, MODEL_EXPERT_FFN}, \
+            {stem ".*." up, MODEL_EXPERT_FFN}),                                                                  \
+        OF_KIND(expert_down, MODEL_EXPERTS, MODEL_EXPERT_FFN, MODEL_EXPERTS_MLP, {stem ".*." down, MODEL_HIDDEN})
+#define DENSE_MLP                                                                                                            \
+    OF_KIND(gate_up, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DENSE_MLP, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN}), \
+        OF_KIND(down, MODEL_LINEAR, MODEL_FFN, MODEL_DENSE_MLP, {"mlp.down_proj", MODEL_HIDDEN})
+
 #define QKV                                                                                                  \
     LINEAR(qkv, MODEL_HIDDEN, MODEL_QKV_BIAS, {"self_attn.q_proj", MODEL_Q}, {"self_attn.k_proj", MODEL_KV}, \
            {"self_attn.v_proj", MODEL_KV})
@@ -103,6 +117,19 @@ static const struct model_group_row post_norm_layer[] = {
     {0},
 };
 
+/* Experts, or in some layers one MLP. */
+static const struct model_group_row qwen_moe_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    HEAD_NORMS,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    {0},
+};
+
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
@@ -121,6 +148,15 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_FROM,
      .window = 4096,
      .layer = llama_layer},
+    {.type = "qwen3_moe",
+     .class_prefix = "Qwen3Moe",
+     .n_kv_heads = 4,
+     .features = MODEL_QK_NORM,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_USED,
+     .window = 4096,
+     .experts = true,
+     .layer = qwen_moe_layer},
     {.type = "mistral",
      .class_prefix = "Mistral",
      .n_kv_heads = 8,
@@ -258,8 +294,7 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, granite "
-                                  "and exaone4";
+                                  "gemma, gemma2, gemma3_text, granite, exaone4 and qwen3_moe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -267,9 +302,17 @@ const struct model_family *model_family_find(const char *type) {
     return NULL;
 }
 
+int model_layer_features(const struct model_config *c, int64_t l) {
+    return c->features | (c->layer[l] & MODEL_SPARSE ? MODEL_EXPERTS_MLP : MODEL_DENSE_MLP);
+}
+
+int64_t model_matrices(const struct model_config *c, enum model_role role) { return role == MODEL_EXPERTS ? c->n_experts : 1; }
+
 bool model_has_group(const struct model_config *c, size_t place) {
+    int kinds = 0;
+    for (int64_t l = 0; l < c->n_layers; l++) kinds |= model_layer_features(c, l);
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++)
-        if (row->place == place && !(row->needs & ~c->features)) return true;
+        if (row->place == place && !(row->needs & ~kinds)) return true;
     return false;
 }
 
@@ -283,6 +326,8 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_QKV] = q + 2 * kv,
                          [MODEL_HEAD] = c->head_dim,
                          [MODEL_VOCAB] = c->vocab,
+                         [MODEL_N_EXPERTS] = c->n_experts,
+                         [MODEL_EXPERT_FFN] = c->expert_ffn,
                          [MODEL_GATE_UP] = 2 * c->ffn};
     return n[d];
 }

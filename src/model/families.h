@@ -11,10 +11,12 @@
 
 /* What an array of weights is to the ops, the optimizers and a random start. */
 enum model_role {
-    MODEL_TABLE,  /* embedding, head */
-    MODEL_LINEAR, /* a matrix of a layer: may be quantised, have adapters, be Muon's */
-    MODEL_BIAS,   /* of a matrix: backward writes its gradient */
-    MODEL_NORM,   /* backward only adds to its gradient */
+    MODEL_TABLE,   /* embedding, head */
+    MODEL_LINEAR,  /* a matrix of a layer: may be quantised, have adapters, be Muon's */
+    MODEL_ROUTER,  /* a matrix of a layer that is never quantised and has no adapter */
+    MODEL_EXPERTS, /* matrices of one shape, one an expert: likewise; each may be Muon's */
+    MODEL_BIAS,    /* of a matrix: backward writes its gradient */
+    MODEL_NORM,    /* backward only adds to its gradient */
 };
 enum model_dim {
     MODEL_NO_DIM,
@@ -26,6 +28,8 @@ enum model_dim {
     MODEL_GATE_UP,
     MODEL_HEAD,
     MODEL_VOCAB,
+    MODEL_N_EXPERTS,
+    MODEL_EXPERT_FFN, /* width of an expert */
 };
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
@@ -37,7 +41,7 @@ struct model_group_row {
     enum model_dim cols; /* MODEL_NO_DIM: vectors */
     int needs, bias;     /* of enum model_feature: without it there is no group (0: always); with it there is a bias (0: never) */
     struct {
-        const char *name; /* between "model.layers.N." and ".weight" */
+        const char *name; /* between "model.layers.N." and ".weight"; of MODEL_EXPERTS with '*' for the expert's number */
         enum model_dim rows;
     } part[MODEL_MAX_PARTS]; /* none: a list of rows ends */
 };
@@ -46,6 +50,7 @@ struct model_group_row {
 enum model_windows {
     MODEL_NO_WINDOW,
     MODEL_WINDOW_ALL,
+    MODEL_WINDOW_USED,    /* with "use_sliding_window": all */
     MODEL_WINDOW_FROM,    /* with "use_sliding_window": from layer "max_window_layers" on */
     MODEL_WINDOW_NO_ROPE, /* with "use_sliding_window": the layers without rope */
     MODEL_WINDOW_PATTERN, /* all but each n-th, n of "sliding_window_pattern"; or as a text of it says, "LLLG" again and again, but
@@ -73,6 +78,7 @@ struct model_family {
     enum model_windows windows;
     int64_t window_pattern; /* "sliding_window_pattern" without the key */
     enum model_rope_layers rope_layers;
+    bool experts;            /* layers have experts: "num_experts" and related keys */
     const char *local_theta; /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
     int64_t window;          /* without "sliding_window" */
@@ -90,6 +96,10 @@ struct model_family {
     double attn_softcap, logit_softcap;  /* without these keys */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
+/* features and which MLP layer l has, as `needs` of a row asks. */
+int model_layer_features(const struct model_config *c, int64_t l);
+/* How many matrices a group of this role has. */
+int64_t model_matrices(const struct model_config *c, enum model_role role);
 /* Whether layers of this model have the group of this place. */
 bool model_has_group(const struct model_config *c, size_t place);
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */

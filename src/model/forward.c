@@ -18,12 +18,6 @@ enum { HEAD_ROWS = 8192 };
 
 /* ---- buffers ---- */
 
-static struct tensor take2(struct arena *m, enum dtype dt, int64_t r, int64_t c) {
-    return tensor_2d(arena_take(m, SIZE_OF(r, c, (int64_t)dtype_size(dt))), dt, r, c);
-}
-static struct tensor take1(struct arena *m, enum dtype dt, int64_t n) {
-    return tensor_1d(arena_take(m, SIZE_OF(n, (int64_t)dtype_size(dt))), dt, n);
-}
 static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_config *c, int64_t rows) {
     struct tensor t = {NULL, dt, 4, {1, c->n_kv_heads, rows, c->head_dim}};
     t.data = arena_take(m, SIZE_OF(c->n_kv_heads, rows, c->head_dim, (int64_t)dtype_size(dt)));
@@ -34,84 +28,94 @@ static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_
 static void attention_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
                              bool train) {
     const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    s->xn1 = take2(m, act, rows, h);
-    s->qkv = take2(m, act, rows, q + 2 * kv);
+    s->xn1 = model__take2(m, act, rows, h);
+    s->qkv = model__take2(m, act, rows, q + 2 * kv);
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
-    if (row_norms) s->raw = take2(m, act, rows, q + 2 * kv);
-    if (row_norms && train) s->qk_rstd = take2(m, DT_F32, rows, 2);
-    s->q = take2(m, act, rows, q);
+    if (row_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
+    if (row_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, 2);
+    s->q = model__take2(m, act, rows, q);
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
-    s->att = take2(m, act, rows, q);
+    s->att = model__take2(m, act, rows, q);
     const bool post = model_has_group(c, offsetof(struct model_layer, attn_post_norm));
-    if (post) s->att_out = take2(m, DT_F32, rows, h);
+    if (post) s->att_out = model__take2(m, DT_F32, rows, h);
     if (!train) return;
-    if (post) s->att_out_rstd = take1(m, DT_F32, rows);
-    s->x_mid = take2(m, DT_F32, rows, h);
-    s->rstd1 = take1(m, DT_F32, rows);
-    s->lse = take2(m, DT_F32, rows, c->n_q_heads);
+    if (post) s->att_out_rstd = model__take1(m, DT_F32, rows);
+    s->x_mid = model__take2(m, DT_F32, rows, h);
+    s->rstd1 = model__take1(m, DT_F32, rows);
+    s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
 }
 static void mlp_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
                        bool train) {
-    s->xn2 = take2(m, act, rows, c->hidden);
-    s->gate_up = take2(m, act, rows, 2 * c->ffn);
-    s->mlp = take2(m, act, rows, c->ffn);
+    s->xn2 = model__take2(m, act, rows, c->hidden);
+    if (model_has_group(c, offsetof(struct model_layer, gate_up))) {
+        s->gate_up = model__take2(m, act, rows, 2 * c->ffn);
+        s->mlp = model__take2(m, act, rows, c->ffn);
+    }
     const bool post = model_has_group(c, offsetof(struct model_layer, mlp_post_norm));
-    if (post) s->mlp_out = take2(m, DT_F32, rows, c->hidden);
+    if (post) s->mlp_out = model__take2(m, DT_F32, rows, c->hidden);
     if (!train) return;
-    s->rstd2 = take1(m, DT_F32, rows);
-    if (post) s->mlp_out_rstd = take1(m, DT_F32, rows);
+    s->rstd2 = model__take1(m, DT_F32, rows);
+    if (post) s->mlp_out_rstd = model__take1(m, DT_F32, rows);
 }
 
 static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act, bool train) {
     const int64_t h = c->hidden, r = train ? a->max_rows : a->head_rows;
-    a->head.x = take2(m, DT_F32, a->head_rows, h);
-    a->head.xn = take2(m, act, r, h);
-    a->head.row = take1(m, DT_I32, r);
-    a->head.target = take1(m, DT_I32, r);
-    a->head.inv_temp = take1(m, DT_F32, r);
-    a->head.logp = take1(m, DT_F32, a->max_rows);
-    a->head.entropy = take1(m, DT_F32, a->max_rows);
-    a->head.lse = take1(m, DT_F32, a->max_rows);
-    a->head.sum_pi_sq = take1(m, DT_F32, a->max_rows);
+    a->head.x = model__take2(m, DT_F32, a->head_rows, h);
+    a->head.xn = model__take2(m, act, r, h);
+    a->head.row = model__take1(m, DT_I32, r);
+    a->head.target = model__take1(m, DT_I32, r);
+    a->head.inv_temp = model__take1(m, DT_F32, r);
+    a->head.logp = model__take1(m, DT_F32, a->max_rows);
+    a->head.entropy = model__take1(m, DT_F32, a->max_rows);
+    a->head.lse = model__take1(m, DT_F32, a->max_rows);
+    a->head.sum_pi_sq = model__take1(m, DT_F32, a->max_rows);
     if (!train) return;
-    a->head.rstd = take1(m, DT_F32, r);
-    a->head.dlogp = take1(m, DT_F32, r);
-    a->head.dentropy = take1(m, DT_F32, r);
-    a->head.dvalue = take2(m, act, r, 1);
-    a->head.dx = take2(m, DT_F32, a->head_rows, h);
-    a->head.dnorm = take1(m, DT_F32, h);
+    a->head.rstd = model__take1(m, DT_F32, r);
+    a->head.dlogp = model__take1(m, DT_F32, r);
+    a->head.dentropy = model__take1(m, DT_F32, r);
+    a->head.dvalue = model__take2(m, act, r, 1);
+    a->head.dx = model__take2(m, DT_F32, a->head_rows, h);
+    a->head.dnorm = model__take1(m, DT_F32, h);
 }
 
 static void backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t rows = a->max_rows, h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    a->dx = take2(m, DT_F32, rows, h);
-    a->dx_act = act == DT_F32 ? a->dx : take2(m, act, rows, h);
-    a->dxn = take2(m, act, rows, h);
+    a->dx = model__take2(m, DT_F32, rows, h);
+    a->dx_act = act == DT_F32 ? a->dx : model__take2(m, act, rows, h);
+    a->dxn = model__take2(m, act, rows, h);
     if (model_has_group(c, offsetof(struct model_layer, attn_post_norm)) ||
         model_has_group(c, offsetof(struct model_layer, mlp_post_norm)))
-        a->dout = take2(m, DT_F32, rows, h);
-    a->dmlp = take2(m, act, rows, c->ffn);
-    a->dgate_up = take2(m, act, rows, 2 * c->ffn);
-    a->datt = take2(m, act, rows, q);
-    a->dq = take2(m, act, rows, q);
+        a->dout = model__take2(m, DT_F32, rows, h);
+    if (model_has_group(c, offsetof(struct model_layer, gate_up))) {
+        a->dmlp = model__take2(m, act, rows, c->ffn);
+        a->dgate_up = model__take2(m, act, rows, 2 * c->ffn);
+    }
+    model__experts_backward_layout(a, m, c, act);
+    a->datt = model__take2(m, act, rows, q);
+    a->dq = model__take2(m, act, rows, q);
     a->dk = take_kv(m, DT_F32, c, rows);
     a->dv = take_kv(m, DT_F32, c, rows);
-    a->dqkv = take2(m, act, rows, q + 2 * kv);
+    a->dqkv = model__take2(m, act, rows, q + 2 * kv);
 }
 
 /* Measures, then binds: see arena.h.  Needs x and stages allocated. */
 static void acts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     const bool train = a->keep.train;
     struct model_stage shared = {0};
-    for (int64_t l = 0; l <= c->n_layers; l++) a->x[l] = l == 0 || train ? take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
+    for (int64_t l = 0; l <= c->n_layers; l++)
+        a->x[l] = l == 0 || train ? model__take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
     attention_layout(&shared, m, c, act, a->max_rows, train);
     mlp_layout(&shared, m, c, act, a->max_rows, train);
+    model__experts_layout(a, m, c, act);
+    model__experts_stage_layout(&shared.experts, a, m, c, act);
     if (!train) shared.x_mid = a->x[0];
     for (int64_t l = 0; l < c->n_layers; l++) {
         a->stages[l] = shared;
         if (l < a->keep.all + a->keep.attention) attention_layout(&a->stages[l], m, c, act, a->max_rows, train);
-        if (l < a->keep.all) mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
+        if (l >= a->keep.all) continue;
+        mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
+        model__experts_stage_layout(&a->stages[l].experts, a, m, c, act);
     }
     head_layout(a, m, c, act, train);
     if (train) backward_layout(a, m, c, act);
@@ -303,6 +307,7 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
     const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
     const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
     TRY(stage_input(m, y->mlp_norm, xn2, model__top(s->rstd2, n), x_mid));
+    if (y->router) return model__experts_stage(m, a, l, n);
     if (!a->keep.train) return model__linear_gated(m, &gate_up, mlp);
     TRY(model__linear(m, &gate_up)); /* backward reads it */
     return model__gated(m, mlp, gate_up.y);
@@ -312,6 +317,7 @@ int model__mlp_output(struct model *m, const struct model_batch *b, struct model
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
+    if (y->router) return model__experts_output(m, a, l, n);
     return stage_output(m, b,
                         &(struct stage_output){.linear = y->down,
                                                .norm = y->mlp_post_norm,
@@ -410,10 +416,10 @@ struct lmhead_args model__head_args(const struct model *m, const struct model_ac
 void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a) {
     const int64_t rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
     *l = (struct model_list){.k = k};
-    l->d_id = take2(a, DT_I32, max_rows, k);
-    l->d_logp = take2(a, DT_F32, max_rows, k);
-    l->d_top_id = take2(a, DT_I32, rows, k);
-    l->d_top_logp = take2(a, DT_F32, rows, k);
+    l->d_id = model__take2(a, DT_I32, max_rows, k);
+    l->d_logp = model__take2(a, DT_F32, max_rows, k);
+    l->d_top_id = model__take2(a, DT_I32, rows, k);
+    l->d_top_logp = model__take2(a, DT_F32, rows, k);
 }
 
 int model__list_input(struct model *m, const struct model_list *list, int64_t lo, int64_t n, struct lmhead_args *h) {

@@ -4,6 +4,7 @@
 #define VERLC_MODEL_INT_H
 
 #include "base/arena.h"
+#include "base/size.h"
 #include "model/forward.h"
 #include "model/parameters.h"
 
@@ -42,6 +43,11 @@ int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
  * until the next call. */
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out);
 
+/* Bytes of a group's compute copy. */
+size_t model__group_bytes(const struct model *m, const struct model_group *g);
+/* Its matrices from rows (n, k) f32 or act on the device, and the other way round: f32 or act. */
+int model__pack(const struct model *m, const struct model_group *g, struct tensor rows);
+int model__unpack(const struct model *m, const struct model_group *g, struct tensor rows);
 /* A group's compute copy from its elements in f32 on the device. */
 int model__group_from(struct model *m, const struct model_group *g, float *flat);
 /* Memory for the master of what is trained: all of it, or what m->shard owns. */
@@ -111,6 +117,27 @@ int model__stream_start(struct model *m); /* a forward begins; the embedding is 
 int model__stream_head(struct model *m);  /* norm and head are read from here on */
 
 /* ---- activations ---- */
+/* Claims a buffer: measure, then bind (base/arena.h). */
+static inline struct tensor model__take2(struct arena *m, enum dtype dt, int64_t r, int64_t c) {
+    return tensor_2d(arena_take(m, SIZE_OF(r, c, (int64_t)dtype_size(dt))), dt, r, c);
+}
+static inline struct tensor model__take1(struct arena *m, enum dtype dt, int64_t n) {
+    return tensor_1d(arena_take(m, SIZE_OF(n, (int64_t)dtype_size(dt))), dt, n);
+}
+
+/* What a layer with experts computes in the place of gate_up and mlp; E experts of width f, k of a token, P = T k rows. */
+struct model_expert_stage {
+    struct tensor logits;  /* (T, E) act       router */
+    struct tensor expert;  /* (T, k) i32 */
+    struct tensor weight;  /* (T, k) act */
+    struct tensor offset;  /* (E + 1) i32      rows by expert: dev_expert_sort */
+    struct tensor token;   /* (P) i32 */
+    struct tensor row;     /* (T, k) i32 */
+    struct tensor gate_up; /* (P, 2f) act */
+    struct tensor mlp;     /* (P, f) act */
+    struct tensor y;       /* (P, h) act       experts' outputs; in inference the memory of their inputs */
+};
+
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
     struct tensor xn1;     /* (T, h) act       attention's normalised input */
@@ -127,6 +154,7 @@ struct model_stage {
     struct tensor rstd2;   /* (T) f32 */
     struct tensor gate_up; /* (T, 2f) act */
     struct tensor mlp;     /* (T, f) act       silu(gate) * up */
+    struct model_expert_stage experts;
     /* what a norm reads before it is added to the residual stream, and its 1/rms; absent without that norm */
     struct tensor att_out, mlp_out;           /* (T, h) f32 */
     struct tensor att_out_rstd, mlp_out_rstd; /* (T) f32; absent unless keep.train */
@@ -162,10 +190,18 @@ struct model_acts {
     struct tensor dout;     /* (T, h) f32       of att_out, mlp_out; absent without their norms */
     struct tensor dmlp;     /* (T, f) act */
     struct tensor dgate_up; /* (T, 2f) act */
-    struct tensor datt;     /* (T, Hq D) act */
-    struct tensor dq;       /* (T, Hq D) act */
-    struct tensor dk, dv;   /* (1, Hk, max_rows, D) f32 */
-    struct tensor dqkv;     /* (T, (Hq+2Hk) D) act */
+    struct {
+        struct tensor x;        /* (P, h) act   experts' inputs, in forward too; then their gradient */
+        struct tensor dmlp;     /* (P, f) act */
+        struct tensor dgate_up; /* (P, 2f) act */
+        struct tensor dweight;  /* (T, k) f32 */
+        struct tensor dlogits;  /* (T, E) act */
+        struct tensor dx;       /* (T, h) f32   what comes through the router */
+    } experts;
+    struct tensor datt;   /* (T, Hq D) act */
+    struct tensor dq;     /* (T, Hq D) act */
+    struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
+    struct tensor dqkv;   /* (T, (Hq+2Hk) D) act */
     /* the last forward and head pass, to refuse a backward that does not follow them */
     int64_t n_rows, n_head;
     bool head_entropy;
@@ -179,6 +215,16 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 /* Then acts->x[l + 1]. Recomputed as well where a norm follows the down projection. */
 int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* ---- layers with experts (experts.c) ---- */
+/* Their buffers: of all layers, of a stage, of backward. Nothing in a model without. */
+void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+void model__experts_stage_layout(struct model_expert_stage *e, const struct model_acts *a, struct arena *m,
+                                 const struct model_config *c, enum dtype act);
+void model__experts_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+/* From xn2 to the experts' outputs; then acts->x[l + 1]; backward, from dy (T, h) act of what they add to acts->dxn. */
+int model__experts_stage(struct model *m, struct model_acts *a, int64_t l, int64_t n);
+int model__experts_output(struct model *m, struct model_acts *a, int64_t l, int64_t n);
+int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g);
 /* out (T, h) = norm of x, the residual stream; from: norm of what is added to it, out f32 = from + that. rstd may be absent. */
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from);
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */

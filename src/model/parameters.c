@@ -21,12 +21,25 @@ static const struct model_group_row embed = {.cols = MODEL_HIDDEN, .part = {{"mo
                                     lm_head = {.cols = MODEL_HIDDEN, .part = {{"lm_head", MODEL_VOCAB}}},
                                     score = {.cols = MODEL_HIDDEN, .part = {{"score", MODEL_NO_DIM}}};
 
+/* "mlp.experts.*.up_proj" of expert e; names without '*' are as they are. */
+static void name_param(struct model_param *p, const char *prefix, const char *name, int64_t e, const char *kind) {
+    const char *const star = strchr(name, '*');
+    const int n =
+        star ? snprintf(p->name, sizeof p->name, "%s%.*s%lld%s.%s", prefix, (int)(star - name), name, (long long)e, star + 1, kind)
+             : snprintf(p->name, sizeof p->name, "%s%s.%s", prefix, name, kind);
+    CHECK(n > 0 && (size_t)n < sizeof p->name);
+}
+
 /* Of a row its weights, or its biases. */
 static struct model_group *add_group(struct model *m, const char *prefix, const struct model_group_row *row, bool bias) {
-    const int64_t k = bias || !row->cols ? 0 : model_dim(&m->cfg, row->cols);
+    const int64_t k = bias || !row->cols ? 0 : model_dim(&m->cfg, row->cols), count = model_matrices(&m->cfg, row->role);
+    int n_parts = 0;
+    while (n_parts < MODEL_MAX_PARTS && row->part[n_parts].name) n_parts++;
     struct model_group *g = &m->groups[m->n_groups++];
-    *g = (struct model_group){.offset = m->n_elems, .k = k, .first_param = m->n_params, .role = bias ? MODEL_BIAS : row->role};
-    for (int i = 0; i < MODEL_MAX_PARTS && row->part[i].name; i++) {
+    *g = (struct model_group){
+        .offset = m->n_elems, .k = k, .count = count, .first_param = m->n_params, .role = bias ? MODEL_BIAS : row->role};
+    for (int64_t e = 0; e < count * n_parts; e++) {
+        const int64_t i = e % n_parts;
         struct model_param *p = &m->params[m->n_params++];
         *p = (struct model_param){.rows = model_dim(&m->cfg, row->part[i].rows),
                                   .cols = k ? k : 1,
@@ -34,8 +47,7 @@ static struct model_group *add_group(struct model *m, const char *prefix, const 
                                   .offset = m->n_elems,
                                   .group = g - m->groups,
                                   .src_dt = m->cfg.dtype};
-        const int n = snprintf(p->name, sizeof p->name, "%s%s.%s", prefix, row->part[i].name, bias ? "bias" : "weight");
-        CHECK(n > 0 && (size_t)n < sizeof p->name);
+        name_param(p, prefix, row->part[i].name, e / n_parts, bias ? "bias" : "weight");
         g->n += p->rows;
         g->n_params++;
         m->n_elems += p->rows * p->cols;
@@ -51,7 +63,7 @@ static void add_layer(struct model *m, int64_t l) {
     *y = (struct model_layer){
         .first = &m->groups[m->n_groups], .window = c->layer[l] & MODEL_WINDOWED ? c->window : 0, .rope = model_layer_rope(c, l)};
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
-        if (row->needs & ~c->features) continue;
+        if (row->needs & ~model_layer_features(c, l)) continue;
         struct model_group *const g = add_group(m, prefix, row, false);
         if (row->bias & c->features) g->bias = add_group(m, prefix, row, true);
         memcpy((char *)y + row->place, &g, sizeof g);
@@ -64,7 +76,8 @@ void model__params_build(struct model *m) {
     size_t n = 0; /* rows of a layer, each with a bias at most */
     while (c->family->layer[n].part->name) n++;
     n = n * 2 * (size_t)c->n_layers + MAX_OTHER;
-    m->params = xcalloc(n * MODEL_MAX_PARTS, sizeof *m->params);
+    const size_t of_experts = (size_t)(c->n_experts * c->n_layers) * 2 * MODEL_MAX_PARTS; /* at most two rows have experts */
+    m->params = xcalloc(n * MODEL_MAX_PARTS + of_experts, sizeof *m->params);
     m->groups = xcalloc(n, sizeof *m->groups);
     m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);
     m->n_params = m->n_groups = m->n_elems = 0;
@@ -107,8 +120,9 @@ void model__weights_layout(struct model *m, struct arena *a) {
         struct model_group *g = &m->groups[i];
         if (m->quant && g->role == MODEL_LINEAR) continue;
         if (g->k) {
-            void *p = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->k));
-            g->mat = (struct weight){p, m->act, g->n, g->k, g == m->g_head ? m->cfg.logit_softcap : 0};
+            g->mat = (struct weight){
+                .dt = m->act, .n = g->n / g->count, .k = g->k, .softcap = g == m->g_head ? m->cfg.logit_softcap : 0};
+            g->mat.data = arena_take(a, model__group_bytes(m, g));
         } else {
             g->vec = tensor_1d(arena_take(a, (size_t)g->n * dtype_size(m->act)), m->act, g->n);
         }
@@ -128,8 +142,32 @@ bool model_is_flat(const struct model *m) {
 
 void model__find_flat(struct model *m) { m->flat = model_is_flat(m) ? tensor_1d(m->weights, m->act, m->n_elems) : TENSOR_NONE; }
 
+size_t model__group_bytes(const struct model *m, const struct model_group *g) {
+    if (!g->k) return (size_t)g->n * dtype_size(m->act);
+    return (size_t)g->count * dev_weight_bytes(m->dev, m->act, g->n / g->count, g->k);
+}
+
+/* Matrix e of a group, and its rows of all of them. */
+static struct weight matrix_of(const struct model *m, const struct model_group *g, struct weight first, int64_t e) {
+    first.data = (char *)first.data + (size_t)e * dev_weight_bytes(m->dev, m->act, first.n, g->k);
+    return first;
+}
+
+int model__pack(const struct model *m, const struct model_group *g, struct tensor rows) {
+    for (int64_t e = 0; e < g->count; e++)
+        TRY(dev_weight_pack(m->dev, matrix_of(m, g, g->mat, e), tensor_rows(rows, e * g->mat.n, g->mat.n)));
+    return 0;
+}
+
+int model__unpack(const struct model *m, const struct model_group *g, struct tensor rows) {
+    struct weight w;
+    TRY(model__weight(m, g, &w));
+    for (int64_t e = 0; e < g->count; e++) TRY(dev_weight_unpack(m->dev, tensor_rows(rows, e * w.n, w.n), matrix_of(m, g, w, e)));
+    return 0;
+}
+
 int model__group_from(struct model *m, const struct model_group *g, float *flat) {
-    if (g->k) return dev_weight_pack(m->dev, g->mat, tensor_2d(flat, DT_F32, g->n, g->k));
+    if (g->k) return model__pack(m, g, tensor_2d(flat, DT_F32, g->n, g->k));
     return dev_cast(m->dev, g->vec, tensor_1d(flat, DT_F32, g->n));
 }
 

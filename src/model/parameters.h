@@ -28,7 +28,8 @@ struct model_param {
 struct model_group {
     int64_t offset;    /* elements into the flat master */
     int64_t n, k;      /* matrix (n, k); k == 0: vector of n */
-    struct weight mat; /* compute copy of a matrix */
+    int64_t count;     /* matrices of n / count rows, one below the other: experts; else 1 */
+    struct weight mat; /* compute copy of a matrix, of the first of several */
     struct tensor vec; /* compute copy of a vector, act */
     int64_t first_param, n_params;
     enum model_role role;     /* MODEL_LINEAR of a quantised model: mat is empty */
@@ -53,6 +54,7 @@ struct model_layer {
     /* NULL: it has none. Norms are of the input of attention and MLP, of what they add to the residual stream (post), or both. */
     struct model_group *attn_norm, *qkv, *q_norm, *k_norm, *q_row_norm, *k_row_norm, *o, *attn_post_norm;
     struct model_group *mlp_norm, *gate_up, *down, *mlp_post_norm;
+    struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
 };
 
 struct model {

@@ -49,7 +49,10 @@ struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, i
 void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c) {
     const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
     if (c->hidden > s->hidden) s->hidden = c->hidden;
+    /* a row is as many of the experts' as it has choices */
+    const int64_t widest = c->hidden > c->expert_ffn ? c->hidden : c->expert_ffn, experts = c->n_choices * widest;
     if (c->ffn > s->ffn) s->ffn = c->ffn;
+    if (experts > s->ffn) s->ffn = experts;
     if (qkv > s->qkv) s->qkv = qkv;
     if (c->vocab > s->vocab) s->vocab = c->vocab;
     if (c->n_q_heads * c->head_dim > s->n_q_heads * s->head_dim) {

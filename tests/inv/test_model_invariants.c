@@ -7,9 +7,9 @@
 
 enum { N_SEQS = 6, MAX_LEN = 128, BLOCK_LEN = 16 };
 static const int64_t LENS[N_SEQS] = {5, 64, 1 + BLOCK_LEN, 97, 2, 65}; /* around KV blocks of 16 and key tiles of 64 */
-static const char *const CASES[] = {"qwen2",       "qwen3",   "llama",     "mistral",    "qwen2_window",
-                                    "seed_oss",    "smollm3", "phi4_mini", "glm4",       "gemma2",
-                                    "gemma3_text", "exaone4", "granite",   "ministral3", "olmo3"};
+static const char *const CASES[] = {"qwen2",   "qwen3",      "llama", "mistral",  "qwen2_window", "seed_oss",
+                                    "smollm3", "phi4_mini",  "glm4",  "gemma2",   "gemma3_text",  "exaone4",
+                                    "granite", "ministral3", "olmo3", "qwen3_moe"};
 static const struct {
     const char *backend;
     enum dtype act;
@@ -401,8 +401,12 @@ static char *compute_copy(const struct model *m) {
     for (int64_t i = 0; i < m->n_groups; i++) {
         const struct model_group *g = &m->groups[i];
         char *at = flat + (size_t)g->offset * unit;
-        if (g->k) OK(dev_weight_unpack(m->dev, tensor_2d(at, m->act, g->n, g->k), g->mat));
-        else OK(dev_copy(m->dev, at, g->vec.data, (size_t)g->n * unit));
+        struct weight w = g->mat;
+        for (int64_t e = 0; g->k && e < g->count; e++) {
+            OK(dev_weight_unpack(m->dev, tensor_2d(at + (size_t)(e * w.n * w.k) * unit, m->act, w.n, w.k), w));
+            w.data = (char *)w.data + dev_weight_bytes(m->dev, m->act, w.n, w.k);
+        }
+        if (!g->k) OK(dev_copy(m->dev, at, g->vec.data, (size_t)g->n * unit));
     }
     OK(dev_copy_out(m->dev, out, flat, bytes));
     dev_free(m->dev, flat, bytes);

@@ -371,7 +371,7 @@ static void test_rejected(void **state) {
         {"actor_rollout_ref.hybrid_engine=false", "share the devices"},
         {"trainer.v1.trainer_mode=colocate_async", "sync"},
         {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
-        {A "router_replay.mode=R2", "mixture-of-experts"},
+        {A "router_replay.mode=R2", "choices of experts"},
         {"+async_training.require_batches=2", "async"},
     };
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {

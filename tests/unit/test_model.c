@@ -95,6 +95,7 @@ static void config_layers(void **state) {
         {"\"exaone4\",\"num_key_value_heads\":2,\"sliding_window_pattern\":null", 0xff, 0},
         {"\"olmo3\"", 0, 0x77},
         {"\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xc0},
+        {"\"qwen3_moe\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xff},
         {"\"qwen3\",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\","
          "\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
          0, 0x11},
@@ -120,6 +121,7 @@ static void config_layers(void **state) {
 /* The tensors of a layer, in the order of the flat master and so of checkpoints. */
 #define QKV(kind) " self_attn.q_proj." kind " self_attn.k_proj." kind " self_attn.v_proj." kind
 #define GATE_UP(kind) " mlp.gate_proj." kind " mlp.up_proj." kind
+#define EXPERT(n) " mlp.experts." n ".gate_proj.weight mlp.experts." n ".up_proj.weight"
 static void families(void **state) {
     (void)state;
     static const struct {
@@ -176,6 +178,10 @@ static void families(void **state) {
          "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight self_attn.q_norm.weight self_attn.k_norm.weight "
          "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
+        {"qwen3_moe", ",\"num_key_value_heads\":2,\"num_experts\":2,\"num_experts_per_tok\":1,\"mlp_only_layers\":[3]",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
+                                                    EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -185,7 +191,7 @@ static void families(void **state) {
         struct model *m;
         struct buf names = {0};
         char *text = xasprintf("{\"model_type\":\"%s\"," BASE "%s}", rows[i].type, rows[i].keys);
-        int64_t linear = 0;
+        int64_t met = 0, dense = 0; /* by a token: in this layer, in all */
         OK(parse(&c, text));
         OK(model_shape(&m, &c, NULL, DT_F32, QUANT_NONE, NULL));
         const struct model_layer *y = &m->layers[29];
@@ -193,8 +199,11 @@ static void families(void **state) {
             buf_addf(&names, "%s%s", names.n ? " " : "", m->params[p].name + strlen("model.layers.29."));
         assert_string_equal(names.p, rows[i].layer);
         assert_true(y->first == m->layers[28].last + 1 && y->last == m->g_norm - 1 && strstr(model_family_types, rows[i].type));
-        for (const struct model_group *g = y->first; g <= y->last; g++) linear += g->role == MODEL_LINEAR ? g->n * g->k : 0;
-        assert_int_equal(model_config_linear_params(&c), 30 * linear);
+        for (const struct model_group *g = y->first; g <= y->last; g++)
+            met += g->role == MODEL_EXPERTS ? g->n / g->count * g->k * c.n_choices : g->n * g->k;
+        if (m->layers[3].gate_up != y->gate_up && y->router) /* its MLP instead of a router and one expert of two */
+            dense = (m->layers[3].gate_up->n + m->layers[3].down->k) * c.hidden - (c.n_experts + 3 * c.expert_ffn) * c.hidden;
+        assert_int_equal(model_config_linear_params(&c), 30 * met + dense);
         model_shape_free(m);
         model_config_free(&c);
         buf_free(&names);
@@ -244,6 +253,14 @@ static void config_refusals(void **state) {
          "llama_4_scaling_beta", ERR_FORMAT},
         {"{\"model_type\":\"exaone4\"," BASE ",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LXG\"}",
          "\"sliding_window_pattern\" is \"LXG\"", ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"num_experts\":4,\"num_experts_per_tok\":5}",
+         "\"num_experts_per_tok\" is 5 of 4 experts", ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"num_local_experts\":2000}",
+         "\"num_local_experts\" is 2000, outside 1 .. 1024", ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"decoder_sparse_step\":0}", "decoder_sparse_step",
+         ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"mlp_only_layers\":[\"a\"]}", "mlp_only_layers",
+         ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layer_interval\":0}", "no_rope_layer_interval", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},

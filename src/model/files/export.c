@@ -45,11 +45,8 @@ static int unpack_group(struct reader *r, int64_t group) {
     const struct model_group *g = &m->groups[group];
     if (r->group == group) return 0;
     r->group = -1;
-    if (g->k) {
-        struct weight w;
-        TRY(model__weight(m, g, &w));
-        TRY(dev_weight_unpack(m->dev, tensor_2d(r->stage, m->act, g->n, g->k), w));
-    } else TRY(dev_copy(m->dev, r->stage, g->vec.data, (size_t)g->n * dtype_size(m->act)));
+    if (g->k) TRY(model__unpack(m, g, tensor_2d(r->stage, m->act, g->n, g->k)));
+    else TRY(dev_copy(m->dev, r->stage, g->vec.data, (size_t)g->n * dtype_size(m->act)));
     r->group = group;
     return 0;
 }

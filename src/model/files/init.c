@@ -129,7 +129,7 @@ static void fill_part(void *arg, int64_t part, int thread) {
     const struct init_source *s = arg;
     (void)thread;
     const int64_t lo = part * PART, hi = lo + PART < s->count ? lo + PART : s->count;
-    const bool normal = s->role == MODEL_TABLE || s->role == MODEL_LINEAR;
+    const bool normal = s->role != MODEL_BIAS && s->role != MODEL_NORM;
     float v[4] = {0};
     for (int64_t i = lo; i < hi; i++) {
         const int64_t at = s->first + i;

@@ -138,6 +138,7 @@ out:
 struct source {
     const struct safetensors_tensor *t; /* NULL: not in the files, to be drawn (a new value head) */
     const struct shards_tensor *parts;  /* NULL: t has its data */
+    int64_t first;                      /* of t's elements: its experts may be stacked there */
     const char *path;                   /* of its file */
     uint64_t seed;                      /* of a new one */
     struct bnb_weight bnb;              /* saved in 4 bits: bnb.code is t */
@@ -169,36 +170,72 @@ static int find_codes(struct source *s, struct weights_dir *w, const struct mode
     return 0;
 }
 
-static int find_param(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
+/* The tensor of that name, with its file. */
+static void find_tensor(struct source *s, struct weights_dir *w, const char *name) {
     int64_t i = 0;
-    if (w->by_name.n > 0 && !map_gets(&w->by_name, p->name, &i))
-        FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
+    s->t = find_any(w, name);
+    s->parts = w->shards ? shards_find(w->shards, name) : NULL;
+    if (w->by_name.n > 0) map_gets(&w->by_name, name, &i);
     s->path = w->paths[i];
-    s->t = find_any(w, p->name);
-    s->parts = w->shards ? shards_find(w->shards, p->name) : NULL;
+}
+
+/* Shape of t for messages: "4, 64". */
+static const char *shape_of(const struct safetensors_tensor *t, char out[128]) {
+    out[0] = '\0';
+    for (int k = 0, n = 0; k < t->nd && n < 100; k++)
+        n += snprintf(out + n, 128 - (size_t)n, "%s%lld", k ? ", " : "", (long long)t->dim[k]);
+    return out;
+}
+
+/* An expert's matrix in a tensor of all of them, as transformers 5 has them in memory: experts.gate_up_proj (E, 2f, h), gate
+ * rows first, or experts.down_proj (E, h, f). t stays NULL where there is none. */
+static int find_stacked(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p) {
+    static const char mark[] = ".experts.";
+    const struct model_group *const g = &m->groups[p->group];
+    const char *const at = g->role == MODEL_EXPERTS ? strstr(p->name, mark) : NULL;
+    const int64_t in_group = p - m->params - g->first_param, parts = g->n_params / g->count, rows = g->n / g->count;
+    char name[sizeof p->name + 16], have[128];
+    if (!at) return 0;
+    snprintf(name, sizeof name, "%.*s%s", (int)(at - p->name) + (int)sizeof mark - 1, p->name,
+             parts == 2 ? "gate_up_proj" : "down_proj");
+    find_tensor(s, w, name);
+    if (!s->t) return 0;
+    if (s->t->nd != 3 || s->t->dim[0] != g->count || s->t->dim[1] != rows || s->t->dim[2] != p->cols)
+        FAIL(ERR_FORMAT, "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld, %lld)", s->path, name,
+             shape_of(s->t, have), (long long)g->count, (long long)rows, (long long)p->cols);
+    s->first = (in_group / parts * rows + in_group % parts * p->rows) * p->cols;
+    return 0;
+}
+
+static int find_param(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p,
+                      const char *dir) {
+    char have[128];
+    find_tensor(s, w, p->name);
+    if (!s->t) TRY(find_stacked(s, w, m, p));
+    if (!s->t && w->by_name.n > 0 && !map_gets(&w->by_name, p->name, NULL))
+        FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
     if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
     const struct safetensors_tensor *t = s->t;
     const bool vec = p->nd == 1;
-    if (t->nd != p->nd || t->dim[0] != p->rows || (!vec && t->dim[1] != p->cols)) {
-        char have[128] = "";
-        for (int k = 0, n = 0; k < t->nd && n < 100; k++)
-            n += snprintf(have + n, sizeof have - (size_t)n, "%s%lld", k ? ", " : "", (long long)t->dim[k]);
+    if (strcmp(t->name, p->name) == 0 && (t->nd != p->nd || t->dim[0] != p->rows || (!vec && t->dim[1] != p->cols)))
         FAIL(ERR_FORMAT,
              vec ? "%s: tensor %s has shape (%s), config.json asks for (%lld)"
                  : "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld)",
-             s->path, p->name, have, (long long)p->rows, (long long)p->cols);
-    }
+             s->path, p->name, shape_of(t, have), (long long)p->rows, (long long)p->cols);
     if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
-        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", s->path, p->name, dtype_name(t->dt));
+        FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", s->path, t->name, dtype_name(t->dt));
     return 0;
 }
 
 /* Tensors that no parameter takes are named once: they may mean another model than config.json says. */
-static void note_unused(const struct model *m, const struct weights_dir *w, const char *dir) {
+static void note_unused(const struct model *m, const struct source *src, const struct weights_dir *w, const char *dir) {
     struct map used = {0};
     const char *first = NULL;
     int64_t n = 0;
-    for (int64_t i = 0; i < m->n_params; i++) map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
+    for (int64_t i = 0; i < m->n_params; i++) {
+        map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
+        if (src[i].t) map_set(&used, src[i].t->name, strlen(src[i].t->name), i);
+    }
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
@@ -241,8 +278,8 @@ static int check_finite(const struct model_param *p, const struct source *s, con
 
 /* n elements of a tensor from `first` on: in its mapping, or gathered into raw. */
 static const uint8_t *elements(const struct source *s, int64_t first, int64_t n, void *raw) {
-    if (!s->parts) return s->t->data + (size_t)first * dtype_size(s->t->dt);
-    shards_read(s->parts, first, n, raw);
+    if (!s->parts) return s->t->data + (size_t)(s->first + first) * dtype_size(s->t->dt);
+    shards_read(s->parts, s->first + first, n, raw);
     return raw;
 }
 
@@ -339,7 +376,7 @@ static int load_group(struct model *m, struct model_group *g, const struct sourc
         TRY(load_param(m, p, &src[i], at, m->act, chunk));
         at += (size_t)(p->rows * p->cols) * dtype_size(m->act);
     }
-    return g->k ? dev_weight_pack(m->dev, g->mat, tensor_2d(stage, m->act, g->n, g->k)) : 0;
+    return g->k ? model__pack(m, g, tensor_2d(stage, m->act, g->n, g->k)) : 0;
 }
 
 /* What the master has of the parameters, which are all trained. */
@@ -516,6 +553,9 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     model__params_build(m);
     TRYG(check_base(m, a), out);
     m->base = a->base;
+    if (m->cfg.n_experts && a->quant != QUANT_NONE)
+        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported quantization of a model with experts (%s); leave quantization out", a->dir,
+              m->cfg.family->type);
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     if (m->cfg.saved_nf4 && w.shards) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported shards of 4-bit weights", a->dir);
@@ -534,10 +574,10 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
             TRYG(find_codes(&src[i], &w, &m->params[i], a->dir), out);
             continue;
         }
-        TRYG(find_param(&src[i], &w, &m->params[i], a->dir), out);
+        TRYG(find_param(&src[i], &w, m, &m->params[i], a->dir), out);
         m->params[i].src_dt = src[i].t->dt;
     }
-    note_unused(m, &w, a->dir);
+    note_unused(m, src, &w, a->dir);
     TRYG(alloc_model(m, a), out); /* after the cheap checks: a wrong directory fails at once */
     TRYG(load_weights(m, src), out);
     *out = m;

@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "model/files/files_int.h"
 #include "model/files/load.h"
@@ -82,6 +83,10 @@ static int build_adapter(struct model_lora *l, struct model *m) {
     TRY(model__lora_match_create(&match, &l->cfg));
     l->groups = xcalloc((size_t)m->n_groups, sizeof *l->groups);
     l->params = xcalloc((size_t)m->n_params * 2, sizeof *l->params); /* at most two sides each */
+    if (m->cfg.n_experts && model__lora_match_all(match))
+        log_note(
+            "target_modules=all-linear: experts and their router have no adapter, unlike peft's; attention has, and the MLP of "
+            "layers without experts");
     for (int64_t i = 0; i < m->n_groups; i++)
         if (m->groups[i].role == MODEL_LINEAR) build_group(l, m, &m->groups[i], match);
     l->n_sides = l->n_params;

@@ -105,6 +105,8 @@ fail:
     return rc;
 }
 
+bool model__lora_match_all(const struct lora_match *t) { return t->all_linear; }
+
 void model__lora_match_free(struct lora_match *t) {
     if (!t) return;
     rule_free(&t->targets);
@@ -141,6 +143,16 @@ static int unknown_name(const char *name, const struct model *m) {
         if (strcmp(last, without[i]) == 0)
             rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "target_modules: an adapter on %s is unsupported; it can be on %s",
                          name, names.p);
+    for (int64_t i = 0; i < m->n_params; i++) { /* a matrix of experts, or their router */
+        const enum model_role role = m->groups[m->params[i].group].role;
+        char module[sizeof m->params[i].name];
+        snprintf(module, sizeof module, "%s", m->params[i].name);
+        *strrchr(module, '.') = '\0'; /* .weight */
+        if ((role != MODEL_EXPERTS && role != MODEL_ROUTER) || strcmp(last, strrchr(module, '.') + 1) != 0) continue;
+        rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
+                     "target_modules: an adapter on %s, which is of the experts, is unsupported; it can be on %s", name, names.p);
+        break;
+    }
     buf_free(&names);
     return rc;
 }

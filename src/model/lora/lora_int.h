@@ -43,6 +43,7 @@ void model__lora_free(struct model *m);
 struct lora_match;
 int model__lora_match_create(struct lora_match **out, const struct lora_config *l);
 bool model__lora_match(struct lora_match *t, const char *module);
+bool model__lora_match_all(const struct lora_match *t); /* all-linear */
 /* A value model's head may be listed among the targets: it takes no adapter, as it is trained in full. */
 void model__lora_match_head(struct lora_match *t);
 /* ERR_INVAL when nothing, or not every listed name, has matched; names the modules of m. */

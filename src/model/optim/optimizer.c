@@ -59,7 +59,8 @@ const char *optim_kind_name(enum optim_kind k) {
 enum { MIN_QUANTIZED = 4096 }; /* smaller tensors keep f32 moments, as bitsandbytes has it */
 
 static enum optim_kind rule_of(const struct model *m, const struct model_param *p, enum optim_kind kind) {
-    if (kind == OPTIM_MUON && m->groups[p->group].role != MODEL_LINEAR) return OPTIM_ADAMW;
+    const enum model_role role = m->groups[p->group].role;
+    if (kind == OPTIM_MUON && role != MODEL_LINEAR && role != MODEL_EXPERTS) return OPTIM_ADAMW;
     if (kind == OPTIM_ADAMW8 && (p->nd != 2 || p->rows * p->cols < MIN_QUANTIZED)) return OPTIM_ADAMW;
     return kind;
 }

@@ -23,7 +23,8 @@ void model_cut(const struct model *m, struct model_range all, int64_t n, bool wh
     for (int64_t i = 0; i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
         if (p->offset >= all.hi || p->offset + p->rows * p->cols <= all.lo) continue;
-        const bool whole = whole_matrices && m->groups[p->group].role == MODEL_LINEAR;
+        const enum model_role role = m->groups[p->group].role;
+        const bool whole = whole_matrices && (role == MODEL_LINEAR || role == MODEL_EXPERTS);
         const int64_t end = p->offset + p->rows * p->cols, piece = whole ? end - p->offset : DEV_SEGMENT;
         for (int64_t lo = p->offset; lo < end; lo += piece) {
             if (lo < all.lo || lo >= all.hi) continue;

@@ -55,16 +55,13 @@ int model_stream_flags(enum model_stream_from from) {
 
 /* ---- spans ---- */
 
-static size_t group_bytes(const struct model *m, const struct model_group *g) {
-    return g->k ? dev_weight_bytes(m->dev, g->mat.dt, g->n, g->k) : (size_t)g->n * dtype_size(g->vec.dt);
-}
 static void **group_data(struct model_group *g) { return g->k ? &g->mat.data : &g->vec.data; }
 
 /* The groups of a span lie one after the other from base on (NULL: measures). Returns its bytes. */
 static size_t place(const struct model *m, const struct span *s, char *base) {
     struct arena a = {.base = base, .cap = s->bytes};
     for (struct model_group *g = s->first; g <= s->last; g++) {
-        void *const at = arena_take(&a, group_bytes(m, g));
+        void *const at = arena_take(&a, model__group_bytes(m, g));
         if (base) *group_data(g) = at;
     }
     return a.used;

@@ -1,0 +1,124 @@
+/* experts.c - the MLP of a layer with experts: router, the chosen experts of each token, their combination; forward and backward.
+ *
+ * Rows are sorted by expert on the device, and the grouped GEMMs find them there, so a CUDA graph of a decoding step serves every
+ * load. Nothing is dropped, and no expert has a capacity. Experts have no adapters and are not quantised.
+ * Invariant: a token's result depends on that token alone, so rollout and training choose the same experts with the same bits. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+/* ---- buffers ---- */
+
+static int64_t slots_of(const struct model_config *c, int64_t rows) { return rows * c->n_choices; }
+
+void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    if (c->n_experts) a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
+}
+
+void model__experts_stage_layout(struct model_expert_stage *e, const struct model_acts *a, struct arena *m,
+                                 const struct model_config *c, enum dtype act) {
+    const int64_t rows = a->max_rows, slots = slots_of(c, rows);
+    if (!c->n_experts) return;
+    e->logits = model__take2(m, act, rows, c->n_experts);
+    e->expert = model__take2(m, DT_I32, rows, c->n_choices);
+    e->weight = model__take2(m, act, rows, c->n_choices);
+    e->offset = model__take1(m, DT_I32, c->n_experts + 1);
+    e->token = model__take1(m, DT_I32, slots);
+    e->row = model__take2(m, DT_I32, rows, c->n_choices);
+    e->gate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
+    e->mlp = model__take2(m, act, slots, c->expert_ffn);
+    e->y = a->keep.train ? model__take2(m, act, slots, c->hidden) : a->experts.x;
+}
+
+void model__experts_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    const int64_t rows = a->max_rows, slots = slots_of(c, rows);
+    if (!c->n_experts) return;
+    a->experts.dmlp = model__take2(m, act, slots, c->expert_ffn);
+    a->experts.dgate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
+    a->experts.dweight = model__take2(m, DT_F32, rows, c->n_choices);
+    a->experts.dlogits = model__take2(m, act, rows, c->n_experts);
+    a->experts.dx = model__take2(m, DT_F32, rows, c->hidden);
+}
+
+/* A stage's buffers of n tokens. */
+static struct model_expert_stage stage_of(const struct model_acts *a, const struct model_config *c, int64_t l, int64_t n) {
+    struct model_expert_stage e = a->stages[l].experts;
+    const int64_t slots = slots_of(c, n);
+    e.logits = model__top(e.logits, n);
+    e.expert = model__top(e.expert, n);
+    e.weight = model__top(e.weight, n);
+    e.token = model__top(e.token, slots);
+    e.row = model__top(e.row, n);
+    e.gate_up = model__top(e.gate_up, slots);
+    e.mlp = model__top(e.mlp, slots);
+    e.y = model__top(e.y, slots);
+    return e;
+}
+
+static struct weight_stack stack_of(const struct model_group *g) { return (struct weight_stack){g->mat, g->count}; }
+static struct route_args route_of(const struct model *m, const struct model_expert_stage *e) {
+    return (struct route_args){e->logits, e->expert, e->weight, m->cfg.norm_topk};
+}
+
+/* ---- forward ---- */
+
+int model__experts_stage(struct model *m, struct model_acts *a, int64_t l, int64_t n) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
+    const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots_of(&m->cfg, n));
+    const struct route_args route = route_of(m, &e);
+    TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, TENSOR_NONE, false));
+    TRY(dev_route_fwd(d, &route));
+    TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
+    TRY(dev_gather_rows(d, x, xn, e.token));
+    TRY(dev_grouped_fwd(d, e.gate_up, x, stack_of(y->expert_gate_up), e.offset));
+    TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
+    return dev_grouped_fwd(d, e.y, e.mlp, stack_of(y->expert_down), e.offset);
+}
+
+static struct combine_args combine_of(const struct model_expert_stage *e) {
+    return (struct combine_args){.y = e->y, .row = e->row, .weight = e->weight};
+}
+
+int model__experts_output(struct model *m, struct model_acts *a, int64_t l, int64_t n) {
+    const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
+    struct combine_args c = combine_of(&e);
+    c.out = model__top(a->x[l + 1], n);
+    c.from = model__top(a->stages[l].x_mid, n);
+    return dev_combine_fwd(m->dev, &c);
+}
+
+/* ---- backward ---- */
+
+/* The gradient of experts' matrices, (E, n, k). */
+static struct tensor stack_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
+    const struct tensor t = model__grad(m, g, group);
+    return (struct tensor){t.data, t.dt, 3, {group->count, group->n / group->count, group->k, 1}};
+}
+
+int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const int64_t n = dy.dim[0], slots = slots_of(&m->cfg, n);
+    const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
+    const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots), dexp = e.y;
+    const struct tensor dmlp = model__top(a->experts.dmlp, slots), dgate_up = model__top(a->experts.dgate_up, slots);
+    const struct tensor dweight = model__top(a->experts.dweight, n), dlogits = model__top(a->experts.dlogits, n);
+    const struct tensor dx = model__top(a->experts.dx, n);
+    const struct route_args route = route_of(m, &e);
+    const struct combine_args c = combine_of(&e);
+    TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
+    if (!m->lora) TRY(dev_grouped_dw(d, stack_grad(m, g, y->expert_down), dexp, e.mlp, e.offset, g->add));
+    TRY(dev_grouped_dx(d, dmlp, dexp, stack_of(y->expert_down), e.offset));
+    TRY(dev_swiglu_bwd(d, dgate_up, dmlp, e.gate_up));
+    if (!m->lora) {
+        TRY(dev_gather_rows(d, x, xn, e.token));
+        TRY(dev_grouped_dw(d, stack_grad(m, g, y->expert_gate_up), dgate_up, x, e.offset, g->add));
+    }
+    TRY(dev_grouped_dx(d, x, dgate_up, stack_of(y->expert_gate_up), e.offset)); /* x: its gradient */
+    TRY(dev_route_bwd(d, &route, dlogits, dweight));
+    if (!m->lora) TRY(dev_matmul_dw(d, model__grad(m, g, y->router), TENSOR_NONE, dlogits, xn, g->add));
+    TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
+    return dev_combine_fwd(d, &(struct combine_args){.out = model__top(a->dxn, n), .from = dx, .y = x, .row = e.row});
+}

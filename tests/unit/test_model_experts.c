@@ -1,0 +1,153 @@
+/* test_model_experts.c - models with experts at their edges: files whose experts are stacked, as transformers 5 has them in memory;
+ * where an adapter may be and where not; what is refused, by name.
+ *
+ * Numbers are compared with transformers in golden/test_model_golden.c, the bits in inv/test_model_invariants.c. */
+#include "model_case.h"
+
+#include "model/files/export.h"
+
+#include <jansson.h>
+
+static int open_dir(struct model **m, struct dev *d, const char *dir, enum quant_kind quant) {
+    return model_open(m, d, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 32, .quant = quant});
+}
+
+/* ---- stacked files ---- */
+
+enum { LAYERS = 3, EXPERTS = 6, HIDDEN = 32, WIDTH = 24 };
+
+/* Which tensors a stacked file of the fixture has in the place of its experts'; `rows` less than there should be. */
+static void write_stacked(const struct safetensors_file *from, const char *dir, int64_t cut) {
+    struct safetensors_write_tensor t[80] = {0};
+    char names[2 * LAYERS][80];
+    float *data[2 * LAYERS] = {0};
+    int64_t n = 0, stacks = 0;
+    for (int64_t i = 0; i < safetensors_count(from); i++) {
+        const struct safetensors_tensor *s = safetensors_at(from, i);
+        if (strstr(s->name, ".experts.")) continue;
+        t[n] = (struct safetensors_write_tensor){.name = s->name, .dt = s->dt, .nd = s->nd, .data = s->data};
+        memcpy(t[n++].dim, s->dim, sizeof s->dim);
+    }
+    for (int l = 0; l < LAYERS; l++)
+        for (int down = 0; down < 2 && l != 1; down++) { /* layer 1 has one MLP */
+            static const char *const part[2][2] = {{"gate_proj", "up_proj"}, {"down_proj", NULL}};
+            const int64_t rows = down ? HIDDEN : 2 * WIDTH, cols = down ? WIDTH : HIDDEN;
+            float *at = data[stacks] = xmalloc((size_t)(EXPERTS * rows * cols) * sizeof *at);
+            for (int e = 0; e < EXPERTS; e++)
+                for (int p = 0; p < 2 && part[down][p]; p++) {
+                    char *name = xasprintf("model.layers.%d.mlp.experts.%d.%s.weight", l, e, part[down][p]);
+                    const struct safetensors_tensor *s = safetensors_find(from, name);
+                    assert_non_null(s);
+                    memcpy(at, s->data, s->bytes);
+                    at += s->bytes / sizeof *at;
+                    free(name);
+                }
+            snprintf(names[stacks], sizeof names[0], "model.layers.%d.mlp.experts.%s", l, down ? "down_proj" : "gate_up_proj");
+            t[n++] = (struct safetensors_write_tensor){
+                .name = names[stacks], .dt = DT_F32, .nd = 3, .dim = {EXPERTS, rows - cut, cols}, .data = data[stacks]};
+            stacks++;
+        }
+    char *path = file_join(dir, "model.safetensors");
+    OK(safetensors_write(NULL, path, t, n, NULL));
+    for (int64_t i = 0; i < stacks; i++) free(data[i]);
+    free(path);
+}
+
+static void stacked_files(void **state) {
+    char *released = case_path("qwen3_moe", "model.safetensors"), *config = case_path("qwen3_moe", "config.json");
+    char *dir = case_temp_dir(), *out = case_temp_dir(), *path = file_join(out, "model.safetensors");
+    struct safetensors_file *want, *got;
+    struct model *m;
+    struct dev d;
+    (void)state;
+    case_dev(&d, "cpu", 2);
+    OK(safetensors_open(&want, released));
+    case_copy(config, dir, "config.json");
+    write_stacked(want, dir, 0);
+    OK(open_dir(&m, &d, dir, QUANT_NONE));
+    OK(model_export(m, out, &(struct model_export_args){.dt = -1})); /* under the released names */
+    OK(safetensors_open(&got, path));
+    assert_int_equal(safetensors_count(got), safetensors_count(want));
+    for (int64_t i = 0; i < safetensors_count(want); i++) {
+        const struct safetensors_tensor *a = safetensors_at(want, i), *b = safetensors_find(got, a->name);
+        if (!b || b->bytes != a->bytes || memcmp(b->data, a->data, a->bytes) != 0) fail_msg("%s differs", a->name);
+    }
+    safetensors_close(got);
+    model_close(m);
+    write_stacked(want, dir, 1);
+    assert_int_equal(open_dir(&m, &d, dir, QUANT_NONE), ERR_FORMAT);
+    if (!strstr(err_msg(), "model.layers.0.mlp.experts.gate_up_proj has shape (6, 47, 32), config.json asks for (6, 48, 32)"))
+        fail_msg("%s", err_msg());
+    safetensors_close(want);
+    dev_close(&d);
+    case_drop_dir(dir);
+    case_drop_dir(out);
+    free(released);
+    free(config);
+    free(path);
+}
+
+/* ---- adapters ---- */
+
+static int adapt(struct model *m, const char *targets) {
+    struct lora_config l = {.rank = 2, .alpha = 4, .targets = json_loads(targets, JSON_DECODE_ANY, NULL)};
+    assert_non_null(l.targets);
+    const int rc = model_lora_create(m, &l, 1);
+    lora_config_free(&l);
+    return rc;
+}
+
+static void adapters(void **state) {
+    static const struct {
+        const char *targets, *says;
+        int64_t n; /* modules */
+    } cases[] = {
+        {"\"all-linear\"", NULL, 3 * 4 + 3}, /* attention, and the MLP of layer 1 */
+        {"[\"q_proj\", \"o_proj\"]", NULL, 6},
+        {"[\"down_proj\"]", NULL, 1},
+        {"[\"q_proj\", \"gate\"]", "an adapter on gate, which is of the experts, is unsupported; it can be on q_proj, k_proj", 0},
+        {"[\"mlp.experts.3.up_proj\"]", "an adapter on mlp.experts.3.up_proj, which is of the experts, is unsupported", 0},
+        {"\".*experts.*\"", "matches no module; there are q_proj", 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *dir = case_path("qwen3_moe", "");
+        struct model *m;
+        struct dev d;
+        case_dev(&d, "cpu", 1);
+        OK(open_dir(&m, &d, dir, QUANT_NONE));
+        const int rc = adapt(m, cases[i].targets);
+        if (cases[i].says && (rc == 0 || !strstr(err_msg(), cases[i].says)))
+            fail_msg("%s: %d, %s", cases[i].targets, rc, err_msg());
+        if (!cases[i].says) {
+            OK(rc);
+            assert_int_equal(m->n_train_params, 2 * cases[i].n);
+        }
+        model_close(m);
+        dev_close(&d);
+        free(dir);
+    }
+}
+
+static void quantized_base(void **state) {
+    char *dir = case_path("qwen3_moe", "");
+    struct model *m;
+    struct dev d;
+    (void)state;
+    case_dev(&d, "cpu", 1);
+    for (int kind = QUANT_NF4; kind <= QUANT_INT8; kind++) {
+        assert_int_equal(open_dir(&m, &d, dir, (enum quant_kind)kind), ERR_UNSUPPORTED);
+        if (!strstr(err_msg(), "unsupported quantization of a model with experts (qwen3_moe)")) fail_msg("%s", err_msg());
+    }
+    dev_close(&d);
+    free(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stacked_files),
+        cmocka_unit_test(adapters),
+        cmocka_unit_test(quantized_base),
+    };
+    return cmocka_run_group_tests_name("models with experts", tests, NULL, NULL);
+}
