@@ -1,0 +1,55 @@
+"""Invariants 1 and 11 of a model with experts: GRPO of a tiny Qwen3-MoE gives the same tokens, weights and files on one rank and
+two, with weights whole and sharded, and the update's probabilities are the rollout's. Small runs on CPU ranks."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import first_difference
+from verlc_test import Scratch, Tests, run, series, tensors
+
+STEPS = 3
+A = "actor_rollout_ref."
+
+
+def experts_model(s):
+    """The scratch's model as a Qwen3-MoE: one MLP in layer 1, experts in the others."""
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    (s.dir / "moe.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "moe.json", "--out", s.dir / "moe", "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return s.dir / "moe"
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        model = experts_model(s)
+        bf16 = {A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon"}
+        cases = {"bf16, Muon": (bf16, ((2, "auto"), (2, "sharded"))), "lora": ({A + "model.lora_rank": 4}, ((2, "auto"),))}
+        for name, (keys, layouts) in cases.items():
+            keys = {A + "model.path": model, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS,
+                    "trainer.device": "cpu", A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.force_old_log_prob": True,
+                    **keys}
+            one = s.dir / name.replace(" ", "_").replace(",", "")
+            for n, layout in ((1, "auto"), *layouts):
+                d = one if n == 1 else pathlib.Path(f"{one}_{layout}_{n}")
+                p = run(*s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()}, trainer__ranks=n, trainer__layout=layout),
+                        check=False)
+                why = p.stderr[-1500:] if p.returncode else n > 1 and first_difference(one, d, STEPS)
+                test(f"{name}: {n} rank(s), {layout}", not why, why)
+            diff = series(one, "training/rollout_probs_diff_max")
+            test(f"{name}: the update has the rollout's probabilities", len(diff) == STEPS and not any(diff), diff)
+        before, after = (tensors(d / "model.safetensors") for d in (model, s.dir / "bf16_Muon/global_step_3/actor"))
+        router, expert = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.{}.up_proj.weight"
+        test("files have the released names", before.keys() == after.keys() and expert.format(5) in after)
+        test("router and experts are trained", all(before[k][2] != after[k][2] for k in (router, expert.format(0))))
+        keys = {A + "model.path": model, A + "model.lora_rank": 4, A + "model.target_modules": "[q_proj,gate]"}
+        p = run(*s.ppo(s.dir / "refused", **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
+        test("an adapter on a router is refused", p.returncode > 1 and "which is of the experts" in p.stderr, p.stderr[-500:])
+    test.end()
+
+
+main()
