@@ -25,7 +25,7 @@ class Two(AgentLoopBase):
         prompt = self.tokenizer.apply_chat_template(row["raw_prompt"], add_generation_prompt=True, tokenize=True)
         prompt = list(prompt["input_ids"]) if hasattr(prompt, "keys") else list(prompt)
         said, ids, mask = self.tokenizer.encode(" and 2 ", add_special_tokens=False), [], []
-        for most in (10, 12):
+        for most in (int(os.environ["MOST"]), int(os.environ["MOST"]) + 2):
             out = await self.server_manager.generate("r", prompt_ids=prompt + ids, sampling_params={"max_tokens": most})
             ids, mask = ids + out.token_ids + said, mask + [1] * len(out.token_ids) + [0] * len(said)
             while row["extra_info"]["index"] == 0 and not os.path.exists(os.environ["UNTIL"]):
@@ -39,10 +39,10 @@ with open(os.environ["STARTS"] + "_validation" * int(os.environ["VERLC_VALIDATIO
     f.write(f"{ROW['extra_info']['index']} {os.environ['VERLC_SAMPLE']} {os.environ['VERLC_RESTARTED']}\\n")
 talk = list(ROW["prompt"])
 for turn in range(2):
-    talk += [ask(talk, max_tokens=10), {"role": "user", "content": "More?"}]
+    talk += [ask(talk, max_tokens=int(os.environ["MOST"])), {"role": "user", "content": "More?"}]
     while ROW["extra_info"]["index"] == 1 and not os.path.exists(os.environ["UNTIL"]):
         time.sleep(0.01)
-ask([{"role": "system", "content": "Count."}, talk[-1]], max_tokens=8)  # a sample of its own
+ask([{"role": "system", "content": "Count."}, talk[-1]], max_tokens=int(os.environ["MOST"]), stop=["qq"])  # a sample of its own
 reward(reward=len(talk[1]["content"] or "") / 100)
 """
 REWARD = """
@@ -63,9 +63,9 @@ def fully(s, name, **keys):
     return [args[0], "--config-name=fully_async_ppo_trainer", *[a for a in args[1:] if "total_training_steps" not in a]]
 
 
-def env(s, name, until="reward.py"):
-    """until: a file before which the episodes of rows 0 and 1 do not go on after their first turn."""
-    return {"PYTHONPATH": str(s.dir), "STARTS": str(s.dir / f"{name}.starts"), "UNTIL": str(s.dir / until)}
+def env(s, name, until="reward.py", most=10):
+    """until: a file before which the episodes of rows 0 and 1 do not go on after their first turn; most: tokens of a turn."""
+    return {"PYTHONPATH": str(s.dir), "STARTS": str(s.dir / f"{name}.starts"), "UNTIL": str(s.dir / until), "MOST": str(most)}
 
 
 def samples(s, name):
@@ -115,9 +115,11 @@ PARTIAL = {"async_training.partial_rollout": True, "async_training.staleness_thr
 
 
 def partial(s, test):
-    """With a learning rate of 0 all versions are one, so interruptions leave no trace."""
-    still = {**PARTIAL, "actor_rollout_ref.actor.optim.lr": 0}
-    run(*fully(s, "p", **still, **{"trainer.test_freq": 1}), env=env(s, "p", "p/global_step_1"))
+    """With a learning rate of 0 all versions are one, so interruptions leave no trace. Turns are long, and two are drawn at a time,
+    so that some are interrupted."""
+    still = {**PARTIAL, "actor_rollout_ref.actor.optim.lr": 0, "actor_rollout_ref.rollout.max_num_seqs": 2,
+             "data.max_prompt_length": 300, "data.max_response_length": 260}
+    run(*fully(s, "p", **still, **{"trainer.test_freq": 1}), env=env(s, "p", "p/global_step_1", 80))
     rows = [r for r in samples(s, "p") if r[9] == "score"]
     spans = [pairs(r[5]) for r in rows]
     test("every token has its version", all(sum(n for n, _ in v) == len(r[3]) // 4 and
@@ -125,7 +127,7 @@ def partial(s, test):
     wide = {r[-2] is None for r, v in zip(rows, spans) if len(v) > 1}
     test("a loop and a program went on under newer weights", wide == {True, False}, spans)
     test("no program was started twice", len(starts := (s.dir / "p.starts").read_text().split("\n")) == len(set(starts)))
-    run(*fully(s, "known", **{**still, "async_training.partial_rollout": False}), env=env(s, "known"))
+    run(*fully(s, "known", **{**still, "async_training.partial_rollout": False}), env=env(s, "known", most=80))
     what = [sorted((r[10], r[2], r[-2] or 0, r[3], r[4], r[6]) for r in samples(s, d)) for d in ("p", "known")]
     test("the samples are those of a run without interruption, log-probs and all", what[0] == what[1])
 
