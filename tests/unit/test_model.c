@@ -118,6 +118,21 @@ static void config_layers(void **state) {
     }
 }
 
+/* Lists of the full layers' own rope, and of which the run's longest sequence chooses one. */
+static void longrope_lists(void **state) {
+    (void)state;
+    struct model_config c;
+    float table[2 * 16], longer[2 * 16];
+    OK(parse(&c, "{\"model_type\":\"gemma3_text\"," BASE ",\"head_dim\":16,\"rope_parameters\":{\"full_attention\":{\"rope_type\":"
+                 "\"longrope\",\"rope_theta\":1e4,\"short_factor\":[1,1,1,1,1,1,1,1],\"long_factor\":[2,2,2,2,2,2,2,2],"
+                 "\"original_max_position_embeddings\":2048}}}"));
+    model_rope_table(&c, MODEL_ROPE, 2, 2048, table);
+    model_rope_table(&c, MODEL_ROPE, 2, 2049, longer);
+    assert_true(fabsf(table[16] - cosf(1)) < 1e-6f);
+    assert_true(fabsf(longer[16] - cosf(0.5f)) < 1e-6f);
+    model_config_free(&c);
+}
+
 /* The tensors of a layer, in the order of the flat master and so of checkpoints. */
 #define QKV(kind) " self_attn.q_proj." kind " self_attn.k_proj." kind " self_attn.v_proj." kind
 #define GATE_UP(kind) " mlp.gate_proj." kind " mlp.up_proj." kind
@@ -568,6 +583,7 @@ int main(void) {
         cmocka_unit_test(config_defaults),
         cmocka_unit_test(config_layers),
         cmocka_unit_test(families),
+        cmocka_unit_test(longrope_lists),
         cmocka_unit_test(config_refusals),
         cmocka_unit_test(built_in_shapes),
         cmocka_unit_test(schedules),
