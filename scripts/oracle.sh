@@ -6,8 +6,8 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf continuous critic data distill eval graders grpo lora mcp megatron model optim program_agent quant
-# rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
+# NAME: algo code conf continuous critic data delta_net distill eval graders grpo lora mcp megatron model optim program_agent
+# quant rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray),
@@ -25,8 +25,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection reward
-    serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
+names=${*:-code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection delta_net
+    reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl
@@ -44,6 +44,7 @@ make_conf() { $py tools/oracle_conf.py --binary ""; } # in place
 make_continuous() { $py tools/oracle_continuous.py fixtures --out "$1/continuous"; }
 make_critic() { $py tools/oracle_critic.py "$1"; }
 make_data() { $py tools/oracle_data.py fixtures "$1" && $py tools/oracle_data.py sets "$1"; }
+make_delta_net() { $py tools/oracle_delta_net.py "$1"; }
 make_graders() { $py tools/oracle_graders.py --out "$1"; }
 make_distill() { $py tools/oracle_distill.py --out "$1"; }
 make_grpo() { $py tools/oracle_grpo.py "$1"; }
@@ -107,6 +108,7 @@ compare_optim() {
     fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train && fresh optim_many &&
         $py tools/oracle_optim.py --schedules "$batches" "$out/optim_many" && program test_model_optim "$out/optim_many"
 }
+compare_delta_net() { fresh delta_net && make_delta_net "$out/delta_net" && same delta_net; }
 compare_quant() { fresh quant && make_quant "$out/quant" && same quant; }
 compare_program_agent() {
     VERIFIERS_PYTHON=${VERIFIERS_PYTHON:-$PWD/.venv-verifiers/bin/python} $py tools/oracle_program_agent.py "$VERLC"

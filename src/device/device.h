@@ -127,6 +127,11 @@ int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
 /* y (P, n) act or f32 = x (P, k) act . W_e^T, e the expert that the row is of: the grouped GEMM. */
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);
 int dev_combine_fwd(struct dev *d, const struct combine_args *a);
+int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a);
+int dev_delta_fwd(struct dev *d, const struct delta_args *a);
+int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a);
+/* y (T, c) act = x * sigmoid(gate), the sigmoid rounded to act; x, gate (T, c) act. y may be x. */
+int dev_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct tensor gate);
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T, with w's softcap: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
@@ -167,6 +172,13 @@ int dev_grouped_dw(struct dev *d, struct tensor dw, struct tensor dy, struct ten
 /* dy (P, h) act = w dout and dweight (T, k) f32 = dout . y, from dout (T, h) act; a as in forward, out and from are not
  * read. dy may be a.y. */
 int dev_combine_bwd(struct dev *d, const struct combine_args *a, struct tensor dout, struct tensor dy, struct tensor dweight);
+/* a as in forward, without a state; a.y is not read. */
+int dev_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *g);
+/* a.states and a.e are the forward's; states is overwritten. a.out is not read. */
+int dev_delta_bwd(struct dev *d, const struct delta_args *a, const struct delta_bwd_args *g);
+/* a.rstd is the forward's; a.y is not read. */
+int dev_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *g);
+int dev_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a);
 /* Logits are recomputed.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);

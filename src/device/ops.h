@@ -14,6 +14,10 @@ extern "C" {
 #define DEV_KEY_TILE 64      /* keys of one attention tile */
 #define DEV_VOCAB_CHUNK 4096 /* vocabulary entries of one chunk of the LM head */
 #define DEV_QUANT_BLOCK 256  /* elements that share one scale in 8-bit arrays */
+#define DEV_CONV_TAPS 4      /* of the causal convolution */
+#define DEV_DELTA_CHUNK 64   /* tokens of a chunk of the gated delta rule, counted from the sequence's first */
+#define DEV_DELTA_DIM 128    /* largest head of it; heads are multiples of 16 */
+#define DEV_DELTA_EPS 1e-6f  /* added to the sum of squares of q and k */
 #define DEV_SEGMENT 65536    /* elements of a segment, at most: what dev_sumsq sums together */
 #define DEV_MAX_EXPERTS 1024 /* experts of a layer */
 #define DEV_MAX_CHOICES 32   /* experts of a token */
@@ -151,6 +155,85 @@ struct combine_args {
     struct tensor y;      /* (P, h) act */
     struct tensor row;    /* (T, k) i32: which row of y choice s of token t has, of dev_expert_sort */
     struct tensor weight; /* (T, k) act or f32, optional: without it each is 1 */
+};
+
+/* Which rows of a packed batch are one sequence, for ops with a state: sequence i owns rows [start[i], start[i+1]), which follow
+ * pos0[i] earlier ones. Its state is in slot[i], one of the state's slots and no other sequence's: read unless pos0[i] is 0, then
+ * written. Without a state (training) slot is TENSOR_NONE and each pos0 is 0. All arrays are i32 on the device. */
+struct row_seqs {
+    int64_t n, max_rows; /* sequences; rows of the longest, for sizing only */
+    struct tensor start; /* (n + 1) */
+    struct tensor pos0;  /* (n) */
+    struct tensor slot;  /* (n), or TENSOR_NONE */
+};
+
+/* Depthwise causal convolution and SiLU: y[t] = silu(u[t]), u[t] = sum over i < DEV_CONV_TAPS of w[i] x[t - 3 + i], i ascending,
+ * zeros before the sequence. u is rounded to act, as Hugging Face does. */
+struct causal_conv_args {
+    struct row_seqs seqs;
+    struct tensor x;     /* (T, c) act */
+    struct tensor w;     /* (c, DEV_CONV_TAPS) act */
+    struct tensor y;     /* (T, c) act */
+    struct tensor state; /* (slots, DEV_CONV_TAPS - 1, c) act: the sequence's last inputs, the oldest first; optional */
+};
+struct causal_conv_bwd_args { /* no state */
+    struct tensor dy;         /* (T, c) act, given */
+    struct tensor dx;         /* (T, c) act: the result */
+    struct tensor dw;         /* (c, DEV_CONV_TAPS) f32 += */
+};
+
+/* The gated delta rule (Yang, Kautz & Hatamizadeh 2024): per value head n, with key head m = n / (Hv / Hk) and a state S
+ * (Dk, Dv) that is 0 before the sequence, for each token
+ *   S = exp(g) S;  e = beta (v - S^T k);  S = S + k e^T;  out = S^T q,
+ * k = k / |k|, q = q / |q| / sqrt(Dk) with |x|^2 = x.x + DEV_DELTA_EPS; beta = sigmoid(b), rounded to act;
+ * g = -exp(a_log) softplus(a + dt_bias). In f32, in the chunk form: chunks of DEV_DELTA_CHUNK tokens from the sequence's first
+ * token on; with S the state at the chunk's start, G_i the sum of g over the chunk's rows up to i, one by one,
+ *   e_i = beta_i ((v_i - exp(G_i) S^T k_i) - sum_{j<i} exp(G_i - G_j) (k_i.k_j) e_j)
+ *   out_i = exp(G_i) S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) e_j
+ *   S' = exp(G_C) S + sum_j exp(G_C - G_j) k_j e_j^T, at the end of a whole chunk alone.
+ * A row reads rows before it alone, so a decoding step is a row like others, from the state: S and the rows k, e, G of the open
+ * chunk, (position modulo DEV_DELTA_CHUNK) of them. */
+struct delta_state {
+    struct tensor s; /* (slots, Hv, Dk, Dv) f32 */
+    struct tensor k; /* (slots, Hk, Dk, DEV_DELTA_CHUNK) f32 */
+    struct tensor e; /* (slots, Hv, DEV_DELTA_CHUNK, Dv) f32 */
+    struct tensor g; /* (slots, Hv, DEV_DELTA_CHUNK) f32: G */
+};
+struct delta_args { /* Hk key heads of Dk, Hv value heads of Dv */
+    int64_t n_k_heads, n_v_heads, k_dim, v_dim;
+    struct row_seqs seqs;
+    struct tensor qkv;            /* (T, 2 Hk Dk + Hv Dv) act: q heads, then k heads, then v heads */
+    struct tensor ba;             /* (T, 2 Hv) act: b, then a */
+    struct tensor a_log, dt_bias; /* (Hv) act */
+    struct tensor out;            /* (T, Hv Dv) act */
+    struct delta_state state;     /* optional: all of it or none */
+    /* What backward needs of forward; optional there, both or none, not with a state. Chunk c of sequence i is entry
+     * start[i] / DEV_DELTA_CHUNK + i + c of states. */
+    struct tensor states; /* (T / DEV_DELTA_CHUNK + n, Hv, Dk, Dv) f32: S at the start of each chunk but a sequence's first */
+    struct tensor e;      /* (T, Hv Dv) f32 */
+};
+struct delta_bwd_args {
+    struct tensor dout;             /* (T, Hv Dv) act, given */
+    struct tensor dqkv, dba;        /* as qkv, ba: the results */
+    struct tensor da_log, ddt_bias; /* (Hv) f32 += */
+};
+
+/* y = (x / rms(x) * w) * silu(z), a row a head: x / rms(x) is rounded to act before it is multiplied by w, the product again. */
+struct gated_norm_args {
+    struct tensor x, z, y; /* (R, c) act */
+    struct tensor w;       /* (c) act */
+    struct tensor rstd;    /* (R) f32; optional in forward */
+    float eps;
+};
+struct gated_norm_bwd_args {
+    struct tensor dy;     /* (R, c) act, given */
+    struct tensor dx, dz; /* (R, c) act: the results */
+    struct tensor dw;     /* (c) f32 += */
+};
+
+struct output_gate_bwd_args {
+    struct tensor dy, x, gate; /* (T, c) act, given */
+    struct tensor dx, dgate;   /* (T, c) act: the results */
 };
 
 /* The LM head with log-softmax, never materialising (rows, vocabulary).

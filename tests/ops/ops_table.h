@@ -4,6 +4,7 @@
 #ifndef VERLC_OPS_TABLE_H
 #define VERLC_OPS_TABLE_H
 
+#include "ops/ops_delta_net.h"
 #include "ops/ops_moe.h"
 #include "ops/ops_test.h"
 
@@ -648,6 +649,10 @@ static const struct op_def ops_table[] = {
     {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(shapes_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
+    {"conv", conv_setup, conv_fwd, conv_bwd, SHAPES(shapes_conv), false},
+    {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(shapes_delta), false},
+    {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(shapes_rows), true},
+    {"output gate", gate_setup, gate_fwd, gate_bwd, SHAPES(shapes_rows), true},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(shapes_lists), true},
     {"route", route_setup, route_fwd, route_bwd, SHAPES(shapes_route), true},

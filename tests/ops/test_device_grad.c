@@ -28,6 +28,9 @@ static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim 
                                              {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},
                                              {.rows = 75, .hq = 7, .hk = 1, .dim = 16, .window = 9, .lens = {66, 9}},
                                              {.rows = 75, .hq = 2, .hk = 1, .dim = 16, .lens = {66, 9}, .flags = S_SOFTCAP}};
+static const struct op_shape small_conv[] = {{.rows = 3, .n = 5, .lens = {3}}, {.rows = 20, .n = 17, .lens = {1, 12, 7}}};
+static const struct op_shape small_delta[] = {{.rows = 5, .hk = 1, .hq = 1, .dim = 16, .k = 16, .lens = {5}},
+                                              {.rows = 80, .hk = 1, .hq = 2, .dim = 16, .k = 16, .lens = {70, 10}}};
 static const struct op_shape small_head[] = {{.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY},
                                              {.rows = 5, .n = 300, .k = 16},
                                              {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY},
@@ -57,6 +60,10 @@ static const struct op_def grad_table[] = {
     {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(small_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(small_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(small_attn), false},
+    {"conv", conv_setup, conv_fwd, conv_bwd, SHAPES(small_conv), false},
+    {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(small_delta), false},
+    {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(small_rows), true},
+    {"output gate", gate_setup, gate_fwd, gate_bwd, SHAPES(small_rows), true},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},

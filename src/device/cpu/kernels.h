@@ -101,6 +101,61 @@ struct cpu_swiglu_grad {
     int64_t n;
 };
 
+/* Rows [n0, n1) of a chunk of one value head of the gated delta rule; C = DEV_DELTA_CHUNK, heads are multiples of 16. */
+struct cpu_delta {
+    int64_t n0, n1, dk, dv;
+    const float *kt;    /* (dk, C): normalised keys, columns [0, n1) */
+    const float *q, *v; /* (rows, dk) normalised and scaled, (rows, dv) */
+    const float *beta;  /* (rows) */
+    const float *g;     /* (C): running sums, [0, n1) */
+    const float *s;     /* (dk, dv): the state at the chunk's start; NULL: zeros */
+    float *kk, *qk;     /* (rows, C): k.k and q.k */
+    float *a, *p;       /* (rows, C) scratch */
+    float *e;           /* (C, dv): rows [0, n0) given, the others a result */
+    float *o;           /* (rows, dv): the result */
+    float *u, *t;       /* (rows, dv), (16, dv) scratch */
+};
+/* The backward of rows [0, n) of such a chunk. */
+struct cpu_delta_grad {
+    const struct cpu_delta *f; /* v, o, u are not read */
+    const float *k, *dout;     /* (n, dk), (n, dv) */
+    const float *ds;           /* (dk, dv): of the state after the chunk; NULL: zeros */
+    float *ds0;                /* of the state at its start, with s; may be s */
+    float *dq, *dk;            /* (n, dk) += */
+    float *dv;                 /* (n, dv) */
+    float *dbeta_beta, *dg;    /* (n), of g itself, not of its sums */
+    float *start, *after;      /* (C) scratch: of exp(G_i); of exp(G_last - G_j) */
+    float *pairs;              /* (2, C, C) scratch */
+    float *de, *x, *rs, *os;   /* (C, dv) scratch */
+    float *st, *et;            /* (dv, dk), (dv, C) scratch */
+};
+/* y (dim) = x r by, r = 1 / |x|. */
+struct cpu_l2 {
+    const float *y;
+    int64_t dim;
+    float r, by;
+};
+/* n columns of a row of the causal convolution: the row of each tap, the oldest first, and the taps' weights. */
+struct cpu_conv {
+    const void *x[DEV_CONV_TAPS];
+    const float *w; /* (DEV_CONV_TAPS, ldw) */
+    int64_t ldw, n;
+};
+/* A row of the gated norm; from rstd on of its backward. */
+struct cpu_gated_norm {
+    const void *x, *z, *w;
+    int64_t n;
+    float eps, rstd;
+    const void *dy;
+    void *dx, *dz;
+    float *dw; /* (n) += */
+};
+struct cpu_output_gate { /* n entries of the output gate's backward */
+    const void *dy, *x, *gate;
+    void *dx, *dgate;
+    int64_t n;
+};
+
 struct cpu_kern {
     /* attention */
     /* kt columns [0, 16) (row stride DEV_KEY_TILE) = 16 rows (D) of src, transposed. */
@@ -127,6 +182,22 @@ struct cpu_kern {
     void (*geglu_bwd)(const struct cpu_swiglu_grad *g, enum dtype dt);
     void (*narrow)(void *dst, enum dtype dt, const float *src, int64_t n);
     void (*add)(float *dst, const float *src, int64_t n); /* dst += src */
+
+    /* gated delta net */
+    float (*l2_fwd)(float *y, const void *x, enum dtype dt, int64_t dim, float by); /* y = x / |x| * by; returns 1 / |x| */
+    void (*l2_bwd)(void *dx, enum dtype dt, const float *dy, const struct cpu_l2 *p);
+    void (*delta_keys)(float *kt, const float *k, int64_t dk); /* kt (dk, C) = k (C, dk), transposed */
+    void (*delta_dots)(const struct cpu_delta *p);
+    void (*delta_fwd)(const struct cpu_delta *p);
+    void (*delta_state)(const struct cpu_delta *p, float *next, float *w); /* next may be s; w (dk, C) scratch */
+    void (*delta_bwd)(const struct cpu_delta_grad *g);
+    void (*conv_fwd)(void *y, const struct cpu_conv *p, enum dtype dt);
+    void (*conv_du)(float *du, float *dw, const void *dy, const struct cpu_conv *p, enum dtype dt); /* dw (taps, n) +=, or NULL */
+    void (*conv_dx)(void *dx, const float *const du[DEV_CONV_TAPS], const struct cpu_conv *p, enum dtype dt);
+    float (*gated_norm_fwd)(void *y, const struct cpu_gated_norm *p, enum dtype dt); /* returns 1 / rms */
+    void (*gated_norm_bwd)(const struct cpu_gated_norm *p, enum dtype dt);
+    void (*output_gate_fwd)(void *y, const void *x, const void *gate, enum dtype dt, int64_t n);
+    void (*output_gate_bwd)(const struct cpu_output_gate *p, enum dtype dt);
 
     /* head and sampler: z = raw * inv_temp */
     void (*head_sum)(struct cpu_head_sum *s, const float *raw, int64_t n, float inv_temp, bool moments);

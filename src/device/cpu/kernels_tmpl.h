@@ -6,6 +6,8 @@
 #include "device/cpu/attention_kernels_tmpl.h"
 #include "device/cpu/norm_rope_kernels_tmpl.h"
 #include "device/cpu/lm_head_kernels_tmpl.h"
+#include "device/cpu/delta_net/delta_rule_kernels_tmpl.h"
+#include "device/cpu/delta_net/row_kernels_tmpl.h"
 
 const struct cpu_kern KERN_TABLE = {
     .pack_kt = kern_pack_kt,
@@ -25,6 +27,20 @@ const struct cpu_kern KERN_TABLE = {
     .geglu_bwd = kern_geglu_bwd,
     .narrow = kern_narrow,
     .add = kern_add,
+    .l2_fwd = kern_l2_fwd,
+    .l2_bwd = kern_l2_bwd,
+    .delta_keys = kern_delta_keys,
+    .delta_dots = kern_delta_dots,
+    .delta_fwd = kern_delta_fwd,
+    .delta_state = kern_delta_state,
+    .delta_bwd = kern_delta_bwd,
+    .conv_fwd = kern_conv_fwd,
+    .conv_du = kern_conv_du,
+    .conv_dx = kern_conv_dx,
+    .gated_norm_fwd = kern_gated_norm_fwd,
+    .gated_norm_bwd = kern_gated_norm_bwd,
+    .output_gate_fwd = kern_output_gate_fwd,
+    .output_gate_bwd = kern_output_gate_bwd,
     .head_sum = kern_head_sum,
     .head_dz = kern_head_dz,
     .head_exp = kern_head_exp,

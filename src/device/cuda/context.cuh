@@ -192,6 +192,8 @@ int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the 
 /* Those of cuda_fold_on and cuda_embed_bwd_on, before a stream waits for a peer. */
 int cuda_load_group_kernels(void);
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add);
+/* norm_rope.cu: out[c] += sum over n of part[i * stride + c], c in [0, cols), in a fixed order. */
+int cuda_add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols);
 /* sampler.cu: the kernels of cuda_sample; a->param is on the device, nothing waits. tiles: the statistics of tiles where the
  * fused head left them (then seen is not read); or NULL. */
 struct head_stats;

@@ -31,7 +31,7 @@ static __global__ void add_parts_kernel(float *out, const float *part, int64_t n
         out[c] = __fadd_rn(out[c], s);
     }
 }
-static int add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
+int cuda_add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
     CU_TRY(cuda_launch_pdl(c, add_parts_kernel, (unsigned)ceil_div(cols, SUM_COLS), SUM_COLS * SUM_WAYS, 0, out, part, n, stride,
                            cols));
     return 0;
@@ -213,7 +213,7 @@ int cuda_rmsnorm_bwd(struct dev *d, const struct rmsnorm_bwd_args *g) {
         n % CHUNK == 0 && aligned16(a.dx) && aligned16(a.rounded) && aligned16(a.dy) && aligned16(a.w) && aligned16(a.x);
     if (g->kind == NORM_ONE_PLUS) TRY((wide ? rmsnorm_bwd_launch<true, true> : rmsnorm_bwd_launch<false, true>)(c, &a, &blocks));
     else TRY((wide ? rmsnorm_bwd_launch<true, false> : rmsnorm_bwd_launch<false, false>)(c, &a, &blocks));
-    TRY(add_parts(c, (float *)g->dw.data, a.sums, blocks, n, n));
+    TRY(cuda_add_parts(c, (float *)g->dw.data, a.sums, blocks, n, n));
     return g->rounded.data && !a.rounded ? cuda_cast(d, g->rounded, g->dx) : 0;
 }
 
@@ -625,8 +625,8 @@ template <int PAIRS, typename T> static int qkv_bwd_any(struct cuda *c, const st
     j.sums = (float *)sums;
     if (wide) CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<PAIRS, T, true>, (unsigned)blocks, threads, shared, j));
     else CU_TRY(cuda_launch_pdl(c, qkv_bwd_kernel<PAIRS, T, false>, (unsigned)blocks, threads, shared, j));
-    if (j.q_norm) TRY(add_parts(c, (float *)g->dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
-    if (j.k_norm) TRY(add_parts(c, (float *)g->dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
+    if (j.q_norm) TRY(cuda_add_parts(c, (float *)g->dq_norm.data, j.sums, blocks, 2 * j.dim, j.dim));
+    if (j.k_norm) TRY(cuda_add_parts(c, (float *)g->dk_norm.data, j.sums + j.dim, blocks, 2 * j.dim, j.dim));
     return 0;
 }
 int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {

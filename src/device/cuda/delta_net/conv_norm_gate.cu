@@ -1,0 +1,407 @@
+/* conv_norm_gate.cu - the row ops of a gated delta net layer: causal convolution, gated norm, and the output gate of
+ * gated attention; each with its backward.
+ *
+ * A thread's unit is a chunk of 8 columns (convolution, gate), a warp's a row (norm).  Gradients of weights: each block adds up its
+ * run of rows in order, then one kernel adds the blocks' sums.
+ * Invariant: how many rows a block takes touches only the order in which weight gradients are added. */
+#include "device/cuda/swiglu.cuh"
+#include "device/cuda/vec.cuh"
+
+typedef __nv_bfloat16 bf16;
+
+enum { THREADS = 128, TAPS = DEV_CONV_TAPS, ROWS = 16 }; /* ROWS: of a block of the convolution's forward */
+
+static __device__ __forceinline__ float silu(float x) { return __fmul_rn(x, sigmoid(x)); }
+static __device__ __forceinline__ float silu_slope(float x) {
+    const float s = sigmoid(x);
+    return __fmul_rn(s, __fmaf_rn(x, __fsub_rn(1.0f, s), 1.0f));
+}
+
+/* ---- causal convolution ---- */
+
+template <typename T> struct conv_job {
+    int64_t n, rows, cols, n_slots, per; /* sequences; rows of the batch, of a block */
+    const int32_t *start, *pos0, *slot;
+    const T *x, *w, *dy;
+    T *y, *state, *dx;
+    float *parts;
+};
+/* The sequence of a row: rows [lo, hi); its state, NULL: zeros before it. */
+template <typename T> struct conv_seq {
+    int64_t i, lo, hi;
+    const T *state;
+};
+template <typename T> static __device__ void conv_enter(const conv_job<T> &j, conv_seq<T> &s) {
+    s.lo = j.start[s.i], s.hi = j.start[s.i + 1];
+    s.state = NULL;
+    if (j.pos0[s.i] == 0) return;
+    const int64_t slot = j.slot ? j.slot[s.i] : -1;
+    if (slot < 0 || slot >= j.n_slots) __trap();
+    s.state = j.state + slot * (TAPS - 1) * j.cols;
+}
+/* The first sequence that ends behind row r; i = n: none. */
+template <typename T> static __device__ conv_seq<T> conv_find(const conv_job<T> &j, int64_t r) {
+    conv_seq<T> s = {};
+    int64_t hi = j.n;
+    while (s.i < hi) {
+        const int64_t mid = (s.i + hi) / 2;
+        if (j.start[mid + 1] > r) hi = mid;
+        else s.i = mid + 1;
+    }
+    if (s.i < j.n) conv_enter(j, s);
+    return s;
+}
+template <typename T> static __device__ void conv_next(const conv_job<T> &j, conv_seq<T> &s, int64_t r) {
+    while (s.i < j.n && r >= s.hi)
+        if (++s.i < j.n) conv_enter(j, s);
+}
+/* Columns [c, c + n) of the input row r of the sequence, which may be before its first one in the batch. */
+template <bool VEC, typename T>
+static __device__ __forceinline__ void conv_load(float v[CHUNK], const conv_job<T> &j, const conv_seq<T> &s, int64_t r, int64_t c,
+                                                 int n) {
+    if (r >= s.lo) load8<VEC>(v, j.x + r * j.cols + c, n);
+    else if (s.state) load8<VEC>(v, s.state + (TAPS - 1 + r - s.lo) * j.cols + c, n);
+    else {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) v[i] = 0;
+    }
+}
+template <bool VEC, typename T>
+static __device__ __forceinline__ void conv_weights(float w[TAPS][CHUNK], const conv_job<T> &j, int64_t c, int n) {
+    float flat[TAPS][CHUNK];
+#pragma unroll
+    for (int t = 0; t < TAPS; t++) load8<VEC>(flat[t], j.w + (c + 2 * t) * TAPS, n * TAPS - t * CHUNK); /* two columns */
+#pragma unroll
+    for (int t = 0; t < TAPS; t++)
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) w[t][i] = flat[(i * TAPS + t) / CHUNK][(i * TAPS + t) % CHUNK];
+}
+/* u of a row, whose inputs are x. */
+template <typename T>
+static __device__ __forceinline__ void conv_sum(float u[CHUNK], const float x[TAPS][CHUNK], const float w[TAPS][CHUNK]) {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        float s = 0;
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) s = __fmaf_rn(w[t][i], x[t][i], s);
+        u[i] = round_to<T>(s);
+    }
+}
+
+/* grid (column blocks, row blocks) */
+template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_fwd_kernel(const conv_job<T> j) {
+    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
+    if (c >= j.cols) return;
+    const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
+    const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
+    float w[TAPS][CHUNK], x[TAPS][CHUNK], u[CHUNK];
+    conv_weights<VEC>(w, j, c, n);
+    conv_seq<T> s = conv_find(j, lo);
+    for (int64_t r = lo, loaded = -1; r < hi; r++) {
+        conv_next(j, s, r);
+        if (s.i == j.n) return;
+        if (r < s.lo) continue;
+        if (loaded != r - 1 || r == s.lo) { /* else the last three are there */
+#pragma unroll
+            for (int t = 1; t < TAPS; t++) conv_load<VEC>(x[t], j, s, r - TAPS + t, c, n);
+        }
+#pragma unroll
+        for (int t = 0; t < TAPS - 1; t++)
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) x[t][i] = x[t + 1][i];
+        conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
+        loaded = r;
+        conv_sum<T>(u, x, w);
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) u[i] = silu(u[i]);
+        store8<VEC>(j.y + r * j.cols + c, u, n);
+    }
+}
+
+/* Afterwards the last inputs of each sequence: grid (column blocks, sequences). */
+template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_state_kernel(const conv_job<T> j) {
+    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
+    conv_seq<T> s = {};
+    s.i = blockIdx.y;
+    if (c >= j.cols) return;
+    conv_enter(j, s);
+    const int64_t slot = j.slot[s.i];
+    if (slot < 0 || slot >= j.n_slots) __trap();
+    if (s.hi == s.lo) return;
+    const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
+    float last[TAPS - 1][CHUNK];
+#pragma unroll
+    for (int t = 0; t < TAPS - 1; t++) conv_load<VEC>(last[t], j, s, s.hi - (TAPS - 1) + t, c, n);
+#pragma unroll
+    for (int t = 0; t < TAPS - 1; t++) store8<VEC>(j.state + (slot * (TAPS - 1) + t) * j.cols + c, last[t], n);
+}
+
+/* du of row r: d u of its loss; x: its inputs. */
+template <bool VEC, typename T>
+static __device__ __forceinline__ void conv_du(float du[CHUNK], float x[TAPS][CHUNK], const conv_job<T> &j, const conv_seq<T> &s,
+                                               const float w[TAPS][CHUNK], int64_t r, int64_t c, int n) {
+    float u[CHUNK], dy[CHUNK];
+#pragma unroll
+    for (int t = 0; t < TAPS; t++) conv_load<VEC>(x[t], j, s, r - (TAPS - 1) + t, c, n);
+    conv_sum<T>(u, x, w);
+    load8<VEC>(dy, j.dy + r * j.cols + c, n);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) du[i] = __fmul_rn(dy[i], silu_slope(u[i]));
+}
+
+template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_bwd_kernel(const conv_job<T> j) {
+    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
+    if (c >= j.cols) return;
+    const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
+    const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
+    float w[TAPS][CHUNK], dw[TAPS][CHUNK] = {}, du[TAPS][CHUNK], x[TAPS][CHUNK];
+    conv_weights<VEC>(w, j, c, n);
+    conv_seq<T> s = conv_find(j, lo);
+    for (int64_t r = lo, ready = -1; r < hi; r++) {
+        conv_next(j, s, r);
+        if (s.i == j.n) break;
+        if (r < s.lo) continue;
+        /* du[k]: of row r + k, 0 behind the sequence */
+        const int from = ready == r && r > s.lo ? TAPS - 1 : 0;
+#pragma unroll
+        for (int k = 0; k < TAPS; k++) {
+            if (k < from) continue;
+            if (r + k < s.hi) {
+                conv_du<VEC>(du[k], x, j, s, w, r + k, c, n);
+            } else {
+#pragma unroll
+                for (int i = 0; i < CHUNK; i++) du[k][i] = 0;
+            }
+        }
+        float dx[CHUNK];
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) {
+            dx[i] = 0;
+#pragma unroll
+            for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], du[TAPS - 1 - t][i], dx[i]);
+        }
+        store8<VEC>(j.dx + r * j.cols + c, dx, n);
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) {
+            conv_load<VEC>(x[t], j, s, r - (TAPS - 1) + t, c, n);
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) dw[t][i] = __fmaf_rn(du[0][i], x[t][i], dw[t][i]);
+        }
+#pragma unroll
+        for (int k = 0; k < TAPS - 1; k++)
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) du[k][i] = du[k + 1][i];
+        ready = r + 1;
+    }
+    float *const part = j.parts + (int64_t)blockIdx.y * j.cols * TAPS;
+#pragma unroll
+    for (int t = 0; t < TAPS; t++)
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++)
+            if (i < n) part[(c + i) * TAPS + t] = dw[t][i];
+}
+
+template <typename T> static conv_job<T> conv_job_of(const struct causal_conv_args *a) {
+    conv_job<T> j = {};
+    j.n = a->seqs.n, j.rows = a->x.dim[0], j.cols = a->x.dim[1], j.per = ROWS;
+    j.start = (const int32_t *)a->seqs.start.data, j.pos0 = (const int32_t *)a->seqs.pos0.data;
+    j.slot = (const int32_t *)a->seqs.slot.data, j.n_slots = a->state.data ? a->state.dim[0] : 0;
+    j.x = (const T *)a->x.data, j.w = (const T *)a->w.data, j.y = (T *)a->y.data, j.state = (T *)a->state.data;
+    return j;
+}
+static unsigned column_blocks(int64_t cols) { return (unsigned)ceil_div(cols, THREADS * CHUNK); }
+static bool wide(int64_t cols, const void *a, const void *b, const void *c, const void *d) {
+    return cols % CHUNK == 0 && aligned16(a) && aligned16(b) && aligned16(c) && aligned16(d);
+}
+
+template <typename T> static int conv_fwd_any(struct cuda *c, const struct causal_conv_args *a) {
+    const conv_job<T> j = conv_job_of<T>(a);
+    const dim3 grid(column_blocks(j.cols), (unsigned)ceil_div(j.rows, j.per)), states(grid.x, (unsigned)j.n);
+    const bool vec = wide(j.cols, j.x, j.w, j.y, j.state);
+    if (vec) conv_fwd_kernel<T, true><<<grid, THREADS, 0, c->stream>>>(j);
+    else conv_fwd_kernel<T, false><<<grid, THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    if (!j.state || j.n == 0) return 0;
+    if (vec) conv_state_kernel<T, true><<<states, THREADS, 0, c->stream>>>(j);
+    else conv_state_kernel<T, false><<<states, THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    return 0;
+}
+int cuda_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
+    return a->x.dt == DT_BF16 ? conv_fwd_any<bf16>(cuda_of(d), a) : conv_fwd_any<float>(cuda_of(d), a);
+}
+
+template <typename T>
+static int conv_bwd_any(struct cuda *c, const struct causal_conv_args *a, const struct causal_conv_bwd_args *b) {
+    conv_job<T> j = conv_job_of<T>(a);
+    void *parts;
+    j.per = ceil_div(j.rows, c->n_sm) < 4 * ROWS ? 4 * ROWS : ceil_div(j.rows, c->n_sm);
+    const int64_t n = ceil_div(j.rows, j.per), each = j.cols * TAPS;
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * each) * sizeof(float), &parts));
+    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.parts = (float *)parts;
+    const dim3 grid(column_blocks(j.cols), (unsigned)n);
+    if (wide(j.cols, j.x, j.w, j.dy, j.dx)) conv_bwd_kernel<T, true><<<grid, THREADS, 0, c->stream>>>(j);
+    else conv_bwd_kernel<T, false><<<grid, THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, each, each);
+}
+int cuda_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *b) {
+    return a->x.dt == DT_BF16 ? conv_bwd_any<bf16>(cuda_of(d), a, b) : conv_bwd_any<float>(cuda_of(d), a, b);
+}
+
+/* ---- gated norm ---- */
+
+enum { WARPS = THREADS / 32 };
+
+template <typename T> struct norm_job {
+    int64_t rows, cols, per;
+    float eps;
+    const T *x, *z, *w, *dy;
+    T *y, *dx, *dz;
+    float *rstd, *parts;
+};
+
+template <typename T> static __device__ __forceinline__ float one(const T *p, int64_t i) {
+    float v[CHUNK];
+    load8<false>(v, p + i, 1);
+    return v[0];
+}
+template <typename T> static __device__ __forceinline__ void put(T *p, int64_t i, float x) {
+    const float v[CHUNK] = {x};
+    store8<false>(p + i, v, 1);
+}
+
+template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_fwd_kernel(const norm_job<T> j) {
+    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = t * j.cols;
+    float sum = 0;
+    if (t >= j.rows) return;
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float x = one(j.x, row + c);
+        sum = __fmaf_rn(x, x, sum);
+    }
+    sum = lanes_sum(sum, 32);
+    const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)j.cols), j.eps)));
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float u = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(one(j.x, row + c), rs)), one(j.w, c)));
+        put(j.y, row + c, __fmul_rn(u, silu(one(j.z, row + c))));
+    }
+    if (j.rstd && (threadIdx.x & 31) == 0) j.rstd[t] = rs;
+}
+/* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_bwd_kernel(const norm_job<T> j) {
+    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = t * j.cols;
+    float sum = 0;
+    if (t >= j.rows) return;
+    const float rs = j.rstd[t];
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float g = __fmul_rn(__fmul_rn(one(j.dy, row + c), silu(one(j.z, row + c))), one(j.w, c));
+        sum = __fmaf_rn(g, __fmul_rn(one(j.x, row + c), rs), sum);
+    }
+    const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float dy = one(j.dy, row + c), z = one(j.z, row + c), w = one(j.w, c), n = __fmul_rn(one(j.x, row + c), rs);
+        put(j.dx, row + c, __fmul_rn(rs, __fmaf_rn(-n, mean, __fmul_rn(__fmul_rn(dy, silu(z)), w))));
+        put(j.dz, row + c, __fmul_rn(__fmul_rn(dy, __fmul_rn(n, w)), silu_slope(z)));
+    }
+}
+/* grid (column blocks, row blocks): the block's sum of g n. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_dw_kernel(const norm_job<T> j) {
+    const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x, lo = (int64_t)blockIdx.y * j.per;
+    const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
+    float sum = 0;
+    if (c >= j.cols) return;
+#pragma unroll 4
+    for (int64_t t = lo; t < hi; t++) {
+        const float g = __fmul_rn(one(j.dy, t * j.cols + c), silu(one(j.z, t * j.cols + c)));
+        sum = __fmaf_rn(g, __fmul_rn(one(j.x, t * j.cols + c), j.rstd[t]), sum);
+    }
+    j.parts[(int64_t)blockIdx.y * j.cols + c] = sum;
+}
+
+template <typename T> static norm_job<T> norm_job_of(const struct gated_norm_args *a) {
+    norm_job<T> j = {};
+    j.rows = a->x.dim[0], j.cols = a->x.dim[1], j.eps = a->eps;
+    j.x = (const T *)a->x.data, j.z = (const T *)a->z.data, j.w = (const T *)a->w.data, j.y = (T *)a->y.data;
+    j.rstd = (float *)a->rstd.data;
+    return j;
+}
+template <typename T> static int gated_norm_fwd_any(struct cuda *c, const struct gated_norm_args *a) {
+    const norm_job<T> j = norm_job_of<T>(a);
+    gated_norm_fwd_kernel<T><<<(unsigned)ceil_div(j.rows, WARPS), THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    return 0;
+}
+int cuda_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
+    return a->x.dt == DT_BF16 ? gated_norm_fwd_any<bf16>(cuda_of(d), a) : gated_norm_fwd_any<float>(cuda_of(d), a);
+}
+template <typename T>
+static int gated_norm_bwd_any(struct cuda *c, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {
+    norm_job<T> j = norm_job_of<T>(a);
+    void *parts;
+    j.per = ceil_div(j.rows, (int64_t)c->n_sm * 4);
+    const int64_t n = ceil_div(j.rows, j.per);
+    TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * j.cols) * sizeof(float), &parts));
+    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data, j.parts = (float *)parts;
+    gated_norm_bwd_kernel<T><<<(unsigned)ceil_div(j.rows, WARPS), THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    gated_norm_dw_kernel<T><<<dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, c->stream>>>(j);
+    CU_LAUNCHED();
+    return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, j.cols, j.cols);
+}
+int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {
+    return a->x.dt == DT_BF16 ? gated_norm_bwd_any<bf16>(cuda_of(d), a, b) : gated_norm_bwd_any<float>(cuda_of(d), a, b);
+}
+
+/* ---- output gate ---- */
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) gate_fwd_kernel(T *y, const T *x, const T *gate, int64_t n) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
+    float a[CHUNK], g[CHUNK];
+    if (i >= n) return;
+    const int left = n - i < CHUNK ? (int)(n - i) : CHUNK;
+    load8<false>(a, x + i, left);
+    load8<false>(g, gate + i, left);
+#pragma unroll
+    for (int k = 0; k < CHUNK; k++) a[k] = __fmul_rn(a[k], round_to<T>(sigmoid(g[k])));
+    store8<false>(y + i, a, left);
+}
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    gate_bwd_kernel(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t n) {
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
+    float d[CHUNK], a[CHUNK], g[CHUNK];
+    if (i >= n) return;
+    const int left = n - i < CHUNK ? (int)(n - i) : CHUNK;
+    load8<false>(d, dy + i, left);
+    load8<false>(a, x + i, left);
+    load8<false>(g, gate + i, left);
+#pragma unroll
+    for (int k = 0; k < CHUNK; k++) {
+        const float s = sigmoid(g[k]);
+        d[k] = __fmul_rn(d[k], s);
+        g[k] = __fmul_rn(__fmul_rn(d[k], a[k]), __fsub_rn(1.0f, s));
+    }
+    store8<false>(dx + i, d, left);
+    store8<false>(dgate + i, g, left);
+}
+int cuda_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct tensor gate) {
+    struct cuda *c = cuda_of(d);
+    const int64_t n = tensor_count(x);
+    const unsigned blocks = (unsigned)ceil_div(n, THREADS * CHUNK);
+    if (x.dt == DT_BF16)
+        gate_fwd_kernel<<<blocks, THREADS, 0, c->stream>>>((bf16 *)y.data, (const bf16 *)x.data, (const bf16 *)gate.data, n);
+    else gate_fwd_kernel<<<blocks, THREADS, 0, c->stream>>>((float *)y.data, (const float *)x.data, (const float *)gate.data, n);
+    CU_LAUNCHED();
+    return 0;
+}
+template <typename T> static int gate_bwd_any(struct cuda *c, const struct output_gate_bwd_args *a) {
+    const int64_t n = tensor_count(a->dy);
+    gate_bwd_kernel<<<(unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, c->stream>>>(
+        (T *)a->dx.data, (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n);
+    CU_LAUNCHED();
+    return 0;
+}
+int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
+    return a->dy.dt == DT_BF16 ? gate_bwd_any<bf16>(cuda_of(d), a) : gate_bwd_any<float>(cuda_of(d), a);
+}

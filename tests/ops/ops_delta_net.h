@@ -1,0 +1,179 @@
+/* ops_delta_net.h - the ops of a gated delta net layer, described for the harness as in ops_table.h. Sequences start at
+ * their first token; those that go on from a state are test_device_delta_net's. */
+#ifndef VERLC_OPS_DELTA_NET_H
+#define VERLC_OPS_DELTA_NET_H
+
+#include "ops/ops_test.h"
+
+/* The packed sequences of a shape. */
+static inline struct row_seqs row_seqs(struct run *r) {
+    const struct op_shape *s = r->s;
+    int32_t start[COUNT(s->lens) + 1] = {0}, zero[COUNT(s->lens)] = {0};
+    struct row_seqs q = {0};
+    while (q.n < COUNT(s->lens) && s->lens[q.n]) {
+        start[q.n + 1] = (int32_t)(start[q.n] + s->lens[q.n]);
+        if (s->lens[q.n] > q.max_rows) q.max_rows = s->lens[q.n];
+        q.n++;
+    }
+    CHECK(start[q.n] == r->rows);
+    q.start = up_i32(r, shape_1d(DT_I32, q.n + 1), start);
+    q.pos0 = up_i32(r, shape_1d(DT_I32, q.n), zero);
+    return q;
+}
+
+/* ---- causal convolution: n columns ---- */
+
+static inline void conv_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->n), true, 1.5f, 0);
+    add_in(r, "w", shape_2d(r->act, r->s->n, DEV_CONV_TAPS), false, 0.5f, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline struct causal_conv_args conv_args(struct run *r) {
+    return (struct causal_conv_args){
+        .seqs = row_seqs(r), .x = up(r, &r->in[0]), .w = up(r, &r->in[1]), .y = dev_new(r, slot_shape(&r->in[0]), true)};
+}
+static inline int conv_fwd(struct run *r) {
+    const struct causal_conv_args a = conv_args(r);
+    TRY(dev_causal_conv_fwd(r->d, &a));
+    down(r, "y", a.y, true, TOL_INNER); /* bf16: the sum is rounded before SiLU */
+    return 0;
+}
+static inline int conv_bwd(struct run *r) {
+    const struct causal_conv_args a = conv_args(r);
+    const struct causal_conv_bwd_args g = {up(r, &r->gout[0]), dev_new(r, slot_shape(&r->in[0]), true),
+                                           up_acc(r, shape_2d(DT_F32, r->s->n, DEV_CONV_TAPS), false)};
+    TRY(dev_causal_conv_bwd(r->d, &a, &g));
+    down_grad(r, 0, g.dx, TOL_INNER);
+    down_grad(r, 1, g.dw, TOL_INNER);
+    return 0;
+}
+
+/* ---- gated delta rule: hk key heads of dim, hq value heads of k ---- */
+
+static inline void delta_setup(struct run *r) {
+    const struct op_shape *s = r->s;
+    add_in(r, "qkv", shape_2d(r->act, r->rows, 2 * s->hk * s->dim + s->hq * s->k), true, 1, 0.1f);
+    add_in(r, "ba", shape_2d(r->act, r->rows, 2 * s->hq), true, 1, -0.5f);
+    add_in(r, "a_log", shape_1d(r->act, s->hq), false, 0.5f, 0);
+    add_in(r, "dt_bias", shape_1d(r->act, s->hq), false, 0.5f, -0.5f);
+    add_gout(r, "dout", shape_2d(r->act, r->rows, s->hq * s->k), true);
+}
+static inline struct delta_args delta_args(struct run *r) {
+    const struct op_shape *s = r->s;
+    struct delta_args a = {.n_k_heads = s->hk,
+                           .n_v_heads = s->hq,
+                           .k_dim = s->dim,
+                           .v_dim = s->k,
+                           .seqs = row_seqs(r),
+                           .qkv = up(r, &r->in[0]),
+                           .ba = up(r, &r->in[1]),
+                           .a_log = up(r, &r->in[2]),
+                           .dt_bias = up(r, &r->in[3]),
+                           .out = dev_new(r, shape_2d(r->act, r->rows, s->hq * s->k), true)};
+    a.states = dev_new(r, shape_4d(DT_F32, r->rows / DEV_DELTA_CHUNK + a.seqs.n, s->hq, s->dim, s->k), false);
+    a.e = dev_new(r, shape_2d(DT_F32, r->rows, s->hq * s->k), true);
+    return a;
+}
+static inline int delta_fwd(struct run *r) {
+    struct delta_args a = delta_args(r);
+    TRY(dev_delta_fwd(r->d, &a));
+    /* bf16: beta is rounded; q.k may cancel, and what is left is rounding of terms near |v| / sqrt(Dk) */
+    down(r, "out", a.out, true, TOL_INNER)->floor = 0.1;
+    down(r, "e", a.e, true, TOL_INNER);
+    float *kept = down_values(r, a.out);
+    a.states = a.e = TENSOR_NONE; /* what is kept changes no bit */
+    TRY(dev_delta_fwd(r->d, &a));
+    float *alone = down_values(r, a.out);
+    const int64_t at = first_diff(kept, alone, tensor_count(a.out));
+    free(kept);
+    free(alone);
+    if (at >= 0) fail_msg("delta: element %lld of out depends on what is kept", (long long)at);
+    return 0;
+}
+static inline int delta_bwd(struct run *r) {
+    const struct delta_args a = delta_args(r);
+    const struct delta_bwd_args g = {up(r, &r->gout[0]), dev_new(r, slot_shape(&r->in[0]), true),
+                                     dev_new(r, slot_shape(&r->in[1]), true), up_acc(r, shape_1d(DT_F32, r->s->hq), false),
+                                     up_acc(r, shape_1d(DT_F32, r->s->hq), false)};
+    TRY(dev_delta_fwd(r->d, &a));
+    TRY(dev_delta_bwd(r->d, &a, &g));
+    down_grad(r, 0, g.dqkv, TOL_INNER);
+    /* the gates' vanish where no state is before the row; what is left there is rounding of terms near |dout| |v| beta */
+    down_grad(r, 1, g.dba, TOL_INNER)->floor = 0.1;
+    down_grad(r, 2, g.da_log, TOL_INNER)->floor = 0.1;
+    down_grad(r, 3, g.ddt_bias, TOL_INNER)->floor = 0.1;
+    return 0;
+}
+
+/* ---- gated norm, output gate: n columns ---- */
+
+static inline void gated_norm_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->n), true, 0.5f, 0.1f);
+    add_in(r, "z", shape_2d(r->act, r->rows, r->s->n), true, 2, 0);
+    add_in(r, "w", shape_1d(r->act, r->s->n), false, 0.2f, 1);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline struct gated_norm_args gated_norm_args(struct run *r) {
+    return (struct gated_norm_args){.x = up(r, &r->in[0]),
+                                    .z = up(r, &r->in[1]),
+                                    .y = dev_new(r, slot_shape(&r->in[0]), true),
+                                    .w = up(r, &r->in[2]),
+                                    .rstd = dev_new(r, shape_1d(DT_F32, r->rows), true),
+                                    .eps = 1e-6f};
+}
+static inline int gated_norm_fwd(struct run *r) {
+    const struct gated_norm_args a = gated_norm_args(r);
+    TRY(dev_gated_norm_fwd(r->d, &a));
+    down(r, "y", a.y, true, TOL_INNER); /* bf16: two roundings before the gate */
+    down(r, "rstd", a.rstd, true, TOL_SUM);
+    return 0;
+}
+static inline int gated_norm_bwd(struct run *r) {
+    const struct gated_norm_args a = gated_norm_args(r);
+    const struct gated_norm_bwd_args g = {up(r, &r->gout[0]), dev_new(r, slot_shape(&r->in[0]), true),
+                                          dev_new(r, slot_shape(&r->in[0]), true), up_acc(r, shape_1d(DT_F32, r->s->n), false)};
+    TRY(dev_gated_norm_fwd(r->d, &a));
+    TRY(dev_gated_norm_bwd(r->d, &a, &g));
+    down_grad(r, 0, g.dx, TOL_SUM)->floor = 0.1; /* a row of one column has no gradient, only rounding */
+    down_grad(r, 1, g.dz, TOL_SUM);
+    down_grad(r, 2, g.dw, TOL_SUM);
+    return 0;
+}
+
+static inline void gate_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->n), true, 1, 0);
+    add_in(r, "gate", shape_2d(r->act, r->rows, r->s->n), true, 2, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline int gate_fwd(struct run *r) {
+    const struct tensor x = up(r, &r->in[0]);
+    TRY(dev_output_gate_fwd(r->d, x, x, up(r, &r->in[1])));
+    down(r, "y", x, true, TOL_INNER); /* bf16: the sigmoid is rounded */
+    return 0;
+}
+static inline int gate_bwd(struct run *r) {
+    const struct output_gate_bwd_args a = {up(r, &r->gout[0]), up(r, &r->in[0]), up(r, &r->in[1]),
+                                           dev_new(r, slot_shape(&r->in[0]), true), dev_new(r, slot_shape(&r->in[0]), true)};
+    TRY(dev_output_gate_bwd(r->d, &a));
+    down_grad(r, 0, a.dx, TOL_SUM);
+    down_grad(r, 1, a.dgate, TOL_SUM);
+    return 0;
+}
+
+static const struct op_shape shapes_conv[] = {
+    {.rows = 1, .n = 1, .lens = {1}},
+    {.rows = 7, .n = 17, .lens = {7}},
+    {.rows = 58, .n = 33, .lens = {1, 7, 17, 2, 31}},
+    {.rows = 200, .n = 100, .lens = {63, 1, 136}},
+    {.rows = 129, .n = 1040, .lens = {3, 126}},
+};
+static const struct op_shape shapes_delta[] = {
+    {.rows = 1, .hk = 1, .hq = 1, .dim = 16, .k = 16, .lens = {1}},
+    {.rows = 7, .hk = 1, .hq = 2, .dim = 32, .k = 16, .lens = {7}},
+    {.rows = 65, .hk = 2, .hq = 2, .dim = 16, .k = 48, .lens = {65}},
+    {.rows = 128, .hk = 1, .hq = 1, .dim = 64, .k = 64, .lens = {128}},
+    {.rows = 210, .hk = 2, .hq = 4, .dim = 32, .k = 32, .lens = {1, 64, 130, 15}},
+    {.rows = 150, .hk = 1, .hq = 3, .dim = 128, .k = 128, .lens = {139, 11}},
+};
+
+#endif

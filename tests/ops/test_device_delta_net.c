@@ -1,0 +1,253 @@
+/* test_device_delta_net.c - the ops with a state: causal convolution and gated delta rule. On every backend, in f32 and bf16,
+ * the bits of a row are those of the whole sequences packed without a state, whatever
+ *  - rows follow it in the sequence (NaN here);
+ *  - sequences are packed with it, in which order;
+ *  - pieces a sequence comes in, from the state: chunks of a prefill, one row at a time (decode), next to others that are
+ *    elsewhere in their chunks;
+ *  - was in the state's slot before the sequence, or is in other slots. */
+#include "ops/ops_table.h"
+
+static struct backends two, one; /* threads */
+
+static const struct op_shape shapes[] = {
+    {.rows = 236, .hk = 1, .hq = 2, .dim = 32, .k = 16, .lens = {1, 64, 130, 3, 38}},
+    {.rows = 138, .hk = 2, .hq = 2, .dim = 128, .k = 128, .lens = {133, 5}},
+};
+enum { SLOTS = 9 };
+
+/* One network: the convolution's result is the delta rule's qkv. */
+struct net {
+    struct run r; /* inputs of delta_setup; qkv is what the convolution takes */
+    struct slot w;
+    int64_t cols, n, start[COUNT(shapes[0].lens) + 1];
+    struct tensor conv_state;
+    struct delta_state state;
+    float *out; /* (rows, Hv Dv): the results so far */
+};
+
+static void net_open(struct net *t, const struct op_shape *s, enum dtype act, struct dev *d) {
+    static const struct op_def op = {.name = "delta", .setup = delta_setup};
+    *t = (struct net){.cols = 2 * s->hk * s->dim + s->hq * s->k};
+    run_init(&t->r, &op, s, act, d);
+    int n = 0;
+    t->w = *slot_new(&t->w, &n, "conv w", shape_2d(act, t->cols, DEV_CONV_TAPS), false);
+    slot_fill(&t->w, 0.5f, 0);
+    for (; t->n < COUNT(s->lens) && s->lens[t->n]; t->n++) t->start[t->n + 1] = t->start[t->n] + s->lens[t->n];
+    t->out = xcalloc((size_t)(s->rows * s->hq * s->k), sizeof *t->out);
+}
+static void net_close(struct net *t) {
+    run_free(&t->r);
+    free(t->w.f);
+    free(t->out);
+}
+/* Slots full of NaN. */
+static void net_state(struct net *t) {
+    const struct op_shape *s = t->r.s;
+    const struct tensor conv = {NULL, t->r.act, 3, {SLOTS, DEV_CONV_TAPS - 1, t->cols, 1}};
+    const struct tensor g = {NULL, DT_F32, 3, {SLOTS, s->hq, DEV_DELTA_CHUNK, 1}};
+    t->conv_state = dev_new(&t->r, conv, false);
+    t->state = (struct delta_state){dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, s->dim, s->k), false),
+                                    dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hk, s->dim, DEV_DELTA_CHUNK), false),
+                                    dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, DEV_DELTA_CHUNK, s->k), false),
+                                    dev_new(&t->r, g, false)};
+}
+
+/* Some rows of a sequence of the shape. */
+struct piece {
+    int64_t seq, from, n, slot; /* slot: -1 without a state */
+};
+/* The rows of the pieces of input `in`, packed on the device; rows of a sequence from bad[seq] on are NaN. */
+static struct tensor piece_rows(struct net *t, int in, const struct piece *p, int64_t n, const int64_t *bad) {
+    const struct slot *s = &t->r.in[in];
+    const int64_t c = s->dim[1];
+    int64_t rows = 0, at = 0;
+    for (int64_t i = 0; i < n; i++) rows += p[i].n;
+    float *f = xcalloc((size_t)(rows * c), sizeof *f);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t r = p[i].from; r < p[i].from + p[i].n; r++, at++)
+            for (int64_t k = 0; k < c; k++)
+                f[at * c + k] = bad && r >= bad[p[i].seq] ? NAN : s->f[(t->start[p[i].seq] + r) * c + k];
+    const struct tensor out = up_values(&t->r, shape_2d(s->dt, rows, c), false, f, NULL);
+    free(f);
+    return out;
+}
+/* Runs the pieces in one call of each op and puts their rows into t->out. */
+static int net_run(struct net *t, const struct piece *p, int64_t n, const int64_t *bad) {
+    const struct op_shape *s = t->r.s;
+    const int64_t width = s->hq * s->k;
+    int32_t start[16] = {0}, pos0[16], slot[16];
+    struct row_seqs q = {.n = n};
+    for (int64_t i = 0; i < n; i++) {
+        start[i + 1] = (int32_t)(start[i] + p[i].n);
+        pos0[i] = (int32_t)p[i].from;
+        slot[i] = (int32_t)p[i].slot;
+        if (p[i].n > q.max_rows) q.max_rows = p[i].n;
+    }
+    q.start = up_i32(&t->r, shape_1d(DT_I32, n + 1), start);
+    q.pos0 = up_i32(&t->r, shape_1d(DT_I32, n), pos0);
+    if (p[0].slot >= 0) q.slot = up_i32(&t->r, shape_1d(DT_I32, n), slot);
+    struct causal_conv_args conv = {.seqs = q, .x = piece_rows(t, 0, p, n, bad), .w = up(&t->r, &t->w)};
+    conv.y = dev_new(&t->r, shape_2d(t->r.act, start[n], t->cols), false);
+    struct delta_args a = {.n_k_heads = s->hk,
+                           .n_v_heads = s->hq,
+                           .k_dim = s->dim,
+                           .v_dim = s->k,
+                           .seqs = q,
+                           .qkv = conv.y,
+                           .ba = piece_rows(t, 1, p, n, bad),
+                           .a_log = up(&t->r, &t->r.in[2]),
+                           .dt_bias = up(&t->r, &t->r.in[3]),
+                           .out = dev_new(&t->r, shape_2d(t->r.act, start[n], width), false)};
+    if (p[0].slot >= 0) conv.state = t->conv_state, a.state = t->state;
+    TRY(dev_causal_conv_fwd(t->r.d, &conv));
+    TRY(dev_delta_fwd(t->r.d, &a));
+    float *f = down_values(&t->r, a.out);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(t->out + (t->start[p[i].seq] + p[i].from) * width, f + start[i] * width, (size_t)(p[i].n * width) * sizeof *f);
+    free(f);
+    return 0;
+}
+/* All sequences, whole, without a state. */
+static int net_whole(struct net *t) {
+    struct piece p[COUNT(shapes[0].lens)];
+    for (int64_t i = 0; i < t->n; i++) p[i] = (struct piece){i, 0, t->start[i + 1] - t->start[i], -1};
+    const int rc = net_run(t, p, t->n, NULL);
+    run_free_blocks(&t->r);
+    return rc;
+}
+
+/* Rows [0, n) of a sequence (or all, n < 0) have the bits of `want`, and are not all alike. */
+static void same(const struct net *t, const float *want, int64_t seq, int64_t n, const char *what) {
+    const int64_t width = t->r.s->hq * t->r.s->k, from = t->start[seq] * width;
+    const int64_t count = (n < 0 ? t->start[seq + 1] - t->start[seq] : n) * width,
+                  at = first_diff(t->out + from, want + from, count);
+    if (at >= 0)
+        fail_msg("%s %s: sequence %lld, row %lld, column %lld: %.9g, alone %.9g", what, dtype_name(t->r.act), (long long)seq,
+                 (long long)(at / width), (long long)(at % width), (double)t->out[from + at], (double)want[from + at]);
+    assert_true(count == 0 || (isfinite(want[from]) && want[from] != want[from + 1]));
+}
+
+static void check_rows(struct net *t, const float *want, const char *backend) {
+    struct piece p[COUNT(shapes[0].lens)];
+    int64_t bad[COUNT(shapes[0].lens)];
+    for (int64_t i = 0; i < t->n; i++) { /* later rows are NaN, and sequences stand in another order */
+        const int64_t len = t->start[i + 1] - t->start[i];
+        bad[i] = len * 2 / 3;
+        p[t->n - 1 - i] = (struct piece){i, 0, len, -1};
+    }
+    assert_int_equal(net_run(t, p, t->n, bad), 0);
+    for (int64_t i = 0; i < t->n; i++) same(t, want, i, bad[i], backend);
+    for (int64_t i = 0; i < t->n; i++) { /* alone */
+        assert_int_equal(net_run(t, &(struct piece){i, 0, t->start[i + 1] - t->start[i], -1}, 1, NULL), 0);
+        same(t, want, i, -1, backend);
+        run_free_blocks(&t->r);
+    }
+}
+
+/* Sequences that come in pieces of the sizes in `step`, each from its own place in that list. `again`: after all, the first one
+ * once more, in a slot that another one had. */
+static void check_pieces(struct net *t, const float *want, const char *backend, const int64_t *step, int64_t n_steps) {
+    int64_t done[COUNT(shapes[0].lens)] = {0}, turn = 0;
+    net_state(t);
+    const int keep = t->r.n_block;
+    for (bool any = true; any; turn++) {
+        struct piece p[COUNT(shapes[0].lens)];
+        int64_t n = 0;
+        for (int64_t i = 0; i < t->n; i++) {
+            const int64_t left = t->start[i + 1] - t->start[i] - done[i], size = step[(turn + i) % n_steps];
+            if (left > 0) p[n++] = (struct piece){i, done[i], size < left ? size : left, (i * 2 + 1) % SLOTS};
+        }
+        any = n > 0;
+        if (!any) break;
+        assert_int_equal(net_run(t, p, n, NULL), 0);
+        for (int64_t i = 0; i < n; i++) done[p[i].seq] += p[i].n;
+        while (t->r.n_block > keep) {
+            t->r.n_block--;
+            dev_free(t->r.d, t->r.block[t->r.n_block].p, t->r.block[t->r.n_block].bytes);
+        }
+    }
+    for (int64_t i = 0; i < t->n; i++) same(t, want, i, -1, backend);
+    const int64_t len = t->start[1];
+    assert_int_equal(net_run(t, &(struct piece){0, 0, len, (t->n > 1 ? 3 : 1) % SLOTS}, 1, NULL), 0);
+    same(t, want, 0, -1, backend);
+    run_free_blocks(&t->r);
+}
+
+static void check_backend(struct backends *b, int i, const struct op_shape *s, enum dtype act) {
+    static const int64_t one_row[] = {1}, mixed[] = {1, 3, 17, 64, 5, 1, 1, 90}, chunk[] = {64}, odd[] = {33, 1};
+    const int64_t width = s->hq * s->k;
+    struct net t;
+    net_open(&t, s, act, &b->dev[i]);
+    if (net_whole(&t) < 0) fail_msg("%s: %s", b->name[i], err_msg());
+    float *want = xmalloc((size_t)(s->rows * width) * sizeof *want);
+    memcpy(want, t.out, (size_t)(s->rows * width) * sizeof *want);
+    check_rows(&t, want, b->name[i]);
+    check_pieces(&t, want, b->name[i], mixed, COUNT(mixed));
+    check_pieces(&t, want, b->name[i], chunk, COUNT(chunk));
+    check_pieces(&t, want, b->name[i], odd, COUNT(odd));
+    check_pieces(&t, want, b->name[i], one_row, COUNT(one_row));
+    free(want);
+    net_close(&t);
+}
+
+static void test_bits(void **state) {
+    (void)state;
+    for (int i = 0; i < two.n; i++)
+        for (int64_t s = 0; s < COUNT(shapes); s++) {
+            if (i == 0 && s == 1) continue; /* ref takes seconds at this size, and goes row by row anyhow */
+            check_backend(&two, i, &shapes[s], DT_F32);
+            check_backend(&two, i, &shapes[s], DT_BF16);
+        }
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    for (int i = 1; i < two.n; i++) {
+        struct net a, b;
+        net_open(&a, &shapes[0], DT_F32, &two.dev[i]);
+        net_open(&b, &shapes[0], DT_F32, &one.dev[i]);
+        assert_int_equal(net_whole(&a), 0);
+        assert_int_equal(net_whole(&b), 0);
+        for (int64_t s = 0; s < a.n; s++) same(&a, b.out, s, -1, two.name[i]);
+        net_close(&a);
+        net_close(&b);
+    }
+}
+
+/* What does not fit is refused by name. */
+static void test_misfits(void **state) {
+    static float f[4096];
+    static int32_t ids[4];
+    struct dev *d = &two.dev[0];
+    const struct tensor i1 = tensor_1d(ids, DT_I32, 1), i2 = tensor_1d(ids, DT_I32, 2), x = tensor_2d(f, DT_F32, 2, 48);
+    const struct row_seqs q = {.n = 1, .start = i2, .pos0 = i1}, slots = {.n = 1, .start = i2, .pos0 = i1, .slot = i1};
+    struct causal_conv_args conv = {.seqs = q, .x = x, .w = tensor_2d(f, DT_F32, 48, 4), .y = x};
+    struct delta_args a = {.n_k_heads = 1, .n_v_heads = 1, .k_dim = 16, .v_dim = 16, .seqs = slots, .qkv = x};
+    a.ba = tensor_2d(f, DT_F32, 2, 2);
+    a.a_log = a.dt_bias = tensor_1d(f, DT_F32, 1);
+    a.out = tensor_2d(f, DT_F32, 2, 16);
+    (void)state;
+#define REFUSED(call, text)              \
+    assert_int_equal((call), ERR_INVAL); \
+    assert_non_null(strstr(err_msg(), text))
+    REFUSED(dev_causal_conv_fwd(d, &conv), "y is x");
+    conv.w = tensor_2d(f, DT_F32, 48, 3);
+    REFUSED(dev_causal_conv_fwd(d, &conv), "w is f32");
+    REFUSED(dev_delta_fwd(d, &a), "slots without a state");
+    a.k_dim = 24;
+    REFUSED(dev_delta_fwd(d, &a), "multiples of 16 up to 128");
+    a.k_dim = 16, a.seqs = q;
+    REFUSED(dev_delta_bwd(d, &a, &(struct delta_bwd_args){0}), "states is");
+    REFUSED(dev_output_gate_fwd(d, x, x, a.out), "gate is f32");
+#undef REFUSED
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_threads), cmocka_unit_test(test_misfits)};
+    backends_open(&two, 2);
+    backends_open(&one, 1);
+    const int failed = cmocka_run_group_tests_name("ops: convolution and delta rule from a state", tests, NULL, NULL);
+    backends_close(&two);
+    backends_close(&one);
+    return failed;
+}
