@@ -353,6 +353,7 @@ json_t *tool_agent_state(const struct tool_agent *a) {
                   (json_int_t)a->n_old, "assistant", (json_int_t)a->assistant, "user", (json_int_t)a->user, "malformed",
                   (json_int_t)a->n_malformed, "dropped", (json_int_t)a->n_dropped, "asked", (json_int_t)a->n_asked);
     CHECK(o != NULL);
+    json_object_set_new(o, "n_prompt", json_integer((json_int_t)a->n_prompt));
     json_object_set_new(o, "end", json_integer(a->end));
     json_object_set_new(o, "interacting", json_boolean(a->interacting));
     json_object_set_new(o, "tool_seconds", json_real(a->tool_seconds));
@@ -419,6 +420,7 @@ static int restore(struct tool_agent *a, const json_t *o, const int32_t *ids, in
     TRY(json_i64(o, "n", &had, where));
     TRY(json_i64(o, "n_turn", &a->n_turn, where));
     TRY(json_i64(o, "n_old", &a->n_old, where));
+    TRY(json_i64(o, "n_prompt", &a->n_prompt, where));
     TRY(json_i64(o, "assistant", &a->assistant, where));
     TRY(json_i64(o, "user", &a->user, where));
     TRY(json_i64(o, "malformed", &a->n_malformed, where));
