@@ -60,7 +60,9 @@ VEC_FN vec head_grad_at(vec raw, const struct cpu_head_dz *a) {
     return vmul(vmul(p, g), vset1(a->inv_temp));
 }
 VEC_FN void head_grad(void *dz, const float *raw, int64_t n, const struct cpu_head_dz *a, enum dtype dt) {
-    for (int64_t i = 0; i < n; i += VEC) {
+    if (a->softcap <= 0)
+        for (int64_t i = 0; i < n; i += VEC) vstore_act_n(dz, dt, i, head_grad_at(vload_n(raw + i, LANES(n, i)), a), LANES(n, i));
+    for (int64_t i = 0; i < n && a->softcap > 0; i += VEC) {
         const vec z = vload_n(raw + i, LANES(n, i));
         vstore_act_n(dz, dt, i, head_slope(head_grad_at(z, a), z, a), LANES(n, i));
     }

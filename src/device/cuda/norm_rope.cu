@@ -223,7 +223,6 @@ enum { QKV_THREADS = 256, QKV_LANES = 32, QKV_ROPE_ROWS = 1024 }; /* QKV_ROPE_RO
 
 template <typename T> struct qkv_job {
     int64_t n_q, n_k, dim, rows, per; /* per: rows of a block */
-    int64_t turned;                   /* pairs that RoPE turns */
     int lanes;
     float eps;
     const T *qkv, *q_norm, *k_norm;
@@ -234,7 +233,8 @@ template <typename T> struct qkv_job {
     const T *dq;  /* backward */
     const float *dk, *dv;
     T *dqkv;
-    float *sums; /* (blocks, 2, D): of dq_norm, of dk_norm */
+    float *sums;    /* (blocks, 2, D): of dq_norm, of dk_norm */
+    int64_t turned; /* pairs that RoPE turns */
 };
 
 template <typename T> static __device__ __forceinline__ int64_t slot_elem(const qkv_job<T> &j, int64_t slot, int64_t head) {
@@ -251,6 +251,7 @@ static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t,
 enum { PAIRS_HALVES, PAIRS_PARTIAL, PAIRS_NEIGHBOURS, PAIRS_ONE_PLUS /* PAIRS_HALVES, norms of that kind */ };
 static constexpr __host__ __device__ bool halves(int pairs) { return pairs == PAIRS_HALVES || pairs == PAIRS_ONE_PLUS; }
 template <int PAIRS> static __device__ __forceinline__ int64_t pair_place(int64_t j, int second, int64_t half, int64_t turned) {
+    if (halves(PAIRS)) return second ? half + j : j;
     if (j >= turned) return second ? half + j : turned + j;
     return PAIRS == PAIRS_NEIGHBOURS ? 2 * j + second : second ? turned + j : j;
 }
