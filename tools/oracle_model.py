@@ -83,6 +83,11 @@ CASES = {
                   rms_norm_eps=1e-5, sliding_window=8, layer_types=["sliding_attention", "full_attention"], rope_theta=5e5,
                   rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=32.0,
                                     beta_slow=1.0, attention_factor=1.2)),
+    # norms of heads after rope
+    "hunyuan": dict(NO_PAD, model_type="hunyuan_v1_dense", architectures=["HunYuanDenseV1ForCausalLM"], tie_word_embeddings=True,
+                    rms_norm_eps=1e-5, head_dim=16, rope_theta=1e4,
+                    rope_scaling=dict(type="dynamic", alpha=1000.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0,
+                                      mscale_all_dim=1.0)),
     # every multiplier
     "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                     rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
@@ -119,6 +124,11 @@ CASES = {
 }
 # More configurations, which `check` alone compares.
 MORE = {
+    "hunyuan_plain": dict(NO_PAD, model_type="hunyuan_v1_dense", architectures=["HunYuanDenseV1ForCausalLM"], head_dim=8,
+                          tie_word_embeddings=False, num_key_value_heads=1, attention_bias=True, rope_theta=1e6),
+    "hunyuan_linear": dict(NO_PAD, model_type="hunyuan_v1_dense", architectures=["HunYuanDenseV1ForCausalLM"], head_dim=24,
+                           tie_word_embeddings=False, num_key_value_heads=4,
+                           rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
     "olmo2_bias": dict(NO_PAD, model_type="olmo2", architectures=["Olmo2ForCausalLM"], tie_word_embeddings=True,
                        num_key_value_heads=4, attention_bias=True, rope_theta=1e4,
                        rope_scaling=dict(type="linear", factor=2.0)),

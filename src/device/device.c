@@ -435,6 +435,33 @@ int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk
     return tensor_count(a->x) ? TRACED(qk_norm_bwd, (d, a, g), a->x.dim[0], a->x.dim[1], 0) : 0;
 }
 
+static int check_rope_norm(const char *op, const struct rope_norm_args *a) {
+    const int64_t dim = a->head_dim, rows = a->x.dim[0];
+    const enum dtype act = a->x.dt;
+    if (dim < 2 || dim % 2 != 0) FAIL(ERR_INVAL, "dev op %s: head_dim %lld", op, (long long)dim);
+    TRY(want2(op, "x", a->x, ACT, ANY, (a->n_q_heads + 2 * a->n_kv_heads) * dim));
+    TRY(want1(op, "q_norm", a->q_norm, set_of(act), dim));
+    TRY(want1(op, "k_norm", a->k_norm, set_of(act), dim));
+    TRY(want(op, "rope", a->rope, F32, 3, (const int64_t[]){ANY, dim / 2, 2}));
+    TRY(want1(op, "pos", a->pos, I32, rows));
+    return a->rstd.data ? want2(op, "rstd", a->rstd, F32, rows, a->n_q_heads + a->n_kv_heads) : 0;
+}
+int dev_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a) {
+    TRY(check_rope_norm("rope_norm_fwd", a));
+    TRY(want_like("rope_norm_fwd", "y", a->y, set_of(a->x.dt), a->x));
+    HAVE(rope_norm_fwd);
+    return tensor_count(a->x) ? TRACED(rope_norm_fwd, (d, a), a->x.dim[0], a->x.dim[1], 0) : 0;
+}
+int dev_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g) {
+    TRY(check_rope_norm("rope_norm_bwd", a));
+    TRY(want2("rope_norm_bwd", "rstd", a->rstd, F32, a->x.dim[0], a->n_q_heads + a->n_kv_heads));
+    TRY(want_like("rope_norm_bwd", "dy", g->dy, set_of(a->x.dt), a->x));
+    TRY(want1("rope_norm_bwd", "dq_norm", g->dq_norm, F32, a->head_dim));
+    TRY(want1("rope_norm_bwd", "dk_norm", g->dk_norm, F32, a->head_dim));
+    HAVE(rope_norm_bwd);
+    return tensor_count(a->x) ? TRACED(rope_norm_bwd, (d, a, g), a->x.dim[0], a->x.dim[1], 0) : 0;
+}
+
 int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos) {
     TRY(want2("scale_rows", "x", x, ACT, ANY, ANY));
     TRY(want1("scale_rows", "factor", factor, F32, ANY));

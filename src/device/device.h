@@ -107,6 +107,7 @@ int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct te
 int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a);
+int dev_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a);
 /* x (T, c) act *= factor (P) f32 at pos (T) i32: of each row the number of its position. */
 int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos);
 int dev_attn_fwd(struct dev *d, const struct attn_args *a);
@@ -156,6 +157,7 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 /* a.rstd is the forward's. */
 int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g);
+int dev_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
  * as kv (overwritten at the slots of these sequences). Only packed seqs (no block table) with pos0 = 0. */
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,

@@ -127,6 +127,19 @@ struct qk_norm_bwd_args {
     struct tensor dq_norm, dk_norm; /* (N), (M) f32 += */
 };
 
+/* RoPE of queries and keys, rounded, then RMSNorm of each head (Hunyuan). */
+struct rope_norm_args {
+    int64_t n_q_heads, n_kv_heads, head_dim;
+    struct tensor x;              /* (T, (Hq + 2 Hk) * D) act: queries, keys, values */
+    struct tensor q_norm, k_norm; /* (D) act */
+    struct tensor rope;           /* (P, D/2, 2) f32, pairs (i, i + D/2) */
+    struct tensor pos;            /* (T) i32 */
+    struct tensor y;              /* as x, other memory: queries and keys turned and normalised, values as they are */
+    struct tensor rstd;           /* (T, Hq + Hk) f32, optional in forward */
+    float eps;
+    enum norm_kind kind;
+};
+
 struct attn_args {
     int64_t n_q_heads, n_kv_heads, head_dim;
     float scale;    /* of q.k, usually 1/sqrt(D) */

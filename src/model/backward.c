@@ -217,6 +217,11 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
         const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_row_norm), model__vec_grad(m, g, y->k_row_norm)};
         TRY(dev_qk_norm_bwd(d, &norms, &dnorms));
     }
+    if (y->q_rope_norm) {
+        const struct rope_norm_args norms = model__rope_norm_args(m, b, s, l);
+        const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_rope_norm), model__vec_grad(m, g, y->k_rope_norm)};
+        TRY(dev_rope_norm_bwd(d, &norms, &dnorms));
+    }
     return stage_input_backward(m, a, &stage, dqkv, g);
 }
 

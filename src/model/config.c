@@ -21,7 +21,8 @@
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 #define MAX_PARAMS ((int64_t)1 << 48) /* and no sum of their bytes wraps */
 
-static const char *const rope_names[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}; /* by enum rope_kind */
+static const char *const rope_names[] = {"default", "linear",   "dynamic",  "llama3",
+                                         "yarn",    "longrope", "ntk_alpha"}; /* by enum rope_kind */
 enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
 const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
@@ -337,8 +338,10 @@ static int parse_rope_kind(const struct model_family *f, struct model_rope *t, c
     TRY(json_str_opt(r, "rope_type", &type, where));
     if (f->longrope_aliases && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0)) type = "longrope";
     for (int i = 0; i < N_ROPES; i++) {
-        if (strcmp(type, rope_names[i]) != 0) continue;
+        if (strcmp(type, rope_names[i]) != 0 || i == ROPE_NTK_ALPHA) continue;
         t->kind = (enum rope_kind)i;
+        if (t->kind == ROPE_DYNAMIC && f->ntk_alpha && json_number_value(json_object_get(r, "alpha")) != 0)
+            t->kind = ROPE_NTK_ALPHA;
         return 0;
     }
     FAIL(ERR_UNSUPPORTED, "%s: unsupported rope type \"%s\"; verlc has default, linear, dynamic, llama3, yarn and longrope", where,
@@ -401,10 +404,12 @@ static int parse_rope_scaling(const struct model_config *c, struct model_rope *t
     } else if (t->kind == ROPE_LONGROPE) {
         TRY(parse_longrope(c, t, r, o, where));
     } else {
-        TRY(json_f64(r, "factor", &t->factor, where));
+        TRY(json_f64(r, t->kind == ROPE_NTK_ALPHA ? "alpha" : "factor", &t->factor, where));
     }
     if (!(t->factor > 0 && t->factor < 1e6))
         FAIL(ERR_FORMAT, "%s: rope \"factor\" is %g, expected a positive number", where, t->factor);
+    if (t->kind == ROPE_NTK_ALPHA && t->dim <= 2)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported rope with alpha of heads of %lld", where, (long long)t->dim);
     if (t->kind == ROPE_DYNAMIC && (t->dim <= 2 || t->factor < 1))
         FAIL(ERR_UNSUPPORTED, "%s: unsupported dynamic rope with head_dim %lld and factor %g", where, (long long)t->dim, t->factor);
     if (t->kind == ROPE_LLAMA3) {

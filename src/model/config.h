@@ -20,7 +20,7 @@ enum model_feature {
     MODEL_DENSE_MLP = 16,
     MODEL_EXPERTS_MLP = 32,
 };
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE, ROPE_NTK_ALPHA };
 
 /* Rotary angles of layers. */
 struct model_rope {

@@ -95,6 +95,18 @@ static const struct model_group_row glm4_layer[] = {
 };
 
 /* Norms of what attention and MLP give (EXAONE 4). */
+/* Norms of heads after rope. */
+static const struct model_group_row hunyuan_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    NORM(q_rope_norm, "self_attn.query_layernorm", MODEL_HEAD, 0),
+    NORM(k_rope_norm, "self_attn.key_layernorm", MODEL_HEAD, 0),
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    GATE_UP,
+    DOWN,
+    {0},
+};
 static const struct model_group_row olmo_layer[] = {
     QKV,
     NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
@@ -277,6 +289,12 @@ static const struct model_family families[] = {
      .query_scalar = 256,
      .softcaps = true,
      .layer = gemma2_layer},
+    {.type = "hunyuan_v1_dense",
+     .class_prefix = "HunYuanDenseV1",
+     .rms_eps = 1e-5,
+     .keys = {ATTENTION_BIAS},
+     .ntk_alpha = true,
+     .layer = hunyuan_layer},
     {.type = "granite",
      .class_prefix = "Granite",
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
@@ -294,7 +312,7 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, granite, exaone4 and qwen3_moe";
+                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4 and qwen3_moe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

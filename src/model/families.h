@@ -84,6 +84,7 @@ struct model_family {
     int64_t window;          /* without "sliding_window" */
     double rms_eps;          /* without "rms_norm_eps"; 0: 1e-6 */
     double partial_rotary;   /* "partial_rotary_factor" without the key; 0: it has to be 1 */
+    bool ntk_alpha;          /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
     bool query_scale;        /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
     bool multipliers;        /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
     bool interleaved;        /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */

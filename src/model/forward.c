@@ -31,8 +31,10 @@ static void attention_layout(struct model_stage *s, struct arena *m, const struc
     s->xn1 = model__take2(m, act, rows, h);
     s->qkv = model__take2(m, act, rows, q + 2 * kv);
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
-    if (row_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
+    const bool rope_norms = model_has_group(c, offsetof(struct model_layer, q_rope_norm));
+    if (row_norms || rope_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
     if (row_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, 2);
+    if (rope_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, c->n_q_heads + c->n_kv_heads);
     s->q = model__take2(m, act, rows, q);
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
@@ -207,7 +209,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .k_norm = model__vec(y->k_norm),
         .kind = c->family->norm,
         .eps = c->rms_eps,
-        .rope = m->rope[y->rope],
+        .rope = m->rope[y->q_rope_norm ? MODEL_ROPE_NONE : y->rope],
         .rotary = rope->dim,
         .interleaved = c->family->interleaved,
         .pos = b->pos,
@@ -239,6 +241,23 @@ struct qk_norm_args model__qk_norm_args(const struct model *m, const struct mode
                                  .rstd = model__top(s->qk_rstd, n),
                                  .eps = m->cfg.rms_eps,
                                  .kind = m->cfg.family->norm};
+}
+
+struct rope_norm_args model__rope_norm_args(const struct model *m, const struct model_batch *b, const struct model_stage *s,
+                                            int64_t l) {
+    const struct model_layer *y = &m->layers[l];
+    return (struct rope_norm_args){.n_q_heads = m->cfg.n_q_heads,
+                                   .n_kv_heads = m->cfg.n_kv_heads,
+                                   .head_dim = m->cfg.head_dim,
+                                   .x = model__top(s->raw, b->n_rows),
+                                   .q_norm = model__vec(y->q_rope_norm),
+                                   .k_norm = model__vec(y->k_rope_norm),
+                                   .rope = m->rope[y->rope],
+                                   .pos = b->pos,
+                                   .y = model__top(s->qkv, b->n_rows),
+                                   .rstd = model__top(s->qk_rstd, b->n_rows),
+                                   .eps = m->cfg.rms_eps,
+                                   .kind = m->cfg.family->norm};
 }
 
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from) {
@@ -278,11 +297,15 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(stage_input(m, y->attn_norm, xn1, model__top(s->rstd1, n), x));
-    TRY(model__linear(m,
-                      &(struct linear_args){y->qkv, y->q_row_norm ? model__top(s->raw, n) : qkv.qkv, xn1, .base = b->no_adapter}));
+    const struct tensor projected = s->raw.nd ? model__top(s->raw, n) : qkv.qkv;
+    TRY(model__linear(m, &(struct linear_args){y->qkv, projected, xn1, .base = b->no_adapter}));
     if (y->q_row_norm) {
         const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
         TRY(dev_qk_norm_fwd(d, &norms));
+    }
+    if (y->q_rope_norm) {
+        const struct rope_norm_args norms = model__rope_norm_args(m, b, s, l);
+        TRY(dev_rope_norm_fwd(d, &norms));
     }
     if (b->own_keys && !a->keep.train && !m->query_scale.data) TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     else {

@@ -143,8 +143,8 @@ struct model_stage {
     struct tensor xn1;     /* (T, h) act       attention's normalised input */
     struct tensor rstd1;   /* (T) f32          its 1/rms; absent unless keep.train, as are rstd2 and lse */
     struct tensor qkv;     /* (T, (Hq+2Hk) D) act */
-    struct tensor raw;     /* (T, (Hq+2Hk) D) act   qkv before norms of its rows; absent without them, as their 1/rms */
-    struct tensor qk_rstd; /* (T, 2) f32       absent unless keep.train */
+    struct tensor raw;     /* (T, (Hq+2Hk) D) act   qkv before norms of rows, or after RoPE; absent without */
+    struct tensor qk_rstd; /* (T, 2), (T, Hq+Hk) f32   their 1/rms; absent unless keep.train */
     struct tensor q;       /* (T, Hq D) act    rotated queries */
     struct kv kv;          /* (1, Hk, max_rows, D) act */
     struct tensor att;     /* (T, Hq D) act */
@@ -232,6 +232,9 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
                       struct qkv_args *qkv, struct attn_args *attn);
 /* Norms of rows of queries and keys of layer l. */
 struct qk_norm_args model__qk_norm_args(const struct model *m, const struct model_stage *s, int64_t l, int64_t n);
+/* RoPE and norms after it, likewise. */
+struct rope_norm_args model__rope_norm_args(const struct model *m, const struct model_batch *b, const struct model_stage *s,
+                                            int64_t l);
 /* Backward from the gradient of the last residual stream (a->dx) through all layers and the embedding. */
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g);
 /* Rows [lo, lo + n) of l: gathered, normalised into head.xn; with 1/rms for backward. */

@@ -52,7 +52,8 @@ struct model_layer {
     int64_t window;                   /* sliding window of its attention, 0: none */
     enum model_rope_table rope;
     /* NULL: it has none. Norms are of the input of attention and MLP, of what they add to the residual stream (post), or both. */
-    struct model_group *attn_norm, *qkv, *q_norm, *k_norm, *q_row_norm, *k_row_norm, *o, *attn_post_norm;
+    struct model_group *attn_norm, *qkv, *q_norm, *k_norm, *q_row_norm, *k_row_norm, *q_rope_norm, *k_rope_norm, *o,
+        *attn_post_norm;
     struct model_group *mlp_norm, *gate_up, *down, *mlp_post_norm;
     struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
 };

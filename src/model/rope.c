@@ -102,6 +102,7 @@ static void frequencies(float *f, int64_t half, const struct model_config *c, co
     if (r->kind == ROPE_LLAMA3) llama3_freqs(f, half, r);
     if (r->kind == ROPE_YARN) yarn_freqs(f, half, r);
     if (r->kind == ROPE_LONGROPE) longrope_freqs(f, half, c, r, max_len);
+    if (r->kind == ROPE_NTK_ALPHA) plain_freqs(f, half, r->theta * pow(r->factor, (double)r->dim / (double)(r->dim - 2)));
 }
 
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer) {
@@ -110,6 +111,7 @@ enum model_rope_table model_layer_rope(const struct model_config *c, int64_t lay
 }
 
 bool model_has_rope(const struct model_config *c, enum model_rope_table which) {
+    if (which == MODEL_ROPE_NONE && model_has_group(c, offsetof(struct model_layer, q_rope_norm))) return true;
     for (int64_t l = 0; l < c->n_layers; l++)
         if (model_layer_rope(c, l) == which) return true;
     return false;

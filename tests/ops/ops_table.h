@@ -172,6 +172,50 @@ static inline int qk_norm_bwd(struct run *r) {
     return 0;
 }
 
+/* RoPE, then the norm of each head; n: the kind. */
+static inline void rope_norm_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, (r->s->hq + 2 * r->s->hk) * r->s->dim), true, 2, 0.3f);
+    add_in(r, "q_norm", shape_1d(r->act, r->s->dim), false, 0.2f, 1);
+    add_in(r, "k_norm", shape_1d(r->act, r->s->dim), false, 0.2f, 1);
+    add_in(r, "rope", (struct tensor){NULL, DT_F32, 3, {19, r->s->dim / 2, 2, 1}}, false, 0.7f, 0);
+    add_ids(r, "pos", 19, false);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, (r->s->hq + 2 * r->s->hk) * r->s->dim), true);
+}
+static inline int rope_norm_run(struct run *r, struct rope_norm_args *a) {
+    *a = (struct rope_norm_args){.n_q_heads = r->s->hq,
+                                 .n_kv_heads = r->s->hk,
+                                 .head_dim = r->s->dim,
+                                 .x = up(r, &r->in[0]),
+                                 .q_norm = up(r, &r->in[1]),
+                                 .k_norm = up(r, &r->in[2]),
+                                 .rope = up(r, &r->in[3]),
+                                 .pos = up(r, &r->in[4]),
+                                 .y = dev_new(r, shape_2d(r->act, r->rows, (r->s->hq + 2 * r->s->hk) * r->s->dim), true),
+                                 .rstd = dev_new(r, shape_2d(DT_F32, r->rows, r->s->hq + r->s->hk), true),
+                                 .eps = NORM_EPS,
+                                 .kind = (enum norm_kind)r->s->n};
+    return dev_rope_norm_fwd(r->d, a);
+}
+static inline int rope_norm_fwd(struct run *r) {
+    struct rope_norm_args a;
+    TRY(rope_norm_run(r, &a));
+    down(r, "y", a.y, true, TOL_SUM);
+    down(r, "rstd", a.rstd, true, TOL_SUM);
+    return 0;
+}
+static inline int rope_norm_bwd(struct run *r) {
+    struct rope_norm_args a;
+    TRY(rope_norm_run(r, &a));
+    const struct qk_norm_bwd_args g = {.dy = up(r, &r->gout[0]),
+                                       .dq_norm = up_acc(r, shape_1d(DT_F32, r->s->dim), false),
+                                       .dk_norm = up_acc(r, shape_1d(DT_F32, r->s->dim), false)};
+    TRY(dev_rope_norm_bwd(r->d, &a, &g));
+    down_grad(r, 0, g.dy, TOL_SUM)->floor = 0.1;
+    down_grad(r, 1, g.dq_norm, TOL_SUM);
+    down_grad(r, 2, g.dk_norm, TOL_SUM);
+    return 0;
+}
+
 /* ---- matmul: y = x W^T + bias; S_ADD adds to an f32 y ---- */
 
 static inline void matmul_setup(struct run *r) {
@@ -543,6 +587,13 @@ static const struct op_shape shapes_qk_norm[] = {
     {.rows = 100, .n = 129, .k = 43},
     {.rows = 33, .n = 64, .k = 64, .hq = NORM_ONE_PLUS},
 };
+static const struct op_shape shapes_rope_norm[] = {
+    {.rows = 1, .hq = 1, .hk = 1, .dim = 8},
+    {.rows = 7, .hq = 3, .hk = 1, .dim = 18},
+    {.rows = 65, .hq = 4, .hk = 2, .dim = 128},
+    {.rows = 40, .hq = 2, .hk = 2, .dim = 64, .n = NORM_ONE_PLUS},
+    {.rows = 3, .hq = 2, .hk = 1, .dim = 256, .n = NORM_SCALE_CAST},
+};
 static const struct op_shape shapes_table[] = {
     /* a table of n rows, k columns */
     {.rows = 1, .n = 1, .k = 16},
@@ -643,6 +694,7 @@ static const struct op_def ops_table[] = {
     {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(shapes_qk_norm), true},
+    {"rope_norm", rope_norm_setup, rope_norm_fwd, rope_norm_bwd, SHAPES(shapes_rope_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(shapes_matmul), true},
     {"matmul swiglu", mlp_setup, mlp_fwd, NULL, SHAPES(shapes_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(shapes_rows), true},

@@ -117,6 +117,9 @@ static void test_misfits(void **state) {
     REFUSED(sample, dev_sample(d, &smp));
     REFUSED(decode_next, dev_decode_next(d, &loop));
     REFUSED(qk_norm_fwd, dev_qk_norm_fwd(d, &(struct qk_norm_args){.x = x, .q_norm = v, .k_norm = v, .y = y}));
+    REFUSED(rope_norm_fwd,
+            dev_rope_norm_fwd(d, &(struct rope_norm_args){
+                                     .n_q_heads = 1, .n_kv_heads = 1, .head_dim = 2, .x = x, .q_norm = v, .k_norm = v, .y = y}));
     REFUSED(scale_rows, dev_scale_rows(d, x, v, tensor_1d(f, DT_I32, 3)));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));

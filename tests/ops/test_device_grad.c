@@ -18,6 +18,8 @@ static const struct op_shape small_norm[] = {{.rows = 1, .n = 1},
                                              {.rows = 7, .n = 17, .k = NORM_SCALE_CAST},
                                              {.rows = 7, .n = 17, .k = NORM_ONE_PLUS}};
 static const struct op_shape small_qk_norm[] = {{.rows = 3, .n = 8, .k = 4}, {.rows = 7, .n = 34, .k = 6, .hq = NORM_ONE_PLUS}};
+static const struct op_shape small_rope_norm[] = {{.rows = 3, .hq = 1, .hk = 1, .dim = 8},
+                                                  {.rows = 7, .hq = 3, .hk = 1, .dim = 18}};
 static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim = 16},
                                             {.rows = 9, .hq = 4, .hk = 2, .dim = 32, .flags = S_NORM},
                                             {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_PAIRS},
@@ -55,6 +57,7 @@ static const struct op_def grad_table[] = {
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(small_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(small_norm), true},
     {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(small_qk_norm), true},
+    {"rope_norm", rope_norm_setup, rope_norm_fwd, rope_norm_bwd, SHAPES(small_rope_norm), true},
     {"matmul", matmul_setup, matmul_fwd, matmul_bwd, SHAPES(small_matmul), true},
     {"swiglu", swiglu_setup, swiglu_fwd, swiglu_bwd, SHAPES(small_rows), true},
     {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(small_rows), true},

@@ -197,6 +197,10 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
                                                 "post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
                                                     EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight"},
+        {"hunyuan_v1_dense", "",
+         "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
+                                                "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
+                                                    "weight") " mlp.down_proj.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},

@@ -189,6 +189,118 @@ int cpu_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk
     return 0;
 }
 
+/* ---- RoPE, then RMSNorm of each head ---- */
+
+struct rope_norm_job {
+    const struct cpu_kern *k;
+    const struct rope_norm_args *a;
+    const struct qk_norm_bwd_args *g;
+    float *sums, *wide; /* (blocks, 2, D): of q_norm, of k_norm; (threads, 2, (Hq + Hk) D) */
+};
+
+static int64_t turned(const struct rope_norm_args *a) { return (a->n_q_heads + a->n_kv_heads) * a->head_dim; }
+static const float *angles_of(const struct rope_norm_args *a, int64_t t) {
+    const int64_t p = ((const int32_t *)a->pos.data)[t];
+    CHECK(p >= 0 && p < a->rope.dim[0]);
+    return (const float *)a->rope.data + p * a->head_dim;
+}
+static float rounded(float v, enum dtype act) { return act == DT_BF16 ? bf16_to_f32(f32_to_bf16(v)) : v; }
+
+/* x = the queries and keys of row t, turned and rounded. */
+static void turn_row(const struct rope_norm_args *a, int64_t t, float *x) {
+    const int64_t n = turned(a), dim = a->head_dim, half = dim / 2;
+    const float *const rope = angles_of(a, t);
+    widen_row(x, a->x, t * a->x.dim[1], n);
+    for (float *h = x; h < x + n; h += dim)
+        for (int64_t i = 0; i < half; i++) {
+            const float x0 = h[i], x1 = h[half + i], c = rope[2 * i], s = rope[2 * i + 1];
+            h[i] = rounded(x0 * c - x1 * s, a->x.dt);
+            h[half + i] = rounded(x1 * c + x0 * s, a->x.dt);
+        }
+}
+
+static void rope_norm_fwd_part(void *arg, int64_t part, int thread) {
+    const struct rope_norm_job *j = arg;
+    const struct rope_norm_args *a = j->a;
+    const int64_t width = a->x.dim[1], n = turned(a), dim = a->head_dim, heads = n / dim;
+    const int64_t hi = part_end(part * BLOCK, BLOCK, a->x.dim[0]);
+    float *const x = j->wide + (int64_t)thread * 2 * n;
+    for (int64_t t = part * BLOCK; t < hi; t++) {
+        turn_row(a, t, x);
+        for (int64_t h = 0; h < heads; h++) {
+            const float rs = j->k->rmsnorm_fwd(&(struct cpu_norm){.y = at(a->y, t * width + h * dim),
+                                                                  .x = x + h * dim,
+                                                                  .w = h < a->n_q_heads ? a->q_norm.data : a->k_norm.data,
+                                                                  .act = a->x.dt,
+                                                                  .kind = a->kind,
+                                                                  .n = dim,
+                                                                  .eps = a->eps});
+            if (a->rstd.data) ((float *)a->rstd.data)[t * heads + h] = rs;
+        }
+        memcpy(at(a->y, t * width + n), at(a->x, t * width + n), (size_t)(width - n) * dtype_size(a->x.dt));
+    }
+}
+
+static void rope_norm_bwd_part(void *arg, int64_t part, int thread) {
+    const struct rope_norm_job *j = arg;
+    const struct rope_norm_args *a = j->a;
+    const int64_t width = a->x.dim[1], n = turned(a), dim = a->head_dim, half = dim / 2, heads = n / dim;
+    const int64_t hi = part_end(part * BLOCK, BLOCK, a->x.dim[0]);
+    float *const x = j->wide + (int64_t)thread * 2 * n, *const dx = x + n, *const sum = j->sums + part * 2 * dim;
+    memset(sum, 0, (size_t)(2 * dim) * sizeof *sum);
+    for (int64_t t = part * BLOCK; t < hi; t++) {
+        const float *const rope = angles_of(a, t);
+        turn_row(a, t, x);
+        memset(dx, 0, (size_t)n * sizeof *dx);
+        for (int64_t h = 0; h < heads; h++) {
+            const bool is_q = h < a->n_q_heads;
+            float *const dh = dx + h * dim;
+            j->k->rmsnorm_bwd(&(struct cpu_norm_grad){.dx = dh,
+                                                      .dw = sum + (is_q ? 0 : dim),
+                                                      .dy = at(j->g->dy, t * width + h * dim),
+                                                      .w = is_q ? a->q_norm.data : a->k_norm.data,
+                                                      .dy_dt = j->g->dy.dt,
+                                                      .w_dt = a->q_norm.dt,
+                                                      .kind = a->kind,
+                                                      .x = x + h * dim,
+                                                      .n = dim,
+                                                      .rstd = ((const float *)a->rstd.data)[t * heads + h]});
+            for (int64_t i = 0; i < half; i++) { /* back */
+                const float d0 = dh[i], d1 = dh[half + i], c = rope[2 * i], s = rope[2 * i + 1];
+                dh[i] = d0 * c + d1 * s;
+                dh[half + i] = d1 * c - d0 * s;
+            }
+        }
+        j->k->narrow(at(j->g->dy, t * width), j->g->dy.dt, dx, n);
+    }
+}
+
+static int rope_norm_job_of(struct rope_norm_job *j, struct cpu *c, const struct rope_norm_args *a, int64_t blocks) {
+    const int64_t sums = blocks * 2 * a->head_dim;
+    void *p;
+    *j = (struct rope_norm_job){.k = cpu_kern_of(c), .a = a};
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)(sums + 2 * pool_threads(c->pool) * turned(a)) * sizeof *j->sums, &p));
+    j->sums = p;
+    j->wide = j->sums + sums;
+    return 0;
+}
+int cpu_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a) {
+    struct rope_norm_job j;
+    TRY(rope_norm_job_of(&j, cpu_of(d), a, 0));
+    pool_run(cpu_of(d)->pool, n_blocks(a->x.dim[0], BLOCK), rope_norm_fwd_part, &j);
+    return 0;
+}
+int cpu_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g) {
+    struct rope_norm_job j;
+    const int64_t blocks = n_blocks(a->x.dim[0], BLOCK), dim = a->head_dim;
+    TRY(rope_norm_job_of(&j, cpu_of(d), a, blocks));
+    j.g = g;
+    pool_run(cpu_of(d)->pool, blocks, rope_norm_bwd_part, &j);
+    add_partials(j.k, g->dq_norm.data, j.sums, blocks, 2 * dim, dim);
+    add_partials(j.k, g->dk_norm.data, j.sums + dim, blocks, 2 * dim, dim);
+    return 0;
+}
+
 /* ---- qkv ---- */
 
 struct qkv_job {

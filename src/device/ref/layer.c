@@ -4,7 +4,10 @@
  * gradients sum over rows in row order. */
 #include "device/ref/ref_int.h"
 
+#include "base/buf.h"
+
 #include <math.h>
+#include <stdlib.h>
 
 /* ---- RMSNorm (Zhang & Sennrich 2019), rounded as Hugging Face does ---- */
 
@@ -106,6 +109,80 @@ int ref_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk
                 ref_put(g->dy.data, g->dy.dt, at + c, rs * (dn - ref_at(a->x, at + c) * rs * mean));
             }
         }
+    return 0;
+}
+
+/* ---- RoPE, then the norm of each head ---- */
+
+/* x (D) = the head from element `at` of row t, turned and rounded. */
+static void turned_head(const struct rope_norm_args *a, int64_t t, int64_t at, float *x) {
+    const int64_t half = a->head_dim / 2;
+    const float *rope = ref_f32(a->rope) + ref_index(a->pos, t, a->rope.dim[0]) * a->head_dim;
+    for (int64_t i = 0; i < half; i++) {
+        const float x0 = ref_at(a->x, at + i), x1 = ref_at(a->x, at + half + i), c = rope[2 * i], s = rope[2 * i + 1];
+        x[i] = ref_round(x0 * c - x1 * s, a->x.dt);
+        x[half + i] = ref_round(x1 * c + x0 * s, a->x.dt);
+    }
+}
+
+int ref_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a) {
+    (void)d;
+    const int64_t dim = a->head_dim, heads = a->n_q_heads + a->n_kv_heads;
+    float *x = xmalloc((size_t)dim * sizeof *x);
+    for (int64_t t = 0; t < a->x.dim[0]; t++) {
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t at = t * a->x.dim[1] + h * dim;
+            const struct tensor w = h < a->n_q_heads ? a->q_norm : a->k_norm;
+            double sum = 0;
+            turned_head(a, t, at, x);
+            for (int64_t c = 0; c < dim; c++) sum += (double)x[c] * x[c];
+            const float rs = (float)(1.0 / sqrt(sum / (double)dim + a->eps));
+            for (int64_t c = 0; c < dim; c++) {
+                const float v = a->kind == NORM_CAST_SCALE ? ref_round(x[c] * rs, w.dt) : x[c] * rs;
+                ref_put(a->y.data, a->y.dt, at + c, v * ref_norm_weight(w, a->kind, c));
+            }
+            if (a->rstd.data) ref_f32(a->rstd)[t * heads + h] = rs;
+        }
+        for (int64_t c = t * a->x.dim[1] + heads * dim; c < (t + 1) * a->x.dim[1]; c++)
+            ref_put(a->y.data, a->y.dt, c, ref_at(a->x, c));
+    }
+    free(x);
+    return 0;
+}
+
+int ref_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g) {
+    (void)d;
+    const int64_t dim = a->head_dim, half = dim / 2, heads = a->n_q_heads + a->n_kv_heads;
+    float *x = xmalloc((size_t)dim * sizeof *x);
+    double *dn = xcalloc((size_t)dim, sizeof *dn), *dw = xcalloc((size_t)(2 * dim), sizeof *dw);
+    for (int64_t t = 0; t < a->x.dim[0]; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t at = t * a->x.dim[1] + h * dim;
+            const struct tensor w = h < a->n_q_heads ? a->q_norm : a->k_norm;
+            const float *rope = ref_f32(a->rope) + ref_index(a->pos, t, a->rope.dim[0]) * dim;
+            const double rs = ref_f32(a->rstd)[t * heads + h];
+            double mean = 0;
+            turned_head(a, t, at, x);
+            for (int64_t c = 0; c < dim; c++) {
+                const double dy = ref_at(g->dy, at + c);
+                dw[(h < a->n_q_heads ? 0 : dim) + c] += dy * x[c] * rs;
+                dn[c] = dy * ref_norm_weight(w, a->kind, c);
+                mean += dn[c] * x[c] * rs / (double)dim;
+            }
+            for (int64_t c = 0; c < dim; c++) dn[c] = rs * (dn[c] - x[c] * rs * mean);
+            for (int64_t i = 0; i < half; i++) {
+                const double c = rope[2 * i], s = rope[2 * i + 1];
+                ref_put(g->dy.data, g->dy.dt, at + i, dn[i] * c + dn[half + i] * s);
+                ref_put(g->dy.data, g->dy.dt, at + half + i, dn[half + i] * c - dn[i] * s);
+            }
+        }
+    for (int64_t c = 0; c < dim; c++) {
+        ref_f32(g->dq_norm)[c] += (float)dw[c];
+        ref_f32(g->dk_norm)[c] += (float)dw[dim + c];
+    }
+    free(x);
+    free(dn);
+    free(dw);
     return 0;
 }
 
