@@ -116,6 +116,8 @@ CASES = {
                       num_hidden_layers=3, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
                       norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], use_sliding_window=False,
                       rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    "mixtral": dict(NO_PAD, model_type="mixtral", architectures=["MixtralForCausalLM"], tie_word_embeddings=False, head_dim=8,
+                    num_local_experts=4, num_experts_per_tok=2, sliding_window=9, rms_norm_eps=1e-5, rope_theta=1e6),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -232,16 +234,19 @@ def randomize(model, gen):
                 p.copy_(r / p.shape[-1] ** 0.5)
 
 
-def released(tensors):
+def released(tensors, kind):
     """Experts, which transformers has stacked in memory, under the names of released files: a matrix each."""
     out = {}
+    gate, up, down = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     for name, t in tensors.items():
+        if kind == "mixtral":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
             out[name] = t
             continue
         for e, w in enumerate(t):
-            parts = dict(zip(("gate_proj", "up_proj"), w.chunk(2))) if last == "gate_up_proj" else {"down_proj": w}
+            parts = dict(zip((gate, up), w.chunk(2))) if last == "gate_up_proj" else {down: w}
             out |= {f"{stem}.{e}.{k}.weight": v.contiguous() for k, v in parts.items()}
     return out
 
@@ -295,9 +300,10 @@ def make_case(name, config, out):
     randomize(model, gen)
     skip = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {k: v.contiguous() for k, v in model.state_dict().items() if k not in skip}
-    save_file(released(state), f"{out}/model.safetensors", metadata={"format": "pt"})
+    save_file(released(state, config["model_type"]), f"{out}/model.safetensors", metadata={"format": "pt"})
     seqs, golden = golden_pass(model, gen)
-    golden |= {f"grad.{k}": v for k, v in released({k: p.grad for k, p in model.named_parameters() if k not in skip}).items()}
+    grads = {k: p.grad for k, p in model.named_parameters() if k not in skip}
+    golden |= {f"grad.{k}": v for k, v in released(grads, config["model_type"]).items()}
     save_file(golden, f"{out}/golden.safetensors")
     return model, seqs, *(golden[k] for k in ("row", "target", "dlogp", "dentropy"))
 

@@ -73,19 +73,23 @@ static int parse_sparse_layers(struct model_config *c, const json_t *o, const ch
 }
 
 static int parse_experts(struct model_config *c, const json_t *o, const char *where) {
-    const bool local = json_object_get(o, "num_local_experts") && !json_object_get(o, "num_experts"); /* transformers 5 */
+    const struct model_experts_row *const row = &c->family->experts;
+    const bool local = json_object_get(o, "num_local_experts") && !json_object_get(o, "num_experts"); /* both are in use */
     const struct dim dims[] = {
-        {local ? "num_local_experts" : "num_experts", &c->n_experts, 128, DEV_MAX_EXPERTS},
-        {"num_experts_per_tok", &c->n_choices, 8, DEV_MAX_CHOICES},
-        {"moe_intermediate_size", &c->expert_ffn, 768, 1 << 18},
+        {local ? "num_local_experts" : "num_experts", &c->n_experts, row->n, DEV_MAX_EXPERTS},
+        {"num_experts_per_tok", &c->n_choices, row->choices, DEV_MAX_CHOICES},
+        {row->width_key, &c->expert_ffn, row->width, 1 << 18},
     };
-    if (!c->family->experts) return 0;
+    if (!row->n) return 0;
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     if (c->n_choices > c->n_experts)
         FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
              (long long)c->n_experts);
-    TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
-    return parse_sparse_layers(c, o, where);
+    c->norm_topk = row->normalize;
+    if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
+    if (row->dense) return parse_sparse_layers(c, o, where);
+    for (int64_t l = 0; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
+    return 0;
 }
 
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
@@ -218,7 +222,8 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
         TRY(json_bool_opt(o, f->keys[i].key, &on, where));
         c->features = on ? c->features | f->keys[i].features : c->features & ~f->keys[i].features;
     }
-    static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"};
+    static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop",
+                                           "router_jitter_noise"};
     for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
         double dropout = 0;
         TRY(json_f64_opt(o, dropouts[i], &dropout, where));

@@ -21,7 +21,7 @@ void model__experts_stage_layout(struct model_expert_stage *e, const struct mode
     if (!c->n_experts) return;
     e->logits = model__take2(m, act, rows, c->n_experts);
     e->expert = model__take2(m, DT_I32, rows, c->n_choices);
-    e->weight = model__take2(m, act, rows, c->n_choices);
+    e->weight = model__take2(m, c->family->experts.f32_weights ? DT_F32 : act, rows, c->n_choices);
     e->offset = model__take1(m, DT_I32, c->n_experts + 1);
     e->token = model__take1(m, DT_I32, slots);
     e->row = model__take2(m, DT_I32, rows, c->n_choices);

@@ -142,6 +142,16 @@ static const struct model_group_row qwen_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row mixtral_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    ROUTER("block_sparse_moe.gate"),
+    EXPERTS("block_sparse_moe.experts", "w1", "w3", "w2"),
+    {0},
+};
+
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
@@ -167,7 +177,7 @@ static const struct model_family families[] = {
      .keys = {ATTENTION_BIAS},
      .windows = MODEL_WINDOW_USED,
      .window = 4096,
-     .experts = true,
+     .experts = {.n = 128, .choices = 8, .width = 768, .width_key = "moe_intermediate_size", .dense = true},
      .layer = qwen_moe_layer},
     {.type = "mistral",
      .class_prefix = "Mistral",
@@ -175,6 +185,14 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_ALL,
      .window = 4096,
      .layer = llama_layer},
+    {.type = "mixtral",
+     .class_prefix = "Mixtral",
+     .theta = 1e6,
+     .n_kv_heads = 8,
+     .windows = MODEL_WINDOW_ALL,
+     .rms_eps = 1e-5,
+     .experts = {.n = 8, .choices = 2, .width = 14336, .width_key = "intermediate_size", .normalize = true, .f32_weights = true},
+     .layer = mixtral_layer},
     {.type = "seed_oss",
      .class_prefix = "SeedOss",
      .n_kv_heads = 8,
@@ -312,7 +330,7 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4 and qwen3_moe";
+                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_moe and mixtral";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

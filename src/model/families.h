@@ -62,6 +62,14 @@ enum model_rope_layers {
     MODEL_ROPE_LISTED,  /* "no_rope_layers" (1: it has), else all but each "no_rope_layer_interval"-th */
     MODEL_ROPE_WINDOWS, /* with a "sliding_window" those that have it */
 };
+/* The experts of layers. */
+struct model_experts_row {
+    int64_t n, choices, width; /* "num_experts" or "num_local_experts", "num_experts_per_tok", width_key: without the key */
+    const char *width_key;
+    bool normalize;   /* weights of a token's experts sum to 1; else by "norm_topk_prob" */
+    bool f32_weights; /* they stay f32 */
+    bool dense;       /* some layers have an MLP instead: "mlp_only_layers", "decoder_sparse_step" */
+};
 /* A member that is left out is 0. */
 struct model_family {
     const char *type;             /* "model_type" of config.json */
@@ -78,22 +86,22 @@ struct model_family {
     enum model_windows windows;
     int64_t window_pattern; /* "sliding_window_pattern" without the key */
     enum model_rope_layers rope_layers;
-    bool experts;            /* layers have experts: "num_experts" and related keys */
-    const char *local_theta; /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
+    struct model_experts_row experts; /* n 0: layers have none */
+    const char *local_theta;          /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
-    int64_t window;          /* without "sliding_window" */
-    double rms_eps;          /* without "rms_norm_eps"; 0: 1e-6 */
-    double partial_rotary;   /* "partial_rotary_factor" without the key; 0: it has to be 1 */
-    bool ntk_alpha;          /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
-    bool query_scale;        /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
-    bool multipliers;        /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
-    bool interleaved;        /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
-    bool longrope_aliases;   /* rope types "su" and "yarn" mean longrope */
-    bool gelu;               /* the MLP's activation is GELU in its tanh form, else silu */
-    bool scaled_embedding;   /* by sqrt(hidden), rounded to the compute dtype */
-    double query_scalar;     /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
+    int64_t window;                   /* without "sliding_window" */
+    double rms_eps;                   /* without "rms_norm_eps"; 0: 1e-6 */
+    double partial_rotary;            /* "partial_rotary_factor" without the key; 0: it has to be 1 */
+    bool ntk_alpha;                   /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
+    bool query_scale;                 /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
+    bool multipliers;                 /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
+    bool interleaved;                 /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
+    bool longrope_aliases;            /* rope types "su" and "yarn" mean longrope */
+    bool gelu;                        /* the MLP's activation is GELU in its tanh form, else silu */
+    bool scaled_embedding;            /* by sqrt(hidden), rounded to the compute dtype */
+    double query_scalar;              /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
                                             that of the head size */
-    bool softcaps;           /* "attn_logit_softcapping", "final_logit_softcapping" are read */
+    bool softcaps;                    /* "attn_logit_softcapping", "final_logit_softcapping" are read */
     double attn_softcap, logit_softcap;  /* without these keys */
     const struct model_group_row *layer; /* in the order of the flat master */
 };

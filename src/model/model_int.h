@@ -129,7 +129,7 @@ static inline struct tensor model__take1(struct arena *m, enum dtype dt, int64_t
 struct model_expert_stage {
     struct tensor logits;  /* (T, E) act       router */
     struct tensor expert;  /* (T, k) i32 */
-    struct tensor weight;  /* (T, k) act */
+    struct tensor weight;  /* (T, k) act or f32 */
     struct tensor offset;  /* (E + 1) i32      rows by expert: dev_expert_sort */
     struct tensor token;   /* (P) i32 */
     struct tensor row;     /* (T, k) i32 */

@@ -201,6 +201,10 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
                                                     "weight") " mlp.down_proj.weight"},
+        {"mixtral", ",\"num_key_value_heads\":2,\"num_local_experts\":1,\"num_experts_per_tok\":1",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight "
+                                                "block_sparse_moe.gate.weight block_sparse_moe.experts.0.w1.weight "
+                                                "block_sparse_moe.experts.0.w3.weight block_sparse_moe.experts.0.w2.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
