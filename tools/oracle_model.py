@@ -116,6 +116,10 @@ CASES = {
                       num_hidden_layers=3, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
                       norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], use_sliding_window=False,
                       rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+    # norms of q's and k's whole rows
+    "olmoe": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=8,
+                  num_experts_per_tok=3, intermediate_size=16, norm_topk_prob=False, clip_qkv=None, attention_bias=False,
+                  pad_token_id=0, rope_theta=1e4),
     "mixtral": dict(NO_PAD, model_type="mixtral", architectures=["MixtralForCausalLM"], tie_word_embeddings=False, head_dim=8,
                     num_local_experts=4, num_experts_per_tok=2, sliding_window=9, rms_norm_eps=1e-5, rope_theta=1e6),
     # every optional bias; a window in the upper layer alone

@@ -229,6 +229,8 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
         TRY(json_f64_opt(o, dropouts[i], &dropout, where));
         if (dropout > 0) log_note("%s: %s %g is not applied in training", where, dropouts[i], dropout);
     }
+    const json_t *const clip = json_object_get(o, "clip_qkv"); /* OLMoE */
+    if (clip && !json_is_null(clip)) FAIL(ERR_UNSUPPORTED, "%s: unsupported clip_qkv; verlc has it null", where);
     const json_t *chunks = json_object_get(o, "dual_chunk_attention_config");
     if (json_is_object(chunks)) /* Qwen2.5-1M */
         log_note(

@@ -142,6 +142,18 @@ static const struct model_group_row qwen_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row olmoe_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
+    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    {0},
+};
+
 static const struct model_group_row mixtral_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
     QKV,
@@ -193,6 +205,12 @@ static const struct model_family families[] = {
      .rms_eps = 1e-5,
      .experts = {.n = 8, .choices = 2, .width = 14336, .width_key = "intermediate_size", .normalize = true, .f32_weights = true},
      .layer = mixtral_layer},
+    {.type = "olmoe",
+     .class_prefix = "Olmoe",
+     .rms_eps = 1e-5,
+     .keys = {ATTENTION_BIAS},
+     .experts = {.n = 64, .choices = 8, .width = 2048, .width_key = "intermediate_size"},
+     .layer = olmoe_layer},
     {.type = "seed_oss",
      .class_prefix = "SeedOss",
      .n_kv_heads = 8,
@@ -330,7 +348,7 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_moe and mixtral";
+                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

@@ -201,6 +201,10 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
                                                     "weight") " mlp.down_proj.weight"},
+        {"olmoe", ",\"num_experts\":1,\"num_experts_per_tok\":1",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight mlp.gate.weight" EXPERT(
+                                                    "0") " mlp.experts.0.down_proj.weight"},
         {"mixtral", ",\"num_key_value_heads\":2,\"num_local_experts\":1,\"num_experts_per_tok\":1",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight "
                                                 "block_sparse_moe.gate.weight block_sparse_moe.experts.0.w1.weight "
@@ -276,6 +280,7 @@ static void config_refusals(void **state) {
          "llama_4_scaling_beta", ERR_FORMAT},
         {"{\"model_type\":\"exaone4\"," BASE ",\"num_key_value_heads\":2,\"sliding_window_pattern\":\"LXG\"}",
          "\"sliding_window_pattern\" is \"LXG\"", ERR_FORMAT},
+        {"{\"model_type\":\"olmoe\"," BASE ",\"clip_qkv\":8.0}", "unsupported clip_qkv", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"num_experts\":4,\"num_experts_per_tok\":5}",
          "\"num_experts_per_tok\" is 5 of 4 experts", ERR_FORMAT},
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"num_local_experts\":2000}",
