@@ -31,6 +31,11 @@ char *xstrndup(const char *s, size_t n) {
     p[n] = '\0';
     return p;
 }
+void *xcopy(const void *p, int64_t n, size_t size) {
+    void *q = xmalloc((size_t)n * size + 1);
+    if (n > 0) memcpy(q, p, (size_t)n * size);
+    return q;
+}
 char *xvasprintf(const char *fmt, va_list ap) {
     char *p = NULL;
     CHECK(vasprintf(&p, fmt, ap) >= 0 && p != NULL);

@@ -32,6 +32,7 @@ void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);
 char *xstrdup(const char *s);
+void *xcopy(const void *p, int64_t n, size_t size); /* n elements of `size` bytes; none: memory of no use, not NULL */
 /* Levenshtein distance of the first 127 bytes, for "did you mean". */
 int str_distance(const char *a, const char *b);
 /* The name in a list ("a, b, c" or "'a'|'b'") that is nearest to s, or is s in other cases, a new string; NULL: none is near. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <xxhash.h>
 
 uint64_t hash64(const void *p, size_t n) { return XXH3_64bits(p, n); }
@@ -17,6 +18,15 @@ static void hex128(XXH128_hash_t h, char out[33]) {
 }
 
 void hash_hex(const void *p, size_t n, char out[33]) { hex128(XXH3_128bits(p, n), out); }
+
+int random_hex(char *out, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned char byte;
+        if (getrandom(&byte, 1, 0) != 1) FAIL(ERR_IO, "the system gives no random numbers: %s", strerror(errno));
+        snprintf(out + 2 * i, 3, "%02x", byte);
+    }
+    return 0;
+}
 
 /* struct hash_stream is XXH3_state_t under another name. */
 struct hash_stream *hash_stream_new(void) {

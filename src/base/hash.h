@@ -15,5 +15,7 @@ void hash_stream_add(struct hash_stream *h, const void *p, size_t n);
 void hash_stream_end(struct hash_stream *h, char out[33]); /* frees it */
 void hash_stream_free(struct hash_stream *h);              /* NULL ok */
 void hash_hex(const void *p, size_t n, char out[33]);
+/* n bytes of the system's random numbers, fit for a key, as hex digits; out has room for 2 n + 1. ERR_IO: there are none. */
+int random_hex(char *out, size_t n);
 
 #endif

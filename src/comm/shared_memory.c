@@ -6,6 +6,7 @@
 #include "comm/comm_int.h"
 
 #include "base/err.h"
+#include "base/hash.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -81,9 +81,7 @@ int comm__map(struct comm_bytes *arrays, int n, int pid, int fd, struct comm_byt
 /* ---- whether the other side can ---- */
 
 int comm__probe_new(struct comm__probe *p) {
-    uint8_t bytes[(sizeof p->token - 1) / 2];
-    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) FAIL(ERR_IO, "no random bytes: %s", strerror(errno));
-    for (size_t i = 0; i < sizeof bytes; i++) snprintf(p->token + 2 * i, 3, "%02x", bytes[i]);
+    TRY(random_hex(p->token, (sizeof p->token - 1) / 2));
     return comm__probe_copy(p);
 }
 

@@ -44,12 +44,6 @@ struct external_engine {
 
 /* ---- jobs ---- */
 
-static void *copied(const void *p, int64_t n, size_t size) {
-    void *q = xmalloc((size_t)n * size + 1);
-    if (n > 0 && p) memcpy(q, p, (size_t)n * size);
-    return q;
-}
-
 static void job_free(struct job *j) {
     free((void *)(uintptr_t)j->q.prompt);
     free((void *)(uintptr_t)j->q.begun);
@@ -72,10 +66,10 @@ static struct job *job_of(const struct external_engine *x, const struct engine_r
     if (q->n_stop_ids > 0) memcpy(ids + stop.n, q->stop_ids, (size_t)q->n_stop_ids * sizeof *ids);
     j->q = *q;
     j->q.n = 1;
-    j->q.prompt = copied(q->prompt, q->n_prompt, sizeof *q->prompt);
-    j->q.begun = copied(q->begun, q->n_begun, sizeof *q->begun);
-    j->q.begun_logp = copied(q->begun_logp, q->n_begun, sizeof *q->begun_logp);
-    j->q.begun_logp_kept = copied(q->begun_logp_kept ? q->begun_logp_kept : q->begun_logp, q->n_begun, sizeof *q->begun_logp_kept);
+    j->q.prompt = xcopy(q->prompt, q->n_prompt, sizeof *q->prompt);
+    j->q.begun = xcopy(q->begun, q->n_begun, sizeof *q->begun);
+    j->q.begun_logp = xcopy(q->begun_logp, q->n_begun, sizeof *q->begun_logp);
+    j->q.begun_logp_kept = xcopy(q->begun_logp_kept ? q->begun_logp_kept : q->begun_logp, q->n_begun, sizeof *q->begun_logp_kept);
     j->q.stop_ids = ids;
     j->q.n_stop_ids = stop.n + q->n_stop_ids;
     j->q.stop = NULL;

@@ -5,6 +5,7 @@
 #include "http/http_int.h"
 
 #include "base/err.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 
@@ -73,14 +74,12 @@ int http_params(const struct http_get *g, const char *name, const char **out, in
 /* ---- who may ask ---- */
 
 static int make_token(struct http_server *s) {
-    unsigned char r[HTTP_TOKEN_BYTES];
     char text[2 * HTTP_TOKEN_BYTES + 1];
     if (s->a.key) {
         s->token = xstrdup(s->a.key);
         return 0;
     }
-    if (getrandom(r, sizeof r, 0) != sizeof r) FAIL(ERR_INTERNAL, "no random numbers for a token: %s", strerror(errno));
-    for (int i = 0; i < HTTP_TOKEN_BYTES; i++) snprintf(text + 2 * i, 3, "%02x", r[i]);
+    TRY(random_hex(text, HTTP_TOKEN_BYTES));
     s->token = xstrdup(text);
     return 0;
 }

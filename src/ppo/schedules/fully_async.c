@@ -421,12 +421,6 @@ static json_t *state(const struct fully_async *a) {
     return o;
 }
 
-static void *copied(const void *p, int64_t n) {
-    void *q = xmalloc((size_t)n * 4 + 1);
-    if (n) memcpy(q, p, (size_t)n * 4);
-    return q;
-}
-
 static int restore_sample(struct generation_sample *x, const struct batch *b, int64_t i, const struct generation *in) {
     struct batch_col *ids, *logp, *kept, *versions, *over, *status, *score, *message, *extra;
     TRY(batch_get(b, "ids", BATCH_I32, &ids));
@@ -446,10 +440,10 @@ static int restore_sample(struct generation_sample *x, const struct batch *b, in
         over->i64[i] > 1 + ENGINE_LENGTH || status->i64[i] < 0 || status->i64[i] >= REWARD_N_STATUS)
         FAIL(ERR_FORMAT, "a held sample has invalid values");
     x->n = n;
-    x->ids = copied(ids->i32 + at, n);
-    x->logp = copied(logp->f32 + logp->off[i], n);
-    x->sampling_logp = copied(kept->f32 + kept->off[i], n);
-    x->versions = copied(versions->i32 + versions->off[i], n);
+    x->ids = xcopy(ids->i32 + at, n, 4);
+    x->logp = xcopy(logp->f32 + logp->off[i], n, 4);
+    x->sampling_logp = xcopy(kept->f32 + kept->off[i], n, 4);
+    x->versions = xcopy(versions->i32 + versions->off[i], n, 4);
     if (over->i64[i] == 0) return 0;
     x->over = x->scored = true;
     x->finish = (enum engine_finish)(over->i64[i] - 1);

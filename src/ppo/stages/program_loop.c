@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
@@ -21,7 +22,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,12 +108,6 @@ struct program_loops {
 };
 
 /* ---- sessions, as serve sees them ---- */
-
-static void new_id(char *id) {
-    uint8_t bytes[ID_BYTES];
-    CHECK(getrandom(bytes, sizeof bytes, 0) == sizeof bytes);
-    for (int i = 0; i < ID_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", bytes[i]);
-}
 
 /* One that runs. ERR_INPUT: there is none of that id; ERR_INVAL: it is over. */
 static int find_session(const struct program_loops *p, const char *id, struct session **out) {
@@ -415,17 +409,11 @@ static int on_reward(void *ctx, const char *id, const json_t *body) {
 
 /* ---- turns in the engine ---- */
 
-static void *copied(const void *p, int64_t n, size_t size) {
-    void *q = xmalloc((size_t)n * size + 1);
-    if (n > 0) memcpy(q, p, (size_t)n * size);
-    return q;
-}
-
 /* So that it can go on after an interruption. */
 static void keep_request(struct call *c, const struct engine_request *r) {
     c->q = *r;
-    c->q.prompt = c->prompt = copied(r->prompt, r->n_prompt, sizeof *c->prompt);
-    c->q.stop_ids = c->stop_ids = copied(r->stop_ids, r->n_stop_ids, sizeof *c->stop_ids);
+    c->q.prompt = c->prompt = xcopy(r->prompt, r->n_prompt, sizeof *c->prompt);
+    c->q.stop_ids = c->stop_ids = xcopy(r->stop_ids, r->n_stop_ids, sizeof *c->stop_ids);
     c->stop = xcalloc((size_t)r->n_stop + 1, sizeof *c->stop);
     for (int64_t i = 0; i < r->n_stop; i++) c->stop[i] = xstrdup(r->stop[i]);
     c->q.stop = (const char *const *)c->stop;
@@ -477,9 +465,9 @@ static void take_part(const struct generation_state *g, struct call *c, const st
     free(c->ids);
     free(c->logp);
     free(c->kept);
-    c->ids = copied(s->ids, s->n, sizeof *s->ids);
-    c->logp = copied(s->logp, s->n, sizeof *s->logp);
-    c->kept = copied(s->logp_kept, s->n, sizeof *s->logp_kept);
+    c->ids = xcopy(s->ids, s->n, sizeof *s->ids);
+    c->logp = xcopy(s->logp, s->n, sizeof *s->logp);
+    c->kept = xcopy(s->logp_kept, s->n, sizeof *s->logp_kept);
     c->n = s->n;
 }
 
@@ -529,11 +517,11 @@ static void add_calls(struct loop_output *o, const struct session *s, const stru
 }
 
 static void fill_output(struct loop_output *o, const struct token_tree_sample *t) {
-    *o = (struct loop_output){.prompt = copied(t->prompt.p, t->prompt.n, sizeof *o->prompt),
-                              .ids = copied(t->response.p, t->response.n, sizeof *o->ids),
-                              .logp = copied(t->logp, t->response.n, sizeof *o->logp),
-                              .kept = copied(t->kept, t->response.n, sizeof *o->kept),
-                              .versions = copied(t->version, t->response.n, sizeof *o->versions),
+    *o = (struct loop_output){.prompt = xcopy(t->prompt.p, t->prompt.n, sizeof *o->prompt),
+                              .ids = xcopy(t->response.p, t->response.n, sizeof *o->ids),
+                              .logp = xcopy(t->logp, t->response.n, sizeof *o->logp),
+                              .kept = xcopy(t->kept, t->response.n, sizeof *o->kept),
+                              .versions = xcopy(t->version, t->response.n, sizeof *o->versions),
                               .n_prompt = t->prompt.n,
                               .n = t->response.n,
                               .segments = xmalloc((size_t)t->n_segments * 2 * sizeof *o->segments + 1),
@@ -912,11 +900,14 @@ static int resume(struct program_loops *p, struct session *s) {
 }
 
 int program_loop_begin(struct generation_state *g, struct program_loops *p, int64_t i) {
+    char id[2 * ID_BYTES + 1], key[sizeof id];
+    TRY(random_hex(id, ID_BYTES));
+    TRY(random_hex(key, ID_BYTES));
     struct session *s = xcalloc(1, sizeof *s);
     s->sample = i;
     s->oldest_version = -1;
-    new_id(s->id);
-    new_id(s->key);
+    memcpy(s->id, id, sizeof id);
+    memcpy(s->key, key, sizeof key);
     p->g = g;
     xgrow((void **)&p->sessions, &p->cap_sessions, p->n_sessions + 1, sizeof *p->sessions);
     map_set(&p->ids, s->id, strlen(s->id), p->n_sessions);

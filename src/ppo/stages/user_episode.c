@@ -7,19 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *copied(const void *p, int64_t n, size_t size) {
-    void *q = xmalloc((size_t)n * size + 1);
-    if (n > 0) memcpy(q, p, (size_t)n * size);
-    return q;
-}
-
 void user_episode_take_output(const struct generation_state *g, struct generation_sample *s, const struct loop_output *o) {
     s->n = o->n;
-    s->ids = copied(o->ids, o->n, sizeof *s->ids);
-    s->logp = copied(o->logp, o->n, sizeof *s->logp);
+    s->ids = xcopy(o->ids, o->n, sizeof *s->ids);
+    s->logp = xcopy(o->logp, o->n, sizeof *s->logp);
     if (g->partial || (g->in->algorithm->sampling_log_probs && !g->validation))
-        s->sampling_logp = copied(o->kept, o->n, sizeof *s->sampling_logp);
-    if (g->partial && o->versions) s->versions = copied(o->versions, o->n, sizeof *s->versions);
+        s->sampling_logp = xcopy(o->kept, o->n, sizeof *s->sampling_logp);
+    if (g->partial && o->versions) s->versions = xcopy(o->versions, o->n, sizeof *s->versions);
 }
 
 void user_episode_add(const struct generation_state *g, struct generation_sample *s, struct loop_output *o) {

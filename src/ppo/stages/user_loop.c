@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "helper/helper.h"
@@ -16,7 +17,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define START_S 180.                          /* of a helper: imports, the classes' modules */
 #define USER_MEMORY_BYTES ((int64_t)64 << 30) /* address space */
@@ -56,17 +56,6 @@ struct user_loops {
     int64_t n_calls, cap_calls;
     int rc; /* of a request to the engine, within a callback */
 };
-
-static int32_t *copied(const int32_t *p, int64_t n) {
-    int32_t *q = xmalloc((size_t)n * sizeof *q + 1);
-    if (n > 0) memcpy(q, p, (size_t)n * sizeof *q);
-    return q;
-}
-static float *copied_f32(const float *p, int64_t n) {
-    float *q = xmalloc((size_t)n * sizeof *q + 1);
-    if (n > 0) memcpy(q, p, (size_t)n * sizeof *q);
-    return q;
-}
 
 /* ---- start and end ---- */
 
@@ -175,12 +164,6 @@ char *user_loops_names(const struct user_loops *u, const char *more) {
 
 /* ---- an episode begins ---- */
 
-static void new_id(char *id) {
-    uint8_t bytes[ID_BYTES];
-    CHECK(getrandom(bytes, sizeof bytes, 0) == sizeof bytes);
-    for (int i = 0; i < ID_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", bytes[i]);
-}
-
 /* verl's sampling_params of the agent loop. */
 static json_t *sampling_params(const struct engine_request *q) {
     return json_pack("{s:f, s:f, s:i, s:f, s:b}", "temperature", (double)q->temperature, "top_p", (double)q->top_p, "top_k",
@@ -207,7 +190,7 @@ int user_loop_begin(struct generation_state *g, struct user_loops *u, int64_t i,
     struct episode e = {.g = g, .sample = i, .open = true, .begun = clock_awake()};
     struct engine_request q;
     TRY(generation_request(g, i, &q));
-    new_id(e.id);
+    TRY(random_hex(e.id, ID_BYTES));
     json_t *ask = json_pack("{s:s, s:s, s:s, s:o, s:o}", "op", "run", "agent_name", name, "session", e.id, "sampling_params",
                             sampling_params(&q), "row", row_of(g, i));
     CHECK(ask != NULL);
@@ -339,8 +322,8 @@ static int draw(const struct user_loops *u, int64_t call) {
 static int submit(struct user_loops *u, int64_t k, struct engine_request *q, const struct text_ids *ids, struct http_exchange *x) {
     struct episode *e = &u->episodes[k];
     struct call *c = add_call(u, k, x);
-    c->prompt = copied(ids->p, ids->n);
-    c->stop_ids = copied(q->stop_ids, q->n_stop_ids);
+    c->prompt = xcopy(ids->p, ids->n, sizeof *ids->p);
+    c->stop_ids = xcopy(q->stop_ids, q->n_stop_ids, sizeof *q->stop_ids);
     c->q = *q;
     c->q.prompt = c->prompt;
     c->q.n_prompt = ids->n;
@@ -418,9 +401,9 @@ static void take_part(struct call *c, const struct engine_sample *s, int32_t *ve
     free(c->logp);
     free(c->kept);
     free(c->versions);
-    c->ids = copied(s->ids, s->n);
-    c->logp = copied_f32(s->logp, s->n);
-    c->kept = copied_f32(s->logp_kept, s->n);
+    c->ids = xcopy(s->ids, s->n, sizeof *s->ids);
+    c->logp = xcopy(s->logp, s->n, sizeof *s->logp);
+    c->kept = xcopy(s->logp_kept, s->n, sizeof *s->logp_kept);
     c->versions = versions;
     c->n = s->n;
 }
@@ -439,9 +422,9 @@ void user_loop_drawn(struct generation_state *g, struct user_loops *u, int64_t c
     }
     e->turns = xrealloc(e->turns, (size_t)(e->n_turns + 1) * sizeof *e->turns);
     e->turns[e->n_turns++] = (struct drawn_turn){.prompt = c->prompt,
-                                                 .ids = copied(s->ids, s->n),
-                                                 .logp = copied_f32(s->logp, s->n),
-                                                 .kept = copied_f32(s->logp_kept, s->n),
+                                                 .ids = xcopy(s->ids, s->n, sizeof *s->ids),
+                                                 .logp = xcopy(s->logp, s->n, sizeof *s->logp),
+                                                 .kept = xcopy(s->logp_kept, s->n, sizeof *s->logp_kept),
                                                  .versions = versions,
                                                  .n_prompt = c->q.n_prompt,
                                                  .n = s->n};
