@@ -290,12 +290,23 @@ static int layer_windowed(const struct window_rule *r, const struct model_config
     return 0;
 }
 
+/* Of a family whose layers are all alike. */
+static int refuse_layer_types(const struct model_config *c, const json_t *types, const char *where) {
+    for (size_t l = 0; l < json_array_size(types); l++) {
+        const char *const t = json_string_value(json_array_get(types, l));
+        if (!t || strcmp(t, "full_attention") != 0)
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\" of a %s model", where, t ? t : "(not a string)",
+                 c->family->type);
+    }
+    return 0;
+}
+
 static int parse_window(struct model_config *c, const json_t *o, const char *where) {
     const enum model_windows kind = c->family->windows;
     const json_t *types = json_object_get(o, "layer_types");
     struct window_rule rule;
     bool use = kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_PATTERN, any = false;
-    if (kind == MODEL_NO_WINDOW) return 0;
+    if (kind == MODEL_NO_WINDOW) return refuse_layer_types(c, types, where);
     if (!json_is_array(types) || kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_USED) types = NULL;
     if (types && (int64_t)json_array_size(types) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
@@ -320,7 +331,10 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
 static int parse_rope_layers(struct model_config *c, const json_t *o, const char *where) {
     const json_t *list = json_object_get(o, "no_rope_layers");
     int64_t every = 4;
-    if (c->family->rope_layers != MODEL_ROPE_LISTED) return 0;
+    if (c->family->rope_layers != MODEL_ROPE_LISTED) {
+        if (json_is_array(list)) FAIL(ERR_UNSUPPORTED, "%s: unsupported no_rope_layers of a %s model", where, c->family->type);
+        return 0;
+    }
     if (!json_is_array(list)) list = NULL;
     if (list && (int64_t)json_array_size(list) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"no_rope_layers\" has %zu entries for %lld layers", where, json_array_size(list),
