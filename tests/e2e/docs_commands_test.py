@@ -73,7 +73,8 @@ def small(args):
     if program == "exec" and "--plan" not in rest:
         return ["exec", "--plan", *rest]
     if program == "generate" and any("=" in a for a in rest):
-        return [*args, "rollout.response_length=4"]
+        server = any(a.startswith("actor_rollout_ref.") for a in rest)
+        return [*args, ("actor_rollout_ref." if server else "") + "rollout.response_length=4"]
     if program == "show":  # the run here has one step, and prompts of its own
         uid, k = sqlite3.connect("RUN/run.db").execute("SELECT uid, sample FROM samples WHERE validation=0").fetchone()
         return [{"12": "1", "33.1": f"{uid}.{k}"}.get(a, a) for a in args]
@@ -164,6 +165,9 @@ def prepare(s):
     (d / "examples").symlink_to(ROOT / "examples")
     (d / "SFT/global_step_400").mkdir(parents=True)
     (d / "SFT/global_step_400/actor").symlink_to(d / "model")
+    (d / "RUN/global_step_40").mkdir()
+    (d / "RUN/global_step_40/actor").symlink_to(d / "model")
+    (d / "TOOLS.py").symlink_to(ROOT / "examples/calculator_tool.py")
     (d / "python").symlink_to(ROOT / "python")
     for name, text in (("verlc", WRAPPER), ("sqlite3", SQLITE)):
         (d / "bin").mkdir(exist_ok=True)
