@@ -2,11 +2,12 @@
 One JSON line a number of requests: tokens a second of the answers, the same of `verlc bench generate` with that batch, their ratio,
 the time to the first token.
 
-  python tools/bench_serve.py VERLC MODEL [--concurrency 64 512] [--prompt 512] [--tokens 256] [--rounds 2] [--spread]
+  python tools/bench_serve.py VERLC MODEL [--concurrency 64 512] [--prompt 512] [--tokens 256] [--rounds 2] [--stagger]
                               [-- options of both commands]
 
 Clients begin together, and as all answers have one length they ask together again and again: the first token then comes when all
-prompts are computed. --spread: they begin spread over the time of one answer, and the first round is not counted, as under load.
+prompts are computed. --stagger: they begin one after the other over the time of one answer, as under load, and the first round is
+not counted.
 """
 
 import argparse
@@ -45,20 +46,20 @@ async def one(port, body, times):
     ]
 
 
-async def many(port, n, rounds, bodies, spread=0.0):
-    """Tokens a second and times to the first token. spread: seconds over which clients begin; their first round is not counted."""
+async def many(port, n, rounds, bodies, stagger=0.0):
+    """Tokens a second and times to the first token. stagger: seconds over which clients begin; their first round is not counted."""
     times, ended, warm = [], [], []
 
     async def client(i):
-        await asyncio.sleep(spread * i / n)
-        for r in range(rounds + (spread > 0)):
-            got = await one(port, bodies[(r * n + i) % len(bodies)], warm if spread > 0 and r == 0 else times)
+        await asyncio.sleep(stagger * i / n)
+        for r in range(rounds + (stagger > 0)):
+            got = await one(port, bodies[(r * n + i) % len(bodies)], warm if stagger > 0 and r == 0 else times)
             ended.append((time.perf_counter(), got))
 
     start = time.perf_counter()
     await asyncio.gather(*(client(i) for i in range(n)))
-    if spread > 0:  # from when all have asked to when the first has nothing more to ask
-        lo, hi = start + 2 * spread, max(t for t, _ in ended) - spread
+    if stagger > 0:  # from when all have asked to when the first has nothing more to ask
+        lo, hi = start + 2 * stagger, max(t for t, _ in ended) - stagger
         return sum(got for t, got in ended if lo <= t < hi) / (hi - lo), times
     return sum(got for _, got in ended) / (time.perf_counter() - start), times
 
@@ -88,7 +89,7 @@ def main():
     p.add_argument("--prompt", type=int, default=512)
     p.add_argument("--tokens", type=int, default=256)
     p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--spread", action="store_true")
+    p.add_argument("--stagger", action="store_true")
     argv, common = sys.argv[1:], []
     if "--" in argv:
         argv, common = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -118,10 +119,10 @@ def main():
         try:
             asyncio.run(many(port, n, 1, bodies(n, vocab, a.prompt, min(a.tokens, 32))))
             begun = time.perf_counter()
-            if a.spread:
+            if a.stagger:
                 asyncio.run(many(port, n, 1, bodies(n, vocab, a.prompt, a.tokens)))
-            spread = time.perf_counter() - begun if a.spread else 0
-            rate, times = asyncio.run(many(port, n, a.rounds, bodies(n * (a.rounds + 1), vocab, a.prompt, a.tokens), spread))
+            stagger = time.perf_counter() - begun if a.stagger else 0
+            rate, times = asyncio.run(many(port, n, a.rounds, bodies(n * (a.rounds + 1), vocab, a.prompt, a.tokens), stagger))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
@@ -158,7 +159,7 @@ def main():
                     "first_token_p95_s": round(q[-1], 4),
                     "prompt": a.prompt,
                     "tokens": a.tokens,
-                    "spread": a.spread,
+                    "stagger": a.stagger,
                     "device": g["device"],
                 }
             ),
