@@ -52,7 +52,8 @@ A plan does not open tools or their servers. Paths and variables that a script l
 
 | script | result |
 |---|---|"""
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
+           "gemma": "Gemma"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
@@ -106,7 +107,8 @@ class Scratch:
                       "id2label": {"0": "LABEL_0"}, "pad_token_id": 0,
                       "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
                       "vocab_size": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536,
-                      "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
+                      "hidden_act": "gelu_pytorch_tanh" if family == "gemma" else "silu",
+                      "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
             (folder / "config.json").write_text(json.dumps(config))
         return folder
 
