@@ -48,6 +48,7 @@ struct workers {
     bool threaded;
     pthread_mutex_t lock;
     bool ending; /* under lock: the workers are to end, and the coordinator is closed */
+    int lost;    /* the rank that ended before it had joined; -1: none */
     atomic_bool stop;
 };
 
@@ -200,6 +201,7 @@ static int check_workers(void *arg) {
         pthread_mutex_lock(&w->lock);
         snprintf(last, sizeof last, "%s", w->last);
         pthread_mutex_unlock(&w->lock);
+        c->lost = w->rank;
         FAIL(ERR_RANK, "rank %d %s before it had joined%s%s", w->rank, how, last[0] ? ": " : "", last);
     }
     return 0;
@@ -233,6 +235,7 @@ int workers_open(struct workers **out, const struct workers_args *a, const struc
     c->local_rank = share ? l->local_rank : 0;
     c->local_size = share ? l->local_size : c->n_workers;
     pthread_mutex_init(&c->lock, NULL);
+    c->lost = -1;
     c->workers = xcalloc((size_t)c->n_workers, sizeof *c->workers);
     for (int i = 0; i < c->n_workers; i++)
         c->workers[i] = (struct worker){.rank = i, .output = -1, .process = {-1, -1}, .lock = PTHREAD_MUTEX_INITIALIZER};
@@ -259,12 +262,17 @@ static int failed = -1;
 
 int workers_failed_rank(void) { return failed; }
 
-/* A process that has ended by itself comes before a failure that others report. */
+/* A process that has ended by itself comes before a failure that others report; of several that one which was found first, since
+ * the others may have ended because of it. */
 static int find_failed(const struct workers *c) {
+    const int named = c->lost < 0 && c->coordinator ? coordinator_failed_rank(c->coordinator) : c->lost;
+    int ended = -1;
     char how[64];
-    for (int i = 0; i < c->n_workers; i++)
-        if (has_ended(&c->workers[i], how, sizeof how)) return c->workers[i].rank;
-    return c->coordinator ? coordinator_failed_rank(c->coordinator) : -1;
+    for (int i = 0; i < c->n_workers; i++) {
+        const int rank = c->workers[i].rank;
+        if ((ended < 0 || rank == named) && has_ended(&c->workers[i], how, sizeof how)) ended = rank;
+    }
+    return ended < 0 ? named : ended;
 }
 
 void workers_close(struct workers *c, bool end) {
