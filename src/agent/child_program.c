@@ -241,7 +241,7 @@ const char *child_program_last_line(const struct child_program *p, size_t *n) {
     return p->last.p ? p->last.p : "";
 }
 
-char *child_program_complaint(const struct child_program *p) {
+char *child_program_last_error(const struct child_program *p) {
     const char *s = p->tail.p;
     size_t to = p->tail.n, from;
     struct buf out = {0};

@@ -40,7 +40,7 @@ void child_program_stop(struct child_program *p, char **how);
 /* The last line that is not blank of what it has printed on standard output; "" for one of more than 64 KiB. Borrowed. */
 const char *child_program_last_line(const struct child_program *p, size_t *n);
 /* The last line of standard error, for people, without control characters; caller frees. "" for none. */
-char *child_program_complaint(const struct child_program *p);
+char *child_program_last_error(const struct child_program *p);
 /* {"reward": x, ...}, the object of such a line; NULL: it is none. A new reference. */
 json_t *child_program_reward_line(const char *line, size_t n);
 

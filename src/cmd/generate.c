@@ -286,7 +286,9 @@ int cmd_generate(int argc, char **argv) {
                  "\"min_p\": 0, \"repetition_penalty\": 1, \"max_tokens\": 128, \"stop\": [], \"seed\": 0}. One line a sample:\n"
                  "{\"index\", \"sample\", \"ids\", \"text\", \"logp\", \"finish_reason\"}. Temperature 0 is greedy.\n\n"
                  "With key=value arguments it is verl's main_generation: model.path=DIR data.path=IN.parquet\n"
-                 "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).");
+                 "data.output_path=OUT.parquet data.n_samples=N ... (verlc generate --cfg job shows all keys).\n"
+                 "With actor_rollout_ref.model.path=DIR data.train_files=IN data.output_path=OUT it is\n"
+                 "main_generation_server, whose rows may have tools and agent loops (docs/agents.md).");
     enum dtype act;
     struct generation_state g = {0};
     struct dev dev = {0};

@@ -713,16 +713,16 @@ static int take_end(struct program_loops *p, struct session *s) {
     size_t n;
     const char *line = child_program_last_line(s->program, &n);
     json_t *reward = s->has_reward ? NULL : child_program_reward_line(line, n);
-    char *complaint = child_program_complaint(s->program), *how, *failure = NULL;
+    char *last = child_program_last_error(s->program), *how, *failure = NULL;
     child_program_stop(s->program, &how);
     s->program = NULL;
     if (reward && take_reward(s, reward) < 0) failure = xasprintf("its last line: %s", err_msg());
     if (strcmp(how, "exit code 0") != 0 && !s->cut) {
         free(failure);
-        failure = xasprintf("%s%s%s", how, *complaint ? ": " : "", complaint);
+        failure = xasprintf("%s%s%s", how, *last ? ": " : "", last);
     }
     json_decref(reward);
-    free(complaint);
+    free(last);
     free(how);
     return end_session(p, s, failure, false);
 }
