@@ -6,8 +6,9 @@ takes three steps of GRPO and PPO at full length on one GPU and on all, in every
 checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL at random moments until each stage was hit, and compares
 what the resumed runs save.
 
-  python tools/bench_ranks.py [ROW...] [--ranks N] [--model ARCH] [--device cpu]
+  python tools/bench_ranks.py [ROW...] [--ranks N] [--one-done] [--model ARCH] [--device cpu]
 
+--one-done: the recipes' runs on one GPU that an earlier call left in OUT_DIR count (a call with --ranks 1 makes these alone).
 --ranks: all GPUs; more than there are share them (trainer.ranks), and then only hashes and kills say something.  --model: of
 `hashes`, this one only.  --device cpu: a tiny model on CPU ranks, which share the cores: the rates say nothing, hashes and kills
 do.
@@ -65,7 +66,7 @@ def same(what, differs):
 
 class Bench:
     def __init__(self, args):
-        self.n, self.device, self.failed = args.ranks, args.device, 0
+        self.n, self.device, self.one_done, self.failed = args.ranks, args.device, args.one_done, 0
         self.gpus = "CPU ranks" if args.device == "cpu" else f"ranks that share {gpus()} GPU" if args.ranks > gpus() else "GPUs"
         self.archs = [args.model] if args.model else ["qwen2.5-0.5b", "qwen3-1.7b"][:2 if args.device == "cuda" else 1]
         self.data, self.scorer = OUT / "gsm8k", OUT / "digits.py"
@@ -154,7 +155,11 @@ def links(b):
 
 def recipe(b, name, arch, shape, steps, strong_bar=None):
     key, (prompts, n, mini, micro) = name.replace(" ", ""), shape
-    alone, _, _ = b.run(f"{name} on one", b.command(arch, OUT / f"{key}_one", shape, 1, steps))
+    alone = [json.loads(x)["data"] for x in lines(OUT / f"{key}_one")] if b.one_done else []
+    if len(alone) != steps:
+        alone, _, _ = b.run(f"{name} on one", b.command(arch, OUT / f"{key}_one", shape, 1, steps))
+    if b.n == 1:
+        return
     strong, first, _ = b.run(f"{name} on {b.n}", b.command(arch, OUT / f"{key}_strong", shape, b.n, steps))
     weak, _, _ = b.run(f"{name} on {b.n}, {b.n} times the prompts", b.command(
         arch, OUT / f"{key}_weak", (prompts * b.n, n, mini * b.n, micro), b.n, steps))
@@ -184,7 +189,7 @@ def seven(b):
     if done:
         tokens = statistics.median(x["perf/total_num_tokens"] for x in done[1:])
         row("7b", f"Qwen2.5-7B, {prompts} x 8, 128 + 1024, {b.n} {b.gpus}, with KL ({phases(done[-1])}): prompt and response",
-            tokens / step(done) / b.n, unit="tokens/s/GPU", bar=4800 if b.n >= 2 else None)
+            tokens / step(done) / b.n, unit="tokens/s/GPU", bar=6500 if b.n == 4 else None)
         row("7b/save", f"checkpoint of 7B on {b.n} {b.gpus}: what the run waits", done[-1]["timing_s/save_checkpoint"], unit="s",
             lower=True, bar=0.5)
 
@@ -325,6 +330,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW")
     p.add_argument("--ranks", type=int)
+    p.add_argument("--one-done", action="store_true")
     p.add_argument("--model", metavar="ARCH")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = p.parse_args()

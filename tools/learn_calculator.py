@@ -1,13 +1,13 @@
 """make learn-calculator: a tiny model that cannot calculate learns to call a calculator, on the CPU.
 
-A model of 620 thousand parameters is asked for sums, differences and products of two numbers of two digits. Supervised training
-shows it both ways, the answer by itself, and a call of the tool, which says any number there; it learns the form of a call and to
-copy what the tool says, and not to calculate. Its likeliest answer is the direct one, so it starts with few right answers. GRPO
-with agent loop tool_agent goes on from there. The measure is greedy answers to held-out problems.
+A model of 620 thousand parameters is asked for products of two numbers of two digits (those of four digits). Supervised training
+first shows it calls of the tool, which says any number there: it learns the form of a call and to copy what the tool says, and
+not to calculate. Then it sees both ways, more often the answer by itself; that is its likeliest now, so it starts with few right
+answers. GRPO with agent loop tool_agent goes on from there. The measure is greedy answers to held-out problems.
 
   python tools/learn_calculator.py [SEED...]
 
-Environment: LEARN_DIR (build/learn-calculator), LEARN_JOBS (seeds side by side, one thread each: 2), VERLC.
+Environment: LEARN_DIR (build/learn-calculator), LEARN_JOBS (seeds side by side: 2), VERLC_THREADS (of each: 1), VERLC.
 Writes LEARN_DIR/table.md. Started again it goes on where it stopped. Exit status 1: a seed starts above 30 % or ends below 90 %."""
 
 import concurrent.futures
@@ -23,7 +23,7 @@ VERLC = os.environ.get("VERLC", ROOT / "build/release/verlc")
 OUT = pathlib.Path(os.environ.get("LEARN_DIR", ROOT / "build/learn-calculator")).resolve()
 JOBS = int(os.environ.get("LEARN_JOBS", "2"))
 START, BAR, STEPS, EVERY, N_TRAIN, N_TEST, N_SFT = 0.3, 0.9, 40, 10, 2000, 200, 16000
-SFT = ((1000, 3e-3), (2400, 2e-3))  # steps and learning rate; after the first alone numbers are not copied exactly yet
+SFT = (("calls", 1200, 1.5e-3), ("both", 500, 7e-4))  # rows, steps, learning rate; unknown answers hide what can be copied
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
 SHAPE = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 128, "intermediate_size": 352,
          "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
@@ -74,15 +74,17 @@ GRPO = {
 
 
 def verlc(*args):
-    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, env={**os.environ, "VERLC_THREADS": "1"})
+    env = {**os.environ, "VERLC_THREADS": os.environ.get("VERLC_THREADS", "1")}
+    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, env=env)
     if p.returncode:
         sys.exit(f"verlc {' '.join(map(str, args[:4]))} ...: exit {p.returncode}\n{p.stderr[-3000:]}")
 
 
-def problem(rng):
-    a, b, op = rng.randrange(10, 100), rng.randrange(10, 100), rng.choice("+-*")
-    a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
-    return f"{a} {op} {b}", {"+": a + b, "-": a - b, "*": a * b}[op]
+def problems(rng):
+    """All, each as text and answer."""
+    found = [(f"{a} * {b}", a * b) for a in range(10, 100) for b in range(10, 100) if a * b >= 1000]
+    rng.shuffle(found)
+    return found
 
 
 def question(x):
@@ -94,22 +96,23 @@ def write(path, rows):
 
 
 def make_data():
-    rng, seen = random.Random(1), {}
-    while len(seen) < N_TRAIN + N_TEST + N_SFT:
-        seen.setdefault(*problem(rng))
-    all_of, tools = list(seen.items()), [{"type": "function", "function": {"name": "calculator"}}]
+    rng = random.Random(1)
+    all_of, tools = problems(rng), [{"type": "function", "function": {"name": "calculator"}}]
     rl = [{"data_source": "openai/gsm8k", "prompt": question(x), "reward_model": {"style": "rule", "ground_truth": str(y)}}
           for x, y in all_of[:N_TRAIN + N_TEST]]
     write(OUT / "train.jsonl", rl[:N_TRAIN])
     write(OUT / "test.jsonl", rl[N_TRAIN:])
-    rows = []
-    for i, (x, y) in enumerate(all_of[N_TRAIN + N_TEST:]):
-        said = y if rng.random() < 0.25 else rng.randrange(10 ** rng.choice((1, 2, 3, 3, 4, 4, 4, 4)))  # what it says counts
-        call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{x}"}}}}</tool_call>'
-        shown = [{"role": "assistant", "content": call}, {"role": "tool", "content": str(said)}] if i % 20 < 9 else []
-        answer = f"#### {said if shown else y}"
-        rows.append({"messages": [*question(x), *shown, {"role": "assistant", "content": answer}], "tools": tools})
-    write(OUT / "sft.jsonl", rows)
+    taught = all_of[N_TRAIN + N_TEST:]
+    for name, calls in (("calls", 1), ("both", 0.45)):
+        rows = []
+        for i in range(N_SFT):
+            x, y = taught[i % len(taught)]
+            call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{x}"}}}}</tool_call>'
+            shown = rng.random() < calls
+            said = rng.randrange(1000, 10000) if shown else y  # what the tool says counts
+            turns = [{"role": "assistant", "content": call}, {"role": "tool", "content": str(said)}] if shown else []
+            rows.append({"messages": [*question(x), *turns, {"role": "assistant", "content": f"#### {said}"}], "tools": tools})
+        write(OUT / f"{name}.jsonl", rows)
     (OUT / "calculator.py").write_text(TOOL)
 
 
@@ -129,10 +132,10 @@ def make_model(seed):
     return d
 
 
-def teach(seed, model, steps, lr):
+def teach(seed, model, rows, steps, lr):
     """Supervised training; the directory of its model."""
-    out = OUT / f"sft_{seed}_{steps}"
-    keys = {"model.path": model, "data.train_files": OUT / "sft.jsonl", "data.val_files": "[]", "data.train_batch_size": 64,
+    out = OUT / f"{rows}_{seed}"
+    keys = {"model.path": model, "data.train_files": OUT / f"{rows}.jsonl", "data.val_files": "[]", "data.train_batch_size": 64,
             "data.max_length": 256, "data.max_token_len_per_gpu": 8192, "optim.lr": lr, "optim.lr_scheduler_type": "cosine",
             "optim.lr_warmup_steps_ratio": 0.05, "engine.model_dtype": "fp32", "trainer.total_training_steps": steps,
             "trainer.total_epochs": 100, "trainer.save_freq": steps, "trainer.test_freq": -1, "trainer.seed": seed,
@@ -146,8 +149,8 @@ def train(seed):
     taught = OUT / f"model_{seed}"
     if not (taught / "model.safetensors").exists():
         make_model(seed)
-    for steps, lr in SFT:
-        taught = teach(seed, taught, steps, lr)
+    for stage in SFT:
+        taught = teach(seed, taught, *stage)
     keys = {**GRPO, "actor_rollout_ref.model.path": taught, "data.train_files": OUT / "train.jsonl",
             "data.val_files": OUT / "test.jsonl", ROLLOUT + "multi_turn.function_tool_path": OUT / "calculator.py",
             "trainer.seed": seed, "trainer.default_local_dir": OUT / f"grpo_{seed}"}
