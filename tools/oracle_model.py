@@ -117,6 +117,11 @@ CASES = {
                       norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], use_sliding_window=False,
                       rope_parameters=dict(rope_type="default", rope_theta=1e6)),
     # norms of q's and k's whole rows
+    # a shared expert behind a gate; one layer with an MLP
+    "qwen2_moe": dict(NO_PAD, model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], tie_word_embeddings=False,
+                      num_hidden_layers=3, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
+                      shared_expert_intermediate_size=56, norm_topk_prob=False, mlp_only_layers=[1], use_sliding_window=False,
+                      sliding_window=8, max_window_layers=1, rope_theta=1e6),
     "olmoe": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=8,
                   num_experts_per_tok=3, intermediate_size=16, norm_topk_prob=False, clip_qkv=None, attention_bias=False,
                   pad_token_id=0, rope_theta=1e4),
@@ -168,6 +173,10 @@ MORE = {
     "qwen3_moe_all": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=True,
                           head_dim=8, num_experts=40, num_experts_per_tok=8, moe_intermediate_size=16, norm_topk_prob=False,
                           attention_bias=True, use_sliding_window=True, sliding_window=6, rope_theta=1e4),
+    "qwen2_moe_window": dict(NO_PAD, model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], tie_word_embeddings=True,
+                             num_hidden_layers=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
+                             shared_expert_intermediate_size=20, norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2,
+                             use_sliding_window=True, sliding_window=6, max_window_layers=3, rope_theta=1e4),
     "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
                            num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
                            decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),

@@ -128,6 +128,7 @@ int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
 /* y (P, n) act or f32 = x (P, k) act . W_e^T, e the expert that the row is of: the grouped GEMM. */
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);
 int dev_combine_fwd(struct dev *d, const struct combine_args *a);
+int dev_row_gate_fwd(struct dev *d, const struct row_gate_args *a);
 int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a);
 int dev_delta_fwd(struct dev *d, const struct delta_args *a);
 int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a);
@@ -174,6 +175,9 @@ int dev_grouped_dw(struct dev *d, struct tensor dw, struct tensor dy, struct ten
 /* dy (P, h) act = w dout and dweight (T, k) f32 = dout . y, from dout (T, h) act; a as in forward, out and from are not
  * read. dy may be a.y. */
 int dev_combine_bwd(struct dev *d, const struct combine_args *a, struct tensor dout, struct tensor dy, struct tensor dweight);
+/* dy (T, h) act = sigmoid(gate) dout and dgate (T, 1) act = s (1 - s) (dout . y), s the sigmoid, from dout (T, h) act; a.out and
+ * a.from are not read. dy may be a.y. */
+int dev_row_gate_bwd(struct dev *d, const struct row_gate_args *a, struct tensor dout, struct tensor dy, struct tensor dgate);
 /* a as in forward, without a state; a.y is not read. */
 int dev_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *g);
 /* a.states and a.e are the forward's; states is overwritten. a.out is not read. */

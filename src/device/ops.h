@@ -170,6 +170,14 @@ struct combine_args {
     struct tensor weight; /* (T, k) act or f32, optional: without it each is 1 */
 };
 
+/* out = from + sigmoid(gate) y: a shared expert behind its gate, one number a row. Sigmoid, product and sum in f32. */
+struct row_gate_args {
+    struct tensor out;  /* (T, h) f32 */
+    struct tensor from; /* (T, h) f32; may be out */
+    struct tensor y;    /* (T, h) act */
+    struct tensor gate; /* (T, 1) act */
+};
+
 /* Which rows of a packed batch are one sequence, for ops with a state: sequence i owns rows [start[i], start[i+1]), which follow
  * pos0[i] earlier ones. Its state is in slot[i], one of the state's slots and no other sequence's: read unless pos0[i] is 0, then
  * written. Without a state (training) slot is TENSOR_NONE and each pos0 is 0. All arrays are i32 on the device. */

@@ -82,6 +82,8 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     };
     if (!row->n) return 0;
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    const struct dim shared[] = {{"shared_expert_intermediate_size", &c->shared_ffn, row->shared, 1 << 22}};
+    if (row->shared) TRY(parse_dims(o, where, shared, 1));
     if (c->n_choices > c->n_experts)
         FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
              (long long)c->n_experts);
@@ -249,14 +251,15 @@ static int parse_features(struct model_config *c, const json_t *o, const char *w
 /* What a family's rule and config.json say of windows, where "layer_types" does not. */
 struct window_rule {
     enum model_windows kind;
-    int64_t n;           /* MODEL_WINDOW_FROM: first layer; MODEL_WINDOW_PATTERN: each n-th has none, 0: all have none */
+    int64_t n;           /* MODEL_WINDOW_FROM: first layer; MODEL_WINDOW_EVEN: end; MODEL_WINDOW_PATTERN: each n-th has none, 0:
+                            all have none */
     const char *pattern; /* of L and G, or NULL */
 };
 
 static int parse_window_rule(struct window_rule *r, const struct model_config *c, const json_t *o, const char *where) {
     const json_t *const pattern = json_object_get(o, "sliding_window_pattern");
     *r = (struct window_rule){.kind = c->family->windows};
-    if (r->kind == MODEL_WINDOW_FROM) {
+    if (r->kind == MODEL_WINDOW_FROM || r->kind == MODEL_WINDOW_EVEN) {
         r->n = 28;
         TRY(json_i64_opt(o, "max_window_layers", &r->n, where));
     }
@@ -274,6 +277,7 @@ static int parse_window_rule(struct window_rule *r, const struct model_config *c
 static bool rule_windows(const struct window_rule *r, const struct model_config *c, int64_t l) {
     if (r->kind == MODEL_WINDOW_NO_ROPE) return c->layer[l] & MODEL_NO_ROPE;
     if (r->kind == MODEL_WINDOW_FROM) return l >= r->n;
+    if (r->kind == MODEL_WINDOW_EVEN) return l % 2 == 0 && l < r->n;
     if (r->kind != MODEL_WINDOW_PATTERN) return true;
     if (r->pattern) return r->pattern[(size_t)l % strlen(r->pattern)] == 'L' && l + 1 < c->n_layers;
     return r->n > 0 && (l + 1) % r->n != 0;

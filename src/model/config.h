@@ -19,6 +19,7 @@ enum model_feature {
     /* of a layer: model_layer_features */
     MODEL_DENSE_MLP = 16,
     MODEL_EXPERTS_MLP = 32,
+    MODEL_SHARED_EXPERT = 64, /* all tokens have it, and experts as well */
 };
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE, ROPE_NTK_ALPHA };
 
@@ -46,6 +47,7 @@ struct model_config {
     const struct model_family *family;
     int64_t n_layers, hidden, ffn, n_q_heads, n_kv_heads, head_dim, vocab;
     int64_t n_experts, n_choices, expert_ffn; /* of layers with experts: of a layer, of a token, width; 0: no such layers */
+    int64_t shared_ffn;                       /* width of the expert that all tokens have; 0: none */
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
     int64_t max_pos;                          /* max_position_embeddings */
     int64_t window;                           /* sliding window of the layers that have one, 0: none */

@@ -62,8 +62,9 @@ static struct route_args route_of(const struct model *m, const struct model_expe
 
 /* ---- forward ---- */
 
-int model__experts_stage(struct model *m, struct model_acts *a, int64_t l, int64_t n) {
+int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
+    const int64_t n = b->n_rows;
     const struct model_layer *y = &m->layers[l];
     const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
     const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots_of(&m->cfg, n));
@@ -74,19 +75,22 @@ int model__experts_stage(struct model *m, struct model_acts *a, int64_t l, int64
     TRY(dev_gather_rows(d, x, xn, e.token));
     TRY(dev_grouped_fwd(d, e.gate_up, x, stack_of(y->expert_gate_up), e.offset));
     TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
-    return dev_grouped_fwd(d, e.y, e.mlp, stack_of(y->expert_down), e.offset);
+    TRY(dev_grouped_fwd(d, e.y, e.mlp, stack_of(y->expert_down), e.offset));
+    return model__shared_stage(m, b, a, l);
 }
 
 static struct combine_args combine_of(const struct model_expert_stage *e) {
     return (struct combine_args){.y = e->y, .row = e->row, .weight = e->weight};
 }
 
-int model__experts_output(struct model *m, struct model_acts *a, int64_t l, int64_t n) {
+int model__experts_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    const int64_t n = b->n_rows;
     const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
     struct combine_args c = combine_of(&e);
     c.out = model__top(a->x[l + 1], n);
     c.from = model__top(a->stages[l].x_mid, n);
-    return dev_combine_fwd(m->dev, &c);
+    TRY(dev_combine_fwd(m->dev, &c));
+    return model__shared_output(m, b, a, l);
 }
 
 /* ---- backward ---- */
@@ -120,5 +124,6 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
     if (!m->lora) TRY(dev_matmul_dw(d, model__grad(m, g, y->router), TENSOR_NONE, dlogits, xn, g->add));
     TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
+    TRY(model__shared_backward(m, a, l, dy, dx, g));
     return dev_combine_fwd(d, &(struct combine_args){.out = model__top(a->dxn, n), .from = dx, .y = x, .row = e.row});
 }

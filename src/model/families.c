@@ -29,6 +29,12 @@
     OF_KIND(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {stem ".*." gate, MODEL_EXPERT_FFN}, \
             {stem ".*." up, MODEL_EXPERT_FFN}),                                                                  \
         OF_KIND(expert_down, MODEL_EXPERTS, MODEL_EXPERT_FFN, MODEL_EXPERTS_MLP, {stem ".*." down, MODEL_HIDDEN})
+/* An expert that all tokens have, and what its output is multiplied by. */
+#define SHARED_EXPERT(stem)                                                                                         \
+    OF_KIND(shared_gate_up, MODEL_LINEAR, MODEL_HIDDEN, MODEL_SHARED_EXPERT, {stem ".gate_proj", MODEL_SHARED_FFN}, \
+            {stem ".up_proj", MODEL_SHARED_FFN}),                                                                   \
+        OF_KIND(shared_down, MODEL_LINEAR, MODEL_SHARED_FFN, MODEL_SHARED_EXPERT, {stem ".down_proj", MODEL_HIDDEN})
+#define SHARED_GATE(name) OF_KIND(shared_gate, MODEL_ROUTER, MODEL_HIDDEN, MODEL_SHARED_EXPERT, {name, MODEL_NO_DIM})
 #define DENSE_MLP                                                                                                            \
     OF_KIND(gate_up, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DENSE_MLP, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN}), \
         OF_KIND(down, MODEL_LINEAR, MODEL_FFN, MODEL_DENSE_MLP, {"mlp.down_proj", MODEL_HIDDEN})
@@ -142,6 +148,19 @@ static const struct model_group_row qwen_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row qwen2_moe_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_expert"),
+    SHARED_GATE("mlp.shared_expert_gate"),
+    {0},
+};
+
 static const struct model_group_row olmoe_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
     QKV,
@@ -191,6 +210,15 @@ static const struct model_family families[] = {
      .window = 4096,
      .experts = {.n = 128, .choices = 8, .width = 768, .width_key = "moe_intermediate_size", .dense = true},
      .layer = qwen_moe_layer},
+    {.type = "qwen2_moe",
+     .class_prefix = "Qwen2Moe",
+     .n_kv_heads = 16,
+     .features = MODEL_QKV_BIAS,
+     .keys = {{"qkv_bias", MODEL_QKV_BIAS}},
+     .windows = MODEL_WINDOW_EVEN,
+     .window = 4096,
+     .experts = {.n = 60, .choices = 4, .width = 1408, .width_key = "moe_intermediate_size", .dense = true, .shared = 5632},
+     .layer = qwen2_moe_layer},
     {.type = "mistral",
      .class_prefix = "Mistral",
      .n_kv_heads = 8,
@@ -348,7 +376,8 @@ static const struct model_family families[] = {
      .layer = post_norm_layer},
 };
 const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_moe, mixtral and olmoe";
+                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen2_moe, qwen3_moe, mixtral "
+                                  "and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -357,7 +386,8 @@ const struct model_family *model_family_find(const char *type) {
 }
 
 int model_layer_features(const struct model_config *c, int64_t l) {
-    return c->features | (c->layer[l] & MODEL_SPARSE ? MODEL_EXPERTS_MLP : MODEL_DENSE_MLP);
+    if (!(c->layer[l] & MODEL_SPARSE)) return c->features | MODEL_DENSE_MLP;
+    return c->features | MODEL_EXPERTS_MLP | (c->shared_ffn ? MODEL_SHARED_EXPERT : 0);
 }
 
 int64_t model_matrices(const struct model_config *c, enum model_role role) { return role == MODEL_EXPERTS ? c->n_experts : 1; }
@@ -382,6 +412,7 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_VOCAB] = c->vocab,
                          [MODEL_N_EXPERTS] = c->n_experts,
                          [MODEL_EXPERT_FFN] = c->expert_ffn,
+                         [MODEL_SHARED_FFN] = c->shared_ffn,
                          [MODEL_GATE_UP] = 2 * c->ffn};
     return n[d];
 }

@@ -30,6 +30,7 @@ enum model_dim {
     MODEL_VOCAB,
     MODEL_N_EXPERTS,
     MODEL_EXPERT_FFN, /* width of an expert */
+    MODEL_SHARED_FFN,
 };
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
@@ -52,6 +53,7 @@ enum model_windows {
     MODEL_WINDOW_ALL,
     MODEL_WINDOW_USED,    /* with "use_sliding_window": all */
     MODEL_WINDOW_FROM,    /* with "use_sliding_window": from layer "max_window_layers" on */
+    MODEL_WINDOW_EVEN,    /* with "use_sliding_window": each second, from layer 0 to "max_window_layers" */
     MODEL_WINDOW_NO_ROPE, /* with "use_sliding_window": the layers without rope */
     MODEL_WINDOW_PATTERN, /* all but each n-th, n of "sliding_window_pattern"; or as a text of it says, "LLLG" again and again, but
                              for the last layer */
@@ -69,6 +71,7 @@ struct model_experts_row {
     bool normalize;   /* weights of a token's experts sum to 1; else by "norm_topk_prob" */
     bool f32_weights; /* they stay f32 */
     bool dense;       /* some layers have an MLP instead: "mlp_only_layers", "decoder_sparse_step" */
+    int64_t shared;   /* "shared_expert_intermediate_size" without the key; 0: there is no shared expert */
 };
 /* A member that is left out is 0. */
 struct model_family {

@@ -94,6 +94,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
         a->dgate_up = model__take2(m, act, rows, 2 * c->ffn);
     }
     model__experts_backward_layout(a, m, c, act);
+    model__shared_backward_layout(a, m, c, act);
     a->datt = model__take2(m, act, rows, q);
     a->dq = model__take2(m, act, rows, q);
     a->dk = take_kv(m, DT_F32, c, rows);
@@ -111,6 +112,7 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
     mlp_layout(&shared, m, c, act, a->max_rows, train);
     model__experts_layout(a, m, c, act);
     model__experts_stage_layout(&shared.experts, a, m, c, act);
+    model__shared_stage_layout(&shared.shared, m, c, act, a->max_rows);
     if (!train) shared.x_mid = a->x[0];
     for (int64_t l = 0; l < c->n_layers; l++) {
         a->stages[l] = shared;
@@ -118,6 +120,7 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
         if (l >= a->keep.all) continue;
         mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
         model__experts_stage_layout(&a->stages[l].experts, a, m, c, act);
+        model__shared_stage_layout(&a->stages[l].shared, m, c, act, a->max_rows);
     }
     head_layout(a, m, c, act, train);
     if (train) backward_layout(a, m, c, act);
@@ -330,7 +333,7 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
     const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
     const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
     TRY(stage_input(m, y->mlp_norm, xn2, model__top(s->rstd2, n), x_mid));
-    if (y->router) return model__experts_stage(m, a, l, n);
+    if (y->router) return model__experts_stage(m, b, a, l);
     if (!a->keep.train) return model__linear_gated(m, &gate_up, mlp);
     TRY(model__linear(m, &gate_up)); /* backward reads it */
     return model__gated(m, mlp, gate_up.y);
@@ -340,7 +343,7 @@ int model__mlp_output(struct model *m, const struct model_batch *b, struct model
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    if (y->router) return model__experts_output(m, a, l, n);
+    if (y->router) return model__experts_output(m, b, a, l);
     return stage_output(m, b,
                         &(struct stage_output){.linear = y->down,
                                                .norm = y->mlp_post_norm,

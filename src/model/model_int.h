@@ -138,6 +138,14 @@ struct model_expert_stage {
     struct tensor y;       /* (P, h) act       experts' outputs; in inference the memory of their inputs */
 };
 
+/* What the expert that all tokens have computes; absent without one. */
+struct model_shared_stage {
+    struct tensor gate_up; /* (T, 2f) act */
+    struct tensor mlp;     /* (T, f) act */
+    struct tensor y;       /* (T, h) act */
+    struct tensor gate;    /* (T, 1) act   what y is multiplied by the sigmoid of; absent without */
+};
+
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
     struct tensor xn1;     /* (T, h) act       attention's normalised input */
@@ -155,6 +163,7 @@ struct model_stage {
     struct tensor gate_up; /* (T, 2f) act */
     struct tensor mlp;     /* (T, f) act       silu(gate) * up */
     struct model_expert_stage experts;
+    struct model_shared_stage shared;
     /* what a norm reads before it is added to the residual stream, and its 1/rms; absent without that norm */
     struct tensor att_out, mlp_out;           /* (T, h) f32 */
     struct tensor att_out_rstd, mlp_out_rstd; /* (T) f32; absent unless keep.train */
@@ -198,6 +207,11 @@ struct model_acts {
         struct tensor dlogits;  /* (T, E) act */
         struct tensor dx;       /* (T, h) f32   what comes through the router */
     } experts;
+    struct {
+        struct tensor dmlp;     /* (T, f) act */
+        struct tensor dgate_up; /* (T, 2f) act */
+        struct tensor dgate;    /* (T, 1) act */
+    } shared;
     struct tensor datt;   /* (T, Hq D) act */
     struct tensor dq;     /* (T, Hq D) act */
     struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
@@ -222,9 +236,18 @@ void model__experts_stage_layout(struct model_expert_stage *e, const struct mode
                                  const struct model_config *c, enum dtype act);
 void model__experts_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
 /* From xn2 to the experts' outputs; then acts->x[l + 1]; backward, from dy (T, h) act of what they add to acts->dxn. */
-int model__experts_stage(struct model *m, struct model_acts *a, int64_t l, int64_t n);
-int model__experts_output(struct model *m, struct model_acts *a, int64_t l, int64_t n);
+int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__experts_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g);
+/* ---- their shared expert (shared_expert.c); nothing in a layer without ---- */
+void model__shared_stage_layout(struct model_shared_stage *s, struct arena *m, const struct model_config *c, enum dtype act,
+                                int64_t rows);
+void model__shared_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+/* From xn2 to its output; then acts->x[l + 1] += that; backward, from dy (T, h) act of what it adds to dx (T, h) f32. */
+int model__shared_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__shared_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__shared_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, struct tensor dx,
+                           const struct model_grads *g);
 /* out (T, h) = norm of x, the residual stream; from: norm of what is added to it, out f32 = from + that. rstd may be absent. */
 int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct tensor x, struct tensor w, struct tensor from);
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */

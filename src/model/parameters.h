@@ -56,6 +56,7 @@ struct model_layer {
         *attn_post_norm;
     struct model_group *mlp_norm, *gate_up, *down, *mlp_post_norm;
     struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
+    struct model_group *shared_gate_up, *shared_down, *shared_gate;
 };
 
 struct model {

@@ -13,14 +13,23 @@ STEPS = 3
 A = "actor_rollout_ref."
 
 
-def experts_model(s):
-    """The scratch's model as a Qwen3-MoE: one MLP in layer 1, experts in the others."""
+# Other families of the same size.
+FAMILIES = {
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                  "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+}
+
+
+def experts_model(s, family="qwen3_moe", keys=None):
+    """The scratch's model as a Qwen3-MoE, one MLP in layer 1, experts in the others; or as another family."""
     config = json.loads((s.dir / "model/config.json").read_text())
-    config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
-               "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [1]}
-    (s.dir / "moe.json").write_text(json.dumps(config))
-    run("model", "init", "--arch", s.dir / "moe.json", "--out", s.dir / "moe", "--tokenizer", s.dir / "model", "--dtype", "fp32")
-    return s.dir / "moe"
+    config |= {"model_type": family} | (keys or {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "norm_topk_prob": True, "mlp_only_layers": [1]})
+    arch, out = s.dir / f"{family}.json", s.dir / family
+    arch.write_text(json.dumps(config))
+    run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return out
 
 
 def main():
@@ -46,6 +55,12 @@ def main():
         router, expert = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.{}.up_proj.weight"
         test("files have the released names", before.keys() == after.keys() and expert.format(5) in after)
         test("router and experts are trained", all(before[k][2] != after[k][2] for k in (router, expert.format(0))))
+        for family, config in FAMILIES.items():
+            keys = {A + "model.path": experts_model(s, family, config), "trainer.total_training_steps": 2, "trainer.device": "cpu",
+                    A + "actor.fsdp_config.dtype": "bfloat16", "trainer.force_old_log_prob": True}
+            p = run(*s.ppo(s.dir / f"of_{family}", **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
+            diff = series(s.dir / f"of_{family}", "training/rollout_probs_diff_max") if p.returncode == 0 else p.stderr[-1500:]
+            test(f"{family}: the update has the rollout's probabilities", len(diff) == 2 and not any(diff), diff)
         keys = {A + "model.path": model, A + "model.lora_rank": 4, A + "model.target_modules": "[q_proj,gate]"}
         p = run(*s.ppo(s.dir / "refused", **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
         test("an adapter on a router is refused", p.returncode > 1 and "which is of the experts" in p.stderr, p.stderr[-500:])

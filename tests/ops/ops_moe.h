@@ -147,6 +147,32 @@ static inline int experts_bwd(struct run *r) {
     return 0;
 }
 
+/* ---- the gate of a shared expert ---- */
+
+static inline void row_gate_setup(struct run *r) {
+    add_in(r, "y", shape_2d(r->act, r->rows, r->s->n), true, 1, 0);
+    add_in(r, "gate", shape_2d(r->act, r->rows, 1), true, 2, 0);
+    add_in(r, "from", shape_2d(DT_F32, r->rows, r->s->n), true, 1, 0);
+    add_gout(r, "dout", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline int row_gate_fwd(struct run *r) {
+    const struct tensor from = up(r, &r->in[2]), y = up(r, &r->in[0]), gate = up(r, &r->in[1]);
+    const struct tensor out = dev_new(r, slot_shape(&r->in[2]), true);
+    TRY(dev_row_gate_fwd(r->d, &(struct row_gate_args){out, from, y, gate}));
+    TRY(dev_row_gate_fwd(r->d, &(struct row_gate_args){from, from, y, gate}));
+    down(r, "out", out, true, TOL_SUM);
+    down(r, "in place", from, true, TOL_SUM);
+    return 0;
+}
+static inline int row_gate_bwd(struct run *r) {
+    const struct tensor y = up(r, &r->in[0]), gate = up(r, &r->in[1]), dout = up(r, &r->gout[0]);
+    const struct tensor dgate = dev_new(r, slot_shape(&r->in[1]), true);
+    TRY(dev_row_gate_bwd(r->d, &(struct row_gate_args){.y = y, .gate = gate}, dout, y, dgate)); /* in place */
+    down_grad(r, 0, y, TOL_SUM);
+    down_grad(r, 1, dgate, TOL_SUM);
+    return 0;
+}
+
 /* ---- shapes ---- */
 
 static const struct op_shape shapes_route[] = {

@@ -71,6 +71,7 @@ static const struct op_def grad_table[] = {
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
+    {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(small_rows), true},
 };
 
 /* Loss with input `in` moved by eps * dir. move (count) receives the move that f32 kept; size gets

@@ -96,6 +96,7 @@ static void config_layers(void **state) {
         {"\"olmo3\"", 0, 0x77},
         {"\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xc0},
         {"\"qwen3_moe\",\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0xff},
+        {"\"qwen2_moe\",\"num_key_value_heads\":2,\"use_sliding_window\":true,\"max_window_layers\":6", 0, 0x15},
         {"\"qwen3\",\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\","
          "\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]",
          0, 0x11},
@@ -197,6 +198,11 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
                                                 "post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
                                                     EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight"},
+        {"qwen2_moe", ",\"num_key_value_heads\":2,\"num_experts\":2,\"num_experts_per_tok\":1,\"mlp_only_layers\":[3]",
+         "input_layernorm.weight" QKV("weight")
+             QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
+                 EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_expert.gate_proj.weight "
+                             "mlp.shared_expert.up_proj.weight mlp.shared_expert.down_proj.weight mlp.shared_expert_gate.weight"},
         {"hunyuan_v1_dense", "",
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
@@ -229,7 +235,8 @@ static void families(void **state) {
         for (const struct model_group *g = y->first; g <= y->last; g++)
             met += g->role == MODEL_EXPERTS ? g->n / g->count * g->k * c.n_choices : g->n * g->k;
         if (m->layers[3].gate_up != y->gate_up && y->router) /* its MLP instead of a router and one expert of two */
-            dense = (m->layers[3].gate_up->n + m->layers[3].down->k) * c.hidden - (c.n_experts + 3 * c.expert_ffn) * c.hidden;
+            dense = (m->layers[3].gate_up->n + m->layers[3].down->k) * c.hidden -
+                    (c.n_experts + 3 * (c.expert_ffn + c.shared_ffn) + (y->shared_gate ? 1 : 0)) * c.hidden;
         assert_int_equal(model_config_linear_params(&c), 30 * met + dense);
         model_shape_free(m);
         model_config_free(&c);
