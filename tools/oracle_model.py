@@ -122,6 +122,12 @@ CASES = {
                       num_hidden_layers=3, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
                       shared_expert_intermediate_size=56, norm_topk_prob=False, mlp_only_layers=[1], use_sliding_window=False,
                       sliding_window=8, max_window_layers=1, rope_theta=1e6),
+    # sigmoids with a correction bias, groups, a shared expert without a gate, a dense first layer
+    "glm4_moe": dict(NO_PAD, model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], tie_word_embeddings=False,
+                     rms_norm_eps=1e-5, head_dim=8, attention_bias=True, use_qk_norm=True,
+                     partial_rotary_factor=0.5, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12,
+                     n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.7, norm_topk_prob=True,
+                     first_k_dense_replace=1, rope_theta=1e4),
     "olmoe": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=8,
                   num_experts_per_tok=3, intermediate_size=16, norm_topk_prob=False, clip_qkv=None, attention_bias=False,
                   pad_token_id=0, rope_theta=1e4),
@@ -177,6 +183,12 @@ MORE = {
                              num_hidden_layers=4, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
                              shared_expert_intermediate_size=20, norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2,
                              use_sliding_window=True, sliding_window=6, max_window_layers=3, rope_theta=1e4),
+    # as GLM-4.5-Air: one group, no norms of heads
+    "glm4_moe_air": dict(NO_PAD, model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], tie_word_embeddings=True,
+                         num_hidden_layers=3, rms_norm_eps=1e-5, head_dim=8, attention_bias=True, use_qk_norm=False,
+                         partial_rotary_factor=0.5, n_routed_experts=8, num_experts_per_tok=4, moe_intermediate_size=24,
+                         n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=False,
+                         first_k_dense_replace=2, rope_theta=1e6),
     "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
                            num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
                            decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),
@@ -245,6 +257,9 @@ def randomize(model, gen):
                 p.copy_(0.3 * r)
             else:
                 p.copy_(r / p.shape[-1] ** 0.5)
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.copy_(0.2 * torch.randn(b.shape, generator=gen))
 
 
 def released(tensors, kind):

@@ -209,6 +209,11 @@ static int check_route(const char *op, const struct route_args *a) {
     if (n < 1 || n > DEV_MAX_EXPERTS || k < 1 || k > n || k > DEV_MAX_CHOICES)
         FAIL(ERR_INVAL, "dev op %s: %lld of %lld experts, at most %d of %d are possible", op, (long long)k, (long long)n,
              DEV_MAX_CHOICES, DEV_MAX_EXPERTS);
+    if (a->bias.data) TRY(want1(op, "bias", a->bias, F32, n));
+    if (a->groups > 1 && (a->groups > DEV_MAX_EXPERT_GROUPS || n % a->groups || n / a->groups < (a->sigmoid ? 2 : 1) ||
+                          a->top_groups < 1 || a->top_groups > a->groups || a->top_groups * (n / a->groups) < k))
+        FAIL(ERR_INVAL, "dev op %s: %lld of %lld experts in %lld of %lld groups", op, (long long)k, (long long)n,
+             (long long)a->top_groups, (long long)a->groups);
     return 0;
 }
 

@@ -159,7 +159,18 @@ struct route_args {
     struct tensor expert; /* (T, k) i32: the k largest logits, largest first, equal ones by id; NaN ranks as -infinity */
     struct tensor weight; /* (T, k) act or f32: their softmax over all E in f32, rounded once; backward does not read it */
     bool normalize;       /* divided by the sum of the k, which adds them in their order */
+    /* Other rules of choice (DeepSeek-V2, DeepSeek-V3); 0: as above. The k largest of score + bias are chosen, in f32, of the
+     * experts in the top_groups best of `groups` groups of neighbours alone, a group being as good as the sum of its two largest
+     * sigmoids or as its largest probability. Weights are the scores without the bias; normalised: divided by their sum + 1e-20. */
+    bool sigmoid;       /* scores are the sigmoids of logits, else the softmax */
+    struct tensor bias; /* (E) f32, optional */
+    int64_t groups, top_groups;
+    float scale; /* of the weights; 0: 1 */
 };
+enum { DEV_MAX_EXPERT_GROUPS = 32 };
+static inline bool route_by_scores(const struct route_args *a) {
+    return a->sigmoid || a->bias.data || a->groups > 1 || a->scale != 0;
+}
 
 /* out = from + ((w_0 y_0 + w_1 y_1) + ...) over a token's choices in their order, product and sum in f32, out rounded once. */
 struct combine_args {

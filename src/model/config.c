@@ -72,25 +72,70 @@ static int parse_sparse_layers(struct model_config *c, const json_t *o, const ch
     return 0;
 }
 
+/* Groups of experts and a factor of their weights (DeepSeek-V2, DeepSeek-V3). */
+static int parse_expert_groups(struct model_config *c, const json_t *o, const char *where) {
+    const struct dim dims[] = {{"n_group", &c->expert_groups, 1, DEV_MAX_EXPERT_GROUPS},
+                               {"topk_group", &c->top_groups, 1, DEV_MAX_EXPERT_GROUPS}};
+    const char *scoring = NULL;
+    if (!c->family->experts.groups) return 0;
+    TRY(parse_dims(o, where, dims, 2));
+    const int64_t n = c->expert_groups, each = c->n_experts / n;
+    if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices ||
+        (n > 1 && c->family->experts.sigmoid && each < 2))
+        FAIL(ERR_FORMAT, "%s: %lld of %lld experts in %lld of %lld groups", where, (long long)c->n_choices, (long long)c->n_experts,
+             (long long)c->top_groups, (long long)n);
+    c->route_scale = 1;
+    TRY(json_f64_opt(o, "routed_scaling_factor", &c->route_scale, where));
+    if (!(c->route_scale > 1e-6 && c->route_scale < 1e6))
+        FAIL(ERR_FORMAT, "%s: \"routed_scaling_factor\" is %g, outside 1e-6 .. 1e6", where, c->route_scale);
+    TRY(json_str_opt(o, "scoring_func", &scoring, where));
+    if (scoring && strcmp(scoring, c->family->experts.sigmoid ? "sigmoid" : "softmax") != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported scoring_func \"%s\" of a %s model", where, scoring, c->family->type);
+    return 0;
+}
+
+/* Experts that all tokens have, as one MLP. */
+static int parse_shared_expert(struct model_config *c, const json_t *o, const char *where) {
+    const struct model_experts_row *const row = &c->family->experts;
+    const struct dim width[] = {{"shared_expert_intermediate_size", &c->shared_ffn, row->shared, 1 << 22}};
+    int64_t n = row->n_shared;
+    if (row->shared) return parse_dims(o, where, width, 1);
+    if (!n) return 0;
+    if (json_is_null(json_object_get(o, "n_shared_experts"))) n = 0;
+    TRY(json_i64_opt(o, "n_shared_experts", &n, where));
+    if (n < 0 || n > DEV_MAX_EXPERTS) FAIL(ERR_FORMAT, "%s: \"n_shared_experts\" is %lld", where, (long long)n);
+    c->shared_ffn = n * c->expert_ffn;
+    return 0;
+}
+
+static const char *experts_key(const json_t *o) { /* all are in use */
+    static const char *const keys[] = {"num_experts", "n_routed_experts", "num_local_experts"};
+    for (int i = 0; i < 3; i++)
+        if (json_object_get(o, keys[i])) return keys[i];
+    return keys[0];
+}
+
 static int parse_experts(struct model_config *c, const json_t *o, const char *where) {
     const struct model_experts_row *const row = &c->family->experts;
-    const bool local = json_object_get(o, "num_local_experts") && !json_object_get(o, "num_experts"); /* both are in use */
+    int64_t first = row->first_dense;
     const struct dim dims[] = {
-        {local ? "num_local_experts" : "num_experts", &c->n_experts, row->n, DEV_MAX_EXPERTS},
+        {experts_key(o), &c->n_experts, row->n, DEV_MAX_EXPERTS},
         {"num_experts_per_tok", &c->n_choices, row->choices, DEV_MAX_CHOICES},
         {row->width_key, &c->expert_ffn, row->width, 1 << 18},
     };
     if (!row->n) return 0;
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
-    const struct dim shared[] = {{"shared_expert_intermediate_size", &c->shared_ffn, row->shared, 1 << 22}};
-    if (row->shared) TRY(parse_dims(o, where, shared, 1));
+    TRY(parse_shared_expert(c, o, where));
     if (c->n_choices > c->n_experts)
         FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
              (long long)c->n_experts);
-    c->norm_topk = row->normalize;
+    TRY(parse_expert_groups(c, o, where));
+    c->norm_topk = row->normalize || row->norm_key;
     if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
     if (row->dense) return parse_sparse_layers(c, o, where);
-    for (int64_t l = 0; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
+    if (first) TRY(json_i64_opt(o, "first_k_dense_replace", &first, where));
+    if (first < 0) FAIL(ERR_FORMAT, "%s: negative \"first_k_dense_replace\"", where);
+    for (int64_t l = first; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
     return 0;
 }
 

@@ -49,6 +49,8 @@ struct model_config {
     int64_t n_experts, n_choices, expert_ffn; /* of layers with experts: of a layer, of a token, width; 0: no such layers */
     int64_t shared_ffn;                       /* width of the expert that all tokens have; 0: none */
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
+    int64_t expert_groups, top_groups;        /* of which a token's experts are in the best; 0: no groups */
+    double route_scale;                       /* of weights; 0: 1 */
     int64_t max_pos;                          /* max_position_embeddings */
     int64_t window;                           /* sliding window of the layers that have one, 0: none */
     bool tied;                                /* lm_head shares embed_tokens */

@@ -19,7 +19,7 @@ void model__experts_stage_layout(struct model_expert_stage *e, const struct mode
                                  const struct model_config *c, enum dtype act) {
     const int64_t rows = a->max_rows, slots = slots_of(c, rows);
     if (!c->n_experts) return;
-    e->logits = model__take2(m, act, rows, c->n_experts);
+    e->logits = model__take2(m, c->family->experts.f32_logits ? DT_F32 : act, rows, c->n_experts);
     e->expert = model__take2(m, DT_I32, rows, c->n_choices);
     e->weight = model__take2(m, c->family->experts.f32_weights ? DT_F32 : act, rows, c->n_choices);
     e->offset = model__take1(m, DT_I32, c->n_experts + 1);
@@ -56,8 +56,16 @@ static struct model_expert_stage stage_of(const struct model_acts *a, const stru
 }
 
 static struct weight_stack stack_of(const struct model_group *g) { return (struct weight_stack){g->mat, g->count}; }
-static struct route_args route_of(const struct model *m, const struct model_expert_stage *e) {
-    return (struct route_args){e->logits, e->expert, e->weight, m->cfg.norm_topk};
+static struct route_args route_of(const struct model *m, const struct model_layer *y, const struct model_expert_stage *e) {
+    return (struct route_args){.logits = e->logits,
+                               .expert = e->expert,
+                               .weight = e->weight,
+                               .normalize = m->cfg.norm_topk,
+                               .sigmoid = m->cfg.family->experts.sigmoid,
+                               .bias = y->route_bias ? y->route_bias->dev : TENSOR_NONE,
+                               .groups = m->cfg.expert_groups,
+                               .top_groups = m->cfg.top_groups,
+                               .scale = (float)m->cfg.route_scale};
 }
 
 /* ---- forward ---- */
@@ -68,7 +76,7 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     const struct model_layer *y = &m->layers[l];
     const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
     const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots_of(&m->cfg, n));
-    const struct route_args route = route_of(m, &e);
+    const struct route_args route = route_of(m, y, &e);
     TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, TENSOR_NONE, false));
     TRY(dev_route_fwd(d, &route));
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
@@ -110,7 +118,7 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     const struct tensor dmlp = model__top(a->experts.dmlp, slots), dgate_up = model__top(a->experts.dgate_up, slots);
     const struct tensor dweight = model__top(a->experts.dweight, n), dlogits = model__top(a->experts.dlogits, n);
     const struct tensor dx = model__top(a->experts.dx, n);
-    const struct route_args route = route_of(m, &e);
+    const struct route_args route = route_of(m, y, &e);
     const struct combine_args c = combine_of(&e);
     TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
     if (!m->lora) TRY(dev_grouped_dw(d, stack_grad(m, g, y->expert_down), dexp, e.mlp, e.offset, g->add));

@@ -161,6 +161,19 @@ static const struct model_group_row qwen2_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row glm4_moe_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    HEAD_NORMS,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_experts"),
+    {0},
+};
+
 static const struct model_group_row olmoe_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
     QKV,
@@ -282,6 +295,25 @@ static const struct model_family families[] = {
      .partial_rotary = 0.5,
      .interleaved = true,
      .layer = glm4_layer},
+    {.type = "glm4_moe",
+     .class_prefix = "Glm4Moe",
+     .n_kv_heads = 8,
+     .keys = {{"attention_bias", MODEL_QKV_BIAS}, {"use_qk_norm", MODEL_QK_NORM}},
+     .rms_eps = 1e-5,
+     .partial_rotary = 0.5,
+     .experts = {.n = 128,
+                 .choices = 8,
+                 .width = 1408,
+                 .width_key = "moe_intermediate_size",
+                 .f32_weights = true,
+                 .f32_logits = true,
+                 .norm_key = true,
+                 .sigmoid = true,
+                 .bias = "mlp.gate.e_score_correction_bias",
+                 .groups = true,
+                 .n_shared = 1,
+                 .first_dense = 1},
+     .layer = glm4_moe_layer},
 
     {.type = "ministral3",
      .class_prefix = "Ministral3",
@@ -375,9 +407,10 @@ static const struct model_family families[] = {
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
 };
-const char model_family_types[] = "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, ministral3, olmo2, olmo3, "
-                                  "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen2_moe, qwen3_moe, mixtral "
-                                  "and olmoe";
+const char model_family_types[] =
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, ministral3, olmo2, olmo3, "
+    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen2_moe, qwen3_moe, mixtral "
+    "and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

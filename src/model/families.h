@@ -66,12 +66,22 @@ enum model_rope_layers {
 };
 /* The experts of layers. */
 struct model_experts_row {
-    int64_t n, choices, width; /* "num_experts" or "num_local_experts", "num_experts_per_tok", width_key: without the key */
+    int64_t n, choices,
+        width; /* "num_experts", "num_local_experts" or "n_routed_experts", "num_experts_per_tok", width_key: without
+                                  the key */
     const char *width_key;
     bool normalize;   /* weights of a token's experts sum to 1; else by "norm_topk_prob" */
     bool f32_weights; /* they stay f32 */
     bool dense;       /* some layers have an MLP instead: "mlp_only_layers", "decoder_sparse_step" */
     int64_t shared;   /* "shared_expert_intermediate_size" without the key; 0: there is no shared expert */
+    bool norm_key;    /* "norm_topk_prob" without the key */
+    /* of DeepSeek-V3 and related ones: */
+    bool sigmoid;        /* scores are sigmoids */
+    const char *bias;    /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
+    bool groups;         /* "n_group", "topk_group", "routed_scaling_factor" are read */
+    bool f32_logits;     /* of the router */
+    int64_t n_shared;    /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
+    int64_t first_dense; /* "first_k_dense_replace" without the key: layers with an MLP instead; 0: the key is not read */
 };
 /* A member that is left out is 0. */
 struct model_family {

@@ -127,7 +127,7 @@ static inline struct tensor model__take1(struct arena *m, enum dtype dt, int64_t
 
 /* What a layer with experts computes in the place of gate_up and mlp; E experts of width f, k of a token, P = T k rows. */
 struct model_expert_stage {
-    struct tensor logits;  /* (T, E) act       router */
+    struct tensor logits;  /* (T, E) act or f32, router */
     struct tensor expert;  /* (T, k) i32 */
     struct tensor weight;  /* (T, k) act or f32 */
     struct tensor offset;  /* (E + 1) i32      rows by expert: dev_expert_sort */

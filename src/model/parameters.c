@@ -69,6 +69,10 @@ static void add_layer(struct model *m, int64_t l) {
         memcpy((char *)y + row->place, &g, sizeof g);
     }
     y->last = &m->groups[m->n_groups - 1];
+    if (!y->router || !c->family->experts.bias) return;
+    struct model_buffer *const b = y->route_bias = &m->buffers[m->n_buffers++];
+    *b = (struct model_buffer){.n = c->n_experts, .src_dt = DT_F32};
+    snprintf(b->name, sizeof b->name, "%s%s", prefix, c->family->experts.bias);
 }
 
 void model__params_build(struct model *m) {
@@ -80,7 +84,8 @@ void model__params_build(struct model *m) {
     m->params = xcalloc(n * MODEL_MAX_PARTS + of_experts, sizeof *m->params);
     m->groups = xcalloc(n, sizeof *m->groups);
     m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);
-    m->n_params = m->n_groups = m->n_elems = 0;
+    m->buffers = xcalloc((size_t)c->n_layers, sizeof *m->buffers);
+    m->n_params = m->n_groups = m->n_elems = m->n_buffers = 0;
     m->g_embed = add_group(m, "", &embed, false);
     for (int64_t l = 0; l < c->n_layers; l++) add_layer(m, l);
     m->g_norm = add_group(m, "", &norm, false);
@@ -95,6 +100,10 @@ void model__params_build(struct model *m) {
 
 void model__params_free(struct model *m) {
     model__quant_free(m);
+    for (int64_t i = 0; i < m->n_buffers; i++) free(m->buffers[i].host);
+    free(m->buffers);
+    m->buffers = NULL;
+    m->n_buffers = 0;
     free(m->params);
     free(m->groups);
     free(m->layers);

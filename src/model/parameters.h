@@ -47,6 +47,16 @@ struct model_shard {
     bool whole_matrices; /* a matrix of the layers is not cut (Muon) */
 };
 
+/* Numbers of a layer that training leaves as they are: what a router adds to scores where it chooses. Not in the master, and not
+ * rounded to act. */
+struct model_buffer {
+    char name[96];
+    int64_t n;
+    enum dtype src_dt;
+    float *host;       /* as the file has it; NULL: a shape */
+    struct tensor dev; /* (n) f32 */
+};
+
 struct model_layer {
     struct model_group *first, *last; /* all its groups, neighbours; its linear layers are those of that role */
     int64_t window;                   /* sliding window of its attention, 0: none */
@@ -56,6 +66,7 @@ struct model_layer {
         *attn_post_norm;
     struct model_group *mlp_norm, *gate_up, *down, *mlp_post_norm;
     struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
+    struct model_buffer *route_bias;
     struct model_group *shared_gate_up, *shared_down, *shared_gate;
 };
 
@@ -71,6 +82,8 @@ struct model {
     struct model_layer *layers;
     struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied; the score of a value model */
     struct model_group *g_head_bias;               /* score.bias, or NULL */
+    struct model_buffer *buffers;                  /* (n_buffers), of layers */
+    int64_t n_buffers;
     /* compute copy, on the device */
     struct weight embed, head; /* head.data == embed.data when tied */
     struct tensor final_norm;

@@ -39,6 +39,37 @@ static inline int route_bwd(struct run *r) {
     return 0;
 }
 
+/* ---- router by scores: S_SOFTCAP sigmoids, n groups of which k are kept ---- */
+
+static inline void score_route_setup(struct run *r) {
+    route_setup(r);
+    add_in(r, "bias", shape_1d(DT_F32, r->s->hq), false, 0.2f, 0);
+}
+static inline struct route_args score_route_args(struct run *r) {
+    struct route_args a = route_args(r);
+    a.sigmoid = r->s->flags & S_SOFTCAP;
+    if (r->s->flags & S_ADD) a.bias = up(r, &r->in[1]);
+    a.groups = r->s->n;
+    a.top_groups = r->s->k;
+    a.scale = 2.5f;
+    return a;
+}
+static inline int score_route_fwd(struct run *r) {
+    const struct route_args a = score_route_args(r);
+    TRY(dev_route_fwd(r->d, &a));
+    down(r, "weight", a.weight, true, TOL_SUM);
+    down(r, "expert", a.expert, true, TOL_EXACT);
+    return 0;
+}
+static inline int score_route_bwd(struct run *r) {
+    const struct route_args a = score_route_args(r);
+    const struct tensor dz = dev_new(r, slot_shape(&r->in[0]), true);
+    TRY(dev_route_fwd(r->d, &a));
+    TRY(dev_route_bwd(r->d, &a, dz, up(r, &r->gout[0])));
+    down_grad(r, 0, dz, TOL_SUM)->floor = 0.01;
+    return 0;
+}
+
 /* ---- experts: sort, gather, grouped GEMM, combine ---- */
 
 /* Ids distinct in a row. S_ADD: most tokens choose the same few experts, and some experts have no row. */
@@ -183,6 +214,15 @@ static const struct op_shape shapes_route[] = {
     {.rows = 40, .hq = 128, .hk = 8, .flags = S_NORM},
     {.rows = 17, .hq = 384, .hk = 6},
     {.rows = 5, .hq = 1024, .hk = 32, .flags = S_NORM},
+};
+static const struct op_shape shapes_score_route[] = {
+    {.rows = 1, .hq = 1, .hk = 1, .flags = S_SOFTCAP},
+    {.rows = 7, .hq = 8, .hk = 3, .n = 4, .k = 2, .flags = S_NORM | S_SOFTCAP | S_ADD},
+    {.rows = 33, .hq = 64, .hk = 6, .flags = S_NORM | S_SOFTCAP | S_ADD},
+    {.rows = 40, .hq = 256, .hk = 8, .n = 8, .k = 4, .flags = S_NORM | S_SOFTCAP | S_ADD},
+    {.rows = 65, .hq = 160, .hk = 6, .n = 8, .k = 3},
+    {.rows = 17, .hq = 384, .hk = 8, .flags = S_SOFTCAP | S_ADD},
+    {.rows = 5, .hq = 1024, .hk = 32, .n = 32, .k = 7, .flags = S_NORM},
 };
 static const struct op_shape shapes_experts[] = {
     {.rows = 1, .n = 1, .k = 1, .hq = 1, .hk = 1},

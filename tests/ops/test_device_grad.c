@@ -52,6 +52,16 @@ static void route_apart_setup(struct run *r) {
         for (int64_t e = 0; e < n; e++) r->in[0].f[t * n + e] = 0.3f * (float)((e * 7 + t * 3) % n);
 }
 
+static const struct op_shape small_score_route[] = {
+    {.rows = 3, .hq = 8, .hk = 3, .n = 4, .k = 2, .flags = S_NORM | S_SOFTCAP | S_ADD},
+    {.rows = 4, .hq = 6, .hk = 2, .flags = S_SOFTCAP | S_ADD},
+    {.rows = 4, .hq = 12, .hk = 3, .n = 4, .k = 2},
+    {.rows = 4, .hq = 12, .hk = 3, .n = 4, .k = 2, .flags = S_NORM}};
+static void score_apart_setup(struct run *r) {
+    route_apart_setup(r);
+    add_in(r, "bias", shape_1d(DT_F32, r->s->hq), false, 0.0f, 0);
+}
+
 static const struct op_def grad_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(small_table), true},
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(small_table), true},
@@ -70,6 +80,7 @@ static const struct op_def grad_table[] = {
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},
+    {"score route", score_apart_setup, score_route_fwd, score_route_bwd, SHAPES(small_score_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(small_rows), true},
 };

@@ -203,6 +203,10 @@ static void families(void **state) {
              QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
                  EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_expert.gate_proj.weight "
                              "mlp.shared_expert.up_proj.weight mlp.shared_expert.down_proj.weight mlp.shared_expert_gate.weight"},
+        {"glm4_moe", ",\"num_key_value_heads\":2,\"n_routed_experts\":2,\"num_experts_per_tok\":1,\"first_k_dense_replace\":4",
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT(
+             "0") EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_experts.gate_proj.weight "
+                              "mlp.shared_experts.up_proj.weight mlp.shared_experts.down_proj.weight"},
         {"hunyuan_v1_dense", "",
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
@@ -234,9 +238,10 @@ static void families(void **state) {
         assert_true(y->first == m->layers[28].last + 1 && y->last == m->g_norm - 1 && strstr(model_family_types, rows[i].type));
         for (const struct model_group *g = y->first; g <= y->last; g++)
             met += g->role == MODEL_EXPERTS ? g->n / g->count * g->k * c.n_choices : g->n * g->k;
-        if (m->layers[3].gate_up != y->gate_up && y->router) /* its MLP instead of a router and one expert of two */
-            dense = (m->layers[3].gate_up->n + m->layers[3].down->k) * c.hidden -
-                    (c.n_experts + 3 * (c.expert_ffn + c.shared_ffn) + (y->shared_gate ? 1 : 0)) * c.hidden;
+        for (int l = 0; l < 30; l++) /* an MLP instead of a router and one expert of two */
+            if (y->router && !m->layers[l].router)
+                dense += (m->layers[l].gate_up->n + m->layers[l].down->k) * c.hidden -
+                         (c.n_experts + 3 * (c.expert_ffn + c.shared_ffn) + (y->shared_gate ? 1 : 0)) * c.hidden;
         assert_int_equal(model_config_linear_params(&c), 30 * met + dense);
         model_shape_free(m);
         model_config_free(&c);
@@ -296,6 +301,18 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"num_local_experts\":2000}",
          "\"num_local_experts\" is 2000, outside 1 .. 1024", ERR_FORMAT},
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"decoder_sparse_step\":0}", "decoder_sparse_step",
+         ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":3}", "8 of 128 experts in 1 of 3 groups",
+         ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":32}", "in 1 of 32 groups", ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":64}", "n_group", ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"scoring_func\":\"softmax\"}",
+         "unsupported scoring_func", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"routed_scaling_factor\":0}", "routed_scaling_factor",
+         ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"first_k_dense_replace\":-1}", "first_k_dense_replace",
+         ERR_FORMAT},
+        {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_shared_experts\":-1}", "n_shared_experts",
          ERR_FORMAT},
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"mlp_only_layers\":[\"a\"]}", "mlp_only_layers",
          ERR_FORMAT},

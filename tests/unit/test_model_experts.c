@@ -143,11 +143,54 @@ static void quantized_base(void **state) {
     free(dir);
 }
 
+/* ---- what a router adds to its scores ---- */
+
+/* It keeps its bits, whatever the weights are rounded to, and a file without it is refused. */
+static void correction_bias(void **state) {
+    char *dir = case_path("glm4_moe", ""), *path = file_join(dir, "model.safetensors"), *out = case_temp_dir(),
+         *exported = file_join(out, "model.safetensors");
+    static const char name[] = "model.layers.1.mlp.gate.e_score_correction_bias";
+    struct safetensors_file *want, *got;
+    struct model *m;
+    struct dev d;
+    (void)state;
+    case_dev(&d, "cpu", 1);
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 32}));
+    assert_int_equal(m->n_buffers, 1);
+    assert_true(m->layers[1].route_bias == m->buffers && !m->layers[0].route_bias);
+    OK(model_export(m, out, &(struct model_export_args){.dt = DT_BF16}));
+    OK(safetensors_open(&want, path));
+    OK(safetensors_open(&got, exported));
+    const struct safetensors_tensor *a = safetensors_find(want, name), *b = safetensors_find(got, name);
+    assert_true(a && b && b->dt == DT_F32 && b->bytes == a->bytes && memcmp(a->data, b->data, a->bytes) == 0);
+    struct safetensors_write_tensor t[64];
+    int64_t n = 0;
+    for (int64_t i = 0; i < safetensors_count(want); i++) {
+        const struct safetensors_tensor *s = safetensors_at(want, i);
+        if (strcmp(s->name, name) == 0) continue;
+        assert_true(n < 64);
+        t[n] = (struct safetensors_write_tensor){.name = s->name, .dt = s->dt, .nd = s->nd, .data = s->data};
+        memcpy(t[n++].dim, s->dim, sizeof s->dim);
+    }
+    model_close(m);
+    safetensors_close(got);
+    OK(safetensors_write(NULL, exported, t, n, NULL));
+    assert_int_equal(open_dir(&m, &d, out, QUANT_NONE), ERR_FORMAT);
+    if (!strstr(err_msg(), "tensor model.layers.1.mlp.gate.e_score_correction_bias is missing")) fail_msg("%s", err_msg());
+    safetensors_close(want);
+    dev_close(&d);
+    case_drop_dir(out);
+    free(dir);
+    free(path);
+    free(exported);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stacked_files),
         cmocka_unit_test(adapters),
         cmocka_unit_test(quantized_base),
+        cmocka_unit_test(correction_bias),
     };
     return cmocka_run_group_tests_name("models with experts", tests, NULL, NULL);
 }

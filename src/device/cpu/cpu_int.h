@@ -93,4 +93,8 @@ size_t cpu_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
 #define OP(name, ...) int cpu_##name(struct dev *d, __VA_ARGS__);
 #include "device/ops.def"
 
+/* Routers that choose by scores (moe/score_route.c). */
+int cpu_score_route_fwd(struct dev *d, const struct route_args *a);
+int cpu_score_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);
+
 #endif

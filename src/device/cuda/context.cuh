@@ -188,6 +188,9 @@ struct cuda_embed_bwd_args { /* of dev_embed_bwd_part */
     struct tensor ids, dx;
 };
 int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_args *a);
+/* Routers that choose by scores (moe/score_route.cu). */
+int cuda_score_route_fwd(struct dev *d, const struct route_args *a);
+int cuda_score_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);
 int cuda_swiglu(struct cuda *c, struct tensor y, struct tensor gate_up); /* the kernel of cuda_swiglu_fwd */
 /* Those of cuda_fold_on and cuda_embed_bwd_on, before a stream waits for a peer. */
 int cuda_load_group_kernels(void);

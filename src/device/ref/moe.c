@@ -36,6 +36,7 @@ int ref_route_fwd(struct dev *d, const struct route_args *a) {
     const int64_t k = a->expert.dim[1];
     int32_t *const id = a->expert.data;
     double p[DEV_MAX_EXPERTS];
+    if (route_by_scores(a)) return ref_score_route_fwd(a);
     (void)d;
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         int64_t last = -1;
@@ -55,6 +56,7 @@ int ref_route_fwd(struct dev *d, const struct route_args *a) {
 int ref_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight) {
     const int64_t n = a->logits.dim[1], k = a->expert.dim[1];
     double p[DEV_MAX_EXPERTS], dz[DEV_MAX_EXPERTS];
+    if (route_by_scores(a)) return ref_score_route_bwd(a, dlogits, dweight);
     (void)d;
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         double sum = 0, dot = 0;

@@ -38,4 +38,8 @@ static inline int64_t ref_index(struct tensor t, int64_t i, int64_t limit) { /* 
 #define OP(name, ...) int ref_##name(struct dev *d, __VA_ARGS__);
 #include "device/ops.def"
 
+/* Routers that choose by scores (score_route.c). */
+int ref_score_route_fwd(const struct route_args *a);
+int ref_score_route_bwd(const struct route_args *a, struct tensor dlogits, struct tensor dweight);
+
 #endif

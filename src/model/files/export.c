@@ -97,6 +97,13 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
+static int read_buffer(void *arg, size_t off, void *dst, size_t n) {
+    const struct model_buffer *const b = arg;
+    const size_t size = dtype_size(b->src_dt);
+    model__convert(dst, b->src_dt, (const char *)(b->host + off / size), DT_F32, (int64_t)(n / size));
+    return 0;
+}
+
 static int reader_open(struct reader *r, const struct model *m) {
     /* An adapter's is not the weights'; of a rank's share the compute copy is the whole. */
     const float *master = m->lora || m->own ? NULL : m->master;
@@ -231,19 +238,30 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
-    struct safetensors_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
-    int64_t n = 0;
+    struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers), sizeof *t);
+    int64_t n_own = 0, n = 0; /* parameters, tensors */
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
-    for (int pass = 0; pass < 2; pass++) { /* f32 first, so that every tensor is aligned to its size */
+    for (int pass = 0; pass < 2; pass++) {           /* f32 first, so that every tensor is aligned to its size */
+        for (int64_t i = 0; i < m->n_buffers; i++) { /* never rounded */
+            const struct model_buffer *const b = &m->buffers[i];
+            if ((b->src_dt == DT_F32) != (pass == 0)) continue;
+            t[n++] = (struct safetensors_write_tensor){.name = b->name,
+                                                       .dt = b->src_dt,
+                                                       .nd = 1,
+                                                       .dim = {b->n},
+                                                       .read = read_buffer,
+                                                       .arg = (void *)(uintptr_t)b,
+                                                       .any_thread = true};
+        }
         for (int64_t i = 0; i < m->n_params; i++) {
             enum dtype as;
             TRYG(choose_dtype(m, &m->params[i], dt, &as), out);
             if ((as == DT_F32) != (pass == 0)) continue;
             const struct model_param *p = &m->params[i];
-            src[n] = (struct param_source){&r, p, as};
+            src[n_own] = (struct param_source){&r, p, as};
             t[n] = (struct safetensors_write_tensor){
-                .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n]};
+                .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n_own++]};
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
             n++;

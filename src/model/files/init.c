@@ -152,11 +152,18 @@ static int fill(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
+/* Buffers begin as zeros. */
+static int fill_zeros(void *arg, size_t off, void *dst, size_t n) {
+    (void)arg, (void)off;
+    memset(dst, 0, n);
+    return 0;
+}
+
 static int write_random(const struct model *m, const char *path, uint64_t seed, enum dtype dt) {
     struct pool *pool = NULL;
     TRY(pool_create(&pool, 0));
     struct init_source *s = xcalloc((size_t)m->n_params, sizeof *s);
-    struct safetensors_write_tensor *t = xcalloc((size_t)m->n_params, sizeof *t);
+    struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers), sizeof *t);
     json_t *meta = json_pack("{s:s}", "format", "pt");
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *p = &m->params[i];
@@ -174,7 +181,10 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
         t[i] = (struct safetensors_write_tensor){
             .name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
     }
-    const int rc = safetensors_write(NULL, path, t, m->n_params, meta);
+    for (int64_t i = 0; i < m->n_buffers; i++)
+        t[m->n_params + i] = (struct safetensors_write_tensor){
+            .name = m->buffers[i].name, .dt = dt, .nd = 1, .dim = {m->buffers[i].n}, .read = fill_zeros};
+    const int rc = safetensors_write(NULL, path, t, m->n_params + m->n_buffers, meta);
     json_decref(meta);
     free(t);
     free(s);

@@ -193,9 +193,9 @@ static int find_stacked(struct source *s, struct weights_dir *w, const struct mo
     static const char mark[] = ".experts.";
     const struct model_group *const g = &m->groups[p->group];
     const char *const at = g->role == MODEL_EXPERTS ? strstr(p->name, mark) : NULL;
-    const int64_t in_group = p - m->params - g->first_param, parts = g->n_params / g->count, rows = g->n / g->count;
     char name[sizeof p->name + 16], have[128];
     if (!at) return 0;
+    const int64_t in_group = p - m->params - g->first_param, parts = g->n_params / g->count, rows = g->n / g->count;
     snprintf(name, sizeof name, "%.*s%s", (int)(at - p->name) + (int)sizeof mark - 1, p->name,
              parts == 2 ? "gate_up_proj" : "down_proj");
     find_tensor(s, w, name);
@@ -236,6 +236,7 @@ static void note_unused(const struct model *m, const struct source *src, const s
         map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
         if (src[i].t) map_set(&used, src[i].t->name, strlen(src[i].t->name), i);
     }
+    for (int64_t i = 0; i < m->n_buffers; i++) map_set(&used, m->buffers[i].name, strlen(m->buffers[i].name), i);
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
@@ -440,6 +441,26 @@ out:
     return rc;
 }
 
+/* Buffers of layers, on the host. */
+static int read_buffers(struct model *m, struct weights_dir *w, const char *dir) {
+    for (int64_t i = 0; i < m->n_buffers; i++) {
+        struct model_buffer *const b = &m->buffers[i];
+        struct source s = {0};
+        struct model_param p = {.rows = b->n, .cols = 1, .nd = 1};
+        memcpy(p.name, b->name, sizeof p.name);
+        TRY(find_param(&s, w, m, &p, dir));
+        float *const raw = xmalloc((size_t)b->n * sizeof *raw);
+        const uint8_t *const src = elements(&s, 0, b->n, raw);
+        const int rc = check_finite(&p, &s, src, b->n);
+        b->host = xmalloc((size_t)b->n * sizeof *b->host);
+        b->src_dt = s.t->dt;
+        if (rc == 0) model__convert(b->host, DT_F32, src, s.t->dt, b->n);
+        free(raw);
+        TRY(rc);
+    }
+    return 0;
+}
+
 /* ---- memory ---- */
 
 static size_t rope_bytes(const struct model_config *c, int64_t max_len) { return (size_t)(max_len * c->head_dim) * sizeof(float); }
@@ -478,6 +499,24 @@ static int alloc_query_scales(struct model *m, int64_t max_len) {
     return rc;
 }
 
+static size_t buffers_bytes(const struct model *m) {
+    size_t n = 0;
+    for (int64_t i = 0; i < m->n_buffers; i++) n += (size_t)m->buffers[i].n * sizeof(float);
+    return n;
+}
+
+/* From the host to the device. */
+static int alloc_buffers(struct model *m) {
+    for (int64_t i = 0; i < m->n_buffers; i++) {
+        struct model_buffer *const b = &m->buffers[i];
+        void *p = NULL;
+        TRY(dev_alloc(m->dev, (size_t)b->n * sizeof(float), &p));
+        b->dev = tensor_1d(p, DT_F32, b->n);
+        TRY(dev_copy_in(m->dev, p, b->host, (size_t)b->n * sizeof(float)));
+    }
+    return m->n_buffers ? dev_sync(m->dev) : 0;
+}
+
 static int alloc_shares(struct model *m) {
     struct arena ar = {0};
     model__stream_create(m);
@@ -504,6 +543,7 @@ static int alloc_model(struct model *m, const struct model_open_args *a) {
     }
     if (a->flags & MODEL_TRAIN) TRY(model__alloc_master(m));
     TRY(alloc_rope(m, a->max_len));
+    TRY(alloc_buffers(m));
     return alloc_query_scales(m, a->max_len);
 }
 
@@ -577,6 +617,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
         TRYG(find_param(&src[i], &w, m, &m->params[i], a->dir), out);
         m->params[i].src_dt = src[i].t->dt;
     }
+    TRYG(read_buffers(m, &w, a->dir), out);
     note_unused(m, src, &w, a->dir);
     TRYG(alloc_model(m, a), out); /* after the cheap checks: a wrong directory fails at once */
     TRYG(load_weights(m, src), out);
@@ -679,7 +720,7 @@ size_t model_open_bytes(const struct model_config *c, struct dev *dev, const str
     model__quant_create(&m, a->quant);
     model__weights_layout(&m, &weights);
     if (a->flags & MODEL_SHARDED_WEIGHTS) weights.used = model__shares_most(&m, a->shard);
-    size_t n = model_has_query_scales(c, a->max_len) ? (size_t)a->max_len * sizeof(float) : 0;
+    size_t n = buffers_bytes(&m) + (model_has_query_scales(c, a->max_len) ? (size_t)a->max_len * sizeof(float) : 0);
     for (int i = 0; i < MODEL_ROPE_TABLES; i++)
         if (model_has_rope(c, (enum model_rope_table)i)) n += rope_bytes(c, a->max_len);
     if (!(a->flags & MODEL_HOST_WEIGHTS)) n += weights.used;
@@ -703,6 +744,8 @@ int model_open_reward(struct model **out, struct dev *dev, const struct model_op
 void model_close(struct model *m) {
     if (!m) return;
     for (int i = 0; i < MODEL_ROPE_TABLES; i++) dev_free(m->dev, m->rope[i].data, (size_t)tensor_count(m->rope[i]) * sizeof(float));
+    for (int64_t i = 0; i < m->n_buffers; i++)
+        dev_free(m->dev, m->buffers[i].dev.data, (size_t)tensor_count(m->buffers[i].dev) * sizeof(float));
     dev_free(m->dev, m->query_scale.data, (size_t)tensor_count(m->query_scale) * sizeof(float));
     model__free_master(m);
     free(m->own);

@@ -81,6 +81,7 @@ static void route_fwd_part(void *arg, int64_t part, int thread) {
 }
 
 int cpu_route_fwd(struct dev *d, const struct route_args *a) {
+    if (route_by_scores(a)) return cpu_score_route_fwd(d, a);
     struct route_job j = {.a = a};
     pool_run(cpu_of(d)->pool, parts_of(a->logits.dim[0]), route_fwd_part, &j);
     return 0;
@@ -106,6 +107,7 @@ static void route_bwd_part(void *arg, int64_t part, int thread) {
 }
 
 int cpu_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight) {
+    if (route_by_scores(a)) return cpu_score_route_bwd(d, a, dlogits, dweight);
     struct route_job j = {a, dlogits, dweight};
     pool_run(cpu_of(d)->pool, parts_of(a->logits.dim[0]), route_bwd_part, &j);
     return 0;

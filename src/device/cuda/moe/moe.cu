@@ -162,6 +162,7 @@ static int route_launch(struct cuda *c, const route_kernel *kernels, const struc
 }
 
 int cuda_route_fwd(struct dev *d, const struct route_args *a) {
+    if (route_by_scores(a)) return cuda_score_route_fwd(d, a);
     struct route r = route_of(a);
     r.weight = a->weight.data;
     r.weight_half = a->weight.dt == DT_BF16;
@@ -169,6 +170,7 @@ int cuda_route_fwd(struct dev *d, const struct route_args *a) {
 }
 
 int cuda_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight) {
+    if (route_by_scores(a)) return cuda_score_route_bwd(d, a, dlogits, dweight);
     struct route r = route_of(a);
     r.dlogits = dlogits.data;
     r.dlogits_half = dlogits.dt == DT_BF16;
