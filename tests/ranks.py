@@ -5,6 +5,8 @@ import json
 import pathlib
 import sqlite3
 
+from verlc_test import run
+
 # of one machine and moment: times, memory, what a cache of one rank saw
 OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/kv_blocks_peak",
        "rollout/prefix_cached_tokens", "rollout/num_preempted")
@@ -72,3 +74,15 @@ def below(pid):
                 seen[child] = args
                 todo.append(child)
     return seen
+
+
+def experts_model(s, family="qwen3_moe", keys=None):
+    """The scratch's model as a Qwen3-MoE, one MLP in layer 1, experts in the others; or as another family."""
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"model_type": family} | (keys or {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "norm_topk_prob": True, "mlp_only_layers": [1]})
+    arch, out = s.dir / f"{family}.json", s.dir / family
+    arch.write_text(json.dumps(config))
+    run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return out

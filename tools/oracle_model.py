@@ -15,6 +15,7 @@ Each case is a tiny random model (model.safetensors, config.json) and golden.saf
   grad.NAME               of loss = sum(dlogp * logp + dentropy * entropy), for every parameter
 The rope variants share the Llama weights and record logits alone.
 """
+import importlib
 import json
 import os
 import shutil
@@ -336,6 +337,25 @@ def make_case(name, config, out):
     return model, seqs, *(golden[k] for k in ("row", "target", "dlogp", "dentropy"))
 
 
+BALANCED = ("qwen3_moe", "mixtral", "olmoe")
+
+
+def make_balance(out, model, seqs):
+    """balance.safetensors: transformers' load_balancing_loss_func over the routers of all tokens, and its gradients of routers and
+    of what is before them."""
+    balance = importlib.import_module(type(model).__module__).load_balancing_loss_func
+    config = model.config
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    routers = [model(input_ids=s[None], output_router_logits=True).router_logits for s in seqs]
+    loss = balance(tuple(torch.cat(layer) for layer in zip(*routers)), experts, config.num_experts_per_tok)
+    model.zero_grad()
+    loss.backward()
+    kept = (".gate.", "embed_tokens", "norm")
+    grads = {k: p.grad for k, p in model.named_parameters() if p.grad is not None and any(x in k for x in kept)}
+    save_file({"loss": loss.detach()[None]} | {f"grad.{k}": v for k, v in released(grads, config.model_type).items()},
+              f"{out}/balance.safetensors")
+
+
 def make_adamw(out, model, seqs, row, target, dlogp, dentropy):
     """Ten clipped AdamW steps under a cosine schedule with warmup: norms, rates, final weights."""
     warmup, total, base, floor = 2, 10, 1e-3, 0.1
@@ -389,6 +409,8 @@ def make(out, names):
         made = make_case(name, config, f"{out}/{name}")
         if name == "qwen2":
             make_adamw(f"{out}/{name}", *made)
+        if name in BALANCED:
+            make_balance(f"{out}/{name}", *made[:2])
         if name == "llama":
             make_ropes(f"{out}/{name}", made[1])
     size = sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(out) for f in fs)

@@ -220,6 +220,7 @@ static int check_route(const char *op, const struct route_args *a) {
 int dev_route_fwd(struct dev *d, const struct route_args *a) {
     TRY(check_route("route_fwd", a));
     TRY(want_like("route_fwd", "weight", a->weight, ACT, a->expert));
+    if (a->given.data) TRY(want_like("route_fwd", "given", a->given, I32, a->expert));
     HAVE(route_fwd);
     return a->logits.dim[0] ? TRACED(route_fwd, (d, a), a->logits.dim[0], a->logits.dim[1], a->expert.dim[1]) : 0;
 }
@@ -229,6 +230,18 @@ int dev_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogi
     TRY(want_like("route_bwd", "dweight", dweight, F32, a->expert));
     HAVE(route_bwd);
     return a->logits.dim[0] ? TRACED(route_bwd, (d, a, dlogits, dweight), a->logits.dim[0], a->logits.dim[1], a->expert.dim[1]) : 0;
+}
+
+int dev_balance_bwd(struct dev *d, const struct balance_args *a) {
+    TRY(want2("balance_bwd", "logits", a->logits, ACT, ANY, ANY));
+    const int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
+    if (n < 1 || n > DEV_MAX_EXPERTS)
+        FAIL(ERR_INVAL, "dev op balance_bwd: %lld experts, at most %d are possible", (long long)n, DEV_MAX_EXPERTS);
+    TRY(want1("balance_bwd", "load", a->load, F32, n));
+    TRY(want_like("balance_bwd", "dlogits", a->dlogits, ACT, a->logits));
+    TRY(want1("balance_bwd", "loss", a->loss, F32, rows));
+    HAVE(balance_bwd);
+    return rows ? TRACED(balance_bwd, (d, a), rows, n, 0) : 0;
 }
 
 /* Rows of a grouped op are counted in i32 on the device. */

@@ -168,6 +168,7 @@ int dev_geglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struc
 /* dlogits (T, E) act or f32, from dweight (T, k) f32. With p the softmax and w the normalised weights: normalize:
  * dz_e = w_e (dw_e - sum_s w_s dw_s) for the k, 0 for others; else dz_e = p_e (dw_e - sum_s p_s dw_s), dw_e = 0 for others. */
 int dev_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);
+int dev_balance_bwd(struct dev *d, const struct balance_args *a);
 /* dx (P, k) act or f32 = dy (P, n) act . W_e. */
 int dev_grouped_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight_stack w, struct tensor offset);
 /* dw (E, n, k) f32 = dy^T . x of each expert's rows, in their order; zeros where it has none. add: +=. dy (P, n), x (P, k) act. */

@@ -166,6 +166,14 @@ struct route_args {
     struct tensor bias; /* (E) f32, optional */
     int64_t groups, top_groups;
     float scale; /* of the weights; 0: 1 */
+    struct tensor given;  /* (T, k) i32, optional: a token whose first id is not negative has these in the place of its k largest */
+};
+/* The load-balancing loss of a router (Fedus et al. 2022): of a token sum_e load_e p_e, p its softmax over all E in f32. */
+struct balance_args {
+    struct tensor logits;  /* (T, E) act or f32 */
+    struct tensor load;    /* (E) f32: of all tokens' choices, times what the loss is multiplied by */
+    struct tensor dlogits; /* (T, E) act or f32: += p_e (load_e - sum_j load_j p_j) */
+    struct tensor loss;    /* (T) f32 */
 };
 enum { DEV_MAX_EXPERT_GROUPS = 32 };
 static inline bool route_by_scores(const struct route_args *a) {

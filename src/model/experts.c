@@ -12,7 +12,12 @@
 static int64_t slots_of(const struct model_config *c, int64_t rows) { return rows * c->n_choices; }
 
 void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
-    if (c->n_experts) a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
+    if (!c->n_experts) return;
+    a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
+    if (!a->keep.train) return;
+    a->experts.offsets = model__take2(m, DT_I32, c->n_layers, c->n_experts + 1);
+    a->experts.load = model__take1(m, DT_F32, c->n_experts);
+    a->experts.loss = model__take2(m, DT_F32, c->n_layers, a->max_rows);
 }
 
 void model__experts_stage_layout(struct model_expert_stage *e, const struct model_acts *a, struct arena *m,
@@ -70,6 +75,11 @@ static struct route_args route_of(const struct model *m, const struct model_laye
 
 /* ---- forward ---- */
 
+/* A layer's load, for model_router_load. */
+static int keep_offset(struct dev *d, const struct model_acts *a, int64_t l, struct tensor offset) {
+    return dev_copy(d, tensor_rows(a->experts.offsets, l, 1).data, offset.data, (size_t)tensor_count(offset) * sizeof(int32_t));
+}
+
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const int64_t n = b->n_rows;
@@ -80,6 +90,7 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, TENSOR_NONE, false));
     TRY(dev_route_fwd(d, &route));
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
+    if (a->keep.train) TRY(keep_offset(d, a, l, e.offset));
     TRY(dev_gather_rows(d, x, xn, e.token));
     TRY(dev_grouped_fwd(d, e.gate_up, x, stack_of(y->expert_gate_up), e.offset));
     TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
@@ -109,6 +120,22 @@ static struct tensor stack_grad(const struct model *m, const struct model_grads 
     return (struct tensor){t.data, t.dt, 3, {group->count, group->n / group->count, group->k, 1}};
 }
 
+/* The gradient of a router's matrix; of one that is not trained zeros. */
+static int router_weights(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
+                          struct tensor xn) {
+    const struct tensor dw = model__grad(m, g, router);
+    if (!m->frozen_routers) return dev_matmul_dw(m->dev, dw, TENSOR_NONE, dlogits, xn, g->add);
+    return g->add ? 0 : dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float));
+}
+
+/* The load-balancing loss of layer l's router. */
+static int balance_backward(struct dev *d, const struct model_acts *a, int64_t l, struct tensor logits, struct tensor dlogits) {
+    float *const loss = (float *)a->experts.loss.data + l * a->max_rows;
+    return dev_balance_bwd(
+        d, &(struct balance_args){
+               .logits = logits, .load = a->experts.load, .dlogits = dlogits, .loss = tensor_1d(loss, DT_F32, logits.dim[0])});
+}
+
 int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
@@ -130,7 +157,8 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     }
     TRY(dev_grouped_dx(d, x, dgate_up, stack_of(y->expert_gate_up), e.offset)); /* x: its gradient */
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
-    if (!m->lora) TRY(dev_matmul_dw(d, model__grad(m, g, y->router), TENSOR_NONE, dlogits, xn, g->add));
+    if (a->experts.balanced) TRY(balance_backward(d, a, l, e.logits, dlogits));
+    if (!m->lora) TRY(router_weights(m, g, y->router, dlogits, xn));
     TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
     TRY(model__shared_backward(m, a, l, dy, dx, g));
     return dev_combine_fwd(d, &(struct combine_args){.out = model__top(a->dxn, n), .from = dx, .y = x, .row = e.row});

@@ -88,6 +88,16 @@ int model_logp(struct model *m, struct model_acts *a, const struct model_logp_ar
  * row[i] of the last forward. n is at most the max_rows of the activations. */
 int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64_t n, float *value);
 
+/* ---- routers of layers with experts (router_load.c) ---- */
+int64_t model_router_layers(const struct model_config *c); /* how many layers have one */
+/* After a training forward: load (model_router_layers, n_experts) += how many choices of its rows each expert has. */
+int model_router_load(struct model *m, struct model_acts *a, int64_t *load);
+/* The backward passes that follow add the load-balancing loss of their rows, the sum of sum_e load_e p_e over routers and tokens, p
+ * the softmax of a router's logits; load (n_experts) host. NULL: none. */
+int model_router_balance(struct model *m, struct model_acts *a, const float *load);
+/* Its value in the last of them, added layer by layer, row by row. */
+int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss);
+
 /* ---- backward ---- */
 /* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then
  * summed in place. With begin: bucket by bucket, in the order in which they are made, into memory that the sink names, so that it

@@ -206,6 +206,10 @@ struct model_acts {
         struct tensor dweight;  /* (T, k) f32 */
         struct tensor dlogits;  /* (T, E) act */
         struct tensor dx;       /* (T, h) f32   what comes through the router */
+        /* training: rows by expert of each layer, (n_layers, E + 1) i32; the load that the load-balancing loss reads (E) f32, and
+         * the loss (n_layers, T) f32, while `balanced` */
+        struct tensor offsets, load, loss;
+        bool balanced;
     } experts;
     struct {
         struct tensor dmlp;     /* (T, f) act */

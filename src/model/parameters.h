@@ -94,6 +94,7 @@ struct model {
     struct tensor flat;          /* (n_elems) act: that block as one array in the master's order; absent where it is not one,
                                     as model_is_flat says */
     int flags;                   /* model_load_flags it was opened with */
+    bool frozen_routers;         /* routers of layers with experts are not trained: no gradient, no weight decay */
     const struct model *base;    /* whose weights it reads below its head; NULL: its own */
     struct model_stream *stream; /* how weights that are not here as a whole are streamed; NULL: they are here; private */
     size_t weights_bytes;        /* of weights: all of them, or a rank's shares */

@@ -30,6 +30,8 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
                                       .max_len = k->data.max_length,
                                       .shard = all_reduce_shard(w->devices, &k->optim)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
+    w->model->frozen_routers = k->model.router.freeze;
+    TRY(router_balance_coef(&k->model.router, &w->model->cfg, &a.balance));
     a.model = w->model;
     a.group = w->devices;
     struct worker_role policy = {.cut = k->data.cut, .temperature = 1};
@@ -164,6 +166,7 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
                        .len = len,
                        .cut = k->data.cut,
                        .metrics = &s.metrics,
+                       .router = "train/router",
                        .ctx = &s,
                        .take = take_batch,
                        .drop = drop_batch};

@@ -7,6 +7,7 @@
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "train/activation_recompute.h"
+#include "train/router_balance.h"
 
 struct train_lora {
     bool on;                /* lora_rank > 0, or lora_adapter_path is set */
@@ -19,6 +20,7 @@ struct train_model_config {
     char *dir; /* owned */
     const char *tokenizer_dir;
     struct train_lora lora;
+    struct train_router_keys router;
     enum dtype act;
     enum train_recompute recompute;
 };

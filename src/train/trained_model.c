@@ -27,7 +27,14 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
-    bool collective; /* the weights are sharded */
+    bool collective;        /* the weights are sharded */
+    struct routers {        /* of a mini-batch */
+        double coef;        /* of the load-balancing loss */
+        int64_t n, *count;  /* (n): choices by layer and expert; n 0: the model has none */
+        float *load;        /* (experts) */
+        double *loss;       /* by micro-batch, of those that are this rank's; the others 0 */
+        bool counted, read; /* count is of the whole mini-batch; load has been read from it */
+    } routers;
     void *owned_block;
     size_t block_bytes;
     /* host, (max_rows); out: log-probs or values */
@@ -114,6 +121,9 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
+    t->routers = (struct routers){.coef = a->balance, .n = a->train ? model_router_layers(&m->cfg) * m->cfg.n_experts : 0};
+    if (t->routers.n) t->routers.count = xmalloc((size_t)t->routers.n * sizeof *t->routers.count);
+    if (t->routers.n) t->routers.load = xmalloc((size_t)m->cfg.n_experts * sizeof *t->routers.load);
     *out = t;
     return 0;
 fail:
@@ -136,6 +146,8 @@ void trained_model_destroy(struct trained_model *t) {
     free(t->sum_pi_sq);
     free(t->dout);
     free(t->dentropy);
+    free(t->routers.count);
+    free(t->routers.load);
     buf_free(&t->record);
     buf_free(&t->records);
     free(t);
@@ -282,6 +294,81 @@ struct computed {
     bool finite;
 };
 
+/* ---- routers (router_balance.h) ---- */
+
+/* v (n) of 8 bytes = its sum over the ranks, in their order. */
+static int sum_ranks(struct trained_model *t, void *v, int64_t n, bool f64) {
+    if (!t->group) return 0;
+    const int size = collective_size(t->group);
+    size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
+    char *all = xmalloc((size_t)size * (size_t)n * 8);
+    for (int r = 0; r <= size; r++) at[r] = (size_t)r * (size_t)n * 8;
+    memcpy(all + at[collective_rank(t->group)], v, (size_t)n * 8);
+    const int rc = comm_all_gather(collective_comm(t->group), all, at);
+    memset(v, 0, (size_t)n * 8);
+    for (int64_t i = 0; i < size * n && rc == 0; i++) {
+        if (f64) ((double *)v)[i % n] += ((const double *)(const void *)all)[i];
+        else ((int64_t *)v)[i % n] += ((const int64_t *)(const void *)all)[i];
+    }
+    free(all);
+    free(at);
+    return rc;
+}
+
+/* Passes over the mini-batch that count the load of experts. */
+static int count_load(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
+    const int64_t size = t->group ? collective_size(t->group) : 1, rank = t->group ? collective_rank(t->group) : 0;
+    struct model_batch b;
+    for (int64_t i = 0; i < n; i += size) { /* a round of the ranks: the same passes over sharded weights */
+        if (i + rank < n) {
+            TRY(micro_batch_fill(&t->pack, s->seqs, &list[i + rank], &b));
+            TRY(model_forward(t->model, &b, t->acts));
+            TRY(model_router_load(t->model, t->acts, t->routers.count));
+        } else if (t->collective) {
+            TRY(model_stream_idle(t->model));
+        }
+    }
+    t->routers.counted = true;
+    return sum_ranks(t, t->routers.count, t->routers.n, false);
+}
+
+/* n: micro-batches of the list, all of them with a target. */
+static int begin_routers(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
+                         struct step_result *r) {
+    struct routers *const u = &t->routers;
+    r->router = (struct router_load){
+        .layers = model_router_layers(&t->model->cfg), .experts = t->model->cfg.n_experts, .balanced = u->coef > 0};
+    for (int64_t i = 0; i < n; i++) r->router.rows += list[i].n_rows;
+    u->counted = u->read = false;
+    if (u->n == 0) return 0;
+    memset(u->count, 0, (size_t)u->n * sizeof *u->count);
+    u->loss = xcalloc((size_t)r->n_micro + 1, sizeof *u->loss);
+    return u->coef > 0 && (n > 1 || t->group) ? count_load(t, s, list, n) : 0;
+}
+
+/* After the forward pass of a micro-batch. */
+static int read_routers(struct trained_model *t, const struct router_load *r) {
+    struct routers *const u = &t->routers;
+    if (u->n == 0) return 0;
+    if (!u->counted) TRY(model_router_load(t->model, t->acts, u->count));
+    if (u->coef == 0 || u->read) return 0;
+    u->read = true;
+    router_balance_load(r, u->count, u->coef, u->load);
+    return model_router_balance(t->model, t->acts, u->load);
+}
+
+static int end_routers(struct trained_model *t, int rc, struct step_result *r) {
+    struct routers *const u = &t->routers;
+    double *const loss = u->loss;
+    u->loss = NULL;
+    if (rc == 0 && u->n && !u->counted) rc = sum_ranks(t, u->count, u->n, false);
+    if (rc == 0 && u->n && u->coef > 0) rc = sum_ranks(t, loss, r->n_micro, true);
+    for (int64_t i = 0; loss && i < r->n_micro; i++) r->router.loss += loss[i];
+    if (u->n) router_load_metrics(&r->router, u->count);
+    free(loss);
+    return rc;
+}
+
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
@@ -298,8 +385,8 @@ static int backward(struct trained_model *t, const struct mini_batch *s, const s
         .batch = &c->b, .row = t->pack.row, .n = m->n_targets, .dvalue = t->dout, .sink = sink};
     const struct model_backward_args logp = {
         .batch = &c->b, .logp = &c->l, .dlogp = t->dout, .dentropy = s->entropy_grad ? t->dentropy : NULL, .sink = sink};
-    if (t->model->cfg.value) return model_value_backward(t->model, t->acts, &value);
-    return model_backward(t->model, t->acts, &logp);
+    TRY(t->model->cfg.value ? model_value_backward(t->model, t->acts, &value) : model_backward(t->model, t->acts, &logp));
+    return t->routers.read ? model_router_balance_loss(t->model, t->acts, &t->routers.loss[m->index]) : 0;
 }
 
 static int report(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
@@ -315,6 +402,7 @@ static int all_micros(struct trained_model *t, const struct mini_batch *s, const
         const struct model_grad_sink sink = {.flat = i < chunk ? t->grads : t->chunk, .add = i % chunk > 0};
         struct computed c;
         TRY(forward_loss(t, s, &list[i], &c));
+        TRY(read_routers(t, &r->router));
         TRY(report(s, &list[i], t->record.p, t->record.n, r));
         if (!c.finite) {
             loss_not_finite(t, &r->optim);
@@ -410,7 +498,8 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* This rank's chunk of a wave of n micro-batches. Where a loss is not finite its gradients are folded like others, and discarded
  * afterwards. */
-static int run_chunk(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
+static int run_chunk(struct trained_model *t, const struct waves *w, const struct pack_micro *list, int64_t n) {
+    const struct mini_batch *const s = w->s;
     const int64_t longest = least(n, t->grad_chunk), left = n - collective_rank(t->group) * t->grad_chunk,
                   own = least(left, longest);
     buf_reset(&t->records);
@@ -419,6 +508,7 @@ static int run_chunk(struct trained_model *t, const struct mini_batch *s, const 
         struct model_grad_sink sink;
         struct computed c;
         TRY(forward_loss(t, s, m, &c));
+        TRY(read_routers(t, &w->r->router));
         TRY(keep_record(t, c.finite));
         TRY(all_reduce_sink(t->ranks, i > 0, i == longest - 1, &sink));
         TRY(backward(t, s, m, &c, &sink));
@@ -437,7 +527,7 @@ static int wave(struct trained_model *t, struct waves *w, const struct pack_micr
     int rc = 0;
     for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
     all_reduce_wave(t->ranks, chunks, rows, first);
-    TRYG(run_chunk(t, w->s, list, n), out);
+    TRYG(run_chunk(t, w, list, n), out);
     TRYG(report_wave(t, w, list, n), out);
 out:
     free(rows);
@@ -468,9 +558,12 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
         if (list[i].n_targets > 0) list[n++] = list[i];
         else r->n_rows += list[i].n_rows;
     }
-    const int rc = n == 0     ? dev_zero(t->dev, t->grads, grads_bytes(t))
-                   : t->group ? all_waves(t, s, list, n, r)
-                              : all_micros(t, s, list, n, r);
+    int rc = begin_routers(t, s, list, n, r);
+    if (rc == 0)
+        rc = n == 0     ? dev_zero(t->dev, t->grads, grads_bytes(t))
+             : t->group ? all_waves(t, s, list, n, r)
+                        : all_micros(t, s, list, n, r);
+    rc = end_routers(t, rc, r);
     free(list);
     return rc;
 }

@@ -12,6 +12,7 @@
 #include "model/parallel/weight_streaming.h"
 #include "train/gradient_all_reduce.h"
 #include "train/micro_batch.h"
+#include "train/router_balance.h"
 
 #include "base/buf.h"
 
@@ -26,6 +27,7 @@ struct trained_model_args {
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
+    double balance;                   /* train: coefficient of the routers' load-balancing loss; 0: none */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
@@ -102,9 +104,11 @@ struct mini_batch {
  * micro-batches, on any number of ranks. */
 struct step_result {
     struct optim_result optim;
-    int64_t n_micro, n_rows; /* micro-batches, tokens forwarded */
+    int64_t n_micro, n_rows;   /* micro-batches, tokens forwarded */
+    struct router_load router; /* of the micro-batches with a target */
 };
-/* One optimizer step over a mini-batch. A non-finite loss gradient or gradient norm changes nothing and is reported in r->optim.
+/* One optimizer step over a mini-batch. With a load-balancing loss and several micro-batches a forward pass over all of them comes
+ * first, which counts the load of experts. A non-finite loss gradient or gradient norm changes nothing and is reported in r->optim.
  * On several ranks all have the same mini-batch, and end with the same weights and the same *r. */
 int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
                        struct step_result *r);

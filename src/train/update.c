@@ -71,6 +71,18 @@ static void keep_bad(struct update_result *r, const struct optim_result *why, co
     memcpy(r->bad_rows, rows, (size_t)n * sizeof *rows);
 }
 
+static void router_metrics(const struct update *u, const struct router_load *r) {
+    const struct {
+        const char *name;
+        double value;
+    } v[] = {{"load_max_over_mean", r->max_over_mean}, {"load_entropy", r->entropy}, {"aux_loss", r->loss}};
+    for (size_t i = 0; i < sizeof v / sizeof *v && u->router && r->layers > 0 && r->rows > 0; i++) {
+        char name[112];
+        snprintf(name, sizeof name, "%s/%s", u->router, v[i].name);
+        if (i < 2 || r->balanced) update_metric_add(u->metrics, name, REDUCE_FLAT, v[i].value);
+    }
+}
+
 /* One optimizer step over these rows, in the order of balanced micro-batches. */
 static int one_step(const struct update *u, int64_t *rows, int64_t n, struct update_result *sum) {
     const double start = clock_now();
@@ -85,6 +97,7 @@ static int one_step(const struct update *u, int64_t *rows, int64_t n, struct upd
     if (rc == 0) rc = trained_model_step(u->model, &m, u->optim, u->lr, &r);
     if (rc == 0) {
         close_mini(u->metrics);
+        router_metrics(u, &r.router);
         sum->n_tokens += r.n_rows;
         sum->bad = !isfinite(r.optim.grad_norm);
         if (sum->bad) keep_bad(sum, &r.optim, rows, n);

@@ -40,9 +40,19 @@ int show_heading(struct run_reader *r, const struct run_meta *m, const struct te
 /* ---- plots ---- */
 
 /* What is shown of a run that names no headlines. */
-static const char *const usual[] = {"critic/rewards/mean", "critic/score/mean", "actor/grad_norm",      "actor/kl_loss",
-                                    "actor/ppo_kl",        "actor/entropy",     "response_length/mean", "train/loss",
-                                    "train/grad_norm",     "val/loss",          "perf/throughput"};
+static const char *const usual[] = {"critic/rewards/mean",
+                                    "critic/score/mean",
+                                    "actor/grad_norm",
+                                    "actor/kl_loss",
+                                    "actor/ppo_kl",
+                                    "actor/entropy",
+                                    "response_length/mean",
+                                    "train/loss",
+                                    "train/grad_norm",
+                                    "val/loss",
+                                    "perf/throughput",
+                                    "actor/router/load_entropy",
+                                    "train/router/load_entropy"};
 
 bool show_on_log_scale(const char *name) {
     const size_t n = strlen(name);

@@ -1,12 +1,11 @@
 """Invariants 1 and 11 of a model with experts: GRPO of a tiny Qwen3-MoE gives the same tokens, weights and files on one rank and
 two, with weights whole and sharded, and the update's probabilities are the rollout's. Small runs on CPU ranks."""
 
-import json
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import first_difference
+from ranks import experts_model, first_difference
 from verlc_test import Scratch, Tests, run, series, tensors
 
 STEPS = 3
@@ -21,18 +20,6 @@ FAMILIES = {
                  "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
                  "attention_bias": True, "use_qk_norm": True},
 }
-
-
-def experts_model(s, family="qwen3_moe", keys=None):
-    """The scratch's model as a Qwen3-MoE, one MLP in layer 1, experts in the others; or as another family."""
-    config = json.loads((s.dir / "model/config.json").read_text())
-    config |= {"model_type": family} | (keys or {
-        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-        "norm_topk_prob": True, "mlp_only_layers": [1]})
-    arch, out = s.dir / f"{family}.json", s.dir / family
-    arch.write_text(json.dumps(config))
-    run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
-    return out
 
 
 def main():

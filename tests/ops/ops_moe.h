@@ -70,6 +70,37 @@ static inline int score_route_bwd(struct run *r) {
     return 0;
 }
 
+/* ---- load-balancing loss: its value of each token is the result whose gradient is dlogits ---- */
+
+static inline void balance_setup(struct run *r) {
+    add_in(r, "logits", shape_2d(r->act, r->rows, r->s->hq), true, 1.5f, 0);
+    add_in(r, "load", shape_1d(DT_F32, r->s->hq), false, 1, 0);
+    add_gout(r, "dloss", shape_1d(DT_F32, r->rows), true);
+    for (int64_t t = 0; t < r->rows; t++) r->gout[0].f[t] = 1; /* the op's own: the loss is a sum */
+}
+static inline struct balance_args balance_args(struct run *r, enum dtype dt, bool from) {
+    const struct slot *z = &r->in[0];
+    return (struct balance_args){.logits = up(r, z),
+                                 .load = up(r, &r->in[1]),
+                                 .dlogits = from ? up(r, z) : dev_new(r, shape_2d(dt, r->rows, r->s->hq), true),
+                                 .loss = dev_new(r, shape_1d(DT_F32, r->rows), true)};
+}
+static inline int balance_fwd(struct run *r) {
+    const struct balance_args a = balance_args(r, DT_F32, false);
+    TRY(dev_balance_bwd(r->d, &a));
+    down(r, "loss", a.loss, true, TOL_SUM);
+    return 0;
+}
+static inline int balance_bwd(struct run *r) {
+    const struct balance_args a = balance_args(r, r->act, false), onto = balance_args(r, r->act, true);
+    TRY(dev_zero(r->d, a.dlogits.data, (size_t)tensor_count(a.dlogits) * dtype_size(a.dlogits.dt)));
+    TRY(dev_balance_bwd(r->d, &a));
+    TRY(dev_balance_bwd(r->d, &onto));
+    down_grad(r, 0, a.dlogits, TOL_SUM)->floor = 0.01;
+    down(r, "onto", onto.dlogits, true, TOL_SUM);
+    return 0;
+}
+
 /* ---- experts: sort, gather, grouped GEMM, combine ---- */
 
 /* Ids distinct in a row. S_ADD: most tokens choose the same few experts, and some experts have no row. */

@@ -709,6 +709,7 @@ static const struct op_def ops_table[] = {
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(shapes_lists), true},
     {"route", route_setup, route_fwd, route_bwd, SHAPES(shapes_route), true},
     {"score route", score_route_setup, score_route_fwd, score_route_bwd, SHAPES(shapes_score_route), true},
+    {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(shapes_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(shapes_experts), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(shapes_rows), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},

@@ -81,6 +81,7 @@ static const struct op_def grad_table[] = {
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},
     {"score route", score_apart_setup, score_route_fwd, score_route_bwd, SHAPES(small_score_route), true},
+    {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(small_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(small_rows), true},
 };

@@ -41,6 +41,52 @@ static void check_choices(struct dev *d, enum dtype act) {
     run_free_blocks(&r);
 }
 
+/* Given choices stand in the place of the largest; their weights, and the gradient, are those of the logits that are there now. */
+static void check_given(struct dev *d, enum dtype act, bool normalize) {
+    enum { E = 40, K = 3, T = 3 };
+    static const int32_t given[T * K] = {-1, -1, -1, 39, 0, 33, -1, -1, -1};
+    struct run r = {.d = d, .act = act};
+    float z[T * E], p[E], dw[T * K], sum = 0, chosen = 0, dot = 0;
+    int32_t own[T * K], id[T * K];
+    for (int i = 0; i < T * E; i++) z[i] = 0.25f * (float)((i * 7) % 11);
+    for (int i = 0; i < T * K; i++) dw[i] = (float)(i + 1);
+    for (int e = 0; e < E; e++) sum += p[e] = expf(z[E + e]);
+    for (int e = 0; e < E; e++) p[e] /= sum;
+    struct route_args a = {.logits = upload(&r, act, T, E, z, NULL),
+                           .expert = dev_new(&r, shape_2d(DT_I32, T, K), false),
+                           .weight = dev_new(&r, shape_2d(DT_F32, T, K), false),
+                           .normalize = normalize};
+    if (dev_route_fwd(d, &a) < 0 || dev_copy_out(d, own, a.expert.data, sizeof own) < 0) fail_msg("%s", err_msg());
+    float *const before = down_values(&r, a.weight);
+    a.given = upload(&r, DT_I32, T, K, NULL, given);
+    if (dev_route_fwd(d, &a) < 0 || dev_copy_out(d, id, a.expert.data, sizeof id) < 0) fail_msg("%s", err_msg());
+    const struct tensor dz = dev_new(&r, shape_2d(DT_F32, T, E), false);
+    if (dev_route_bwd(d, &a, dz, upload(&r, DT_F32, T, K, dw, NULL)) < 0) fail_msg("%s", err_msg());
+    float *const w = down_values(&r, a.weight), *const g = down_values(&r, dz);
+    for (int s = 0; s < K; s++) chosen += p[given[K + s]];
+    for (int s = 0; s < K; s++) {
+        const float want = p[given[K + s]] / (normalize ? chosen : 1);
+        assert_int_equal(id[s], own[s]);
+        assert_int_equal(id[K + s], given[K + s]);
+        assert_int_equal(id[2 * K + s], own[2 * K + s]);
+        assert_memory_equal(&w[s], &before[s], sizeof *w);
+        assert_true(fabsf(w[K + s] - want) < 1e-6f);
+        dot += want * dw[K + s];
+    }
+    for (int s = 0; s < K; s++) assert_true(fabsf(g[E + given[K + s]] - w[K + s] * (dw[K + s] - dot)) < 1e-5f);
+    assert_true(fabsf(g[E + 1] - (normalize ? 0 : -p[1] * dot)) < 1e-6f);
+    free(before);
+    free(w);
+    free(g);
+    run_free_blocks(&r);
+}
+
+static void test_given(void **state) {
+    (void)state;
+    for (int b = 0; b < two.n; b++)
+        for (int i = 0; i < 4; i++) check_given(&two.dev[b], i < 2 ? DT_F32 : DT_BF16, i % 2);
+}
+
 static void test_choices(void **state) {
     (void)state;
     for (int b = 0; b < two.n; b++) {
@@ -177,7 +223,9 @@ static void test_refused(void **state) {
     (void)state;
     refused(dev_route_fwd(d, &(struct route_args){.logits = z, .expert = many, .weight = w}), "5 of 4 experts");
     refused(dev_route_fwd(d, &(struct route_args){.logits = z, .expert = id, .weight = z}), "weight is f32 (3, 4)");
+    refused(dev_route_fwd(d, &(struct route_args){.logits = z, .expert = id, .weight = w, .given = many}), "given is i32");
     refused(dev_route_bwd(d, &(struct route_args){.logits = z, .expert = id}, w, w), "dlogits");
+    refused(dev_balance_bwd(d, &(struct balance_args){.logits = z, .load = w, .dlogits = z, .loss = w}), "load");
     refused(dev_expert_sort(d, at, at, id, id), "token is i32 (5), expected i32 (6)");
     refused(dev_expert_sort(d, slots, slots, z, id), "row is f32");
     refused(dev_grouped_fwd(d, rows, rows, stack, at), "y is f32 (6, 4), expected f32 (6, 2)");
@@ -191,10 +239,8 @@ static void test_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_sort),
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_choices), cmocka_unit_test(test_given),   cmocka_unit_test(test_sort),
+        cmocka_unit_test(test_load),    cmocka_unit_test(test_refused),
     };
     backends_open(&two, 2);
     const int failed = cmocka_run_group_tests_name("ops: mixture of experts", tests, NULL, NULL);

@@ -382,7 +382,9 @@ static void test_rejected(void **state) {
     }
     assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.hybrid_engine=true",
                           "reward_model.enable=false", A "router_replay.mode=disabled",
-                          "+actor_rollout_ref.model.override_config.attn_implementation=eager"),
+                          "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+                          "+actor_rollout_ref.model.override_config.router_aux_loss_coef=0.01",
+                          "+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=True"),
                      0);
     assert_int_equal(conf_check(c), 0);
     conf_free(c);

@@ -42,8 +42,9 @@ int ref_route_fwd(struct dev *d, const struct route_args *a) {
         int64_t last = -1;
         double sum = 0;
         row_softmax(a->logits, t, p);
+        const bool given = a->given.data && ((const int32_t *)a->given.data)[t * k] >= 0;
         for (int64_t s = 0; s < k; s++) {
-            last = next_choice(a->logits, t, last);
+            last = given ? ref_index(a->given, t * k + s, a->logits.dim[1]) : next_choice(a->logits, t, last);
             id[t * k + s] = (int32_t)last;
             sum += p[last];
         }
@@ -70,6 +71,22 @@ int ref_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogi
             dz[e] = p[e] / sum * (ref_f32(dweight)[t * k + s] - dot);
         }
         for (int64_t e = 0; e < n; e++) ref_put(dlogits.data, dlogits.dt, t * n + e, dz[e]);
+    }
+    return 0;
+}
+
+int ref_balance_bwd(struct dev *d, const struct balance_args *a) {
+    const int64_t n = a->logits.dim[1];
+    const float *const load = ref_f32(a->load);
+    double p[DEV_MAX_EXPERTS];
+    (void)d;
+    for (int64_t t = 0; t < a->logits.dim[0]; t++) {
+        double dot = 0;
+        row_softmax(a->logits, t, p);
+        for (int64_t e = 0; e < n; e++) dot += load[e] * p[e];
+        for (int64_t e = 0; e < n; e++)
+            ref_put(a->dlogits.data, a->dlogits.dt, t * n + e, ref_at(a->dlogits, t * n + e) + p[e] * (load[e] - dot));
+        ref_f32(a->loss)[t] = (float)dot;
     }
     return 0;
 }

@@ -104,8 +104,8 @@ static struct optim_run place(struct optim *o, const struct model_param *p, int6
 /* Neighbours under an elementwise rule become one run, so that AdamW and SGD alone are one call of the device. */
 static void add_run(struct optim *o, struct optim_run r) {
     struct optim_run *last = o->n_runs > 0 ? &o->runs[o->n_runs - 1] : NULL;
-    const bool joins =
-        last && last->rule == r.rule && (optim__adaptive(r.rule) || r.rule == OPTIM_SGD) && last->offset + last->n == r.offset;
+    const bool joins = last && last->rule == r.rule && last->frozen == r.frozen &&
+                       (optim__adaptive(r.rule) || r.rule == OPTIM_SGD) && last->offset + last->n == r.offset;
     if (joins) {
         last->n += r.n;
         last->n_seg += r.n_seg;
@@ -124,6 +124,7 @@ static void add_range(struct optim *o, const struct model *m, struct model_range
         CHECK((lo - p->offset) % DEV_SEGMENT == 0 && (hi == end || (hi - p->offset) % DEV_SEGMENT == 0));
         struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind));
         r.n_seg = (r.n + DEV_SEGMENT - 1) / DEV_SEGMENT;
+        r.frozen = m->frozen_routers && !m->lora && m->groups[p->group].role == MODEL_ROUTER;
         for (int64_t k = 0; o->segments && k < r.n_seg; k++) {
             int64_t *s = &o->segments[2 * (r.seg + k)];
             s[0] = r.at + k * DEV_SEGMENT;
@@ -453,6 +454,7 @@ static int sgd_run(struct optim *o, const struct optim_run *r, const struct opti
 /* What is in host memory is taken from there: by AdamW and its relatives in pieces, by the others as they go. A master that is
  * there is left in the gradients as well, from which the compute copy is made at the device's speed. */
 static int step_run(struct optim *o, const struct optim_run *r, const struct optim_run_args *a) {
+    if (r->frozen) return o->host_master ? dev_copy(a->m->dev, a->grads + r->at, a->m->master + r->at, (size_t)r->n * 4) : 0;
     switch (r->rule) {
     case OPTIM_ADAMW:
     case OPTIM_ADAM:
@@ -485,7 +487,8 @@ int optim_step(struct optim *o, struct model *m, float *grads, const struct opti
     TRY(optim_sums(o, m, grads));
     optim_norm(m, o->sums, r);
     if (!isfinite(r->grad_norm)) return 0;
-    const bool whole = o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->third && !o->host_state && !o->host_master;
+    const bool whole =
+        o->n_runs == 1 && o->runs[0].rule == OPTIM_ADAMW && !o->runs[0].frozen && !o->third && !o->host_state && !o->host_master;
     if (whole && !m->lora && m->flat.data) { /* weights are written where they are made */
         const struct optim_run_args a = run_args(o, m, grads, c, lr, r->grad_norm);
         TRY(adamw_round_run(o, &o->runs[0], &a, m->flat));

@@ -50,6 +50,7 @@ struct optim_run {
     int64_t seg, n_seg;       /* its segments */
     int64_t m_at, v_at, x_at; /* f32 state; -1: none */
     int64_t q_at, b_at;       /* 8-bit state: codes and blocks; -1: none */
+    bool frozen;              /* it stays as it is */
 };
 /* Optimizer state, on the device, in arrays that are as long as this optimizer needs. */
 struct optim {

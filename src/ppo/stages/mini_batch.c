@@ -218,6 +218,7 @@ int ppo_mini_run(struct ppo_mini *mini, struct update *u, double next_lr) {
     u->len = len;
     u->step = run->step;
     u->metrics = &mini->metrics;
+    u->router = mini->role == VERLC_CRITIC ? "critic/router" : "actor/router";
     u->ctx = mini;
     u->take = take;
     u->drop = drop;

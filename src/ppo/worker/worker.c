@@ -197,7 +197,11 @@ static int open_decoder(struct ppo_worker *w) {
 static int open_training(struct ppo_worker *w) {
     const struct ppo_worker_config *k = &w->k;
     const struct memory_plan *l = &w->plan;
+    double balance;
+    w->model[VERLC_ACTOR]->frozen_routers = k->model.router.freeze;
+    TRY(router_balance_coef(&k->model.router, &w->model[VERLC_ACTOR]->cfg, &balance));
     const struct trained_model_args policy = {.train = true,
+                                              .balance = balance,
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,

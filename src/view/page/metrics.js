@@ -14,6 +14,7 @@ const FRONT = [
   { title: "Gradient norm", names: ["actor/grad_norm", "train/grad_norm"], log: true },
   { title: "Response length", names: ["response_length/mean"] },
   { title: "Entropy", names: ["actor/entropy", "actor/entropy_loss"] },
+  { title: "Load of experts", names: ["actor/router/load_entropy", "train/router/load_entropy"] },
   { title: "Groups all alike", names: ["train/zero_variance_groups"] },
   { title: "Loss", names: ["train/loss"] },
   { title: "Throughput", names: ["perf/throughput"] }

@@ -74,7 +74,10 @@ static void route_fwd_part(void *arg, int64_t part, int thread) {
     for (int64_t t = part * ROWS; t < end; t++) {
         int32_t *const id = (int32_t *)a->expert.data + t * k;
         row_softmax(a->logits, t, p, z);
-        top_k(z, n, id, k);
+        const int32_t *const given = a->given.data ? (const int32_t *)a->given.data + t * k : NULL;
+        if (given && given[0] >= 0) memcpy(id, given, (size_t)k * sizeof *id);
+        else top_k(z, n, id, k);
+        for (int64_t s = 0; s < k; s++) CHECK(id[s] >= 0 && id[s] < n);
         const float sum = chosen_sum(a, p, id);
         for (int64_t s = 0; s < k; s++) put(a->weight, t * k + s, p[id[s]] / sum);
     }
@@ -110,6 +113,27 @@ int cpu_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogi
     if (route_by_scores(a)) return cpu_score_route_bwd(d, a, dlogits, dweight);
     struct route_job j = {a, dlogits, dweight};
     pool_run(cpu_of(d)->pool, parts_of(a->logits.dim[0]), route_bwd_part, &j);
+    return 0;
+}
+
+static void balance_bwd_part(void *arg, int64_t part, int thread) {
+    const struct balance_args *const a = arg;
+    const int64_t n = a->logits.dim[1], end = part_end(a->logits.dim[0], part);
+    const float *const load = a->load.data;
+    float p[DEV_MAX_EXPERTS], z[DEV_MAX_EXPERTS];
+    (void)thread;
+    for (int64_t t = part * ROWS; t < end; t++) {
+        float dot = 0;
+        row_softmax(a->logits, t, p, z);
+        for (int64_t e = 0; e < n; e++) dot += load[e] * p[e];
+        for (int64_t e = 0; e < n; e++) put(a->dlogits, t * n + e, value_at(a->dlogits, t * n + e) + p[e] * (load[e] - dot));
+        ((float *)a->loss.data)[t] = dot;
+    }
+}
+
+int cpu_balance_bwd(struct dev *d, const struct balance_args *a) {
+    struct balance_args job = *a;
+    pool_run(cpu_of(d)->pool, parts_of(a->logits.dim[0]), balance_bwd_part, &job);
     return 0;
 }
 

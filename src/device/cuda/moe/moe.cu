@@ -27,6 +27,9 @@ struct route {
     void *weight;
     const float *dweight;
     void *dlogits;
+    const int32_t *given; /* may be NULL */
+    const float *load;    /* of balance_bwd */
+    float *loss;
     int64_t tokens;
     int experts, choices;
     bool logits_half, weight_half, dlogits_half, normalize;
@@ -84,6 +87,21 @@ static __device__ float lanes_in_order(float v, int n) {
     return sum;
 }
 
+/* Lane s gets p of expert id of its own, s < choices. */
+template <int PER> static __device__ float prob_of(const struct route &a, int lane, const float (&p)[PER], int id) {
+    float prob = 0;
+    for (int s = 0; s < a.choices; s++) {
+        const int e = __shfl_sync(WARP_ALL, id, s);
+        float mine = 0;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (e / 32 == i) mine = p[i];
+        const float v = __shfl_sync(WARP_ALL, mine, e % 32);
+        if (lane == s) prob = v;
+    }
+    return prob;
+}
+
 template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_fwd_kernel(const struct route a) {
     const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -93,7 +111,13 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_fw
     pdl_wait();
     if (t >= a.tokens) return;
     row_softmax<PER>(a, t, lane, p, z);
-    top_k<PER>(a, lane, p, z, &id, &prob);
+    if (a.given && a.given[t * a.choices] >= 0) {
+        id = lane < a.choices ? a.given[t * a.choices + lane] : 0;
+        if (id < 0 || id >= a.experts) __trap();
+        prob = prob_of<PER>(a, lane, p, id);
+    } else {
+        top_k<PER>(a, lane, p, z, &id, &prob);
+    }
     const float sum = lanes_in_order(prob, a.choices);
     if (lane >= a.choices) return;
     a.expert[t * a.choices + lane] = id;
@@ -111,15 +135,7 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_bw
     const bool chosen = lane < a.choices;
     const int id = chosen ? a.expert[t * a.choices + lane] : -1;
     const float dw = chosen ? a.dweight[t * a.choices + lane] : 0.0f;
-    for (int s = 0; s < a.choices; s++) { /* lane s fetches its probability */
-        const int e = __shfl_sync(WARP_ALL, id, s);
-        float mine = 0;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (e / 32 == i) mine = p[i];
-        const float v = __shfl_sync(WARP_ALL, mine, e % 32);
-        if (lane == s) prob = v;
-    }
+    prob = prob_of<PER>(a, lane, p, id);
     const float sum = a.normalize ? lanes_in_order(prob, a.choices) : 1.0f, w = __fdiv_rn(prob, sum);
     const float dot = lanes_in_order(__fmul_rn(w, dw), a.choices), given = __fmul_rn(w, __fsub_rn(dw, dot));
 #pragma unroll
@@ -136,12 +152,38 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_bw
         if (i * 32 + lane < a.experts) put(a.dlogits, a.dlogits_half, t * a.experts + i * 32 + lane, dz[i]);
 }
 
+template <int PER> static __global__ void __launch_bounds__(32 * WARPS) balance_bwd_kernel(const struct route a) {
+    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    float p[PER], z[PER], dot = 0;
+    pdl_launch_dependents();
+    pdl_wait();
+    if (t >= a.tokens) return;
+    row_softmax<PER>(a, t, lane, p, z);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (i * 32 + lane < a.experts) dot = __fadd_rn(dot, __fmul_rn(a.load[i * 32 + lane], p[i]));
+    dot = warp_sum(dot);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = i * 32 + lane;
+        const int64_t at = t * a.experts + e;
+        if (e >= a.experts) continue;
+        const float d = __fmul_rn(p[i], __fsub_rn(a.load[e], dot));
+        put(a.dlogits, a.dlogits_half, at, __fadd_rn(value_at(a.dlogits, a.dlogits_half, at), d));
+    }
+    if (lane == 0) a.loss[t] = dot;
+}
+
 typedef void (*route_kernel)(struct route);
 /* By experts of a lane: 1, 2, 4, ... 32. */
 static const route_kernel route_fwd_kernels[] = {route_fwd_kernel<1>, route_fwd_kernel<2>,  route_fwd_kernel<4>,
                                                  route_fwd_kernel<8>, route_fwd_kernel<16>, route_fwd_kernel<32>};
 static const route_kernel route_bwd_kernels[] = {route_bwd_kernel<1>, route_bwd_kernel<2>,  route_bwd_kernel<4>,
                                                  route_bwd_kernel<8>, route_bwd_kernel<16>, route_bwd_kernel<32>};
+
+static const route_kernel balance_bwd_kernels[] = {balance_bwd_kernel<1>, balance_bwd_kernel<2>,  balance_bwd_kernel<4>,
+                                                   balance_bwd_kernel<8>, balance_bwd_kernel<16>, balance_bwd_kernel<32>};
 
 static struct route route_of(const struct route_args *a) {
     struct route r = {};
@@ -166,6 +208,7 @@ int cuda_route_fwd(struct dev *d, const struct route_args *a) {
     struct route r = route_of(a);
     r.weight = a->weight.data;
     r.weight_half = a->weight.dt == DT_BF16;
+    r.given = (const int32_t *)a->given.data;
     return route_launch(cuda_of(d), route_fwd_kernels, r);
 }
 
@@ -176,6 +219,19 @@ int cuda_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlog
     r.dlogits_half = dlogits.dt == DT_BF16;
     r.dweight = (const float *)dweight.data;
     return route_launch(cuda_of(d), route_bwd_kernels, r);
+}
+
+int cuda_balance_bwd(struct dev *d, const struct balance_args *a) {
+    struct route r = {};
+    r.logits = a->logits.data;
+    r.logits_half = a->logits.dt == DT_BF16;
+    r.dlogits = a->dlogits.data;
+    r.dlogits_half = a->dlogits.dt == DT_BF16;
+    r.load = (const float *)a->load.data;
+    r.loss = (float *)a->loss.data;
+    r.tokens = a->logits.dim[0];
+    r.experts = (int)a->logits.dim[1];
+    return route_launch(cuda_of(d), balance_bwd_kernels, r);
 }
 
 /* ---- rows by expert ---- */

@@ -1,0 +1,180 @@
+/* test_train_balance.c - the load-balancing loss of routers: against transformers on every backend, and over a mini-batch of
+ * several micro-batches. The fixtures come from tools/oracle_model.py. */
+#include "model_case.h"
+
+#include "train/router_balance.h"
+#include "train/trained_model.h"
+
+/* The bar of the project: 1e-5 relative. */
+static const double MAX_REL = 1e-5;
+
+static const char *const CASES[] = {"qwen3_moe", "mixtral", "olmoe"};
+static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
+#define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
+
+static void pack_case(struct model_case *c, struct model_batch *b) {
+    struct case_seq s[2];
+    assert_int_equal(c->n_seqs, 2);
+    for (int i = 0; i < 2; i++) s[i] = case_seq_at(c, i);
+    case_pack(&c->dev, b, s, 2);
+}
+
+/* transformers' load-balancing loss, and what it gives to routers and to what is before them. */
+static void check_balance(const char *name, const char *backend, struct model_keep keep) {
+    struct model_case c;
+    struct model_batch b;
+    struct model_acts *a;
+    struct safetensors_file *golden;
+    char *path = case_path(name, "balance.safetensors");
+    case_open(&c, &(struct case_args){name, backend, 2, DT_F32, MODEL_TRAIN});
+    OK(safetensors_open(&golden, path));
+    pack_case(&c, &b);
+    OK(model_acts_create(&a, c.m, c.n_rows, keep, NULL));
+    OK(model_forward(c.m, &b, a));
+    OK(model_logp(c.m, a, &c.l));
+    struct router_load r = {.layers = model_router_layers(&c.m->cfg), .experts = c.m->cfg.n_experts, .rows = c.n_rows};
+    int64_t *count = xcalloc((size_t)(r.layers * r.experts), sizeof *count), sum = 0;
+    OK(model_router_load(c.m, a, count));
+    for (int64_t i = 0; i < r.layers * r.experts; i++) sum += count[i];
+    assert_int_equal(sum, r.layers * r.rows * c.m->cfg.n_choices); /* nothing is dropped */
+    float *load = xmalloc((size_t)r.experts * sizeof *load), *zeros = xcalloc((size_t)c.l.n, sizeof *zeros);
+    float *g_dev = case_garbage(&c.dev, (size_t)c.m->n_elems * 4), *g = xmalloc((size_t)c.m->n_elems * 4);
+    const struct model_grad_sink sink = {.flat = g_dev};
+    const struct model_backward_args back = {.batch = &b, .logp = &c.l, .dlogp = zeros, .sink = &sink};
+    double loss, worst = 0;
+    router_balance_load(&r, count, 1, load);
+    OK(model_router_balance(c.m, a, load));
+    OK(model_backward(c.m, a, &back));
+    OK(model_router_balance_loss(c.m, a, &loss));
+    OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
+    for (int64_t i = 0, n; i < safetensors_count(golden); i++) {
+        const struct safetensors_tensor *t = safetensors_at(golden, i);
+        if (strncmp(t->name, "grad.", 5) != 0) continue;
+        int64_t p = 0;
+        while (p < c.m->n_params && strcmp(c.m->params[p].name, t->name + 5) != 0) p++;
+        assert_true(p < c.m->n_params);
+        const float *want = case_data(golden, t->name, DT_F32, &n);
+        worst = fmax(worst, case_worst(g + c.m->params[p].offset, want, n));
+    }
+    const double want = (double)*(const float *)case_data(golden, "loss", DT_F32, NULL), error = fabs(loss - want) / want;
+    print_message("%-12s %-3s: load-balancing loss %.1e, gradients %.1e\n", name, backend, error, worst);
+    assert_true(error <= MAX_REL && worst <= MAX_REL);
+    OK(model_router_balance(c.m, a, NULL));
+    OK(model_forward(c.m, &b, a));
+    OK(model_logp(c.m, a, &c.l));
+    OK(model_backward(c.m, a, &back));
+    OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
+    for (int64_t i = 0; i < c.m->n_elems; i++) assert_true(g[i] == 0);
+    free(load);
+    free(zeros);
+    free(count);
+    free(g);
+    free(path);
+    dev_free(&c.dev, g_dev, (size_t)c.m->n_elems * 4);
+    safetensors_close(golden);
+    model_acts_destroy(a);
+    case_unpack(&c.dev, &b);
+    case_close(&c);
+}
+
+static void load_balancing(void **state) {
+    (void)state;
+    EACH(k, BACKENDS) EACH(i, CASES) if (case_has(BACKENDS[k])) check_balance(CASES[i], BACKENDS[k], MODEL_KEEP_ALL);
+    check_balance("qwen3_moe", "cpu", MODEL_KEEP_LAYER);
+}
+
+/* ---- a mini-batch of several micro-batches has the loss of the whole ---- */
+
+enum { N = 6, LEN = 20 };
+
+static int no_loss(void *arg, const struct micro_loss *m) {
+    (void)arg;
+    (void)m;
+    return 0; /* zeros */
+}
+
+/* The flat gradient of the load-balancing loss alone; caller frees. */
+static float *gradient(struct trained_model *t, const struct packed_seq *seqs, int64_t micro, struct step_result *r) {
+    const struct model *const m = trained_model_model(t);
+    const struct mini_batch a = {.seqs = seqs, .n = N, .cut = {.max_seqs = micro}, .temperature = 1, .loss = no_loss};
+    float *g = xmalloc((size_t)m->n_elems * sizeof *g);
+    OK(trained_model_backward(t, &a, r));
+    OK(dev_copy_out(m->dev, g, trained_model_grads(t), (size_t)m->n_elems * sizeof *g));
+    return g;
+}
+
+static void over_the_mini_batch(void **state) {
+    struct model_case c;
+    struct trained_model *t;
+    int32_t ids[N * LEN];
+    struct packed_seq seqs[N];
+    struct step_result whole, cut;
+    struct router_load *const r = &whole.router;
+    (void)state;
+    case_open(&c, &(struct case_args){"qwen3_moe", "cpu", 2, DT_F32, MODEL_TRAIN});
+    struct trained_model_args a = {
+        .dev = &c.dev, .model = c.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = N * LEN, .max_seqs = N, .balance = 0.5};
+    for (int i = 0; i < N * LEN; i++) ids[i] = (i * 37 + i / 7) % 100;
+    for (int i = 0; i < N; i++) seqs[i] = (struct packed_seq){.ids = ids + i * LEN, .n = LEN - i, .first = 3};
+    OK(trained_model_create(&t, &a));
+    float *const one = gradient(t, seqs, N, &whole), *const many = gradient(t, seqs, 2, &cut);
+    assert_int_equal(whole.n_micro, 1);
+    assert_int_equal(cut.n_micro, 3);
+    assert_true(case_worst(many, one, c.m->n_elems) <= MAX_REL);
+    assert_true(fabs(cut.router.loss / r->loss - 1) <= 1e-6); /* f32 of each token, added in double */
+    assert_true(cut.router.max_over_mean == r->max_over_mean && cut.router.entropy == r->entropy);
+    assert_true(r->max_over_mean >= 1 && r->max_over_mean <= 3 && r->entropy > 0.5 && r->entropy <= 1);
+    assert_int_equal(r->rows, N * LEN - 15);
+    double size = 0;
+    for (int64_t i = 0; i < c.m->n_elems; i++) size += (double)one[i] * (double)one[i];
+    assert_true(size > 0);
+    free(one);
+    free(many);
+    trained_model_destroy(t);
+    a.balance = 0;
+    OK(trained_model_create(&t, &a));
+    float *const none = gradient(t, seqs, 2, &cut);
+    for (int64_t i = 0; i < c.m->n_elems; i++) assert_true(none[i] == 0);
+    assert_true(cut.router.max_over_mean == r->max_over_mean && !cut.router.balanced && cut.router.loss == 0);
+    free(none);
+    trained_model_destroy(t);
+    case_close(&c);
+}
+
+/* What config.json says, and the keys that go before it. */
+static void coefficient(void **state) {
+    static const struct {
+        const char *config;
+        struct train_router_keys keys;
+        double want;
+    } cases[] = {
+        {"{}", {0}, 0},
+        {"{\"output_router_logits\":true}", {0}, 0.001},
+        {"{\"output_router_logits\":true,\"router_aux_loss_coef\":0.02}", {0}, 0.02},
+        {"{\"output_router_logits\":true,\"router_aux_loss_coef\":0.02}", {.has_balance = true}, 0},
+        {"{\"router_aux_loss_coef\":0.02}", {.balance = true, .has_balance = true}, 0.02},
+        {"{\"router_aux_loss_coef\":0.02}", {.balance = true, .has_balance = true, .aux_coef = 0.5, .has_aux_coef = true}, 0.5},
+        {"{\"router_aux_loss_coef\":0.02}", {.aux_coef = 0.5, .has_aux_coef = true}, 0},
+    };
+    double got;
+    (void)state;
+    EACH(i, cases) {
+        struct model_config c = {.n_experts = 4, .json = json_loads(cases[i].config, 0, NULL)};
+        OK(router_balance_coef(&cases[i].keys, &c, &got));
+        assert_true(got == cases[i].want);
+        c.n_experts = 0;
+        OK(router_balance_coef(&cases[i].keys, &c, &got));
+        assert_true(got == 0);
+        json_decref(c.json);
+    }
+    const char *const negative = "{\"output_router_logits\":true,\"router_aux_loss_coef\":-1}";
+    struct model_config c = {.n_experts = 4, .json = json_loads(negative, 0, NULL)};
+    assert_int_equal(router_balance_coef(&cases[0].keys, &c, &got), ERR_FORMAT);
+    json_decref(c.json);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(load_balancing), cmocka_unit_test(over_the_mini_batch),
+                                       cmocka_unit_test(coefficient)};
+    return cmocka_run_group_tests_name("load-balancing loss", tests, NULL, NULL);
+}

@@ -1,0 +1,66 @@
+"""Routers in updates: the load-balancing loss on one rank and two gives the same weights and metrics; frozen
+routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU ranks."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import experts_model, first_difference
+from verlc_test import Scratch, Tests, run, series, tensors
+
+A = "actor_rollout_ref."
+BALANCE = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+ROUTER, EXPERT = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.0.up_proj.weight"
+
+
+def grpo(s, name, steps=2, **keys):
+    keys = {A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.save_freq": steps, "trainer.device": "cpu", **keys}
+    p = run(*s.ppo(name, **{k.replace(".", "__"): v for k, v in keys.items()}, trainer__total_training_steps=steps), check=False)
+    return s.dir / name, p.stderr[-1500:] if p.returncode else ""
+
+
+def balance_over_ranks(s, test, model):
+    keys = {A + "model.path": model, **{A + "model.override_config." + k: v for k, v in BALANCE.items()}}
+    one, why = grpo(s, "one", **keys)
+    test("load-balancing loss: one rank", not why, why)
+    for layout in ("auto", "sharded"):
+        two, why = grpo(s, "two_" + layout, **keys, **{"trainer.ranks": 2, "trainer.layout": layout})
+        test(f"two ranks, {layout}: the same", not why and not first_difference(one, two, 2), why or first_difference(one, two, 2))
+        for m in ("aux_loss", "load_entropy", "load_max_over_mean"):
+            a, b = (series(d, "actor/router/" + m) for d in (one, two))
+            test(f"and the same {m}", len(a) == 2 and a == b, (a, b))
+    none, _ = grpo(s, "none", **{A + "model.path": model})
+    test("without it others", not series(none, "actor/router/aux_loss") and first_difference(one, none, 2))
+    test("but a metric of the load", len(series(none, "actor/router/load_entropy")) == 2)
+
+
+def sft(s, name, model, steps, **keys):
+    rows = s.write("sums.jsonl", [{"messages": [{"role": "user", "content": f"{i} + {i}?"},
+                                                {"role": "assistant", "content": f"{2 * i}"}]} for i in range(16)])
+    keys = {"model.path": model, "data.train_files": rows, "data.train_batch_size": 8, "data.max_length": 64,
+            "data.micro_batch_size_per_gpu": 4, "data.use_dynamic_bsz": False, "optim.lr": 0.001, "trainer.logger": "[file]",
+            "trainer.total_training_steps": steps, "trainer.save_freq": steps, "trainer.default_local_dir": s.dir / name,
+            "engine.model_dtype": "fp32", **keys}
+    p = run("sft", *[f"{k}={v}" for k, v in keys.items()], check=False)
+    return s.dir / name, p.stderr[-1500:] if p.returncode else ""
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        model = experts_model(s)
+        balance_over_ranks(s, test, model)
+        run_dir, why = sft(s, "sft", model, 2, **{"model.override_config." + k: v for k, v in BALANCE.items()})
+        loss, load = (series(run_dir, "train/router/" + m) for m in ("aux_loss", "load_entropy"))
+        test("SFT has it", not why and all(0.1 < v < 0.6 for v in loss) and all(0 < v <= 1 for v in load), why or (loss, load))
+        before = tensors(model / "model.safetensors")
+        for optim in ("AdamW", "Muon", "SGD"):
+            run_dir, why = sft(s, "frozen" + optim, model, 1, **{"model.override_config.moe_config.freeze_moe_router": True,
+                                                                 "optim.optimizer": optim, "optim.weight_decay": 0.1})
+            after = {} if why else tensors(run_dir / "global_step_1/actor/model.safetensors")
+            test(f"{optim}: frozen routers stay, experts are trained",
+                 not why and before[ROUTER][2] == after[ROUTER][2] and before[EXPERT][2] != after[EXPERT][2], why)
+    test.end()
+
+
+main()
