@@ -35,6 +35,8 @@ SHAPE = dict(
     bos_token_id=1, eos_token_id=2, torch_dtype="float32",
 )
 NO_PAD = dict(SHAPE, pad_token_id=None)  # where the class has one
+QWEN35 = dict(NO_PAD, model_type="qwen3_5_text", architectures=["Qwen3_5ForCausalLM"], linear_conv_kernel_dim=4, head_dim=16,
+              linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2)
 GEMMA = dict(SHAPE, hidden_act="gelu_pytorch_tanh", pad_token_id=0, tie_word_embeddings=True, rope_theta=1e4)
 CASES = {
     # transformers 4 spellings
@@ -134,6 +136,14 @@ CASES = {
                   pad_token_id=0, rope_theta=1e4),
     "mixtral": dict(NO_PAD, model_type="mixtral", architectures=["MixtralForCausalLM"], tie_word_embeddings=False, head_dim=8,
                     num_local_experts=4, num_experts_per_tok=2, sliding_window=9, rms_norm_eps=1e-5, rope_theta=1e6),
+    # two gated delta nets, then gated attention; several value heads of a key head
+    "qwen3_5": dict(QWEN35, tie_word_embeddings=True, num_hidden_layers=3, linear_num_value_heads=4,
+                    full_attention_interval=3,
+                    rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
+                                         mrope_section=[1, 1, 0], mrope_interleaved=True)),
+    "qwen3_5_types": dict(QWEN35, tie_word_embeddings=False, num_key_value_heads=1, attention_bias=True,
+                          linear_value_head_dim=32, layer_types=["full_attention", "linear_attention"],
+                          rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -193,6 +203,11 @@ MORE = {
     "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
                            num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
                            decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),
+    "qwen3_5_linear": dict(QWEN35, tie_word_embeddings=True, num_hidden_layers=3, full_attention_interval=4,
+                           linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=32, rope_theta=1e6),
+    "qwen3_5_heads": dict(QWEN35, tie_word_embeddings=False, full_attention_interval=2, head_dim=32, num_key_value_heads=4,
+                          linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=48,
+                          rope_parameters=dict(rope_type="default", rope_theta=1e5)),
     "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
                           tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
     "smollm3_window": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
@@ -248,16 +263,22 @@ def load(path):
 
 def randomize(model, gen):
     """Weights wide enough that every nonlinearity works; wider, and fp32 itself differs from fp64 by 1e-5."""
-    one_plus = model.config.model_type.startswith("gemma")
+    one_plus = model.config.model_type.startswith(("gemma", "qwen3_5"))
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=gen)
             if name.endswith("norm.weight"):
-                p.copy_(0.2 * r if one_plus else 1 + 0.2 * r)
+                p.copy_(0.2 * r if one_plus and not name.endswith("linear_attn.norm.weight") else 1 + 0.2 * r)
             elif name.endswith(".bias"):
                 p.copy_(0.3 * r)
             else:
                 p.copy_(r / p.shape[-1] ** 0.5)
+            if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+                # keys near their queries: what the gated norm divides by is then no sum that cancels
+                n = model.config.linear_num_key_heads * model.config.linear_key_head_dim
+                p[n:2 * n] = p[:n] + 0.3 * p[n:2 * n]
+            if name.endswith("A_log"):
+                p -= 2
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 b.copy_(0.2 * torch.randn(b.shape, generator=gen))

@@ -54,7 +54,7 @@ static int check_delta(const char *op, const struct delta_args *a, bool kept) {
     TRY(want1(op, "dt_bias", a->dt_bias, act, hv));
     TRY(want_seqs(op, &a->seqs, a->state.s.data != NULL));
     if (!kept) return 0;
-    TRY(want(op, "states", a->states, F32, 4, (const int64_t[]){rows / DEV_DELTA_CHUNK + a->seqs.n, hv, dk, dv}));
+    TRY(want(op, "states", a->states, F32, 4, (const int64_t[]){rows / DEV_DELTA_CHUNK + 1, hv, dk, dv}));
     return want2(op, "e", a->e, F32, rows, hv * dv);
 }
 
@@ -128,4 +128,24 @@ int dev_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
     for (int i = 0; i < 4; i++) TRY(want_like("output_gate_bwd", names[i], all[i], set_of(a->dy.dt), a->dy));
     HAVE(output_gate_bwd);
     return tensor_count(a->dy) ? TRACED(output_gate_bwd, (d, a), a->dy.dim[0], a->dy.dim[1], 0) : 0;
+}
+
+static int check_split(const char *op, const struct gate_split_args *a) {
+    TRY(want2(op, "joint", a->joint, ACT, ANY, ANY));
+    const unsigned act = set_of(a->joint.dt);
+    TRY(want2(op, "gate", a->gate, act, a->joint.dim[0], ANY));
+    if (a->n_heads <= 0 || a->gate.dim[1] % a->n_heads != 0 || a->joint.dim[1] < 2 * a->gate.dim[1])
+        FAIL(ERR_INVAL, "dev op %s: gates of %lld heads in %lld of %lld columns", op, (long long)a->n_heads,
+             (long long)a->gate.dim[1], (long long)a->joint.dim[1]);
+    return want2(op, "rest", a->rest, act, a->joint.dim[0], a->joint.dim[1] - a->gate.dim[1]);
+}
+int dev_gate_split(struct dev *d, const struct gate_split_args *a) {
+    TRY(check_split("gate_split", a));
+    HAVE(gate_split);
+    return tensor_count(a->joint) ? TRACED(gate_split, (d, a), a->joint.dim[0], a->joint.dim[1], 0) : 0;
+}
+int dev_gate_join(struct dev *d, const struct gate_split_args *a) {
+    TRY(check_split("gate_join", a));
+    HAVE(gate_join);
+    return tensor_count(a->joint) ? TRACED(gate_join, (d, a), a->joint.dim[0], a->joint.dim[1], 0) : 0;
 }

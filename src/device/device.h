@@ -134,6 +134,9 @@ int dev_delta_fwd(struct dev *d, const struct delta_args *a);
 int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a);
 /* y (T, c) act = x * sigmoid(gate), the sigmoid rounded to act; x, gate (T, c) act. y may be x. */
 int dev_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct tensor gate);
+/* rest, gate = joint; and the other way round. */
+int dev_gate_split(struct dev *d, const struct gate_split_args *a);
+int dev_gate_join(struct dev *d, const struct gate_split_args *a);
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T, with w's softcap: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);

@@ -248,8 +248,8 @@ struct delta_args { /* Hk key heads of Dk, Hv value heads of Dv */
     struct tensor out;            /* (T, Hv Dv) act */
     struct delta_state state;     /* optional: all of it or none */
     /* What backward needs of forward; optional there, both or none, not with a state. Chunk c of sequence i is entry
-     * start[i] / DEV_DELTA_CHUNK + i + c of states. */
-    struct tensor states; /* (T / DEV_DELTA_CHUNK + n, Hv, Dk, Dv) f32: S at the start of each chunk but a sequence's first */
+     * start[i] / DEV_DELTA_CHUNK + c - 1 of states: such chunks' first rows are at least a chunk from each other. */
+    struct tensor states; /* (T / DEV_DELTA_CHUNK + 1, Hv, Dk, Dv) f32: S at the start of each chunk but a sequence's first */
     struct tensor e;      /* (T, Hv Dv) f32 */
 };
 struct delta_bwd_args {
@@ -271,9 +271,17 @@ struct gated_norm_bwd_args {
     struct tensor dw;     /* (c) f32 += */
 };
 
+/* Queries with an output gate: of H heads of D = N / H columns each the query and its gate stand side by side, M other columns
+ * (keys, values) follow. */
+struct gate_split_args {
+    int64_t n_heads;
+    struct tensor joint; /* (T, 2 N + M) act or f32 */
+    struct tensor rest;  /* (T, N + M): queries, the other columns */
+    struct tensor gate;  /* (T, N) */
+};
 struct output_gate_bwd_args {
     struct tensor dy, x, gate; /* (T, c) act, given */
-    struct tensor dx, dgate;   /* (T, c) act: the results */
+    struct tensor dx, dgate;   /* (T, c) act: the results; dx may be dy */
 };
 
 /* The LM head with log-softmax, never materialising (rows, vocabulary).
@@ -421,6 +429,7 @@ struct dev_sizes {
     int64_t decode;                  /* rows of one decoding step */
     int64_t hidden, ffn, qkv, vocab; /* qkv: (Hq + 2 Hk) * D columns */
     int64_t n_q_heads, head_dim;
+    int64_t conv, delta_heads; /* of gated delta nets: columns of the convolution, value heads; 0: none */
 };
 
 /* Device memory in addition to that of dev_alloc, in bytes. */

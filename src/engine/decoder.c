@@ -152,6 +152,7 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
 
 int decoder_open(struct decoder **out, const struct decoder_args *a) {
     int rc = 0;
+    if (a->model->cfg.delta.v_heads) FAIL(ERR_UNSUPPORTED, "unsupported generation by a %s model", a->model->cfg.family->type);
     struct decoder *d = xcalloc(1, sizeof *d);
     d->model = a->model;
     decoder_limits(d, a);

@@ -32,7 +32,7 @@ int model__bucket_end(const struct model *m, struct model_grads *g) { return m->
 /* Zeroes what the ops of a layer only add to, unless the bucket adds. */
 static int zero_norms(struct model *m, const struct model_grads *g, const struct model_layer *y) {
     for (const struct model_group *x = y->first; x <= y->last && !g->add && !m->lora; x++)
-        if (x->role == MODEL_NORM) TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)x->n * sizeof(float)));
+        if (model_role_adds(x->role)) TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)x->n * sizeof(float)));
     return 0;
 }
 
@@ -109,6 +109,7 @@ struct stage_backward {
     const struct model_group *pre, *post; /* norms of the input and the output, NULL: none */
     const struct model_group *first;      /* matrix that reads the input */
     struct tensor x, xn, rstd;            /* residual stream; the input, pre's 1/rms */
+    struct tensor dxn;                    /* of the input; absent: acts' dxn */
     struct tensor out, out_rstd;          /* post's input and its 1/rms */
     bool needs_dx_act;                    /* of x, dx_act is read later */
 };
@@ -139,7 +140,7 @@ static int stage_norm_backward(struct model *m, struct model_acts *a, const stru
     return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
                                                               .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
                                                               .dw = model__vec_grad(m, g, s->pre),
-                                                              .dy = model__top(a->dxn, rows),
+                                                              .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
                                                               .x = s->x,
                                                               .w = s->pre->vec,
                                                               .rstd = s->rstd,
@@ -192,21 +193,29 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
     const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    const struct tensor dgate = model__top(a->dgate, n), joint = model__top(a->joint, n);
     const struct stage_backward stage = {.pre = y->attn_norm,
                                          .post = y->attn_post_norm,
                                          .first = y->qkv,
                                          .x = model__top(a->x[l], n),
                                          .xn = model__top(s->xn1, n),
                                          .rstd = model__top(s->rstd1, n),
+                                         .dxn = y->delta_qkv ? model__top(a->delta.dx, n) : TENSOR_NONE,
                                          .out = model__top(s->att_out, n),
                                          .out_rstd = model__top(s->att_out_rstd, n),
                                          .needs_dx_act = l > 0 && !m->layers[l - 1].mlp_post_norm};
     struct qkv_args qkv;
     struct attn_args attn;
     struct tensor dy;
-    model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(stage_output_backward(m, a, &stage, g, &dy));
-    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, attn.out, g, false}));
+    if (y->delta_qkv) {
+        TRY(model__delta_backward(m, b, a, l, dy, g));
+        return stage_norm_backward(m, a, &stage, g);
+    }
+    model__attn_args(m, b, a, l, &qkv, &attn);
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, model__top(s->att, n), g, false}));
+    if (joint.nd)
+        TRY(dev_output_gate_bwd(d, &(struct output_gate_bwd_args){datt, attn.out, model__top(s->gate.gate, n), datt, dgate}));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     if (m->query_scale.data) TRY(dev_scale_rows(d, dq, m->query_scale, b->pos));
     const struct qkv_bwd_args dqkv_args = {
@@ -222,7 +231,9 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
         const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_rope_norm), model__vec_grad(m, g, y->k_rope_norm)};
         TRY(dev_rope_norm_bwd(d, &norms, &dnorms));
     }
-    return stage_input_backward(m, a, &stage, dqkv, g);
+    const struct gate_split_args gates = model__gate_args(m, joint, dqkv, dgate);
+    if (joint.nd) TRY(dev_gate_join(d, &gates));
+    return stage_input_backward(m, a, &stage, joint.nd ? joint : dqkv, g);
 }
 
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g) {

@@ -26,10 +26,14 @@ static const char *const rope_names[] = {"default", "linear",   "dynamic",  "lla
 enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
 const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
-static int parse_family(struct model_config *c, const json_t *o, const char *where) {
+/* *text: the object with this model's keys, o itself or its "text_config". */
+static int parse_family(struct model_config *c, const json_t *o, const json_t **text, const char *where) {
     const char *type = NULL;
     TRY(json_str_opt(o, "model_type", &type, where));
     c->family = type ? model_family_find(type) : NULL;
+    c->outer = c->family && c->family->outer_type && strcmp(type, c->family->outer_type) == 0;
+    *text = c->outer ? json_object_get(o, "text_config") : o;
+    if (c->outer && !json_is_object(*text)) FAIL(ERR_FORMAT, "%s: a %s model without \"text_config\"", where, type);
     if (c->family) return 0;
     const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
     FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s%s%s; verlc has %s", where, type ? type : "(no model_type)",
@@ -139,6 +143,40 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     return 0;
 }
 
+/* Sizes of gated delta nets, and which layers have one. */
+static int parse_delta(struct model_config *c, const json_t *o, const char *where) {
+    const json_t *const types = json_object_get(o, "layer_types");
+    int64_t every = c->family->delta_interval, taps = DEV_CONV_TAPS;
+    const struct dim dims[] = {{"linear_num_key_heads", &c->delta.k_heads, 16, 4096},
+                               {"linear_num_value_heads", &c->delta.v_heads, 32, 4096},
+                               {"linear_key_head_dim", &c->delta.k_dim, 128, 4096},
+                               {"linear_value_head_dim", &c->delta.v_dim, 128, 4096},
+                               {"linear_conv_kernel_dim", &taps, DEV_CONV_TAPS, 4096},
+                               {"full_attention_interval", &every, c->family->delta_interval, MODEL_MAX_LAYERS}};
+    if (!c->family->delta_interval) return 0;
+    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    if (taps != DEV_CONV_TAPS)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported linear_conv_kernel_dim %lld; verlc has %d", where, (long long)taps, DEV_CONV_TAPS);
+    if (c->delta.v_heads % c->delta.k_heads != 0)
+        FAIL(ERR_FORMAT, "%s: linear_num_value_heads %lld is not a multiple of linear_num_key_heads %lld", where,
+             (long long)c->delta.v_heads, (long long)c->delta.k_heads);
+    if (c->delta.k_dim % 16 != 0 || c->delta.v_dim % 16 != 0 || c->delta.k_dim > DEV_DELTA_DIM || c->delta.v_dim > DEV_DELTA_DIM)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported heads of %lld and %lld in linear attention; multiples of 16 up to %d are supported",
+             where, (long long)c->delta.k_dim, (long long)c->delta.v_dim, DEV_DELTA_DIM);
+    if (json_is_array(types) && (int64_t)json_array_size(types) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
+             (long long)c->n_layers);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const char *const t = json_string_value(json_array_get(types, (size_t)l));
+        const bool linear = json_is_array(types) ? t && strcmp(t, "linear_attention") == 0 : (l + 1) % every != 0;
+        if (json_is_array(types) && !linear && !(t && strcmp(t, "full_attention") == 0))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\"; verlc has full_attention and linear_attention of %s",
+                 where, t ? t : "(not a string)", c->family->type);
+        if (linear) c->layer[l] |= MODEL_LINEAR_ATTENTION;
+    }
+    return 0;
+}
+
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
@@ -165,6 +203,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
     TRY(parse_experts(c, o, where));
+    TRY(parse_delta(c, o, where));
     if (model_config_params(c) > MAX_PARAMS)
         FAIL(ERR_FORMAT, "%s: a model of %.3g parameters, at most 2^48 are possible", where, (double)model_config_params(c));
     if (c->head_dim % 2 != 0)
@@ -355,7 +394,7 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
     const json_t *types = json_object_get(o, "layer_types");
     struct window_rule rule;
     bool use = kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_PATTERN, any = false;
-    if (kind == MODEL_NO_WINDOW) return refuse_layer_types(c, types, where);
+    if (kind == MODEL_NO_WINDOW) return c->family->delta_interval ? 0 : refuse_layer_types(c, types, where);
     if (!json_is_array(types) || kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_USED) types = NULL;
     if (types && (int64_t)json_array_size(types) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
@@ -574,16 +613,19 @@ static int parse_tokens(struct model_config *c, const json_t *o, const char *whe
 
 int model_config_from_json(struct model_config *c, const json_t *o, const char *where) {
     struct model_config t = {.bos = -1, .pad = -1};
+    const json_t *const all = o;
     if (!json_is_object(o)) FAIL(ERR_FORMAT, "%s: not a JSON object", where);
-    TRY(parse_family(&t, o, where));
+    TRY(parse_family(&t, all, &o, where));
     TRY(parse_shape(&t, o, where));
     TRY(parse_features(&t, o, where));
     TRY(parse_rope_layers(&t, o, where));
     TRY(parse_window(&t, o, where));
     TRY(parse_rope(&t, o, where));
-    TRY(parse_dtype(&t, o, where));
+    if (t.outer) TRY(json_bool_opt(all, "tie_word_embeddings", &t.tied, where));
+    if (t.outer) TRY(read_quantization(&t, json_object_get(all, "quantization_config"), where));
+    TRY(parse_dtype(&t, json_object_get(o, "dtype") || json_object_get(o, "torch_dtype") ? o : all, where));
     TRY(parse_tokens(&t, o, where));
-    t.json = json_deep_copy(o);
+    t.json = json_deep_copy(all);
     CHECK(t.json != NULL);
     *c = t;
     return 0;
@@ -653,6 +695,14 @@ void model_config_free(struct model_config *c) {
 void model_config_make_value(struct model_config *c) {
     char name[64];
     snprintf(name, sizeof name, "%sForTokenClassification", c->family->class_prefix);
+    if (c->outer) { /* a classifier has the text alone */
+        json_t *const text = json_deep_copy(json_object_get(c->json, "text_config"));
+        CHECK(text != NULL);
+        json_object_set_new(text, "model_type", json_string(c->family->type));
+        json_decref(c->json);
+        c->json = text;
+        c->outer = false;
+    }
     c->value = true;
     c->value_bias = !json_is_false(json_object_get(c->json, "token_classification_bias"));
     json_object_set_new(c->json, "architectures", json_pack("[s]", name));
@@ -710,6 +760,11 @@ static int64_t layers_params(const struct model_config *c, bool active) {
                 n += count * model_dim(c, g->part[i].rows) * (model_dim(c, g->cols) + bias);
         }
     }
+    return n;
+}
+int64_t model_attention_layers(const struct model_config *c) {
+    int64_t n = 0;
+    for (int64_t l = 0; l < c->n_layers; l++) n += !model_layer_is_delta(c, l);
     return n;
 }
 int64_t model_config_linear_params(const struct model_config *c) { return layers_params(c, true); }

@@ -20,6 +20,9 @@ enum model_feature {
     MODEL_DENSE_MLP = 16,
     MODEL_EXPERTS_MLP = 32,
     MODEL_SHARED_EXPERT = 64, /* all tokens have it, and experts as well */
+    MODEL_ATTENTION = 256, /* softmax attention, or a gated delta net */
+    MODEL_DELTA_NET = 512,
+    MODEL_OUTPUT_GATE = 1024, /* of all layers with attention */
 };
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE, ROPE_NTK_ALPHA };
 
@@ -39,7 +42,12 @@ struct model_rope {
 
 enum { MODEL_MAX_LAYERS = 1024 };
 /* What a layer has unlike its neighbours; bits. */
-enum model_layer_kind { MODEL_WINDOWED = 1, MODEL_NO_ROPE = 2, MODEL_SPARSE = 4 /* experts for an MLP */ };
+enum model_layer_kind {
+    MODEL_WINDOWED = 1,
+    MODEL_NO_ROPE = 2,
+    MODEL_SPARSE = 4 /* experts for an MLP */,
+    MODEL_LINEAR_ATTENTION = 64
+};
 /* The tables of rotary angles that layers choose from. */
 enum model_rope_table { MODEL_ROPE, MODEL_ROPE_LOCAL, MODEL_ROPE_NONE, MODEL_ROPE_TABLES };
 
@@ -49,13 +57,17 @@ struct model_config {
     int64_t n_experts, n_choices, expert_ffn; /* of layers with experts: of a layer, of a token, width; 0: no such layers */
     int64_t shared_ffn;                       /* width of the expert that all tokens have; 0: none */
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
-    int64_t expert_groups, top_groups;        /* of which a token's experts are in the best; 0: no groups */
-    double route_scale;                       /* of weights; 0: 1 */
-    int64_t max_pos;                          /* max_position_embeddings */
-    int64_t window;                           /* sliding window of the layers that have one, 0: none */
-    bool tied;                                /* lm_head shares embed_tokens */
-    bool value, value_bias;                   /* a value head (score.weight, score.bias) in the place of lm_head */
-    int features;                             /* of enum model_feature */
+    int64_t expert_groups, top_groups; /* of which a token's experts are in the best; 0: no groups */
+    double route_scale;                /* of weights; 0: 1 */
+    struct {
+        int64_t k_heads, v_heads, k_dim, v_dim;
+    } delta;                /* gated delta nets; 0: no layer has one */
+    bool outer;             /* config.json is of a checkpoint with other parts, this model's is its text_config */
+    int64_t max_pos;        /* max_position_embeddings */
+    int64_t window;         /* sliding window of the layers that have one, 0: none */
+    bool tied;              /* lm_head shares embed_tokens */
+    bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
+    int features;           /* of enum model_feature */
     float rms_eps;
     /* Multipliers (Granite). The residual stream is kept divided by residual_multiplier, so that what layers add needs none:
      * RMSNorm of x / r with eps / r^2 is that of x with eps. */
@@ -90,6 +102,9 @@ bool model_config_classifies(const struct model_config *c); /* config.json names
 int model_config_make_reward(struct model_config *c, const char *where);
 /* Which of a sequence's rows has the score: the last that is not config.json's pad token (transformers' rule). */
 int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64_t n);
+/* Layers with attention, which have a KV cache; the others have a gated delta net. */
+int64_t model_attention_layers(const struct model_config *c);
+static inline bool model_layer_is_delta(const struct model_config *c, int64_t l) { return c->layer[l] & MODEL_LINEAR_ATTENTION; }
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
 int64_t model_config_linear_params(const struct model_config *c); /* those of the layers' matrices that a token meets */
 const char *model_rope_name(enum rope_kind kind);

@@ -196,6 +196,33 @@ static const struct model_group_row mixtral_layer[] = {
     {0},
 };
 
+/* Gated attention, or a gated delta net. */
+static const struct model_group_row delta_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    {offsetof(struct model_layer, qkv),
+     MODEL_LINEAR,
+     MODEL_HIDDEN,
+     MODEL_ATTENTION,
+     MODEL_QKV_BIAS,
+     {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},
+    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),
+    NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),
+    {offsetof(struct model_layer, o), MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS, {{"self_attn.o_proj", MODEL_HIDDEN}}},
+    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),
+    OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),
+    OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},
+            {"linear_attn.in_proj_a", MODEL_DELTA_HEADS}),
+    OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}),
+    OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),
+    OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}),
+    OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),
+    OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN}),
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    GATE_UP,
+    DOWN,
+    {0},
+};
+
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
@@ -406,21 +433,35 @@ static const struct model_family families[] = {
      .window = 4096,
      .rope_layers = MODEL_ROPE_WINDOWS,
      .layer = post_norm_layer},
+    {.type = "qwen3_5_text",
+     .outer_type = "qwen3_5",
+     .kept = {"model.visual.", "mtp."},
+     .class_prefix = "Qwen3_5",
+     .n_kv_heads = 4,
+     .head_dim = 256,
+     .norm = NORM_ONE_PLUS,
+     .features = MODEL_OUTPUT_GATE,
+     .keys = {ATTENTION_BIAS},
+     .partial_rotary = 0.25,
+     .delta_interval = 4,
+     .layer = delta_layer},
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, ministral3, olmo2, olmo3, "
-    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen2_moe, qwen3_moe, mixtral "
-    "and olmoe";
+    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, qwen2_moe, "
+    "qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(type, families[i].type) == 0) return &families[i];
+        if (strcmp(type, families[i].type) == 0 || (families[i].outer_type && strcmp(type, families[i].outer_type) == 0))
+            return &families[i];
     return NULL;
 }
 
 int model_layer_features(const struct model_config *c, int64_t l) {
-    if (!(c->layer[l] & MODEL_SPARSE)) return c->features | MODEL_DENSE_MLP;
-    return c->features | MODEL_EXPERTS_MLP | (c->shared_ffn ? MODEL_SHARED_EXPERT : 0);
+    const int attention = c->features | (model_layer_is_delta(c, l) ? MODEL_DELTA_NET : MODEL_ATTENTION);
+    if (!(c->layer[l] & MODEL_SPARSE)) return attention | MODEL_DENSE_MLP;
+    return attention | MODEL_EXPERTS_MLP | (c->shared_ffn ? MODEL_SHARED_EXPERT : 0);
 }
 
 int64_t model_matrices(const struct model_config *c, enum model_role role) { return role == MODEL_EXPERTS ? c->n_experts : 1; }
@@ -446,6 +487,12 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_N_EXPERTS] = c->n_experts,
                          [MODEL_EXPERT_FFN] = c->expert_ffn,
                          [MODEL_SHARED_FFN] = c->shared_ffn,
-                         [MODEL_GATE_UP] = 2 * c->ffn};
+                         [MODEL_GATE_UP] = 2 * c->ffn,
+                         [MODEL_Q_GATE] = 2 * q,
+                         [MODEL_DELTA_QKV] = 2 * c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim,
+                         [MODEL_DELTA_V] = c->delta.v_heads * c->delta.v_dim,
+                         [MODEL_DELTA_HEADS] = c->delta.v_heads,
+                         [MODEL_DELTA_HEAD] = c->delta.v_dim,
+                         [MODEL_TAPS] = DEV_CONV_TAPS};
     return n[d];
 }

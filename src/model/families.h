@@ -17,6 +17,10 @@ enum model_role {
     MODEL_EXPERTS, /* matrices of one shape, one an expert: likewise; each may be Muon's */
     MODEL_BIAS,    /* of a matrix: backward writes its gradient */
     MODEL_NORM,    /* backward only adds to its gradient */
+    /* of a gated delta net; likewise */
+    MODEL_CONV,  /* of a convolution: (channels, 1, DEV_CONV_TAPS), a vector to all but the files */
+    MODEL_ONES,  /* starts at 1 whatever the family's norms are */
+    MODEL_A_LOG, /* starts at the logarithm of a number between 0.01 and 16 */
 };
 enum model_dim {
     MODEL_NO_DIM,
@@ -31,6 +35,12 @@ enum model_dim {
     MODEL_N_EXPERTS,
     MODEL_EXPERT_FFN, /* width of an expert */
     MODEL_SHARED_FFN,
+    MODEL_Q_GATE,     /* queries and their gates, head by head */
+    MODEL_DELTA_QKV,  /* of a gated delta net: q, k and v; v; value heads; a value head */
+    MODEL_DELTA_V,
+    MODEL_DELTA_HEADS,
+    MODEL_DELTA_HEAD,
+    MODEL_TAPS,
 };
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
@@ -42,7 +52,8 @@ struct model_group_row {
     enum model_dim cols; /* MODEL_NO_DIM: vectors */
     int needs, bias;     /* of enum model_feature: without it there is no group (0: always); with it there is a bias (0: never) */
     struct {
-        const char *name; /* between "model.layers.N." and ".weight"; of MODEL_EXPERTS with '*' for the expert's number */
+        const char *name; /* between "model.layers.N." and ".weight"; of MODEL_EXPERTS with '*' for the expert's number; with '!'
+                             at its end without ".weight" */
         enum model_dim rows;
     } part[MODEL_MAX_PARTS]; /* none: a list of rows ends */
 };
@@ -115,11 +126,19 @@ struct model_family {
     double query_scalar;              /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
                                             that of the head size */
     bool softcaps;                    /* "attn_logit_softcapping", "final_logit_softcapping" are read */
-    double attn_softcap, logit_softcap;  /* without these keys */
+    double attn_softcap, logit_softcap; /* without these keys */
+    /* Layers with a gated delta net for attention: those that "layer_types" calls linear_attention, else all but each n-th, n of
+     * "full_attention_interval", without it this; 0: none. */
+    int64_t delta_interval;
+    /* "model_type" of a checkpoint with other parts, whose "text_config" is this family's; then names begin with
+     * "model.language_model.". What begins with one of `kept` is kept as it is in what is written. */
+    const char *outer_type, *kept[2];
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 /* features and which MLP layer l has, as `needs` of a row asks. */
 int model_layer_features(const struct model_config *c, int64_t l);
+/* Whether backward only adds to the gradient of this role, so that it is zeroed first. */
+static inline bool model_role_adds(enum model_role r) { return r >= MODEL_NORM && r <= MODEL_A_LOG; }
 /* How many matrices a group of this role has. */
 int64_t model_matrices(const struct model_config *c, enum model_role role);
 /* Whether layers of this model have the group of this place. */

@@ -24,11 +24,10 @@ static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_
     return t;
 }
 
-/* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). */
-static void attention_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
-                             bool train) {
-    const int64_t h = c->hidden, q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    s->xn1 = model__take2(m, act, rows, h);
+/* Of softmax attention alone. */
+static void softmax_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                           bool train) {
+    const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     s->qkv = model__take2(m, act, rows, q + 2 * kv);
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     const bool rope_norms = model_has_group(c, offsetof(struct model_layer, q_rope_norm));
@@ -39,13 +38,23 @@ static void attention_layout(struct model_stage *s, struct arena *m, const struc
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
     s->att = model__take2(m, act, rows, q);
+    if (train) s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
+    model__gate_layout(&s->gate, m, c, act, rows, train);
+}
+/* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). kinds: of what attends there. */
+static void attention_layout(struct model_stage *s, const struct model_acts *a, struct arena *m, const struct model_config *c,
+                             enum dtype act, int kinds) {
+    const int64_t h = c->hidden, rows = a->max_rows;
+    const bool train = a->keep.train;
+    s->xn1 = model__take2(m, act, rows, h);
+    if (kinds & MODEL_ATTENTION) softmax_layout(s, m, c, act, rows, train);
+    if (kinds & MODEL_DELTA_NET) model__delta_layout(&s->delta, m, c, act, rows, train);
     const bool post = model_has_group(c, offsetof(struct model_layer, attn_post_norm));
     if (post) s->att_out = model__take2(m, DT_F32, rows, h);
     if (!train) return;
     if (post) s->att_out_rstd = model__take1(m, DT_F32, rows);
     s->x_mid = model__take2(m, DT_F32, rows, h);
     s->rstd1 = model__take1(m, DT_F32, rows);
-    s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
 }
 static void mlp_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
                        bool train) {
@@ -95,6 +104,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     }
     model__experts_backward_layout(a, m, c, act);
     model__shared_backward_layout(a, m, c, act);
+    model__hybrid_backward_layout(a, m, c, act);
     a->datt = model__take2(m, act, rows, q);
     a->dq = model__take2(m, act, rows, q);
     a->dk = take_kv(m, DT_F32, c, rows);
@@ -108,7 +118,8 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
     struct model_stage shared = {0};
     for (int64_t l = 0; l <= c->n_layers; l++)
         a->x[l] = l == 0 || train ? model__take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
-    attention_layout(&shared, m, c, act, a->max_rows, train);
+    attention_layout(&shared, a, m, c, act, MODEL_ATTENTION | MODEL_DELTA_NET);
+    model__hybrid_layout(a, m, c, act);
     mlp_layout(&shared, m, c, act, a->max_rows, train);
     model__experts_layout(a, m, c, act);
     model__experts_stage_layout(&shared.experts, a, m, c, act);
@@ -116,7 +127,7 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
     if (!train) shared.x_mid = a->x[0];
     for (int64_t l = 0; l < c->n_layers; l++) {
         a->stages[l] = shared;
-        if (l < a->keep.all + a->keep.attention) attention_layout(&a->stages[l], m, c, act, a->max_rows, train);
+        if (l < a->keep.all + a->keep.attention) attention_layout(&a->stages[l], a, m, c, act, model_layer_features(c, l));
         if (l >= a->keep.all) continue;
         mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
         model__experts_stage_layout(&a->stages[l].experts, a, m, c, act);
@@ -230,7 +241,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .seqs = b->seqs,
         .q = qkv->q,
         .kv = qkv->kv,
-        .out = model__top(s->att, n),
+        .out = model__top(s->gate.att.nd ? s->gate.att : s->att, n),
         .lse = model__top(s->lse, n),
     };
 }
@@ -290,18 +301,22 @@ static int stage_output(struct model *m, const struct model_batch *b, const stru
     return model__norm(m, o->to, o->rstd, o->out, o->norm->vec, o->from);
 }
 
-int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+/* From xn1 to att. */
+static int softmax_attention(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n), xn1 = model__top(s->xn1, n);
+    const struct tensor xn1 = model__top(s->xn1, n);
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    TRY(stage_input(m, y->attn_norm, xn1, model__top(s->rstd1, n), x));
-    const struct tensor projected = s->raw.nd ? model__top(s->raw, n) : qkv.qkv;
+    const struct tensor projected = model__top(a->joint.nd ? a->joint : s->raw.nd ? s->raw : s->qkv, n);
     TRY(model__linear(m, &(struct linear_args){y->qkv, projected, xn1, .base = b->no_adapter}));
+    if (a->joint.nd) {
+        const struct gate_split_args split = model__gate_args(m, projected, qkv.qkv, model__top(s->gate.gate, n));
+        TRY(dev_gate_split(d, &split));
+    }
     if (y->q_row_norm) {
         const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
         TRY(dev_qk_norm_fwd(d, &norms));
@@ -316,10 +331,20 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
         if (m->query_scale.data) TRY(dev_scale_rows(d, qkv.q, m->query_scale, b->pos));
         TRY(dev_attn_fwd(d, &attn));
     }
+    return a->joint.nd ? dev_output_gate_fwd(d, model__top(s->att, n), attn.out, model__top(s->gate.gate, n)) : 0;
+}
+
+int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    const struct model_layer *y = &m->layers[l];
+    const struct model_stage *s = &a->stages[l];
+    const int64_t n = b->n_rows;
+    const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n);
+    TRY(stage_input(m, y->attn_norm, model__top(s->xn1, n), model__top(s->rstd1, n), x));
+    TRY((y->delta_qkv ? model__delta_forward : softmax_attention)(m, b, a, l));
     return stage_output(m, b,
                         &(struct stage_output){.linear = y->o,
                                                .norm = y->attn_post_norm,
-                                               .in = attn.out,
+                                               .in = model__top(y->delta_qkv ? s->delta.y : s->att, n),
                                                .out = model__top(s->att_out, n),
                                                .rstd = model__top(s->att_out_rstd, n),
                                                .from = x,

@@ -14,9 +14,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The KV cache of all layers. */
+/* The state of a layer with a gated delta net, in slots (device/ops.h). */
+struct model_state {
+    struct tensor conv; /* (slots, DEV_CONV_TAPS - 1, channels) act */
+    struct delta_state delta;
+};
+/* The KV cache of all layers; a layer with a gated delta net has a state instead. */
 struct model_kv {
-    struct kv *layers; /* (n_layers) */
+    struct kv *layers;          /* (n_layers) */
+    struct model_state *states; /* (n_layers); NULL where no layer has one */
 };
 
 struct model_batch { /* T packed rows; arrays on the device */
@@ -26,6 +32,7 @@ struct model_batch { /* T packed rows; arrays on the device */
     struct tensor slots; /* (T) i32, KV-cache slot of the row; kv == NULL: row index */
     struct attn_seqs seqs;
     const struct model_kv *kv; /* NULL: K and V are in the activations (one block of max_rows) */
+    struct tensor state_slots; /* (seqs.n) i32: of kv->states, each sequence's own */
     bool no_adapter;           /* the base model alone: the reference of an adapter's training */
     bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };

@@ -17,6 +17,8 @@ void model__weights_layout(struct model *m, struct arena *a);
 /* Fills m->flat; after the layout was bound. */
 void model__find_flat(struct model *m);
 
+/* What the names of layers, embedding and final norm begin with in the files. */
+const char *model__prefix(const struct model_config *c);
 static inline struct tensor model__vec(const struct model_group *g) { return g ? g->vec : TENSOR_NONE; }
 /* The group's range of a flat f32 array (master or gradients): (n, k) or (n). */
 static inline struct tensor model__flat(float *flat, const struct model_group *g) {
@@ -145,6 +147,23 @@ struct model_shared_stage {
     struct tensor y;       /* (T, h) act */
     struct tensor gate;    /* (T, 1) act   what y is multiplied by the sigmoid of; absent without */
 };
+/* What a gated delta net computes in the place of qkv to att; C channels of its convolution, N = Hv heads of Dv. */
+struct model_delta_stage {
+    struct tensor qkv;    /* (T, C) act         of the matrix; then convolved */
+    struct tensor u;      /* (T, C) act */
+    struct tensor z;      /* (T, Hv Dv) act     the norm's gate */
+    struct tensor ba;     /* (T, 2 Hv) act */
+    struct tensor o;      /* (T, Hv Dv) act     of the delta rule */
+    struct tensor y;      /* (T, Hv Dv) act     normalised, gated */
+    struct tensor rstd;   /* (T Hv) f32         absent unless keep.train, as are states and e */
+    struct tensor states; /* (T / DEV_DELTA_CHUNK + 1, Hv, Dk, Dv) f32 */
+    struct tensor e;      /* (T, Hv Dv) f32 */
+};
+/* Of attention with an output gate; absent without. */
+struct model_gate_stage {
+    struct tensor gate; /* (T, Hq D) act */
+    struct tensor att;  /* (T, Hq D) act     attention's own output; absent unless keep.train: the stage's att has it then */
+};
 
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
@@ -164,6 +183,8 @@ struct model_stage {
     struct tensor mlp;     /* (T, f) act       silu(gate) * up */
     struct model_expert_stage experts;
     struct model_shared_stage shared;
+    struct model_delta_stage delta;
+    struct model_gate_stage gate;
     /* what a norm reads before it is added to the residual stream, and its 1/rms; absent without that norm */
     struct tensor att_out, mlp_out;           /* (T, h) f32 */
     struct tensor att_out_rstd, mlp_out_rstd; /* (T) f32; absent unless keep.train */
@@ -192,6 +213,7 @@ struct model_acts {
         struct tensor dx;                    /* (R, h) f32, backward */
         struct tensor dnorm;                 /* (h) f32, backward: of the norm's weight */
     } head;
+    struct tensor joint; /* (T, (2 Hq + 2 Hk) D) act   with gates: what the matrix gives, and its gradient */
     /* backward: gradients of the buffers of the same name */
     struct tensor dx;       /* (T, h) f32       of the residual stream, in place from layer to layer */
     struct tensor dx_act;   /* (T, h) act       dx rounded for the matmuls; dx itself when act is f32 */
@@ -216,6 +238,13 @@ struct model_acts {
         struct tensor dgate_up; /* (T, 2f) act */
         struct tensor dgate;    /* (T, 1) act */
     } shared;
+    struct {
+        struct tensor dy, dout, dz; /* (T, Hv Dv) act */
+        struct tensor dba;          /* (T, 2 Hv) act */
+        struct tensor du, dqkv;     /* (T, C) act */
+        struct tensor dx;           /* (T, h) f32: of the normalised input */
+    } delta;
+    struct tensor dgate;  /* (T, Hq D) act; absent without gates */
     struct tensor datt;   /* (T, Hq D) act */
     struct tensor dq;     /* (T, Hq D) act */
     struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
@@ -233,6 +262,19 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 /* Then acts->x[l + 1]. Recomputed as well where a norm follows the down projection. */
 int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+/* ---- gated delta nets, and attention's output gate (delta_net.c) ---- */
+/* Their buffers: of a stage, of all layers, of backward. Nothing in a model without. */
+void model__delta_layout(struct model_delta_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                         bool train);
+void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                        bool train);
+void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+void model__hybrid_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+/* From xn1 to delta.y; from the gradient of what the layer's last matrix gives to that of xn1, a->delta.dx. */
+int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
+                          const struct model_grads *g);
+struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate);
 /* ---- layers with experts (experts.c) ---- */
 /* Their buffers: of all layers, of a stage, of backward. Nothing in a model without. */
 void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);

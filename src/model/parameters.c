@@ -16,23 +16,28 @@
 #include <string.h>
 
 enum { MAX_OTHER = 4 };
-static const struct model_group_row embed = {.cols = MODEL_HIDDEN, .part = {{"model.embed_tokens", MODEL_VOCAB}}},
-                                    norm = {.role = MODEL_NORM, .part = {{"model.norm", MODEL_HIDDEN}}},
+static const struct model_group_row embed = {.cols = MODEL_HIDDEN, .part = {{"embed_tokens", MODEL_VOCAB}}},
+                                    norm = {.role = MODEL_NORM, .part = {{"norm", MODEL_HIDDEN}}},
                                     lm_head = {.cols = MODEL_HIDDEN, .part = {{"lm_head", MODEL_VOCAB}}},
                                     score = {.cols = MODEL_HIDDEN, .part = {{"score", MODEL_NO_DIM}}};
+
+const char *model__prefix(const struct model_config *c) { return c->outer ? "model.language_model." : "model."; }
 
 /* "mlp.experts.*.up_proj" of expert e; names without '*' are as they are. */
 static void name_param(struct model_param *p, const char *prefix, const char *name, int64_t e, const char *kind) {
     const char *const star = strchr(name, '*');
+    const size_t bare = strcspn(name, "!"); /* a name that is whole */
     const int n =
         star ? snprintf(p->name, sizeof p->name, "%s%.*s%lld%s.%s", prefix, (int)(star - name), name, (long long)e, star + 1, kind)
-             : snprintf(p->name, sizeof p->name, "%s%s.%s", prefix, name, kind);
+        : name[bare] ? snprintf(p->name, sizeof p->name, "%s%.*s", prefix, (int)bare, name)
+                     : snprintf(p->name, sizeof p->name, "%s%s.%s", prefix, name, kind);
     CHECK(n > 0 && (size_t)n < sizeof p->name);
 }
 
 /* Of a row its weights, or its biases. */
 static struct model_group *add_group(struct model *m, const char *prefix, const struct model_group_row *row, bool bias) {
-    const int64_t k = bias || !row->cols ? 0 : model_dim(&m->cfg, row->cols), count = model_matrices(&m->cfg, row->role);
+    const bool conv = row->role == MODEL_CONV;
+    const int64_t k = bias || !row->cols || conv ? 0 : model_dim(&m->cfg, row->cols), count = model_matrices(&m->cfg, row->role);
     int n_parts = 0;
     while (n_parts < MODEL_MAX_PARTS && row->part[n_parts].name) n_parts++;
     struct model_group *g = &m->groups[m->n_groups++];
@@ -42,13 +47,17 @@ static struct model_group *add_group(struct model *m, const char *prefix, const 
         const int64_t i = e % n_parts;
         struct model_param *p = &m->params[m->n_params++];
         *p = (struct model_param){.rows = model_dim(&m->cfg, row->part[i].rows),
-                                  .cols = k ? k : 1,
-                                  .nd = k ? 2 : 1,
+                                  .cols = conv ? model_dim(&m->cfg, row->cols)
+                                          : k  ? k
+                                               : 1,
+                                  .nd = conv ? 3
+                                        : k  ? 2
+                                             : 1,
                                   .offset = m->n_elems,
                                   .group = g - m->groups,
                                   .src_dt = m->cfg.dtype};
         name_param(p, prefix, row->part[i].name, e / n_parts, bias ? "bias" : "weight");
-        g->n += p->rows;
+        g->n += k ? p->rows : p->rows * p->cols;
         g->n_params++;
         m->n_elems += p->rows * p->cols;
     }
@@ -58,8 +67,8 @@ static struct model_group *add_group(struct model *m, const char *prefix, const 
 static void add_layer(struct model *m, int64_t l) {
     const struct model_config *c = &m->cfg;
     struct model_layer *y = &m->layers[l];
-    char prefix[40];
-    snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)l);
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "%slayers.%lld.", model__prefix(c), (long long)l);
     *y = (struct model_layer){
         .first = &m->groups[m->n_groups], .window = c->layer[l] & MODEL_WINDOWED ? c->window : 0, .rope = model_layer_rope(c, l)};
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
@@ -86,9 +95,9 @@ void model__params_build(struct model *m) {
     m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);
     m->buffers = xcalloc((size_t)c->n_layers, sizeof *m->buffers);
     m->n_params = m->n_groups = m->n_elems = m->n_buffers = 0;
-    m->g_embed = add_group(m, "", &embed, false);
+    m->g_embed = add_group(m, model__prefix(c), &embed, false);
     for (int64_t l = 0; l < c->n_layers; l++) add_layer(m, l);
-    m->g_norm = add_group(m, "", &norm, false);
+    m->g_norm = add_group(m, model__prefix(c), &norm, false);
     if (c->value) m->g_head = add_group(m, "", &score, false);
     else m->g_head = c->tied ? m->g_embed : add_group(m, "", &lm_head, false);
     m->g_head_bias = c->value && c->value_bias ? add_group(m, "", &score, true) : NULL;

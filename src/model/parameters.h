@@ -16,10 +16,10 @@
 struct model_param {
     char name[96];      /* "model.layers.0.self_attn.q_proj.weight" */
     int64_t rows, cols; /* cols == 1, nd == 1 for vectors */
-    int nd;
-    int64_t offset;    /* elements into the flat master, gradient and moments */
-    int64_t group;     /* index into model.groups */
-    enum dtype src_dt; /* dtype in the file it came from; export keeps it */
+    int nd;             /* 3: (rows, 1, cols) in the files */
+    int64_t offset;     /* elements into the flat master, gradient and moments */
+    int64_t group;      /* index into model.groups */
+    enum dtype src_dt;  /* dtype in the file it came from; export keeps it */
 };
 
 /* One tensor of the forward pass: a matrix or a vector, made of one or more
@@ -68,6 +68,8 @@ struct model_layer {
     struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
     struct model_buffer *route_bias;
     struct model_group *shared_gate_up, *shared_down, *shared_gate;
+    /* in the place of qkv, q_norm and k_norm: a gated delta net. delta_ba: b of all heads, then a */
+    struct model_group *delta_qkv, *delta_z, *delta_ba, *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm;
 };
 
 struct model {

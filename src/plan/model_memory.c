@@ -47,7 +47,10 @@ struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, i
 }
 
 void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c) {
-    const int64_t qkv = (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
+    const int64_t conv = model_dim(c, MODEL_DELTA_QKV), all = model_dim(c, MODEL_QKV) + model_dim(c, MODEL_Q); /* and gates */
+    const int64_t qkv = c->features & MODEL_OUTPUT_GATE ? (conv > all ? conv : all) : model_dim(c, MODEL_QKV);
+    if (conv > s->conv) s->conv = conv;
+    if (c->delta.v_heads > s->delta_heads) s->delta_heads = c->delta.v_heads;
     if (c->hidden > s->hidden) s->hidden = c->hidden;
     /* a row is as many of the experts' as it has choices */
     const int64_t widest = c->hidden > c->expert_ffn ? c->hidden : c->expert_ffn, experts = c->n_choices * widest;

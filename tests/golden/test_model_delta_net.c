@@ -122,7 +122,7 @@ static void join_ba(struct layer *l) {
 static void forward(struct layer *l, struct tensor x, struct causal_conv_args *conv, struct delta_args *delta,
                     struct gated_norm_args *norm, bool for_backward) {
     struct dev *d = &l->dev;
-    const int64_t rows = x.dim[0], n = conv->seqs.n;
+    const int64_t rows = x.dim[0];
     l->qkv = rows_of(l, rows, QKV), l->u = rows_of(l, rows, QKV), l->z = rows_of(l, rows, VALUE);
     l->b = rows_of(l, rows, HV), l->a = rows_of(l, rows, HV), l->ba = rows_of(l, rows, 2 * HV);
     l->o = rows_of(l, rows, VALUE), l->n = rows_of(l, rows, VALUE), l->y = rows_of(l, rows, HIDDEN);
@@ -138,8 +138,8 @@ static void forward(struct layer *l, struct tensor x, struct causal_conv_args *c
     delta->seqs = conv->seqs, delta->qkv = l->u, delta->ba = l->ba, delta->a_log = l->a_log, delta->dt_bias = l->dt_bias;
     delta->out = l->o;
     if (for_backward) {
-        delta->states = rows_of(l, rows / DEV_DELTA_CHUNK + n, HV * DK * DV);
-        delta->states = (struct tensor){delta->states.data, DT_F32, 4, {rows / DEV_DELTA_CHUNK + n, HV, DK, DV}};
+        delta->states = rows_of(l, rows / DEV_DELTA_CHUNK + 1, HV * DK * DV);
+        delta->states = (struct tensor){delta->states.data, DT_F32, 4, {rows / DEV_DELTA_CHUNK + 1, HV, DK, DV}};
         delta->e = rows_of(l, rows, VALUE);
     }
     OK(dev_delta_fwd(d, delta));

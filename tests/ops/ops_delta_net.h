@@ -70,7 +70,7 @@ static inline struct delta_args delta_args(struct run *r) {
                            .a_log = up(r, &r->in[2]),
                            .dt_bias = up(r, &r->in[3]),
                            .out = dev_new(r, shape_2d(r->act, r->rows, s->hq * s->k), true)};
-    a.states = dev_new(r, shape_4d(DT_F32, r->rows / DEV_DELTA_CHUNK + a.seqs.n, s->hq, s->dim, s->k), false);
+    a.states = dev_new(r, shape_4d(DT_F32, r->rows / DEV_DELTA_CHUNK + 1, s->hq, s->dim, s->k), false);
     a.e = dev_new(r, shape_2d(DT_F32, r->rows, s->hq * s->k), true);
     return a;
 }
@@ -160,6 +160,34 @@ static inline int gate_bwd(struct run *r) {
     return 0;
 }
 
+/* hq heads of dim columns with gates, k other columns. */
+static inline void split_setup(struct run *r) {
+    const int64_t n = r->s->hq * r->s->dim;
+    add_in(r, "joint", shape_2d(r->act, r->rows, 2 * n + r->s->k), true, 1, 0);
+    add_gout(r, "drest", shape_2d(r->act, r->rows, n + r->s->k), true);
+    add_gout(r, "dgate", shape_2d(r->act, r->rows, n), true);
+}
+static inline int split_fwd(struct run *r) {
+    const struct gate_split_args a = {r->s->hq, up(r, &r->in[0]), dev_new(r, slot_shape(&r->gout[0]), true),
+                                      dev_new(r, slot_shape(&r->gout[1]), true)};
+    TRY(dev_gate_split(r->d, &a));
+    down(r, "rest", a.rest, true, TOL_EXACT);
+    down(r, "gate", a.gate, true, TOL_EXACT);
+    return 0;
+}
+static inline int split_bwd(struct run *r) {
+    const struct gate_split_args a = {r->s->hq, dev_new(r, slot_shape(&r->in[0]), true), up(r, &r->gout[0]), up(r, &r->gout[1])};
+    TRY(dev_gate_join(r->d, &a));
+    down_grad(r, 0, a.joint, TOL_EXACT);
+    return 0;
+}
+
+static const struct op_shape shapes_split[] = {
+    {.rows = 1, .hq = 1, .dim = 1, .k = 1},
+    {.rows = 7, .hq = 3, .dim = 5, .k = 0},
+    {.rows = 33, .hq = 4, .dim = 16, .k = 32},
+    {.rows = 20, .hq = 2, .dim = 256, .k = 256},
+};
 static const struct op_shape shapes_conv[] = {
     {.rows = 1, .n = 1, .lens = {1}},
     {.rows = 7, .n = 17, .lens = {7}},

@@ -705,6 +705,7 @@ static const struct op_def ops_table[] = {
     {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(shapes_delta), false},
     {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(shapes_rows), true},
     {"output gate", gate_setup, gate_fwd, gate_bwd, SHAPES(shapes_rows), true},
+    {"gate split", split_setup, split_fwd, split_bwd, SHAPES(shapes_split), true},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(shapes_lists), true},
     {"route", route_setup, route_fwd, route_bwd, SHAPES(shapes_route), true},

@@ -33,6 +33,7 @@ static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim 
 static const struct op_shape small_conv[] = {{.rows = 3, .n = 5, .lens = {3}}, {.rows = 20, .n = 17, .lens = {1, 12, 7}}};
 static const struct op_shape small_delta[] = {{.rows = 5, .hk = 1, .hq = 1, .dim = 16, .k = 16, .lens = {5}},
                                               {.rows = 80, .hk = 1, .hq = 2, .dim = 16, .k = 16, .lens = {70, 10}}};
+static const struct op_shape small_split[] = {{.rows = 3, .hq = 2, .dim = 3, .k = 4}};
 static const struct op_shape small_head[] = {{.rows = 3, .n = 11, .k = 8, .flags = S_ENTROPY},
                                              {.rows = 5, .n = 300, .k = 16},
                                              {.rows = 2, .n = 4100, .k = 8, .flags = S_ENTROPY},
@@ -77,6 +78,7 @@ static const struct op_def grad_table[] = {
     {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(small_delta), false},
     {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(small_rows), true},
     {"output gate", gate_setup, gate_fwd, gate_bwd, SHAPES(small_rows), true},
+    {"gate split", split_setup, split_fwd, split_bwd, SHAPES(small_split), true},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(small_head), true},
     {"lmhead lists", lists_setup, lists_fwd, lmhead_bwd, SHAPES(small_lists), true},
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},

@@ -119,6 +119,25 @@ static void config_layers(void **state) {
     }
 }
 
+/* The text of a checkpoint with other parts: its keys, its names. */
+static void config_of_text(void **state) {
+    (void)state;
+    struct model_config c;
+    struct model *m;
+    OK(parse(&c, "{\"model_type\":\"qwen3_5\",\"tie_word_embeddings\":true,\"dtype\":\"bfloat16\",\"vision_config\":{},"
+                 "\"text_config\":{\"model_type\":\"qwen3_5_text\"," BASE ",\"eos_token_id\":7,\"rope_parameters\":"
+                 "{\"rope_theta\":1e7,\"mrope_section\":[11,11,10],\"rope_type\":\"default\"}}}"));
+    assert_true(c.outer && c.tied && c.dtype == DT_BF16 && c.eos[0] == 7 && c.rope.theta == 1e7 && c.rope.dim == 64);
+    assert_true(model_attention_layers(&c) == 7 && model_layer_is_delta(&c, 0) && !model_layer_is_delta(&c, 3));
+    OK(model_shape(&m, &c, NULL, DT_F32, QUANT_NONE, NULL));
+    assert_string_equal(m->params[0].name, "model.language_model.embed_tokens.weight");
+    assert_string_equal(m->params[1].name, "model.language_model.layers.0.input_layernorm.weight");
+    model_shape_free(m);
+    model_config_make_value(&c); /* of the text alone */
+    assert_true(!c.outer && strcmp(json_string_value(json_object_get(c.json, "model_type")), "qwen3_5_text") == 0);
+    model_config_free(&c);
+}
+
 /* Lists of the full layers' own rope, and of which the run's longest sequence chooses one. */
 static void longrope_lists(void **state) {
     (void)state;
@@ -219,6 +238,13 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight "
                                                 "block_sparse_moe.gate.weight block_sparse_moe.experts.0.w1.weight "
                                                 "block_sparse_moe.experts.0.w3.weight block_sparse_moe.experts.0.w2.weight"},
+        {"qwen3_5_text", ",\"full_attention_interval\":1",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
+        {"qwen3_5_text", ",\"full_attention_interval\":100",
+         "input_layernorm.weight linear_attn.in_proj_qkv.weight linear_attn.in_proj_z.weight linear_attn.in_proj_b.weight "
+         "linear_attn.in_proj_a.weight linear_attn.conv1d.weight linear_attn.A_log linear_attn.dt_bias linear_attn.norm.weight "
+         "linear_attn.out_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -316,6 +342,15 @@ static void config_refusals(void **state) {
          ERR_FORMAT},
         {"{\"model_type\":\"qwen3_moe\"," BASE ",\"num_key_value_heads\":2,\"mlp_only_layers\":[\"a\"]}", "mlp_only_layers",
          ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_5_text\"," BASE ",\"linear_conv_kernel_dim\":3}", "unsupported linear_conv_kernel_dim 3",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"qwen3_5_text\"," BASE ",\"linear_key_head_dim\":24}", "unsupported heads of 24 and 128",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"qwen3_5_text\"," BASE ",\"linear_num_key_heads\":3}", "not a multiple of linear_num_key_heads 3",
+         ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_5_text\"," BASE ",\"layer_types\":[\"full_attention\"]}",
+         "\"layer_types\" has 1 entries for 30 layers", ERR_FORMAT},
+        {"{\"model_type\":\"qwen3_5\"," BASE "}", "a qwen3_5 model without \"text_config\"", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layers\":[1,0]}", "\"no_rope_layers\" has 2 entries for 30", ERR_FORMAT},
         {"{\"model_type\":\"smollm3\"," BASE ",\"no_rope_layer_interval\":0}", "no_rope_layer_interval", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads", ERR_FORMAT},
@@ -621,6 +656,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_spellings),
         cmocka_unit_test(config_defaults),
+        cmocka_unit_test(config_of_text),
         cmocka_unit_test(config_layers),
         cmocka_unit_test(families),
         cmocka_unit_test(longrope_lists),

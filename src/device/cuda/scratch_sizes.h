@@ -98,6 +98,10 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
     /* partial sums of norms' gradients; two numbers of each token id */
     const int64_t per_block = cuda_max(s->hidden, 2 * s->head_dim) * 4, ids = s->train_rows ? s->vocab * 8 : 0;
     bytes[CUDA_SCRATCH_ROW] = (size_t)cuda_max(gpu->n_sm * CUDA_NORM_BLOCKS * per_block, ids);
+    /* gated delta nets' backward: a block's sums of the convolution's gradient, a sequence's of the gates' */
+    const int64_t conv = gpu->n_sm * s->conv * DEV_CONV_TAPS * 4, gates = s->train_rows * 2 * s->delta_heads * 4;
+    if (s->train_rows && (size_t)cuda_max(conv, gates) > bytes[CUDA_SCRATCH_ROW])
+        bytes[CUDA_SCRATCH_ROW] = (size_t)cuda_max(conv, gates);
     /* a row: statistics of its chunks, twice, and four numbers of each group of entries */
     const int64_t groups = (s->vocab + CUDA_HEAD_GROUP - 1) / CUDA_HEAD_GROUP;
     bytes[CUDA_SCRATCH_SAMPLE] = (size_t)s->decode * (size_t)(2 * chunks * sum + 4 * groups * 4) + 8 * 256;

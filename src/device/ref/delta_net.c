@@ -186,14 +186,14 @@ int ref_delta_fwd(struct dev *d, const struct delta_args *a) {
                 memcpy(h.k, slot_k, (size_t)(dk * CHUNK) * sizeof *h.k);
             }
             for (int64_t r = 0; r < s.n_rows; r++) {
-                const int64_t p = s.pos0 + r, t = s.row0 + r, entry = s.row0 / CHUNK + i + p / CHUNK;
+                const int64_t p = s.pos0 + r, t = s.row0 + r, entry = s.row0 / CHUNK + p / CHUNK;
                 token_at(a, t, n, x);
                 delta_row(a, x, &h, p % CHUNK, p < CHUNK, (t * hv + n) * dv);
                 if (a->e.data) memcpy(ref_f32(a->e) + (t * hv + n) * dv, h.e + p % CHUNK * dv, (size_t)dv * sizeof(float));
                 if (p % CHUNK != CHUNK - 1) continue;
                 delta_state(a, &h, p < CHUNK);
                 if (a->states.data && r + 1 < s.n_rows)
-                    memcpy(ref_f32(a->states) + ((entry + 1) * hv + n) * dk * dv, h.s, (size_t)(dk * dv) * sizeof(float));
+                    memcpy(ref_f32(a->states) + (entry * hv + n) * dk * dv, h.s, (size_t)(dk * dv) * sizeof(float));
             }
             if (s.slot >= 0 && (n + 1) % (hv / hk) == 0) memcpy(slot_k, h.k, (size_t)(dk * CHUNK) * sizeof *h.k);
         }
@@ -383,5 +383,30 @@ int ref_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
         ref_put(a->dx.data, a->dx.dt, i, dy * s);
         ref_put(a->dgate.data, a->dgate.dt, i, dy * x * s * (1 - s));
     }
+    return 0;
+}
+
+/* One row of joint to or from rest and gate. */
+static void move_split(const struct gate_split_args *a, bool join) {
+    const int64_t n = a->gate.dim[1], dim = n / a->n_heads, cols = a->joint.dim[1];
+    const size_t size = dtype_size(a->joint.dt);
+    for (int64_t t = 0; t < a->joint.dim[0]; t++)
+        for (int64_t c = 0; c < cols; c++) {
+            const int64_t head = c / (2 * dim), in = c % (2 * dim);
+            char *const joint = (char *)a->joint.data + (size_t)(t * cols + c) * size;
+            char *const rest = (char *)a->rest.data + (size_t)(t * (cols - n)) * size, *other = rest + (size_t)(c - n) * size;
+            if (c < 2 * n && in < dim) other = rest + (size_t)(head * dim + in) * size;
+            if (c < 2 * n && in >= dim) other = (char *)a->gate.data + (size_t)(t * n + head * dim + in - dim) * size;
+            memcpy(join ? joint : other, join ? other : joint, size);
+        }
+}
+int ref_gate_split(struct dev *d, const struct gate_split_args *a) {
+    (void)d;
+    move_split(a, false);
+    return 0;
+}
+int ref_gate_join(struct dev *d, const struct gate_split_args *a) {
+    (void)d;
+    move_split(a, true);
     return 0;
 }

@@ -262,6 +262,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             src[n_own] = (struct param_source){&r, p, as};
             t[n] = (struct safetensors_write_tensor){
                 .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n_own++]};
+            if (p->nd == 3) t[n].dim[1] = 1, t[n].dim[2] = p->cols;
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
             n++;

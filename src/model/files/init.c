@@ -123,18 +123,28 @@ static void four_normals(float out[4], const struct init_source *s, int64_t bloc
     }
 }
 
+/* log of a uniform number between 0.01 and 16, as in transformers. */
+static float a_log(const struct init_source *s, int64_t i) {
+    const uint32_t ctr[4] = {(uint32_t)i, (uint32_t)(i >> 32), s->tensor, RNG_INIT};
+    const uint32_t key[2] = {(uint32_t)s->seed, (uint32_t)(s->seed >> 32)};
+    uint32_t u[4];
+    philox4x32(u, ctr, key);
+    return logf(0.01f + 15.99f * ((float)(u[0] >> 8) * 0x1p-24f));
+}
+
 enum { PART = 1 << 14 /* elements of one part; a multiple of 4 */ };
 
 static void fill_part(void *arg, int64_t part, int thread) {
     const struct init_source *s = arg;
     (void)thread;
     const int64_t lo = part * PART, hi = lo + PART < s->count ? lo + PART : s->count;
-    const bool normal = s->role != MODEL_BIAS && s->role != MODEL_NORM;
+    const bool normal = s->role != MODEL_BIAS && (!model_role_adds(s->role) || s->role == MODEL_CONV);
     float v[4] = {0};
     for (int64_t i = lo; i < hi; i++) {
         const int64_t at = s->first + i;
         if (normal && (i == lo || at % 4 == 0)) four_normals(v, s, at / 4);
-        float f = normal ? v[at % 4] * s->std : s->role == MODEL_NORM ? s->norm : 0.0f;
+        float f = normal ? v[at % 4] * s->std : s->role == MODEL_NORM ? s->norm : s->role == MODEL_ONES ? 1.0f : 0.0f;
+        if (s->role == MODEL_A_LOG) f = a_log(s, at);
         if (at >= s->zero_lo && at < s->zero_hi) f = 0.0f;
         if (s->dt == DT_F32) ((float *)s->dst)[i] = f;
         else if (s->dt == DT_BF16) ((uint16_t *)s->dst)[i] = f32_to_bf16(f);
@@ -180,6 +190,7 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
         }
         t[i] = (struct safetensors_write_tensor){
             .name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
+        if (p->nd == 3) t[i].dim[1] = 1, t[i].dim[2] = p->cols;
     }
     for (int64_t i = 0; i < m->n_buffers; i++)
         t[m->n_params + i] = (struct safetensors_write_tensor){

@@ -187,6 +187,15 @@ static const char *shape_of(const struct safetensors_tensor *t, char out[128]) {
     return out;
 }
 
+/* Of a family whose text is part of other checkpoints: the name without that prefix, or with it. */
+static void find_alias(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p) {
+    const char *const prefix = model__prefix(&m->cfg), *const other = m->cfg.outer ? "model." : "model.language_model.";
+    char name[sizeof p->name + 16];
+    if (!m->cfg.family->outer_type || strncmp(p->name, prefix, strlen(prefix)) != 0) return;
+    snprintf(name, sizeof name, "%s%s", other, p->name + strlen(prefix));
+    find_tensor(s, w, name);
+}
+
 /* An expert's matrix in a tensor of all of them, as transformers 5 has them in memory: experts.gate_up_proj (E, 2f, h), gate
  * rows first, or experts.down_proj (E, h, f). t stays NULL where there is none. */
 static int find_stacked(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p) {
@@ -211,13 +220,15 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
                       const char *dir) {
     char have[128];
     find_tensor(s, w, p->name);
+    if (!s->t) find_alias(s, w, m, p);
+    const bool own = s->t != NULL;
     if (!s->t) TRY(find_stacked(s, w, m, p));
     if (!s->t && w->by_name.n > 0 && !map_gets(&w->by_name, p->name, NULL))
         FAIL(ERR_FORMAT, "%s: the index does not list tensor %s", dir, p->name);
     if (!s->t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", s->path, p->name);
     const struct safetensors_tensor *t = s->t;
-    const bool vec = p->nd == 1;
-    if (strcmp(t->name, p->name) == 0 && (t->nd != p->nd || t->dim[0] != p->rows || (!vec && t->dim[1] != p->cols)))
+    const bool vec = p->nd == 1, fits = t->nd == p->nd && t->dim[0] == p->rows && (vec || t->dim[p->nd - 1] == p->cols);
+    if (own && (!fits || (p->nd == 3 && t->dim[1] != 1)))
         FAIL(ERR_FORMAT,
              vec ? "%s: tensor %s has shape (%s), config.json asks for (%lld)"
                  : "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld)",

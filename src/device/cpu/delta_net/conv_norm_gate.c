@@ -251,3 +251,34 @@ int cpu_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
     pool_run(cpu_of(d)->pool, n_blocks(tensor_count(a->dy), PART_ELEMS), gate_bwd_part, &j);
     return 0;
 }
+
+/* ---- queries and gates ---- */
+
+struct split_job {
+    const struct gate_split_args *a;
+    bool join;
+};
+static void split_part(void *arg, int64_t part, int thread) {
+    const struct split_job *j = arg;
+    const struct gate_split_args *a = j->a;
+    const int64_t cols = a->joint.dim[1], n = a->gate.dim[1], dim = n / a->n_heads, per = rows_per_part(cols), lo = part * per;
+    const size_t head = (size_t)dim * dtype_size(a->joint.dt), others = (size_t)(cols - 2 * n) * dtype_size(a->joint.dt);
+    (void)thread;
+    for (int64_t t = lo; t < part_end(lo, per, a->joint.dim[0]); t++) {
+        char *const rest = at(a->rest, t * (cols - n)), *const gate = at(a->gate, t * n), *const joint = at(a->joint, t * cols);
+        for (int64_t h = 0; h < a->n_heads; h++) {
+            char *const q = rest + (size_t)h * head, *const g = gate + (size_t)h * head, *const both = joint + 2 * (size_t)h * head;
+            memcpy(j->join ? both : q, j->join ? q : both, head);
+            memcpy(j->join ? both + head : g, j->join ? g : both + head, head);
+        }
+        char *const kv = rest + (size_t)a->n_heads * head, *const end = joint + 2 * (size_t)a->n_heads * head;
+        memcpy(j->join ? end : kv, j->join ? kv : end, others);
+    }
+}
+static int split_any(struct dev *d, const struct gate_split_args *a, bool join) {
+    struct split_job j = {a, join};
+    pool_run(cpu_of(d)->pool, n_blocks(a->joint.dim[0], rows_per_part(a->joint.dim[1])), split_part, &j);
+    return 0;
+}
+int cpu_gate_split(struct dev *d, const struct gate_split_args *a) { return split_any(d, a, false); }
+int cpu_gate_join(struct dev *d, const struct gate_split_args *a) { return split_any(d, a, true); }

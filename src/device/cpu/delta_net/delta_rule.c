@@ -57,7 +57,7 @@ struct part {
     const struct job *j;
     const struct delta_args *a;
     int64_t seq, head, group;          /* head: of keys; its value heads are [head * group, (head + 1) * group) */
-    int64_t row0, n_rows, pos0, entry; /* entry: of the sequence's first chunk in states */
+    int64_t row0, n_rows, pos0, entry; /* entry + c: of the sequence's chunk c in states */
     int64_t slot;                      /* -1: none */
     struct mem m;
 };
@@ -71,7 +71,7 @@ static struct part part_of(const struct job *j, int64_t part, int thread) {
     p.n_rows = start[p.seq + 1] - p.row0;
     p.pos0 = ((const int32_t *)s->pos0.data)[p.seq];
     p.slot = s->slot.data ? ((const int32_t *)s->slot.data)[p.seq] : -1;
-    p.entry = p.row0 / CHUNK + p.seq;
+    p.entry = p.row0 / CHUNK - 1;
     CHECK(p.n_rows >= 0 && p.pos0 >= 0 && (p.slot >= 0 ? p.slot < a->state.s.dim[0] : p.pos0 == 0));
     layout(&p.m, a, j->b != NULL, cpu_thread_mem(j->cpu, thread));
     return p;
@@ -149,7 +149,7 @@ static void forward_head(const struct part *p, int64_t n, const struct rows *x, 
     float *const g = p->slot >= 0 ? f32(a->state.g, at * CHUNK) : m->g, *const e =
                                                                             p->slot >= 0 ? f32(a->state.e, at * CHUNK * dv) : m->e;
     float *s = p->slot >= 0 ? f32(a->state.s, at * dk * dv) : m->s + n % p->group * dk * dv, *next = s;
-    if (a->states.data) s = states_of(p, chunk, n), next = states_of(p, chunk + 1, n);
+    if (a->states.data) s = chunk ? states_of(p, chunk, n) : NULL, next = states_of(p, chunk + 1, n);
     gates(p, n, t, n0, rows, g);
     for (int64_t r = 0; r < rows; r++) k->widen(m->v + r * dv, elem(a->qkv, v_elem(p, t + r, n)), a->qkv.dt, 1, dv);
     const struct cpu_delta f = {n0,    n1,    dk,   dv,   kt, m->q, m->v, m->beta, g, chunk ? s : NULL,

@@ -405,3 +405,39 @@ template <typename T> static int gate_bwd_any(struct cuda *c, const struct outpu
 int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
     return a->dy.dt == DT_BF16 ? gate_bwd_any<bf16>(cuda_of(d), a) : gate_bwd_any<float>(cuda_of(d), a);
 }
+
+/* ---- queries and gates ---- */
+
+/* U: what a thread moves; sizes are in units of it. A block's y: a row. */
+template <typename U, bool JOIN>
+static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest, U *gate, int64_t n, int64_t dim, int64_t cols) {
+    const int64_t t = blockIdx.y, c = (int64_t)blockIdx.x * THREADS + threadIdx.x, head = c / (2 * dim), in = c % (2 * dim);
+    if (c >= cols) return;
+    U *const from = joint + t * cols + c;
+    U *to = rest + t * (cols - n) + (c < 2 * n ? head * dim + in : c - n);
+    if (c < 2 * n && in >= dim) to = gate + t * n + head * dim + in - dim;
+    if (JOIN) *from = *to;
+    else *to = *from;
+}
+template <typename U> static int split_units(struct cuda *c, const struct gate_split_args *a, bool join) {
+    const int64_t size = (int64_t)dtype_size(a->joint.dt), rows = a->joint.dim[0], most = 65535;
+    const int64_t n = a->gate.dim[1] * size / (int64_t)sizeof(U), cols = a->joint.dim[1] * size / (int64_t)sizeof(U);
+    for (int64_t lo = 0; lo < rows; lo += most) {
+        U *const joint = (U *)a->joint.data + lo * cols, *const rest = (U *)a->rest.data + lo * (cols - n),
+                 *const gate = (U *)a->gate.data + lo * n;
+        const dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
+        if (join) split_kernel<U, true><<<grid, THREADS, 0, c->stream>>>(joint, rest, gate, n, n / a->n_heads, cols);
+        else split_kernel<U, false><<<grid, THREADS, 0, c->stream>>>(joint, rest, gate, n, n / a->n_heads, cols);
+        CU_LAUNCHED();
+    }
+    return 0;
+}
+static int split_any(struct cuda *c, const struct gate_split_args *a, bool join) {
+    const int64_t size = (int64_t)dtype_size(a->joint.dt), head = a->gate.dim[1] / a->n_heads * size;
+    const bool wide = head % 16 == 0 && a->joint.dim[1] * size % 16 == 0 && aligned16(a->joint.data) && aligned16(a->rest.data) &&
+                      aligned16(a->gate.data);
+    if (wide) return split_units<uint4>(c, a, join);
+    return size == 2 ? split_units<uint16_t>(c, a, join) : split_units<uint32_t>(c, a, join);
+}
+int cuda_gate_split(struct dev *d, const struct gate_split_args *a) { return split_any(cuda_of(d), a, false); }
+int cuda_gate_join(struct dev *d, const struct gate_split_args *a) { return split_any(cuda_of(d), a, true); }

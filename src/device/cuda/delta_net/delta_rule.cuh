@@ -23,12 +23,12 @@ template <typename T> struct delta_job {
 };
 
 struct delta_seq {
-    int64_t row0, n, pos0, slot, entry; /* entry: of its first chunk in states */
+    int64_t row0, n, pos0, slot, entry; /* entry + c: of its chunk c in states */
 };
 template <typename T> static __device__ __forceinline__ delta_seq delta_seq_at(const delta_job<T> &j, int64_t i) {
     delta_seq s;
     s.row0 = j.start[i], s.n = j.start[i + 1] - s.row0, s.pos0 = j.pos0[i];
-    s.slot = j.slot ? j.slot[i] : -1, s.entry = s.row0 / DELTA_C + i;
+    s.slot = j.slot ? j.slot[i] : -1, s.entry = s.row0 / DELTA_C - 1;
     if (s.n < 0 || s.pos0 < 0 || s.slot >= j.n_slots || (s.slot < 0 && s.pos0 != 0)) __trap();
     return s;
 }

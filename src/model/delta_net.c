@@ -1,0 +1,153 @@
+/* delta_net.c - what stands in the place of a layer's softmax attention in hybrids (Qwen3.5): a gated delta net; and the output
+ * gate of their attention layers; forward and backward.
+ *
+ * A gated delta net has a state for a sequence: the last inputs of its convolution, and of the delta rule the state at the chunk's
+ * start with the rows of the open chunk (device/ops.h). In training there is none: sequences are whole. Norms around it, its last
+ * matrix and the residual stream are forward.c's and backward.c's.
+ * Invariant: chunks are counted from a sequence's first token, and a row reads rows before it alone, so rollout and training give
+ * the same bits, whatever rows come together. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+
+/* ---- buffers ---- */
+
+void model__delta_layout(struct model_delta_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                         bool train) {
+    const int64_t hv = c->delta.v_heads, qkv = model_dim(c, MODEL_DELTA_QKV), v = model_dim(c, MODEL_DELTA_V);
+    const int64_t entries = rows / DEV_DELTA_CHUNK + 1;
+    if (!hv) return;
+    s->qkv = model__take2(m, act, rows, qkv);
+    s->u = model__take2(m, act, rows, qkv);
+    s->z = model__take2(m, act, rows, v);
+    s->ba = model__take2(m, act, rows, 2 * hv);
+    s->o = model__take2(m, act, rows, v);
+    s->y = model__take2(m, act, rows, v);
+    if (!train) return;
+    s->rstd = model__take1(m, DT_F32, rows * hv);
+    s->e = model__take2(m, DT_F32, rows, v);
+    s->states = (struct tensor){NULL, DT_F32, 4, {entries, hv, c->delta.k_dim, c->delta.v_dim}};
+    s->states.data = arena_take(m, SIZE_OF(entries, v, c->delta.k_dim, (int64_t)sizeof(float)));
+}
+
+void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                        bool train) {
+    const int64_t q = model_dim(c, MODEL_Q);
+    if (!(c->features & MODEL_OUTPUT_GATE)) return;
+    s->gate = model__take2(m, act, rows, q);
+    if (train) s->att = model__take2(m, act, rows, q);
+}
+
+void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    if (c->features & MODEL_OUTPUT_GATE)
+        a->joint = model__take2(m, act, a->max_rows, model_dim(c, MODEL_QKV) + model_dim(c, MODEL_Q));
+}
+
+void model__hybrid_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
+    const int64_t rows = a->max_rows, qkv = model_dim(c, MODEL_DELTA_QKV), v = model_dim(c, MODEL_DELTA_V);
+    if (c->features & MODEL_OUTPUT_GATE) a->dgate = model__take2(m, act, rows, model_dim(c, MODEL_Q));
+    if (!c->delta.v_heads) return;
+    a->delta.dy = model__take2(m, act, rows, v);
+    a->delta.dout = model__take2(m, act, rows, v);
+    a->delta.dz = model__take2(m, act, rows, v);
+    a->delta.dba = model__take2(m, act, rows, 2 * c->delta.v_heads);
+    a->delta.du = model__take2(m, act, rows, qkv);
+    a->delta.dqkv = model__take2(m, act, rows, qkv);
+    a->delta.dx = model__take2(m, DT_F32, rows, c->hidden);
+}
+
+/* ---- arguments of the ops ---- */
+
+struct delta_ops {
+    struct causal_conv_args conv;
+    struct delta_args rule;
+    struct gated_norm_args norm;
+};
+
+static struct tensor heads_of(struct tensor t, int64_t dim) { return tensor_2d(t.data, t.dt, tensor_count(t) / dim, dim); }
+static struct tensor taps_of(struct tensor t) { return tensor_2d(t.data, t.dt, tensor_count(t) / DEV_CONV_TAPS, DEV_CONV_TAPS); }
+
+static struct delta_ops ops_of(const struct model *m, const struct model_batch *b, const struct model_delta_stage *s, int64_t l) {
+    const struct model_config *c = &m->cfg;
+    const struct model_layer *y = &m->layers[l];
+    const int64_t n = b->n_rows, dim = c->delta.v_dim;
+    const struct model_state *const state = b->kv && b->kv->states ? &b->kv->states[l] : NULL;
+    const struct row_seqs seqs = {.n = b->seqs.n,
+                                  .max_rows = b->seqs.max_q,
+                                  .start = b->seqs.q_start,
+                                  .pos0 = b->seqs.pos0,
+                                  .slot = state ? b->state_slots : TENSOR_NONE};
+    struct delta_ops o = {
+        .conv = {.seqs = seqs, .x = model__top(s->qkv, n), .w = taps_of(y->delta_conv->vec), .y = model__top(s->u, n)},
+        .rule = {.n_k_heads = c->delta.k_heads,
+                 .n_v_heads = c->delta.v_heads,
+                 .k_dim = c->delta.k_dim,
+                 .v_dim = dim,
+                 .seqs = seqs,
+                 .qkv = model__top(s->u, n),
+                 .ba = model__top(s->ba, n),
+                 .a_log = y->delta_a_log->vec,
+                 .dt_bias = y->delta_dt_bias->vec,
+                 .out = model__top(s->o, n)},
+        .norm = {.x = heads_of(model__top(s->o, n), dim),
+                 .z = heads_of(model__top(s->z, n), dim),
+                 .y = heads_of(model__top(s->y, n), dim),
+                 .w = y->delta_norm->vec,
+                 .rstd = model__top(s->rstd, n * c->delta.v_heads),
+                 .eps = c->rms_eps}};
+    if (state) {
+        o.conv.state = state->conv;
+        o.rule.state = state->delta;
+    } else if (s->e.data) {
+        o.rule.states = s->states;
+        o.rule.states.dim[0] = n / DEV_DELTA_CHUNK + 1;
+        o.rule.e = model__top(s->e, n);
+    }
+    return o;
+}
+
+/* ---- forward ---- */
+
+int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_delta_stage *s = &a->stages[l].delta;
+    const struct tensor xn = model__top(a->stages[l].xn1, b->n_rows);
+    const struct delta_ops o = ops_of(m, b, s, l);
+    TRY(model__linear(m, &(struct linear_args){y->delta_qkv, o.conv.x, xn, .base = b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->delta_z, model__top(s->z, b->n_rows), xn, .base = b->no_adapter}));
+    TRY(model__linear(m, &(struct linear_args){y->delta_ba, o.rule.ba, xn, .base = b->no_adapter}));
+    TRY(dev_causal_conv_fwd(d, &o.conv));
+    TRY(dev_delta_fwd(d, &o.rule));
+    return dev_gated_norm_fwd(d, &o.norm);
+}
+
+struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate) {
+    return (struct gate_split_args){.n_heads = m->cfg.n_q_heads, .joint = joint, .rest = rest, .gate = gate};
+}
+
+/* ---- backward ---- */
+
+int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
+                          const struct model_grads *g) {
+    struct dev *d = m->dev;
+    const struct model_layer *y = &m->layers[l];
+    const struct model_delta_stage *s = &a->stages[l].delta;
+    const int64_t n = b->n_rows, dim = m->cfg.delta.v_dim;
+    const struct delta_ops o = ops_of(m, b, s, l);
+    const struct tensor xn = model__top(a->stages[l].xn1, n), dx = model__top(a->delta.dx, n), dba = model__top(a->delta.dba, n);
+    const struct tensor dn = model__top(a->delta.dy, n), dout = model__top(a->delta.dout, n), dz = model__top(a->delta.dz, n);
+    const struct tensor du = model__top(a->delta.du, n), dqkv = model__top(a->delta.dqkv, n);
+    const struct gated_norm_bwd_args norm = {heads_of(dn, dim), heads_of(dout, dim), heads_of(dz, dim),
+                                             model__vec_grad(m, g, y->delta_norm)};
+    const struct delta_bwd_args rule = {dout, du, dba, model__vec_grad(m, g, y->delta_a_log),
+                                        model__vec_grad(m, g, y->delta_dt_bias)};
+    const struct causal_conv_bwd_args conv = {du, dqkv, taps_of(model__vec_grad(m, g, y->delta_conv))};
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, dn, dy, model__top(s->y, n), g, false}));
+    TRY(dev_gated_norm_bwd(d, &o.norm, &norm));
+    TRY(dev_delta_bwd(d, &o.rule, &rule));
+    TRY(dev_causal_conv_bwd(d, &o.conv, &conv));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->delta_qkv, dx, dqkv, xn, g, false}));
+    TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->delta_z, dx, dz, xn, g, true}));
+    return model__linear_bwd(m, &(struct linear_bwd_args){y->delta_ba, dx, dba, xn, g, true});
+}
