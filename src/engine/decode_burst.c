@@ -60,6 +60,7 @@ static void fill(struct engine *e, struct engine_burst *b) {
     b->ids = e->ids;
     b->pos = e->pos;
     b->block_table = e->block_table;
+    b->state = e->states;
     b->rows = a->rows;
     b->stop = a->stop;
 }

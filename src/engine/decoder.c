@@ -31,13 +31,15 @@ struct decoder {
     struct model_acts *acts;
     struct model_kv kv;
     struct kv *layers;
-    int64_t n_kv_blocks, max_rows, max_seqs, max_blocks, max_burst, out_block;
+    struct model_state *states; /* (n_layers) */
+    int64_t n_kv_blocks, n_states, max_rows, max_seqs, max_blocks, max_burst, out_block;
     int64_t requested_rows, requested_seqs; /* the limits as the caller has them */
     /* device */
     void *owned_block;
     size_t block_bytes;
     void *acts_block;
     int32_t *ids, *pos, *slots, *q_start, *pos0, *block_table, *out_row, *id;
+    int32_t *state; /* (decode_graph_rows(max_seqs)), of a model with states */
     float *logp, *logp_kept, *logits;
     void *hidden;
     uint8_t *seen;
@@ -60,17 +62,68 @@ struct decoder {
     float *host_logits; /* of a row whose most probable tokens are wanted; NULL: none yet */
 };
 
-size_t engine_kv_block_bytes(const struct model_config *c, enum dtype act) {
-    return (size_t)(2 * c->n_layers * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
+/* Of a block, in all layers. */
+static size_t block_bytes(const struct model_config *c, enum dtype act) {
+    return (size_t)(2 * model_attention_layers(c) * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
 }
 
 static int64_t max_blocks_of(const struct decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+
+/* Samples that may have a state at a time. */
+static int64_t states_of(const struct model_config *c, const struct decoder_args *a) {
+    const int64_t most = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows, n = 2 * a->n_kv_blocks / max_blocks_of(a);
+    if (model_attention_layers(c) == c->n_layers) return 0;
+    if (a->n_states > 0) return a->n_states < most ? a->n_states : most;
+    return n < 1 ? 1 : n < most ? n : most;
+}
+
+/* The states of a layer with a gated delta net: measures, then binds. */
+static struct model_state state_layout(struct arena *m, const struct model_config *c, enum dtype act, int64_t slots) {
+    const int64_t hk = c->delta.k_heads, hv = c->delta.v_heads, dk = c->delta.k_dim, dv = c->delta.v_dim, chunk = DEV_DELTA_CHUNK;
+    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), taps = DEV_CONV_TAPS - 1, f = (int64_t)sizeof(float);
+    struct model_state s = {.conv = {NULL, act, 3, {slots, taps, channels, 1}},
+                            .delta = {.s = {NULL, DT_F32, 4, {slots, hv, dk, dv}},
+                                      .k = {NULL, DT_F32, 4, {slots, hk, dk, chunk}},
+                                      .e = {NULL, DT_F32, 4, {slots, hv, chunk, dv}},
+                                      .g = {NULL, DT_F32, 3, {slots, hv, chunk, 1}}}};
+    s.conv.data = arena_take(m, SIZE_OF(slots, taps, channels, (int64_t)dtype_size(act)));
+    s.delta.s.data = arena_take(m, SIZE_OF(slots * hv, dk, dv, f));
+    s.delta.k.data = arena_take(m, SIZE_OF(slots * hk, dk, chunk, f));
+    s.delta.e.data = arena_take(m, SIZE_OF(slots * hv, chunk, dv, f));
+    s.delta.g.data = arena_take(m, SIZE_OF(slots, hv, chunk, f));
+    return s;
+}
+
+size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
+    struct arena m = {0};
+    for (int64_t l = 0; l < c->n_layers; l++)
+        if (model_layer_is_delta(c, l)) state_layout(&m, c, act, states_of(c, a));
+    return m.used + (size_t)a->n_kv_blocks * block_bytes(c, act);
+}
+
+int64_t decoder_kv_blocks_fit(const struct model_config *c, enum dtype act, const struct decoder_args *a, int64_t most,
+                              size_t room) {
+    struct decoder_args b = *a;
+    int64_t fit = 0, over = most + 1; /* these do, and these do not */
+    while (over - fit > 1) {
+        b.n_kv_blocks = fit + (over - fit) / 2;
+        if (decoder_kv_bytes(c, act, &b) <= room) fit = b.n_kv_blocks;
+        else over = b.n_kv_blocks;
+    }
+    return fit;
+}
 
 /* Measures, then binds: see arena.h. */
 static void decoder_layout(struct decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
     const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
+    const int64_t slots = d->n_states + (d->max_burst > 1); /* the last one: padding rows' */
     for (int64_t l = 0; l < c->n_layers; l++) {
+        if (model_layer_is_delta(c, l)) {
+            const struct model_state s = state_layout(m, c, act, slots);
+            if (d->states) d->states[l] = s;
+            continue;
+        }
         struct tensor t = {NULL, act, 4, {n_kv_blocks, c->n_kv_heads, KV_BLOCK_LEN, c->head_dim}};
         t.data = arena_take(m, side);
         if (d->layers) d->layers[l].k = t;
@@ -84,6 +137,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
     d->q_start = arena_take(m, SIZE_OF(seqs + 1, 4));
     d->pos0 = arena_take(m, SIZE_OF(seqs, 4));
     d->block_table = arena_take(m, SIZE_OF(seqs, d->max_blocks, 4));
+    if (d->n_states) d->state = arena_take(m, SIZE_OF(decode_graph_rows(seqs), 4));
     d->out_row = arena_take(m, SIZE_OF(out, 4));
     d->id = arena_take(m, SIZE_OF(out, 4));
     d->logp = arena_take(m, SIZE_OF(out, 4));
@@ -106,7 +160,8 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
     d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
-static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
+static void decoder_limits(struct decoder *d, const struct model_config *c, const struct decoder_args *a) {
+    d->n_states = states_of(c, a);
     d->n_kv_blocks = a->n_kv_blocks;
     d->requested_rows = a->max_rows;
     d->requested_seqs = a->max_seqs;
@@ -128,9 +183,8 @@ struct decoder_args decoder_size(const struct dev *d, const struct model_config 
     struct decoder_args a = *limits;
     a.max_burst = device_burst(d);
     const int64_t each = max_blocks_of(&a);
-    const size_t fit = room / engine_kv_block_bytes(c, act);
     const int64_t all = a.max_seqs * each < MOST_KV_BLOCKS ? a.max_seqs * each : MOST_KV_BLOCKS;
-    a.n_kv_blocks = fit < (size_t)all ? (int64_t)fit : all;
+    a.n_kv_blocks = decoder_kv_blocks_fit(c, act, &a, all, room);
     if (a.n_kv_blocks < each) a.n_kv_blocks = each;
     return a;
 }
@@ -145,20 +199,20 @@ struct engine_stop_ids engine_stop_ids(const struct model_config *c, const struc
 size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
     struct decoder d = {0};
     struct arena m = {0};
-    decoder_limits(&d, a);
+    decoder_limits(&d, c, a);
     decoder_layout(&d, &m, c, act);
     return m.used;
 }
 
 int decoder_open(struct decoder **out, const struct decoder_args *a) {
     int rc = 0;
-    if (a->model->cfg.delta.v_heads) FAIL(ERR_UNSUPPORTED, "unsupported generation by a %s model", a->model->cfg.family->type);
     struct decoder *d = xcalloc(1, sizeof *d);
     d->model = a->model;
-    decoder_limits(d, a);
     const struct model_config *c = &a->model->cfg;
+    decoder_limits(d, c, a);
     d->layers = xcalloc((size_t)c->n_layers, sizeof *d->layers);
     d->kv.layers = d->layers;
+    if (d->n_states) d->kv.states = d->states = xcalloc((size_t)c->n_layers, sizeof *d->states);
     struct arena m = {0};
     decoder_layout(d, &m, c, a->model->act);
     d->block_bytes = m.used;
@@ -195,6 +249,7 @@ void decoder_close(struct decoder *d) {
     model_acts_destroy(d->acts);
     if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
+    free(d->states);
     if (d->results_block) dev_host_free(d->model->dev, d->results_block, d->results_bytes);
     free(d->host);
     free(d->host_rows);
@@ -265,6 +320,10 @@ static int sample_block(struct decoder *d, const struct engine_plan *p, int64_t 
     return 0;
 }
 
+static struct tensor state_slots(const struct decoder *d, int64_t n) {
+    return d->n_states ? tensor_1d(d->state, DT_I32, n) : TENSOR_NONE;
+}
+
 static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept) {
     struct decoder *d = ctx;
     struct dev *dev = d->model->dev;
@@ -277,6 +336,7 @@ static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, flo
     TRY(dev_copy_in(dev, d->q_start, p->q_start, (size_t)(p->n_seqs + 1) * 4));
     TRY(dev_copy_in(dev, d->pos0, p->pos0, (size_t)p->n_seqs * 4));
     TRY(dev_copy_in(dev, d->block_table, p->block_table, (size_t)(p->n_seqs * p->max_blocks) * 4));
+    if (d->n_states) TRY(dev_copy_in(dev, d->state, p->state, (size_t)p->n_seqs * 4));
     const struct model_batch b = {
         .n_rows = p->n_rows,
         .ids = tensor_1d(d->ids, DT_I32, p->n_rows),
@@ -292,6 +352,7 @@ static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, flo
                 .block_table = tensor_2d(d->block_table, DT_I32, p->n_seqs, p->max_blocks),
             },
         .kv = &d->kv,
+        .state_slots = state_slots(d, p->n_seqs),
     };
     TRY(model_forward(d->model, &b, d->acts));
     const struct sampled out = {.id = id, .logp = logp, .logp_kept = logp_kept};
@@ -325,7 +386,8 @@ static int burst_step(void *ctx, int64_t n) {
                 .block_table = tensor_2d(d->burst_table, DT_I32, n, d->max_blocks),
             },
         .kv = &d->kv,
-        .own_keys = true, /* padding rows share a slot, and write the same there */
+        .state_slots = state_slots(d, n),
+        .own_keys = true, /* padding rows share a slot, and a state, and write the same there */
     };
     const struct decode_args next = {
         .x = hidden,
@@ -367,6 +429,8 @@ static int burst_upload(struct decoder *d, const struct engine_burst *b, int64_t
                (int32_t)(at % KV_BLOCK_LEN);
     }
     TRY(upload(d, d->slots, n));
+    for (int64_t i = 0; i < n && d->n_states; i++) h[i] = i < used ? b->state[i] : (int32_t)d->n_states;
+    if (d->n_states) TRY(upload(d, d->state, n));
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < d->max_blocks; k++)
             h[i * d->max_blocks + k] = i < used && k < b->max_blocks ? b->block_table[i * b->max_blocks + k] : dummy;
@@ -437,7 +501,8 @@ struct engine_model decoder_model(struct decoder *d) {
                                  .step = decoder_step,
                                  .max_burst = d->max_burst,
                                  .burst = decoder_burst,
-                                 .burst_results = decoder_results};
+                                 .burst_results = decoder_results,
+                                 .n_states = d->n_states};
 }
 
 int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c) {

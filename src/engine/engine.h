@@ -33,6 +33,7 @@ struct engine_plan {
     const int32_t *q_start;             /* (n_seqs + 1) */
     const int32_t *pos0;                /* (n_seqs) */
     const int32_t *block_table;         /* (n_seqs, max_blocks) */
+    const int32_t *state;               /* (n_seqs): the slot of its state, of a model with states */
     int64_t n_out;                      /* rows to sample from */
     const int32_t *out_row;             /* (n_out) */
     const struct sample_param *param;   /* (n_out) */
@@ -50,6 +51,7 @@ struct engine_burst {
     int64_t n_seqs, steps, max_blocks;
     const int32_t *ids, *pos;      /* (n_seqs): that token and its position */
     const int32_t *block_table;    /* (n_seqs, max_blocks) */
+    const int32_t *state;          /* (n_seqs), as above */
     const struct decode_row *rows; /* (n_seqs); left <= steps */
     int64_t max_stop;
     const int32_t *stop; /* (n_seqs, max_stop), -1 fills up */
@@ -70,6 +72,9 @@ struct engine_model {
     int (*burst)(void *ctx, const struct engine_burst *b); /* starts it; all its results are fetched before the next one */
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
     int (*burst_results)(void *ctx, int64_t have, struct engine_results *out);
+    /* Slots of states that sequences have as well as KV blocks (gated delta nets): as many samples run at once. 0: it has none. A
+     * sequence is computed from its first token on, so nothing is shared with others. */
+    int64_t n_states;
 };
 
 /* The decoder as an engine_model: owns the KV cache and the activations. */
@@ -77,6 +82,8 @@ struct decoder;
 struct decoder_args {
     struct model *model; /* borrowed until decoder_close */
     int64_t n_kv_blocks; /* of KV_BLOCK_LEN tokens */
+    int64_t n_states;    /* samples with a state at a time, of a model with gated delta nets; 0: as many as the KV blocks are
+                            enough for at half their length */
     int64_t max_rows;    /* rows of one step */
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
@@ -84,7 +91,10 @@ struct decoder_args {
     void *block;         /* decoder_bytes of device memory shared with another phase; NULL: own */
 };
 size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a);
-size_t engine_kv_block_bytes(const struct model_config *c, enum dtype act); /* of one, in all layers */
+/* KV blocks that `room` bytes hold, with the states of the samples that they are for; at most `most`. */
+int64_t decoder_kv_blocks_fit(const struct model_config *c, enum dtype act, const struct decoder_args *a, int64_t most,
+                              size_t room);
+size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a); /* of both */
 /* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many
  * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */
 struct decoder_args decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,

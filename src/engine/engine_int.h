@@ -54,6 +54,7 @@ struct sample {
     int64_t n_planned;  /* rows of this sample in the current plan */
     int32_t *blocks;
     int64_t n_blocks, cap_blocks;
+    int32_t state;           /* slot of its state; -1: none */
     struct kv_key key;       /* of the last published block */
     int64_t n_keyed;         /* blocks whose key is part of `key` */
     float *logp, *logp_kept; /* (response) */
@@ -127,7 +128,9 @@ struct engine {
     float *out_logp, *out_logp_kept;
     int32_t *n_top, *top_id; /* (max_seqs), (max_seqs, ENGINE_MAX_TOP); NULL: no sample has wanted any */
     float *top_logp;
-    struct sample **planned; /* (max_seqs) */
+    struct sample **planned;       /* (max_seqs) */
+    int32_t *states, *free_states; /* (max_seqs): of the planned samples; slots that no sample has, the last one next */
+    int64_t n_free_states;
     struct burst_arrays burst;
     bool no_room;        /* the sample at the head of the queue waits for blocks */
     int64_t burst_steps; /* of the next burst, with cfg.first_burst */

@@ -36,6 +36,8 @@ int engine_create(struct engine **out, const struct engine_model *m, const struc
     e->model = *m;
     e->cfg = *c;
     if (e->cfg.max_seqs > e->cfg.max_rows) e->cfg.max_seqs = e->cfg.max_rows; /* a decoding sample needs a row */
+    if (m->n_states > 0 && e->cfg.max_seqs > m->n_states) e->cfg.max_seqs = m->n_states;
+    if (m->n_states > 0) e->cfg.no_prefix_cache = true;
     kv_pool_init(&e->pool, (int32_t)m->n_kv_blocks);
     const size_t rows = (size_t)e->cfg.max_rows, seqs = (size_t)e->cfg.max_seqs;
     e->ids = xmalloc(rows * sizeof *e->ids);
@@ -50,6 +52,9 @@ int engine_create(struct engine **out, const struct engine_model *m, const struc
     e->out_logp_kept = xmalloc(seqs * sizeof *e->out_logp_kept);
     e->planned = xmalloc(seqs * sizeof *e->planned);
     e->burst.rows = xmalloc(seqs * sizeof *e->burst.rows);
+    e->states = xmalloc(seqs * sizeof *e->states);
+    e->free_states = xmalloc(seqs * sizeof *e->free_states);
+    for (int64_t i = 0; i < m->n_states && i < e->cfg.max_seqs; i++) e->free_states[e->n_free_states++] = (int32_t)i;
     *out = e;
     return 0;
 }
@@ -66,6 +71,8 @@ static void request_release(struct request *q) {
 void engine__drop_blocks(struct engine *e, struct sample *s) {
     for (int64_t i = s->n_blocks; i-- > 0;) kv_unref(&e->pool, s->blocks[i]); /* the prefix is freed last, lives longest */
     s->n_blocks = s->n_keyed = s->n_computed = 0;
+    if (s->state >= 0) e->free_states[e->n_free_states++] = s->state;
+    s->state = -1;
     s->key = (struct kv_key){0, 0};
 }
 
@@ -127,6 +134,8 @@ void engine_destroy(struct engine *e) {
     free(e->top_id);
     free(e->top_logp);
     free(e->planned);
+    free(e->states);
+    free(e->free_states);
     free(e->burst.rows);
     free(e->burst.stop);
     free(e);
@@ -229,6 +238,7 @@ int engine_submit(struct engine *e, const struct engine_request *r, int64_t *id)
         int rc = 0;
         s->req = q;
         s->index = r->first_index + i;
+        s->state = -1;
         s->cap_tokens = r->n_prompt + r->n_begun + 16;
         s->tokens = xmalloc((size_t)s->cap_tokens * sizeof *s->tokens);
         memcpy(s->tokens, q->prompt, (size_t)q->n_prompt * sizeof *s->tokens);
@@ -404,6 +414,7 @@ static void admit(struct engine *e, struct engine_plan *p) {
         }
         list_remove(&e->waiting, s);
         list_push_back(&e->running, s);
+        if (e->n_free_states > 0) s->state = e->free_states[--e->n_free_states];
         if (s->start == 0) {
             s->start = clock_now();
             s->n_cached = s->n_computed;
@@ -426,12 +437,13 @@ static void plan_step(struct engine *e, struct engine_plan *p) {
     }
 }
 
-/* The block tables of the planned samples, a row of max_blocks each. */
+/* The block tables of the planned samples, a row of max_blocks each, and the slots of their states. */
 void engine__fill_tables(struct engine *e, int64_t n_seqs, int64_t max_blocks) {
     xgrow((void **)&e->block_table, &e->cap_block_table, n_seqs * max_blocks, sizeof *e->block_table);
     for (int64_t i = 0; i < n_seqs; i++) {
         const struct sample *s = e->planned[i];
         for (int64_t k = 0; k < max_blocks; k++) e->block_table[i * max_blocks + k] = k < s->n_blocks ? s->blocks[k] : 0;
+        e->states[i] = s->state;
     }
 }
 
@@ -612,6 +624,7 @@ int engine_step(struct engine *e) {
     p.q_start = e->q_start;
     p.pos0 = e->pos0;
     p.block_table = e->block_table;
+    p.state = e->states;
     p.out_row = e->out_row;
     p.param = e->param;
     TRY(e->model.step(e->model.ctx, &p, e->out_id, e->out_logp, e->out_logp_kept));

@@ -113,7 +113,7 @@ static int fake_results(void *ctx, int64_t have, struct engine_results *out) {
 }
 
 static struct engine_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct engine_model){f, f->n_blocks, VOCAB, 0, fake_step, max_burst, fake_burst, fake_results};
+    return (struct engine_model){f, f->n_blocks, VOCAB, 0, fake_step, max_burst, fake_burst, fake_results, 0};
 }
 
 static struct fake *fake_new(int64_t n_blocks) {

@@ -363,9 +363,9 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
     p->least_rollout = p->gathered + decoder_bytes(m, k->model.act, &one);
     if (p->rollout > budget) {
-        const size_t over = p->rollout - budget, block = engine_kv_block_bytes(m, k->model.act);
-        const int64_t fewer = (int64_t)((over + block - 1) / block);
-        r.n_kv_blocks = r.n_kv_blocks - fewer > per_seq ? r.n_kv_blocks - fewer : per_seq;
+        const size_t other = p->rollout - decoder_kv_bytes(m, k->model.act, &r);
+        const int64_t fit = budget > other ? decoder_kv_blocks_fit(m, k->model.act, &r, r.n_kv_blocks, budget - other) : 0;
+        r.n_kv_blocks = fit > per_seq ? fit : per_seq;
         p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
     }
     p->n_kv_blocks = r.n_kv_blocks;
