@@ -165,8 +165,8 @@ struct route_args {
     bool sigmoid;       /* scores are the sigmoids of logits, else the softmax */
     struct tensor bias; /* (E) f32, optional */
     int64_t groups, top_groups;
-    float scale; /* of the weights; 0: 1 */
-    struct tensor given;  /* (T, k) i32, optional: a token whose first id is not negative has these in the place of its k largest */
+    float scale;         /* of the weights; 0: 1 */
+    struct tensor given; /* (T, k) i32, optional: a token whose first id is not negative has these in the place of its k largest */
 };
 /* The load-balancing loss of a router (Fedus et al. 2022): of a token sum_e load_e p_e, p its softmax over all E in f32. */
 struct balance_args {

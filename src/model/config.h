@@ -20,7 +20,7 @@ enum model_feature {
     MODEL_DENSE_MLP = 16,
     MODEL_EXPERTS_MLP = 32,
     MODEL_SHARED_EXPERT = 64, /* all tokens have it, and experts as well */
-    MODEL_ATTENTION = 256, /* softmax attention, or a gated delta net */
+    MODEL_ATTENTION = 256,    /* softmax attention, or a gated delta net */
     MODEL_DELTA_NET = 512,
     MODEL_OUTPUT_GATE = 1024, /* of all layers with attention */
 };
@@ -57,8 +57,8 @@ struct model_config {
     int64_t n_experts, n_choices, expert_ffn; /* of layers with experts: of a layer, of a token, width; 0: no such layers */
     int64_t shared_ffn;                       /* width of the expert that all tokens have; 0: none */
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
-    int64_t expert_groups, top_groups; /* of which a token's experts are in the best; 0: no groups */
-    double route_scale;                /* of weights; 0: 1 */
+    int64_t expert_groups, top_groups;        /* of which a token's experts are in the best; 0: no groups */
+    double route_scale;                       /* of weights; 0: 1 */
     struct {
         int64_t k_heads, v_heads, k_dim, v_dim;
     } delta;                /* gated delta nets; 0: no layer has one */

@@ -35,8 +35,8 @@ enum model_dim {
     MODEL_N_EXPERTS,
     MODEL_EXPERT_FFN, /* width of an expert */
     MODEL_SHARED_FFN,
-    MODEL_Q_GATE,     /* queries and their gates, head by head */
-    MODEL_DELTA_QKV,  /* of a gated delta net: q, k and v; v; value heads; a value head */
+    MODEL_Q_GATE,    /* queries and their gates, head by head */
+    MODEL_DELTA_QKV, /* of a gated delta net: q, k and v; v; value heads; a value head */
     MODEL_DELTA_V,
     MODEL_DELTA_HEADS,
     MODEL_DELTA_HEAD,

@@ -116,7 +116,7 @@ static void paged(struct rig *r, struct result *out, int64_t max_step) {
     const struct model_config *c = &r->m->cfg;
     const size_t bytes = (size_t)(N_PAGES * c->n_kv_heads * BLOCK_LEN * c->head_dim) * dtype_size(r->m->act);
     struct kv *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
-    const struct model_kv kv = {layers};
+    const struct model_kv kv = {.layers = layers};
     for (int64_t l = 0; l < c->n_layers; l++) {
         const struct tensor t = {NULL, r->m->act, 4, {N_PAGES, c->n_kv_heads, BLOCK_LEN, c->head_dim}};
         layers[l] = (struct kv){t, t};
