@@ -169,7 +169,7 @@ static int fit_tokenizer(json_t *config, const char *dir, bool adopt) {
         set_token(config, "pad_token_id", tokenizer_pad(t));
     }
     tokenizer_close(t);
-    TRY(json_i64(config, "vocab_size", &vocab, "config.json"));
+    TRY(json_i64(model_text_json(config), "vocab_size", &vocab, "config.json"));
     if (need > vocab)
         FAIL(ERR_INPUT, "%s: the tokenizer has ids up to %lld, the model a vocabulary of %lld", dir, (long long)need - 1,
              (long long)vocab);

@@ -26,14 +26,21 @@ static const char *const rope_names[] = {"default", "linear",   "dynamic",  "lla
 enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
 const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
-/* *text: the object with this model's keys, o itself or its "text_config". */
+json_t *model_text_json(const json_t *o) {
+    const char *const type = json_string_value(json_object_get(o, "model_type"));
+    const struct model_family *const f = type ? model_family_find(type) : NULL;
+    json_t *const text = json_object_get(o, "text_config");
+    return f && f->outer_type && strcmp(type, f->outer_type) == 0 && text ? text : (json_t *)(uintptr_t)o;
+}
+
+/* *text: the object with this model's keys. */
 static int parse_family(struct model_config *c, const json_t *o, const json_t **text, const char *where) {
     const char *type = NULL;
     TRY(json_str_opt(o, "model_type", &type, where));
     c->family = type ? model_family_find(type) : NULL;
     c->outer = c->family && c->family->outer_type && strcmp(type, c->family->outer_type) == 0;
-    *text = c->outer ? json_object_get(o, "text_config") : o;
-    if (c->outer && !json_is_object(*text)) FAIL(ERR_FORMAT, "%s: a %s model without \"text_config\"", where, type);
+    *text = model_text_json(o);
+    if (c->outer && (*text == o || !json_is_object(*text))) FAIL(ERR_FORMAT, "%s: a %s model without \"text_config\"", where, type);
     if (c->family) return 0;
     const char *name = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
     FAIL(ERR_UNSUPPORTED, "%s: unsupported architecture %s%s%s; verlc has %s", where, type ? type : "(no model_type)",

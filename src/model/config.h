@@ -110,6 +110,8 @@ int64_t model_config_linear_params(const struct model_config *c); /* those of th
 const char *model_rope_name(enum rope_kind kind);
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer);
 bool model_has_rope(const struct model_config *c, enum model_rope_table which); /* a layer reads this table */
+/* The keys of the model itself: of a checkpoint with other parts its "text_config", else config. */
+json_t *model_text_json(const json_t *config);
 /* What config.json says of rope: "rope_parameters" (transformers 5) or "rope_scaling" (4); NULL or null: nothing. */
 const json_t *model_rope_json(const json_t *config);
 /* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest

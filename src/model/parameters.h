@@ -110,6 +110,7 @@ struct model {
     int64_t n_own, n_master;   /* ranges; elements of the master */
     struct model_lora *lora;   /* NULL: no adapter; private to model */
     struct model_quant *quant; /* NULL: not quantised; private to model */
+    struct model_kept *kept;   /* tensors that are written as the files have them; NULL: none; private to model */
 };
 
 /* Whether the compute copy is one array in the master's order: no group is padded, packed or quantised. */

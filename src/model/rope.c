@@ -85,7 +85,7 @@ static double dynamic_base(const struct model_config *c, const struct model_rope
 /* LongRoPE (Ding et al. 2024). transformers chooses between the lists by each batch's longest sequence; here the run's chooses. */
 static void longrope_freqs(float *f, int64_t half, const struct model_config *c, const struct model_rope *r, int64_t max_len) {
     const bool longer = max_len > r->original_max_pos;
-    const json_t *o = model_rope_json(c->outer ? json_object_get(c->json, "text_config") : c->json),
+    const json_t *o = model_rope_json(model_text_json(c->json)),
                  *by_type = json_object_get(o, r == &c->rope ? "full_attention" : "sliding_attention");
     const json_t *list = json_object_get(json_is_object(by_type) ? by_type : o, longer ? "long_factor" : "short_factor");
     log_note("longrope: %s, for a longest sequence of %lld tokens", longer ? "long_factor" : "short_factor", (long long)max_len);

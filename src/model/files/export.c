@@ -5,7 +5,7 @@
  * Streams: at most one group of parameters is unpacked at a time.  Publishing
  * (temporary name, rename) is ckpt's work or the command's.
  * Invariant: what is written equals the master (or, without one, the compute
- * copy) rounded once to the dtype of the file. */
+ * copy) rounded once to the dtype of the file; tensors that are no parameters' (vision towers, MTP heads) keep their bytes. */
 #include "model/files/export.h"
 
 #include "base/buf.h"
@@ -189,6 +189,8 @@ out:
 
 void model__set_config_dtype(json_t *config, enum dtype dt) {
     const bool v5 = json_object_get(config, "dtype") != NULL; /* transformers 5 renamed torch_dtype */
+    json_t *const text = model_text_json(config);
+    if (text != config && json_object_get(text, "dtype")) json_object_set_new(text, "dtype", json_string(model__torch_dtype(dt)));
     if (v5) json_object_set_new(config, "dtype", json_string(model__torch_dtype(dt)));
     if (!v5 || json_object_get(config, "torch_dtype"))
         json_object_set_new(config, "torch_dtype", json_string(model__torch_dtype(dt)));
@@ -238,7 +240,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     int rc = 0;
     struct reader r = {0};
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
-    struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers), sizeof *t);
+    struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers + model__kept_count(m)), sizeof *t);
     int64_t n_own = 0, n = 0; /* parameters, tensors */
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
@@ -266,6 +268,10 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
             n++;
+        }
+        for (int64_t i = 0; i < model__kept_count(m); i++) {
+            const struct safetensors_write_tensor kept = model__kept_at(m, i);
+            if ((kept.dt == DT_F32) == (pass == 0)) t[n++] = kept;
         }
     }
     TRYG(file_mkdirs(dir), out);

@@ -22,6 +22,11 @@ struct bnb_args {
 int model__bnb_find(struct bnb_weight *b, const struct bnb_args *a);
 void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* of its n blocks */
 
+/* Tensors of the files that no parameter takes and that are written as they are (families.h: kept); read from the files, which
+ * stay open. */
+int64_t model__kept_count(const struct model *m);
+struct safetensors_write_tensor model__kept_at(const struct model *m, int64_t i);
+
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
 void model__set_config_dtype(json_t *config, enum dtype dt); /* under the name that this config.json has for it */

@@ -52,10 +52,23 @@ static const struct arch archs[] = {
     {"glm-4-9b-0414", "glm4", 4096, 13696, 40, 32, 2, 128, 151552, 32768, 1e4, 1e-5, 151329, -1, 151329, false, 0, 0},
     {"gemma-2-2b", "gemma2", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 1e4, 1e-6, 1, 2, 0, true, 0, 4096},
     {"gemma-3-1b", "gemma3_text", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 1e6, 1e-6, 1, 2, 0, true, 0, 512},
+    {"qwen3.5-0.8b", "qwen3_5_text", 1024, 3584, 24, 8, 2, 256, 248320, 262144, 1e7, 1e-6, 248044, -1, -1, true, 0, 0},
+    {"qwen3.5-2b", "qwen3_5_text", 2048, 6144, 24, 8, 2, 256, 248320, 262144, 1e7, 1e-6, 248044, -1, -1, true, 0, 0},
+    {"qwen3.5-4b", "qwen3_5_text", 2560, 9216, 32, 16, 4, 256, 248320, 262144, 1e7, 1e-6, 248044, -1, -1, true, 0, 0},
+    {"qwen3.5-9b", "qwen3_5_text", 4096, 12288, 32, 16, 4, 256, 248320, 262144, 1e7, 1e-6, 248044, -1, -1, false, 0, 0},
+    {"qwen3.5-27b", "qwen3_5_text", 5120, 17408, 64, 24, 4, 256, 248320, 262144, 1e7, 1e-6, 248044, -1, -1, false, 0, 0},
     /* for the demo: trains in minutes on two cores; vocabulary and end tokens come with its tokenizer */
     {"tiny", "qwen2", 192, 512, 4, 6, 2, 32, 640, 4096, 1e4, 1e-6, -1, -1, -1, true, 0, 0},
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
+
+/* Value heads of gated delta nets; their key heads are 16, all of 128. */
+static const struct {
+    const char *name;
+    int v_heads;
+} delta_archs[] = {
+    {"qwen3.5-0.8b", 16}, {"qwen3.5-2b", 16}, {"qwen3.5-4b", 32}, {"qwen3.5-9b", 32}, {"qwen3.5-27b", 48},
+};
 
 static json_t *token_or_null(int64_t id) { return id < 0 ? json_null() : json_integer(id); }
 
@@ -81,6 +94,12 @@ json_t *model_arch_config(const char *name) {
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
                                       "low_freq_factor", 1.0, "high_freq_factor", 4.0, "original_max_position_embeddings", 8192));
+    for (size_t i = 0; i < sizeof delta_archs / sizeof *delta_archs; i++)
+        if (strcmp(name, delta_archs[i].name) == 0)
+            json_object_update_new(o,
+                                   json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "linear_num_key_heads", 16, "linear_num_value_heads",
+                                             delta_archs[i].v_heads, "linear_key_head_dim", 128, "linear_value_head_dim", 128,
+                                             "linear_conv_kernel_dim", 4, "full_attention_interval", 4));
     if (a->window > 0) json_object_set_new(o, "sliding_window", json_integer(a->window));
     if (f->windows == MODEL_WINDOW_ALL) json_object_set_new(o, "sliding_window", json_null()); /* Mistral v0.3 */
     if (f->windows == MODEL_WINDOW_FROM || f->windows == MODEL_WINDOW_NO_ROPE)
@@ -210,7 +229,7 @@ static json_t *generation_of(const struct model_config *c) {
     json_t *g = json_object();
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     for (int i = 0; i < 3; i++) {
-        json_t *v = json_object_get(c->json, keys[i]);
+        json_t *v = json_object_get(model_text_json(c->json), keys[i]);
         if (v && !json_is_null(v)) json_object_set(g, keys[i], v);
     }
     return g;
@@ -224,8 +243,10 @@ int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dt
     char *gen_path = file_join(dir, "generation_config.json");
     CHECK(dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(model_config_from_json(&m.cfg, o, "config.json"), out);
+    json_t *const text = model_text_json(o);
     json_object_del(o, "dtype");
     json_object_set_new(o, "torch_dtype", json_string(model__torch_dtype(dt)));
+    if (text != o && json_object_get(text, "dtype")) json_object_set_new(text, "dtype", json_string(model__torch_dtype(dt)));
     model__params_build(&m);
     TRYG(file_mkdirs(dir), out);
     TRYG(write_random(&m, weights, seed, dt), out);

@@ -238,6 +238,75 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
     return 0;
 }
 
+/* ---- tensors of the files that are kept as they are ---- */
+
+struct model_kept {
+    struct weights_dir w; /* stays open */
+    int64_t n;
+    struct kept_tensor {
+        const struct safetensors_tensor *t;
+        const struct shards_tensor *parts; /* NULL: t has its data */
+    } * tensors;
+};
+
+static bool is_kept(const struct model *m, const char *name) {
+    const char *const *const kept = m->cfg.family->kept;
+    for (int i = 0; i < 2 && kept[i]; i++)
+        if (strncmp(name, kept[i], strlen(kept[i])) == 0) return true;
+    return false;
+}
+
+static const struct safetensors_tensor *tensor_of(const struct weights_dir *w, int64_t f, int64_t i) {
+    return w->shards ? &w->whole[i] : safetensors_at(w->files[f], i);
+}
+static int64_t count_of(const struct weights_dir *w, int64_t f) {
+    return w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
+}
+
+/* Takes the files over where there are such tensors. */
+static void keep_tensors(struct model *m, struct weights_dir *w) {
+    struct model_kept k = {0};
+    int64_t cap = 0;
+    for (int64_t f = 0; f < w->n; f++)
+        for (int64_t i = 0; i < count_of(w, f); i++) {
+            const struct safetensors_tensor *const t = tensor_of(w, f, i);
+            if (!is_kept(m, t->name)) continue;
+            xgrow((void **)&k.tensors, &cap, k.n + 1, sizeof *k.tensors);
+            k.tensors[k.n++] = (struct kept_tensor){t, w->shards ? shards_at(w->shards, i) : NULL};
+        }
+    if (k.n == 0) return;
+    log_info("%lld tensors of other parts than the text (%s ...) are kept as they are", (long long)k.n, k.tensors[0].t->name);
+    k.w = *w;
+    *w = (struct weights_dir){0};
+    m->kept = xcalloc(1, sizeof *m->kept);
+    *m->kept = k;
+}
+
+static int read_kept(void *arg, size_t off, void *dst, size_t n) {
+    const struct kept_tensor *const k = arg;
+    const size_t size = dtype_size(k->t->dt);
+    if (k->parts) shards_read(k->parts, (int64_t)(off / size), (int64_t)(n / size), dst);
+    else memcpy(dst, k->t->data + off, n);
+    return 0;
+}
+
+int64_t model__kept_count(const struct model *m) { return m->kept ? m->kept->n : 0; }
+
+struct safetensors_write_tensor model__kept_at(const struct model *m, int64_t i) {
+    struct kept_tensor *const k = &m->kept->tensors[i];
+    struct safetensors_write_tensor t = {.name = k->t->name, .dt = k->t->dt, .nd = k->t->nd, .read = read_kept, .arg = k};
+    memcpy(t.dim, k->t->dim, sizeof t.dim);
+    t.any_thread = k->parts == NULL;
+    return t;
+}
+
+static void kept_free(struct model *m) {
+    if (!m->kept) return;
+    weights_close(&m->kept->w);
+    free(m->kept->tensors);
+    free(m->kept);
+}
+
 /* Tensors that no parameter takes are named once: they may mean another model than config.json says. */
 static void note_unused(const struct model *m, const struct source *src, const struct weights_dir *w, const char *dir) {
     struct map used = {0};
@@ -251,12 +320,11 @@ static void note_unused(const struct model *m, const struct source *src, const s
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
-        for (int64_t i = 0; i < count; i++) {
-            const char *name = w->shards ? w->whole[i].name : safetensors_at(w->files[f], i)->name;
+        for (int64_t i = 0; i < count_of(w, f); i++) {
+            const char *name = tensor_of(w, f, i)->name;
             const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
             if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
-            if (map_gets(&used, name, NULL) || strstr(name, "rotary_emb.inv_freq")) continue;
+            if (map_gets(&used, name, NULL) || is_kept(m, name) || strstr(name, "rotary_emb.inv_freq")) continue;
             if (n++ == 0) first = name;
         }
     }
@@ -632,6 +700,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     note_unused(m, src, &w, a->dir);
     TRYG(alloc_model(m, a), out); /* after the cheap checks: a wrong directory fails at once */
     TRYG(load_weights(m, src), out);
+    if (head == HEAD_TOKENS) keep_tensors(m, &w);
     *out = m;
     m = NULL;
 out:
@@ -761,6 +830,7 @@ void model_close(struct model *m) {
     model__free_master(m);
     free(m->own);
     model__lora_free(m);
+    kept_free(m);
     model__stream_free(m);
     model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
     model__params_free(m);
