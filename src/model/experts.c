@@ -80,15 +80,26 @@ static int keep_offset(struct dev *d, const struct model_acts *a, int64_t l, str
     return dev_copy(d, tensor_rows(a->experts.offsets, l, 1).data, offset.data, (size_t)tensor_count(offset) * sizeof(int32_t));
 }
 
+/* Layer l's part of a batch's recorded choices. */
+static struct tensor routes_of(const struct model *m, const struct model_batch *b, int64_t l) {
+    const struct tensor r = b->routes;
+    int64_t at = 0;
+    for (int64_t i = 0; i < l && r.data; i++) at += m->layers[i].router != NULL;
+    return r.data ? tensor_2d((int32_t *)r.data + at * r.dim[1] * r.dim[2], DT_I32, b->n_rows, r.dim[2]) : TENSOR_NONE;
+}
+
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const int64_t n = b->n_rows;
+    const struct tensor routes = routes_of(m, b, l);
     const struct model_layer *y = &m->layers[l];
     const struct model_expert_stage e = stage_of(a, &m->cfg, l, n);
     const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots_of(&m->cfg, n));
-    const struct route_args route = route_of(m, y, &e);
+    struct route_args route = route_of(m, y, &e);
+    if (!b->routes_kept) route.given = routes;
     TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, TENSOR_NONE, false));
     TRY(dev_route_fwd(d, &route));
+    if (b->routes_kept) TRY(dev_copy(d, routes.data, e.expert.data, (size_t)tensor_count(e.expert) * sizeof(int32_t)));
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
     if (a->keep.train) TRY(keep_offset(d, a, l, e.offset));
     TRY(dev_gather_rows(d, x, xn, e.token));

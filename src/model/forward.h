@@ -34,7 +34,10 @@ struct model_batch { /* T packed rows; arrays on the device */
     const struct model_kv *kv; /* NULL: K and V are in the activations (one block of max_rows) */
     struct tensor state_slots; /* (seqs.n) i32: of kv->states, each sequence's own */
     bool no_adapter;           /* the base model alone: the reference of an adapter's training */
-    bool own_keys;             /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
+    struct tensor routes; /* (model_router_layers, R, k) i32, R >= T, optional: experts of each token by layer with a router. They
+                                  are written (routes_kept), or they are what the routers choose: route_args.given */
+    bool routes_kept;
+    bool own_keys; /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
 };
 
 /* What a training forward keeps of its layers until backward. The rest is recomputed there by the same code, so

@@ -6,6 +6,8 @@
 #include "run/directories.h"
 
 #include "base/buf.h"
+#include "train/router_replay.h"
+
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -751,6 +753,41 @@ static int derive_validation(struct ppo_config *k) {
     return 0;
 }
 
+/* router_replay.mode, by verl's rules; whether it can change anything. After derive_correction. */
+static int derive_replay(struct ppo_config *k) {
+    struct ppo_actor_config *const a = &k->actor;
+    if (k->raw.replay != ROUTER_REPLAY_OFF) a->replay = k->raw.replay;
+    const bool r3 = a->replay == ROUTER_REPLAY_R3, quiet = k->use == PPO_WORKER;
+    const char *const name = r3 ? "R3" : "R2";
+    if (r3 != k->raw.routing_replay) {
+        if (r3) FAIL(ERR_INVAL, "router_replay.mode=R3 needs " ARR "rollout.enable_rollout_routing_replay=True");
+        if (a->replay == ROUTER_REPLAY_R2)
+            FAIL(ERR_INVAL, "router_replay.mode=R2 replays the old log-probs' pass; " ARR
+                            "rollout.enable_rollout_routing_replay=True is for R3: take one of them");
+        if (!quiet) log_note(ARR "rollout.enable_rollout_routing_replay has no effect without router_replay.mode=R3");
+    }
+    if (a->replay == ROUTER_REPLAY_OFF) return 0;
+    if (!r3 && k->algorithm.bypass)
+        FAIL(ERR_INVAL, "router_replay.mode=R2 replays the old log-probs' pass, which " ARR
+                        "algorithm.rollout_correction.bypass_mode leaves out; take R3, or bypass_mode=False");
+    if (r3 && k->rollout.external.n_urls > 0)
+        FAIL(ERR_UNSUPPORTED, "router_replay.mode=R3: which experts a server of rollout.engine_url chose is not known; take R2");
+    if (r3 && k->schedule != PPO_SYNC)
+        FAIL(ERR_UNSUPPORTED, "router_replay.mode=R3 is not there where generation is asynchronous: by then other weights are "
+                              "there; take R2, whose choices are those of the old log-probs' pass");
+    struct model_config c;
+    TRY(model_config_load(&c, k->model.dir));
+    const int64_t words = router_replay_words(&c), steps = (k->sizes.samples + k->sizes.mini_batch - 1) / k->sizes.mini_batch;
+    model_config_free(&c);
+    const char *const why = words == 0 ? "the model has no experts"
+                            : steps * a->epochs == 1
+                                ? "with one optimizer step a step, an update makes the choices of that pass anyway"
+                                : NULL;
+    if (why && !quiet) log_note("router_replay.mode=%s changes nothing: %s", name, why);
+    if (!why) k->algorithm.replay_words = a->replay_words = words;
+    return 0;
+}
+
 int ppo_config_fill(struct ppo_config *k, const struct conf *c) {
     *k = (struct ppo_config){.conf = c, .trainer.run.early_stop.threshold = NAN, .async.max_lag = -1};
     return conf_fill(c, bindings, sizeof bindings / sizeof *bindings, k);
@@ -784,6 +821,7 @@ static int read(struct ppo_config *k, const struct conf *c, enum ppo_config_use 
     TRY(ppo_agent_config_derive(&k->agent));
     TRY(derive_external(k));
     TRY(derive_correction(k));
+    TRY(derive_replay(k));
     TRY(derive_filter(k));
     TRY(derive_critic(k));
     TRY(derive_distill(k));

@@ -99,11 +99,16 @@ enum reward_policy { REWARD_DROP_SAMPLE, REWARD_DROP_GROUP, REWARD_STOP };
 
 enum { MAX_PROFILE_STEPS = 64 };
 
+/* Whose choices of experts an update has (docs/models.md). */
+enum router_replay { ROUTER_REPLAY_OFF, ROUTER_REPLAY_R2, ROUTER_REPLAY_R3 };
+
 /* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
     const json_t *chat_kwargs, *gdpo_weights, *teachers;
+    enum router_replay replay; /* actor.router_replay.mode */
+    bool routing_replay;
     enum dtype rollout_dtype;
     bool checkpointing, critic_checkpointing, bypass_mode, calculate_log_probs, prox;
     int64_t require_batches;
@@ -192,6 +197,7 @@ struct ppo_algorithm_config { /* algorithm */
     bool force_old_log_prob; /* trainer.force_old_log_prob */
     bool bypass;             /* the loss corrects from the distribution that was drawn from */
     bool correct;            /* rollout_correction between old and rollout log-probs: weights, rejection, or the metrics alone */
+    int64_t replay_words;    /* of a token's recorded choices of experts (router_replay_words); 0: none are replayed */
     bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
     struct algo_corr corr;
     struct ppo_filter_config filter;
@@ -207,6 +213,8 @@ struct ppo_actor_config { /* actor_rollout_ref.actor */
     double loss_scale_factor, entropy_coeff, kl_loss_coef;
     bool use_kl_loss, shuffle, calculate_entropy;
     struct algo_kl_type kl_loss_type;
+    enum router_replay replay;
+    int64_t replay_words; /* as algorithm's */
     struct micro_batch_limits update_cut;
     int64_t mini_batch_size, epochs; /* mini-batch in prompts */
     int64_t grad_chunk;              /* micro-batches whose gradients are summed first */

@@ -235,6 +235,7 @@ struct pass {
     json_t *args;       /* of the call */
     int64_t next, done; /* sequences: the first not sent, done */
     int64_t *target;    /* (n + 1): the first target of each */
+    int64_t *row;       /* (n + 1): its first token */
     int64_t share;      /* tokens of a piece */
     int open;           /* calls under way */
 };
@@ -272,19 +273,22 @@ static int send_shares(struct rank_dispatch *d, struct pass *p, int64_t tokens) 
 
 static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, const struct coordinator_reply *reply) {
     const struct rank_share *r = &d->share[rank];
-    const int64_t at = p->target[r->lo], n = p->target[r->hi] - at;
+    const int64_t target = p->target[r->lo], n_targets = p->target[r->hi] - target, row = p->row[r->lo];
+    const int64_t n_rows = p->row[r->hi] - row;
     const struct forward_out *const out = &p->p->out;
     struct message_reader in = rank_group_reader(d->g, rank, reply);
     const struct {
         void *to;
-        int64_t per;
-    } arrays[] = {{out->logp, 1},
-                  {out->sum_pi_sq, 1},
-                  {out->value, 1},
-                  {out->list ? out->list->top_id : NULL, p->p->k},
-                  {out->list ? out->list->top_logp : NULL, p->p->k}};
-    for (int i = 0; i < 5; i++) {
+        int64_t per, at, n;
+    } arrays[] = {{out->logp, 1, target, n_targets},
+                  {out->sum_pi_sq, 1, target, n_targets},
+                  {out->value, 1, target, n_targets},
+                  {out->list ? out->list->top_id : NULL, p->p->k, target, n_targets},
+                  {out->list ? out->list->top_logp : NULL, p->p->k, target, n_targets},
+                  {out->routes, p->p->words, row, n_rows}};
+    for (int i = 0; i < 6; i++) {
         struct comm_bytes a;
+        const int64_t at = arrays[i].at, n = arrays[i].n;
         if (!arrays[i].to) continue;
         TRY(message_next(&in, (size_t)(n * arrays[i].per) * 4, &a));
         memcpy((char *)arrays[i].to + at * arrays[i].per * 4, a.p, a.n);
@@ -294,9 +298,9 @@ static int take_pass(struct rank_dispatch *d, const struct pass *p, int rank, co
 
 static json_t *pass_args(const struct worker_pass *p) {
     const struct forward_out *const out = &p->out;
-    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:I}", "role", p->role, "phase", p->phase, "may_stop", !phase_stop_held(),
+    return json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:I, s:I}", "role", p->role, "phase", p->phase, "may_stop", !phase_stop_held(),
                      "logp", out->logp != NULL, "sum_pi_sq", out->sum_pi_sq != NULL, "value", out->value != NULL, "list",
-                     (json_int_t)(out->list ? p->k : 0));
+                     (json_int_t)(out->list ? p->k : 0), "routes", (json_int_t)(out->routes ? p->words : 0));
 }
 
 /* Sends what comes first, then the others as the ranks answer. */
@@ -326,10 +330,13 @@ static int forward(struct worker *w, const struct worker_pass *a) {
     struct rank_dispatch *const d = w->ranks->has[a->role];
     int64_t tokens = 0;
     if (w->ranks->own[a->role]) TRY(join(w));
-    struct pass p = {.p = a, .args = pass_args(a), .target = xcalloc((size_t)(a->n + 1), sizeof *p.target)};
+    struct pass p = {.p = a,
+                     .args = pass_args(a),
+                     .target = xcalloc((size_t)(a->n + 1), sizeof *p.target),
+                     .row = xcalloc((size_t)(a->n + 1), sizeof *p.row)};
     for (int64_t i = 0; i < a->n; i++) {
         p.target[i + 1] = p.target[i] + packed_seq_targets(&a->seqs[i]);
-        tokens += a->seqs[i].n;
+        p.row[i + 1] = tokens += a->seqs[i].n;
     }
     const int64_t own = tokens / d->g->n + 1, pieces = own / PIECE_TOKENS;
     p.share = own / (pieces < 1 ? 1 : pieces > PIECES ? PIECES : pieces) + 1;
@@ -337,6 +344,7 @@ static int forward(struct worker *w, const struct worker_pass *a) {
     if (rc < 0) rank_group_drain(d->g);
     json_decref(p.args);
     free(p.target);
+    free(p.row);
     return rc;
 }
 

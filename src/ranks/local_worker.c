@@ -9,6 +9,8 @@
 #include "train/perf_metrics.h"
 
 #include "base/buf.h"
+#include "train/router_replay.h"
+
 #include "base/err.h"
 
 #include <stdlib.h>
@@ -62,12 +64,14 @@ static void idle_add(struct worker *w, const struct engine_sample *s, int64_t ta
 
 /* ---- passes ---- */
 
-static struct forward_out out_at(const struct worker_pass *p, struct token_lists *list, int64_t at) {
+/* at, row: targets and tokens before. */
+static struct forward_out out_at(const struct worker_pass *p, struct token_lists *list, int64_t at, int64_t row) {
     const struct forward_out *const o = &p->out;
     if (o->list) *list = (struct token_lists){.top_id = o->list->top_id + at * p->k, .top_logp = o->list->top_logp + at * p->k};
     return (struct forward_out){.logp = o->logp ? o->logp + at : NULL,
                                 .sum_pi_sq = o->sum_pi_sq ? o->sum_pi_sq + at : NULL,
                                 .value = o->value ? o->value + at : NULL,
+                                .routes = o->routes ? o->routes + row * p->words : NULL,
                                 .list = o->list ? list : NULL};
 }
 
@@ -82,12 +86,16 @@ static int64_t piece_end(const struct packed_seq *seqs, int64_t lo, int64_t n, s
 static int forward(struct worker *w, const struct worker_pass *p) {
     const struct worker_role *const r = &w->role[p->role];
     struct token_lists list;
-    int64_t targets = 0;
+    int64_t targets = 0, rows = 0;
+    CHECK(!p->out.routes || p->words == router_replay_words(&trained_model_model(r->model)->cfg));
     trained_model_begin(r->model);
     for (int64_t lo = 0, hi; lo < p->n; lo = hi) {
         hi = piece_end(p->seqs, lo, p->n, r->cut);
-        TRY(trained_model_forward(r->model, p->seqs + lo, hi - lo, r->cut, r->temperature, out_at(p, &list, targets)));
-        for (int64_t i = lo; i < hi; i++) targets += packed_seq_targets(&p->seqs[i]);
+        TRY(trained_model_forward(r->model, p->seqs + lo, hi - lo, r->cut, r->temperature, out_at(p, &list, targets, rows)));
+        for (int64_t i = lo; i < hi; i++) {
+            targets += packed_seq_targets(&p->seqs[i]);
+            rows += p->seqs[i].n;
+        }
         phase_progress(p->at, p->phase, hi, p->n, 0);
         if (!w->collective[p->role]) TRY(phase_check_stop());
     }

@@ -42,7 +42,8 @@ struct worker_pass {
     const struct progress *at;
     const struct packed_seq *seqs; /* (n) */
     int64_t n;
-    int64_t k; /* tokens of out's list */
+    int64_t k;     /* tokens of out's list */
+    int64_t words; /* of a token's routes: router_replay_words */
     struct forward_out out;
 };
 

@@ -224,7 +224,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     struct message_reader in = reader_of(call);
     const struct progress at = run_progress(&self.run);
     struct packed_seq *seqs = NULL;
-    int64_t n, targets = 0, k, role;
+    int64_t n, targets = 0, rows = 0, k, role, words;
     const char *phase;
     bool logp, squares, value, may_stop;
     (void)comm;
@@ -233,22 +233,24 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     TRY(json_bool(call->args, "sum_pi_sq", &squares, call->name));
     TRY(json_bool(call->args, "value", &value, call->name));
     TRY(json_i64(call->args, "list", &k, call->name));
+    words = 0; /* of a pass of idle ranks there is none */
+    TRY(json_i64_opt(call->args, "routes", &words, call->name));
     TRY(json_str(call->args, "phase", &phase, call->name));
     TRY(json_i64(call->args, "role", &role, call->name));
     if (role < 0 || role >= WORKER_ROLES || !self.worker->has[role])
         FAIL(ERR_INTERNAL, "there is no model of role %lld", (long long)role);
     TRY(message_read_seqs(&in, &seqs, &n));
-    for (int64_t i = 0; i < n; i++) targets += packed_seq_targets(&seqs[i]);
+    for (int64_t i = 0; i < n; i++) {
+        targets += packed_seq_targets(&seqs[i]);
+        rows += seqs[i].n;
+    }
     const struct {
         bool wanted;
         size_t n;
-    } arrays[] = {{logp, (size_t)targets * 4},
-                  {squares, (size_t)targets * 4},
-                  {value, (size_t)targets * 4},
-                  {k > 0, (size_t)(targets * k) * 4},
-                  {k > 0, (size_t)(targets * k) * 4}};
-    void *to[5] = {0};
-    for (int i = 0; i < 5; i++)
+    } arrays[] = {{logp, (size_t)targets * 4},        {squares, (size_t)targets * 4},     {value, (size_t)targets * 4},
+                  {k > 0, (size_t)(targets * k) * 4}, {k > 0, (size_t)(targets * k) * 4}, {words > 0, (size_t)(rows * words) * 4}};
+    void *to[6] = {0};
+    for (int i = 0; i < 6; i++)
         if (arrays[i].wanted) to[i] = xmalloc(arrays[i].n + 1);
     const struct token_lists lists = {.top_id = to[3], .top_logp = to[4]};
     phase_begin(self.run.stages, call->name);
@@ -256,19 +258,21 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     self.passing = true;
     int rc = self.worker->ops->forward(
         self.worker,
-        &(struct worker_pass){.role = (int)role,
-                              .phase = phase,
-                              .at = &at,
-                              .seqs = seqs,
-                              .n = n,
-                              .k = k,
-                              .out = {.logp = to[0], .sum_pi_sq = to[1], .value = to[2], .list = k > 0 ? &lists : NULL}});
+        &(struct worker_pass){
+            .role = (int)role,
+            .phase = phase,
+            .at = &at,
+            .seqs = seqs,
+            .n = n,
+            .k = k,
+            .words = words,
+            .out = {.logp = to[0], .sum_pi_sq = to[1], .value = to[2], .list = k > 0 ? &lists : NULL, .routes = to[5]}});
     self.passing = false;
     phase_end(self.run.stages);
     const bool stopped = rc == ERR_SIGNAL; /* no error of this rank: the controller has given the pass up */
     if (stopped) rc = 0;
     struct message m = message_new(false);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if (rc == 0 && !stopped && to[i]) message_add(&m, to[i], arrays[i].n);
         free(to[i]);
     }

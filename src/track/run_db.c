@@ -165,8 +165,8 @@ static int prepare_all(struct db_ctx *c) {
     TRY(prepare(c, &c->put_sample,
                 "INSERT INTO samples(step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage,"
                 " reward_status, finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message,"
-                " token_bytes, versions, prompt_number, place, prompt_bytes, segments, episode)"
-                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                " token_bytes, versions, prompt_number, place, prompt_bytes, segments, episode, routed_experts)"
+                " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_histogram, "INSERT OR REPLACE INTO histograms VALUES(?, ?, ?, ?, ?, ?)"));
     TRY(prepare(c, &c->put_meta, "INSERT OR REPLACE INTO meta VALUES(?, ?)"));
     TRY(prepare(c, &c->put_status, "INSERT OR REPLACE INTO status VALUES(?, ?)"));
@@ -304,7 +304,7 @@ static int64_t sample_bytes(const struct track_sample *s) {
     const int64_t per_token =
         4 + 4 + (s->entropy ? 4 : 0) + (s->ref_logp ? 4 : 0) + (s->advantages ? 4 : 0) + (s->token_bytes ? 2 : 0);
     return (int64_t)(s->prompt.n + s->response.n + s->ground_truth.n) + 4 * s->n_prompt + per_token * s->n +
-           (s->segments ? 8 * s->n_segments : 0);
+           (s->segments ? 8 * s->n_segments : 0) + 4 * s->n_routes;
 }
 
 static int db_sample(void *v, const struct track_sample *s) {
@@ -347,6 +347,7 @@ static int db_sample(void *v, const struct track_sample *s) {
     sqlite3_bind_blob64(st, 25, s->prompt_bytes, (sqlite3_uint64)s->n_prompt * 2, SQLITE_STATIC);
     sqlite3_bind_blob64(st, 26, s->segments, (sqlite3_uint64)s->n_segments * 8, SQLITE_STATIC);
     sqlite3_bind_text64(st, 27, episode.p, (sqlite3_uint64)episode.n, SQLITE_STATIC, SQLITE_UTF8);
+    sqlite3_bind_blob64(st, 28, s->routes, (sqlite3_uint64)s->n_routes * 4, SQLITE_STATIC);
     const int rc = run_stmt(c, st);
     buf_free(&extra);
     buf_free(&episode);

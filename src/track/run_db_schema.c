@@ -8,7 +8,7 @@
  *   metrics(step, name, value)       one row a metric; NULL: not a number
  *   samples(id, step, validation, uid, sample, data_source, prompt, response, ground_truth, score, advantage, reward_status,
  *           finish, prompt_ids, ids, logp, extra, entropy, ref_logp, advantages, reward_message, token_bytes,
- *           versions, prompt_number, place, prompt_bytes, segments, episode)
+ *           versions, prompt_number, place, prompt_bytes, segments, episode, routed_experts)
  *           texts are UTF-8 and may hold NUL; prompt_ids, ids: little-endian int32; extra: JSON; score, advantage NULL: none
  *           logp, entropy, ref_logp, advantages: little-endian float32, one a response token; NULL: not computed in this run
  *           advantage: of the first token; advantages NULL: of every token
@@ -18,6 +18,9 @@
  *           logp 0 and are not trained) of each segment of the response, in order; NULL: one segment of the policy
  *           episode: JSON of a conversation of several turns: {turns, end, reason, malformed, dropped, calls: [{segment, name,
  *           arguments, result, status, seconds, reward, truncated}]}; NULL in runs without such
+ *           routed_experts: the choices that its update replayed (router_replay.mode): of each token of prompt and response, layer
+ *           by layer, a byte each (of more than 255 experts two, little-endian), filled up to 4 bytes a token; all ones: none;
+ *           NULL: nothing is replayed
  *           reward_message: why there is no score, NULL where there is one
  *           rows of a step without metrics are of a step that is being made
  *   histograms(step, validation, name, lo, hi, counts)
@@ -54,7 +57,7 @@ static const char *const added[][2] = {/* columns of samples that format 1 lacks
                                        {"entropy", "BLOB"},          {"ref_logp", "BLOB"},    {"advantages", "BLOB"},
                                        {"reward_message", "TEXT"},   {"token_bytes", "BLOB"}, {"versions", "BLOB"},
                                        {"prompt_number", "INTEGER"}, {"place", "INTEGER"},    {"prompt_bytes", "BLOB"},
-                                       {"segments", "BLOB"},         {"episode", "TEXT"}};
+                                       {"segments", "BLOB"},         {"episode", "TEXT"},     {"routed_experts", "BLOB"}};
 
 int run_db_add_columns(sqlite3 *db, const char *path) {
     sqlite3_stmt *st = NULL;

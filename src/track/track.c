@@ -125,6 +125,7 @@ static void record_free(struct record *r) {
         free((uint16_t *)(uintptr_t)s->prompt_bytes);
         free((int32_t *)(uintptr_t)s->versions);
         free((int32_t *)(uintptr_t)s->segments);
+        free((int32_t *)(uintptr_t)s->routes);
         json_decref((json_t *)(uintptr_t)s->extra);
         json_decref((json_t *)(uintptr_t)s->episode);
         json_decref((json_t *)(uintptr_t)s->trace.sampling);
@@ -406,6 +407,7 @@ void track_sample(struct track *t, const struct track_sample *s) {
     r->sample.prompt_bytes = s->prompt_bytes ? copy(s->prompt_bytes, (size_t)s->n_prompt * sizeof *s->prompt_bytes) : NULL;
     r->sample.versions = s->versions ? copy(s->versions, (size_t)s->n * sizeof *s->versions) : NULL;
     r->sample.segments = s->segments ? copy(s->segments, (size_t)(2 * s->n_segments) * sizeof *s->segments) : NULL;
+    r->sample.routes = s->routes ? copy(s->routes, (size_t)s->n_routes * sizeof *s->routes) : NULL;
     r->sample.episode = s->episode ? json_deep_copy(s->episode) : NULL;
     r->sample.extra = s->extra ? json_deep_copy(s->extra) : NULL; /* jansson counts are not shared between threads */
     if (s->trace.wanted) {

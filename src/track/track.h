@@ -59,6 +59,8 @@ struct track_sample {
     const int32_t *versions;                      /* (n) of the weights that drew each token; NULL: those of before the step */
     const int32_t *segments;                      /* (n_segments, 2): tokens and kind (data.h); NULL: one, of the policy */
     int64_t n_segments;
+    const int32_t *routes; /* (n_routes): recorded choices of experts (run_db_schema.c); NULL: none */
+    int64_t n_routes;
     const json_t *episode;        /* its turns and calls of tools (agent/tool_agent.h); NULL: it has one turn */
     int64_t prompt_number, place; /* fully asynchronous: of the prompt in the order of the data and in the step; else -1 */
     double score, advantage;      /* NaN: none; advantage: of the policy's first token */

@@ -4,6 +4,7 @@
 #include "algo/micro_batch_balance.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "train/router_replay.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,9 @@ bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
     return true;
 }
 
+/* Of all rows. */
+static int64_t routes_count(const struct pack *p) { return model_router_layers(p->routed) * p->max_rows * p->routed->n_choices; }
+
 void micro_batch_layout(struct pack *p, struct arena *a) {
     const size_t rows = SIZE_OF(p->max_rows, 4), seqs = SIZE_OF(p->max_seqs, 4);
     p->d_ids = arena_take(a, rows);
@@ -37,6 +41,7 @@ void micro_batch_layout(struct pack *p, struct arena *a) {
     p->d_q_start = arena_take(a, seqs + 4);
     p->d_pos0 = arena_take(a, seqs);
     p->d_kv_start = arena_take(a, seqs);
+    if (p->routed) p->d_routes = arena_take(a, (size_t)routes_count(p) * sizeof *p->d_routes);
 }
 
 void micro_batch_alloc_host(struct pack *p) {
@@ -47,6 +52,7 @@ void micro_batch_alloc_host(struct pack *p) {
     p->target = xmalloc(rows);
     p->q_start = xmalloc(((size_t)p->max_seqs + 1) * 4);
     p->zeros = xcalloc((size_t)p->max_seqs, 4);
+    if (p->routed) p->routes = xmalloc((size_t)routes_count(p) * sizeof *p->routes);
 }
 
 void micro_batch_free_host(struct pack *p) {
@@ -56,6 +62,7 @@ void micro_batch_free_host(struct pack *p) {
     free(p->target);
     free(p->q_start);
     free(p->zeros);
+    free(p->routes);
 }
 
 int micro_batch_order(struct micro_batch_limits *cut, const int64_t *len, int64_t *order, int64_t n) {
@@ -111,6 +118,32 @@ int micro_batch_list(const struct pack *p, const struct packed_seq *seqs, int64_
     return 0;
 }
 
+static struct tensor device_routes(const struct pack *p) {
+    return (struct tensor){p->d_routes, DT_I32, 3, {model_router_layers(p->routed), p->max_rows, p->routed->n_choices, 1}};
+}
+
+int micro_batch_routes(struct pack *p, const struct pack_micro *m, int32_t *words) {
+    TRY(dev_copy_out(p->dev, p->routes, p->d_routes, (size_t)routes_count(p) * sizeof *p->routes));
+    router_replay_pack(p->routed, p->routes, p->max_rows, 0, m->n_rows, words);
+    return 0;
+}
+
+/* Recorded choices to the device, where sequences have them; tokens of others choose. */
+static int fill_routes(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
+    int64_t r = 0;
+    bool any = false;
+    for (int64_t i = m->lo; i < m->hi; i++) any |= seqs[i].routes != NULL;
+    if (!any && !p->keep_routes) return 0;
+    CHECK(p->routed);
+    b->routes = device_routes(p);
+    b->routes_kept = p->keep_routes;
+    if (p->keep_routes) return 0;
+    memset(p->routes, 0xff, (size_t)routes_count(p) * sizeof *p->routes);
+    for (int64_t i = m->lo; i < m->hi; r += seqs[i++].n)
+        if (seqs[i].routes) TRY(router_replay_unpack(p->routed, seqs[i].routes, seqs[i].n, p->max_rows, r, p->routes));
+    return dev_copy_in(p->dev, p->d_routes, p->routes, (size_t)routes_count(p) * sizeof *p->routes);
+}
+
 int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b) {
     int64_t r = 0, k = 0, longest = 0;
     for (int64_t i = m->lo; i < m->hi; i++) {
@@ -148,5 +181,5 @@ int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct
                  .pos0 = tensor_1d(p->d_pos0, DT_I32, n_seqs),
                  .kv_start = tensor_1d(p->d_kv_start, DT_I32, n_seqs)},
     };
-    return 0;
+    return fill_routes(p, seqs, m, b);
 }

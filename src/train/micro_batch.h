@@ -17,7 +17,8 @@ struct packed_seq {
     const int32_t *ids;
     int64_t n;
     int64_t first;
-    const uint8_t *mask; /* (n) or NULL */
+    const uint8_t *mask;   /* (n) or NULL */
+    const int32_t *routes; /* (n, router_replay_words) or NULL: recorded choices of routers */
 };
 int64_t packed_seq_targets(const struct packed_seq *s);
 
@@ -48,6 +49,10 @@ struct pack {
     int32_t *d_ids, *d_pos, *d_slots, *d_q_start, *d_pos0, *d_kv_start; /* device */
     int32_t *ids, *pos, *q_start, *zeros;                               /* host */
     int32_t *row, *target; /* host, (n_targets): the row that each target is read from, and its token */
+    /* recorded choices of routers: (layers, max_rows, k) on device and host; cfg NULL: there is no room for them */
+    const struct model_config *routed;
+    int32_t *d_routes, *routes;
+    bool keep_routes; /* the passes to come keep what routers choose */
 };
 /* Claims the device arrays: measure, then bind (base/arena.h). */
 void micro_batch_layout(struct pack *p, struct arena *a);
@@ -65,7 +70,9 @@ int micro_batch_next(const struct pack *p, const struct packed_seq *seqs, int64_
 /* All of them, in order; caller frees. */
 int micro_batch_list(const struct pack *p, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
                      struct pack_micro **list, int64_t *n_list);
-/* Puts it on the device; b borrows p. Fills row and target. */
+/* The choices of this micro-batch's routers after a pass that kept them (model_batch.routes_kept): words (n_rows, ...). */
+int micro_batch_routes(struct pack *p, const struct pack_micro *m, int32_t *words);
+/* Puts it on the device, recorded choices too; b borrows p. Fills row and target. */
 int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "comm/comm.h"
 #include "run/phase_watchdog.h"
+#include "train/router_replay.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -46,8 +47,12 @@ struct trained_model {
 
 static struct model_keep keep_of(const struct trained_model_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
 
+static const struct model_config *routed(const struct model_config *c, const struct trained_model_args *a) {
+    return a->routes && model_router_layers(c) > 0 ? c : NULL;
+}
+
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
-    struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs};
+    struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
     struct arena m = {0};
     struct model_list list;
     arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
@@ -103,7 +108,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
     t->collective = a->stream == MODEL_STREAM_RANKS;
     t->group = a->group && collective_size(a->group) > 1 ? a->group : NULL;
-    t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
+    t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(&m->cfg, a)};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
     void *block = a->block;
     if (!block) {
@@ -233,7 +238,8 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
     struct model_batch b;
     struct pack_micro m;
     float *const to = t->model->cfg.value ? out.value : out.logp;
-    int64_t at = 0;
+    int64_t at = 0, rows = 0;
+    const int64_t words = router_replay_words(&t->model->cfg);
     for (int64_t lo = 0; lo < n; lo = m.hi) {
         struct model_logp_args l = {.entropy = out.entropy ? t->entropy : NULL,
                                     .sum_pi_sq = out.sum_pi_sq ? t->sum_pi_sq : NULL,
@@ -241,7 +247,13 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
         bool any;
         TRY(micro_batch_next(&t->pack, seqs, n, lo, cut, &m));
         if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
-        if (m.n_targets > 0) TRY(forward(t, seqs, &m, temperature, &b, &l));
+        t->pack.keep_routes = out.routes && t->pack.routed;
+        const int rc = m.n_targets > 0 ? forward(t, seqs, &m, temperature, &b, &l) : 0;
+        t->pack.keep_routes = false;
+        TRY(rc);
+        if (out.routes) memset(out.routes + rows * words, 0xff, (size_t)(m.n_rows * words) * 4);
+        if (out.routes && m.n_targets > 0) TRY(micro_batch_routes(&t->pack, &m, out.routes + rows * words));
+        rows += m.n_rows;
         const size_t bytes = (size_t)m.n_targets * 4;
         if (to) memcpy(to + at, t->out, bytes);
         if (out.entropy) memcpy(out.entropy + at, t->entropy, bytes);

@@ -28,6 +28,7 @@ struct trained_model_args {
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     double balance;                   /* train: coefficient of the routers' load-balancing loss; 0: none */
+    bool routes;                      /* passes record or replay choices of routers */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
@@ -70,6 +71,8 @@ struct token_lists {
 struct forward_out {
     float *logp, *entropy, *sum_pi_sq; /* at this temperature; not of a model with a value head */
     float *value;                      /* of one with a value head */
+    int32_t
+        *routes; /* (tokens of all sequences, router_replay_words): what routers chose; all ones of a micro-batch without target */
     const struct token_lists *list;
 };
 int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,

@@ -1,7 +1,8 @@
-"""Routers in updates: the load-balancing loss on one rank and two gives the same weights and metrics; frozen
-routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU ranks."""
+"""Routers in updates: the load-balancing loss on one rank and two gives the same weights and metrics; router replay does something
+where it should and nothing elsewhere; frozen routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU ranks."""
 
 import pathlib
+import sqlite3
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
@@ -34,6 +35,31 @@ def balance_over_ranks(s, test, model):
     test("but a metric of the load", len(series(none, "actor/router/load_entropy")) == 2)
 
 
+def replay(s, test, model):
+    """R2 and R3 have the same choices, which matter from the second mini-batch on."""
+    keys = {A + "model.path": model, A + "actor.optim.lr": 0.02}
+    r2, r3 = {"+" + A + "actor.router_replay.mode": "R2"}, {"+" + A + "actor.router_replay.mode": "R3",
+                                                            A + "rollout.enable_rollout_routing_replay": True}
+    runs = {}
+    for name, more in (("plain", {}), ("R2", r2), ("R3", r3), ("R2 on two ranks", r2 | {"trainer.ranks": 2}),
+                       ("R2 with all sharded", r2 | {"trainer.ranks": 2, "trainer.layout": "sharded"})):
+        runs[name], why = grpo(s, name.replace(" ", "_"), **keys, **more)
+        test(f"router replay: {name}", not why, why)
+    test("R2 has other weights than no replay", first_difference(runs["plain"], runs["R2"], 2))
+    for other in ("R3", "R2 on two ranks", "R2 with all sharded"):
+        why = first_difference(runs["R2"], runs[other], 2)
+        test(f"{other}: the weights of R2", not why, why)
+    recorded = [[r[0] for r in sqlite3.connect(runs[n] / "run.db").execute("SELECT routed_experts FROM samples ORDER BY id")]
+                for n in ("plain", "R2", "R3")]
+    test("run.db has the choices: 2 of 6 experts in 3 layers", len(recorded[1]) == 16 and recorded[1] == recorded[2] and
+         all(r is None for r in recorded[0]) and all(x < 6 for r in recorded[1] for i, x in enumerate(r) if i % 8 < 6))
+    for name, mini in (("one", {}), ("one_R3", r3)):
+        runs[name], why = grpo(s, name + "_mini", **keys, **mini, **{A + "actor.ppo_mini_batch_size": 4})
+        test(f"one mini-batch: {name}", not why, why)
+    why = first_difference(runs["one"], runs["one_R3"], 2)
+    test("with one optimizer step replay changes nothing", not why, why)
+
+
 def sft(s, name, model, steps, **keys):
     rows = s.write("sums.jsonl", [{"messages": [{"role": "user", "content": f"{i} + {i}?"},
                                                 {"role": "assistant", "content": f"{2 * i}"}]} for i in range(16)])
@@ -50,6 +76,7 @@ def main():
     with Scratch() as s:
         model = experts_model(s)
         balance_over_ranks(s, test, model)
+        replay(s, test, model)
         run_dir, why = sft(s, "sft", model, 2, **{"model.override_config." + k: v for k, v in BALANCE.items()})
         loss, load = (series(run_dir, "train/router/" + m) for m in ("aux_loss", "load_entropy"))
         test("SFT has it", not why and all(0.1 < v < 0.6 for v in loss) and all(0 < v <= 1 for v in load), why or (loss, load))

@@ -42,7 +42,7 @@ static void check_choices(struct dev *d, enum dtype act) {
 }
 
 /* Given choices stand in the place of the largest; their weights, and the gradient, are those of the logits that are there now. */
-static void check_given(struct dev *d, enum dtype act, bool normalize) {
+static void check_given(struct dev *d, enum dtype act, bool normalize, bool sigmoid) {
     enum { E = 40, K = 3, T = 3 };
     static const int32_t given[T * K] = {-1, -1, -1, 39, 0, 33, -1, -1, -1};
     struct run r = {.d = d, .act = act};
@@ -51,11 +51,12 @@ static void check_given(struct dev *d, enum dtype act, bool normalize) {
     for (int i = 0; i < T * E; i++) z[i] = 0.25f * (float)((i * 7) % 11);
     for (int i = 0; i < T * K; i++) dw[i] = (float)(i + 1);
     for (int e = 0; e < E; e++) sum += p[e] = expf(z[E + e]);
-    for (int e = 0; e < E; e++) p[e] /= sum;
+    for (int e = 0; e < E; e++) p[e] = sigmoid ? p[e] / (1 + p[e]) : p[e] / sum;
     struct route_args a = {.logits = upload(&r, act, T, E, z, NULL),
                            .expert = dev_new(&r, shape_2d(DT_I32, T, K), false),
                            .weight = dev_new(&r, shape_2d(DT_F32, T, K), false),
-                           .normalize = normalize};
+                           .normalize = normalize,
+                           .sigmoid = sigmoid};
     if (dev_route_fwd(d, &a) < 0 || dev_copy_out(d, own, a.expert.data, sizeof own) < 0) fail_msg("%s", err_msg());
     float *const before = down_values(&r, a.weight);
     a.given = upload(&r, DT_I32, T, K, NULL, given);
@@ -73,8 +74,8 @@ static void check_given(struct dev *d, enum dtype act, bool normalize) {
         assert_true(fabsf(w[K + s] - want) < 1e-6f);
         dot += want * dw[K + s];
     }
-    for (int s = 0; s < K; s++) assert_true(fabsf(g[E + given[K + s]] - w[K + s] * (dw[K + s] - dot)) < 1e-5f);
-    assert_true(fabsf(g[E + 1] - (normalize ? 0 : -p[1] * dot)) < 1e-6f);
+    for (int s = 0; s < K && !sigmoid; s++) assert_true(fabsf(g[E + given[K + s]] - w[K + s] * (dw[K + s] - dot)) < 1e-5f);
+    assert_true(sigmoid || fabsf(g[E + 1] - (normalize ? 0 : -p[1] * dot)) < 1e-6f);
     free(before);
     free(w);
     free(g);
@@ -84,7 +85,7 @@ static void check_given(struct dev *d, enum dtype act, bool normalize) {
 static void test_given(void **state) {
     (void)state;
     for (int b = 0; b < two.n; b++)
-        for (int i = 0; i < 4; i++) check_given(&two.dev[b], i < 2 ? DT_F32 : DT_BF16, i % 2);
+        for (int i = 0; i < 8; i++) check_given(&two.dev[b], i < 4 ? DT_F32 : DT_BF16, i % 2, i / 2 % 2);
 }
 
 static void test_choices(void **state) {

@@ -371,7 +371,6 @@ static void test_rejected(void **state) {
         {"actor_rollout_ref.hybrid_engine=false", "share the devices"},
         {"trainer.v1.trainer_mode=colocate_async", "sync"},
         {"+actor_rollout_ref.model.override_config.num_hidden_layers=2", "num_hidden_layers=2|config.json"},
-        {A "router_replay.mode=R2", "choices of experts"},
         {"+async_training.require_batches=2", "async"},
     };
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -381,7 +380,7 @@ static void test_rejected(void **state) {
         conf_free(c);
     }
     assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.hybrid_engine=true",
-                          "reward_model.enable=false", A "router_replay.mode=disabled",
+                          "reward_model.enable=false", A "router_replay.mode=R2",
                           "+actor_rollout_ref.model.override_config.attn_implementation=eager",
                           "+actor_rollout_ref.model.override_config.router_aux_loss_coef=0.01",
                           "+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=True"),

@@ -58,9 +58,10 @@ int ref_score_route_fwd(const struct route_args *a) {
             taken[e] = false;
         }
         drop_groups(a, c);
+        const bool given = a->given.data && ((const int32_t *)a->given.data)[t * k] >= 0;
         for (int64_t i = 0; i < k; i++) {
-            int64_t at = -1;
-            for (int64_t e = 0; e < n; e++)
+            int64_t at = given ? ref_index(a->given, t * k + i, n) : -1;
+            for (int64_t e = 0; e < n && !given; e++)
                 if (!taken[e] && (at < 0 || c[e] > c[at])) at = e;
             taken[at] = true;
             id[t * k + i] = (int32_t)at;

@@ -118,6 +118,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_co
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
                                          .list = memory_plan_distill_list(k->distill),
+                                         .routes = k->actor.replay_words > 0,
                                          .stream = memory_plan_policy_from(p),
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};

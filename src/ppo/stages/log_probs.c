@@ -51,13 +51,26 @@ static double forward_mfu(const struct worker *w, const struct packed_seq *seqs,
     return flops / 3 / seconds / f->peak / w->n_ranks; /* forward: a third */
 }
 
-/* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well. */
-static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi) {
+/* words: of each token of the sequences. */
+static int add_routes(struct batch *b, const struct packed_seq *seqs, int64_t words, const int32_t *routes) {
+    int64_t *lens = xmalloc((size_t)b->n_rows * sizeof *lens + 1);
+    for (int64_t i = 0; i < b->n_rows; i++) lens[i] = seqs[i].n * words;
+    const int rc = batch_add(b, PPO_ROUTES, BATCH_I32, lens, routes, NULL);
+    free(lens);
+    return rc;
+}
+
+/* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well, with words
+ * the choices of experts. */
+static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi, int64_t words) {
     const struct progress at = run_progress(s->run);
     struct packed_seq *seqs;
     TRY(ppo_sequences(b, &seqs));
     const int64_t n = batch_find(b, "responses")->off[b->n_rows];
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < b->n_rows; i++) tokens += seqs[i].n;
+    int32_t *const routes = words > 0 ? xmalloc((size_t)(tokens * words) * sizeof *routes + 1) : NULL;
     const double start = clock_now();
     int rc = 0;
     const struct worker_pass pass = {.role = VERLC_ACTOR,
@@ -65,12 +78,15 @@ static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi)
                                      .at = &at,
                                      .seqs = seqs,
                                      .n = b->n_rows,
-                                     .out = {.logp = logp, .sum_pi_sq = squares}};
+                                     .words = words,
+                                     .out = {.logp = logp, .sum_pi_sq = squares, .routes = routes}};
     TRYG(s->worker->ops->forward(s->worker, &pass), out);
     metrics_set(&s->run->metrics, forward_mfu(s->worker, seqs, b->n_rows, clock_now() - start), "perf/mfu/actor_infer");
     TRYG(ppo_add_numbers(b, "old_log_probs", logp), out);
     if (sum_pi) TRYG(ppo_add_numbers(b, "sum_pi_squared", squares), out);
+    if (routes) TRYG(add_routes(b, seqs, words, routes), out);
 out:
+    free(routes);
     free(logp);
     free(seqs);
     return rc;
@@ -98,9 +114,10 @@ int ppo_old_log_probs(const struct stage *s, const struct ppo_algorithm_config *
     const bool sum_pi = k->adv->needs & ALGO_NEEDS_SUM_PI;
     metrics_set(&s->run->metrics, 0, "perf/mfu/actor_infer"); /* without a pass */
     /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
-     * policy's (invariant 1); the pass is for estimators that need more from it, and can be forced. */
-    if (k->force_old_log_prob || sum_pi || (!k->bypass && !ppo_on_policy(s, b))) {
-        TRY(policy_log_probs(s, b, sum_pi));
+     * policy's (invariant 1); the pass is for estimators that need more from it, for router replay, whose choices of experts are
+     * the rollout's as well, and can be forced. */
+    if (k->force_old_log_prob || sum_pi || k->replay_words > 0 || (!k->bypass && !ppo_on_policy(s, b))) {
+        TRY(policy_log_probs(s, b, sum_pi, k->replay_words));
         if (!k->bypass || ppo_on_policy(s, b)) return 0;
         batch_drop(b, "old_log_probs");
     }

@@ -378,7 +378,8 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
                            *source = batch_find(b, "data_source"), *adv = batch_find(b, "advantages"),
                            *text = batch_find(b, "text"), *message = batch_find(b, "reward_message"),
                            *versions = s->schedule == PPO_SYNC ? NULL : batch_find(b, "param_versions"),
-                           *segments = batch_find(b, BATCH_SEGMENTS), *episode = batch_find(b, "episode");
+                           *segments = batch_find(b, BATCH_SEGMENTS), *episode = batch_find(b, "episode"),
+                           *routes = batch_find(b, PPO_ROUTES);
     const json_t *gt = ground_truth(batch_find(b, "row"), i);
     return (struct track_sample){
         .step = s->run->step,
@@ -401,6 +402,8 @@ static struct track_sample sample_of(const struct stage *s, const struct batch *
         .versions = versions ? versions->i32 + versions->off[i] : NULL,
         .segments = segments ? segments->i32 + segments->off[i] : NULL,
         .n_segments = batch_n_segments(b, i),
+        .routes = routes ? routes->i32 + routes->off[i] : NULL,
+        .n_routes = routes ? batch_len(routes, i) : 0,
         .episode = episode ? episode->json[i] : NULL,
         .prompt_number = number_of(b, "prompt_number", i),
         .place = number_of(b, "place", i),

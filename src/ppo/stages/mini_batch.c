@@ -102,6 +102,8 @@ static int take(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m)
     *m =
         (struct mini_batch){.seqs = u->seqs, .n = n, .temperature = temperature, .loss = u->loss, .on_record = u->report, .arg = u};
     if (u->role != VERLC_ACTOR) return 0;
+    const struct batch_col *const routes = batch_find(&u->b, PPO_ROUTES);
+    for (int64_t i = 0; routes && i < n; i++) u->seqs[i].routes = routes->i32 + routes->off[i];
     if (k->distill->enable) ppo_distillation_begin(&u->distill, k->distill, u->s->worker->vocab, &u->b);
     m->list = u->distill.k > 0 ? &u->distill.list : NULL;
     m->entropy = true;

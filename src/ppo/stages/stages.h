@@ -95,6 +95,8 @@ const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
 /* Columns that idle ranks have computed while others still generated (idle_ranks.h). */
 #define PPO_REF_PRECOMPUTED "ref_log_prob_precomputed"
 #define PPO_VALUES_PRECOMPUTED "values_precomputed"
+/* Which experts each token of prompt and response had, where an update replays it: verl's name; router_replay_words of each. */
+#define PPO_ROUTES "routed_experts"
 /* One number a token of all responses: a frozen role's log-probs, or the critic's values. precomputed: one of the columns above,
  * which is removed from the batch; the other rows take a forward pass. */
 int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *precomputed, float *out);

@@ -226,6 +226,6 @@ const struct worker_update ppo_update_actor = {
     .name = "update_actor",
     .role = VERLC_ACTOR,
     .reads = (const char *const[]){PPO_MINI_READS, "rollout_log_probs", "rollout_is_weights", "teacher_ids", "teacher_logprobs",
-                                   "sample_index", "param_versions", NULL},
+                                   "sample_index", "param_versions", PPO_ROUTES, NULL},
     .writes = (const char *const[]){"entropys", NULL},
     .run = update};

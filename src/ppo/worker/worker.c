@@ -202,6 +202,7 @@ static int open_training(struct ppo_worker *w) {
     TRY(router_balance_coef(&k->model.router, &w->model[VERLC_ACTOR]->cfg, &balance));
     const struct trained_model_args policy = {.train = true,
                                               .balance = balance,
+                                              .routes = k->actor.replay_words > 0,
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,

@@ -4,6 +4,7 @@
 #include "device/cpu/cpu_int.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { ROWS = 16 /* tokens of a part */ };
 
@@ -72,6 +73,8 @@ static void fwd_part(void *arg, int64_t part, int thread) {
     (void)thread;
     for (int64_t t = part * ROWS; t < rows && t < (part + 1) * ROWS; t++) {
         int32_t *const id = (int32_t *)a->expert.data + t * k;
+        const int32_t *const given = a->given.data ? (const int32_t *)a->given.data + t * k : NULL;
+        const bool replayed = given && given[0] >= 0;
         int64_t have = 0;
         scores_of(a, t, s);
         for (int64_t e = 0; e < n; e++) {
@@ -79,12 +82,14 @@ static void fwd_part(void *arg, int64_t part, int thread) {
             c[e] = isnan(c[e]) ? -INFINITY : c[e];
         }
         drop_groups(a, c);
-        for (int64_t e = 0; e < n; e++) { /* by insertion; equal ones keep the lower id first */
+        if (replayed) memcpy(id, given, (size_t)k * sizeof *id);
+        for (int64_t e = 0; e < n && !replayed; e++) { /* by insertion; equal ones keep the lower id first */
             if (have == k && !(c[e] > c[id[k - 1]])) continue;
             int64_t i = have < k ? have++ : k - 1;
             for (; i > 0 && c[e] > c[id[i - 1]]; i--) id[i] = id[i - 1];
             id[i] = (int32_t)e;
         }
+        for (int64_t i = 0; i < k; i++) CHECK(id[i] >= 0 && id[i] < n);
         const float sum = chosen_sum(a, s, id);
         for (int64_t i = 0; i < k; i++) put(a->weight, t * k + i, s[id[i]] / sum * scale_of(a));
     }

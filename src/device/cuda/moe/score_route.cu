@@ -14,6 +14,7 @@ enum { WARPS = 4 };
 struct score_route {
     const void *logits;
     const float *bias;
+    const int32_t *given; /* may be NULL */
     int32_t *expert;
     void *weight;
     const float *dweight;
@@ -109,10 +110,15 @@ static __global__ void __launch_bounds__(32 * WARPS) score_route_fwd_kernel(cons
     __syncwarp();
     for (int e = lane; e < a.experts && a.groups > 1; e += 32)
         if (!(kept >> (e / (a.experts / a.groups)) & 1)) c[e] = -INFINITY;
-    for (int i = 0; i < a.choices; i++) {
-        const int at = best_of(a, lane, c, taken);
-        if (at % 32 == lane) taken |= 1u << (at / 32);
-        if (lane == i) id = at;
+    if (a.given && a.given[t * a.choices] >= 0) {
+        id = lane < a.choices ? a.given[t * a.choices + lane] : 0;
+        if (id < 0 || id >= a.experts) __trap();
+    } else {
+        for (int i = 0; i < a.choices; i++) {
+            const int at = best_of(a, lane, c, taken);
+            if (at % 32 == lane) taken |= 1u << (at / 32);
+            if (lane == i) id = at;
+        }
     }
     const float mine = lane < a.choices ? s[id] : 0.0f, sum = __fadd_rn(lanes_in_order(mine, a.choices), 1e-20f);
     if (lane >= a.choices) return;
@@ -150,6 +156,7 @@ static struct score_route route_of(const struct route_args *a) {
     r.logits = a->logits.data;
     r.logits_half = a->logits.dt == DT_BF16;
     r.bias = (const float *)a->bias.data;
+    r.given = (const int32_t *)a->given.data;
     r.expert = (int32_t *)a->expert.data;
     r.tokens = a->logits.dim[0];
     r.experts = (int)a->logits.dim[1];

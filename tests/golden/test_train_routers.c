@@ -1,8 +1,9 @@
-/* test_train_balance.c - the load-balancing loss of routers: against transformers on every backend, and over a mini-batch of
- * several micro-batches. The fixtures come from tools/oracle_model.py. */
+/* test_train_routers.c - routers in training: the load-balancing loss against transformers on every backend, and over a mini-batch
+ * of several micro-batches; recorded choices in later passes. The fixtures come from tools/oracle_model.py. */
 #include "model_case.h"
 
 #include "train/router_balance.h"
+#include "train/router_replay.h"
 #include "train/trained_model.h"
 
 /* The bar of the project: 1e-5 relative. */
@@ -173,8 +174,122 @@ static void coefficient(void **state) {
     json_decref(c.json);
 }
 
+/* ---- replay ---- */
+
+static void words_of_choices(void **state) {
+    static const int64_t experts[] = {2, 255, 256, 1024};
+    (void)state;
+    EACH(i, experts) {
+        enum { ROWS = 7, AT = 2, TOKENS = 4, K = 2 };
+        struct model_config c = {.n_experts = experts[i], .n_choices = K, .n_layers = 3, .layer = {MODEL_SPARSE, 0, MODEL_SPARSE}};
+        int32_t choices[2 * ROWS * K], back[2 * ROWS * K], words[TOKENS * 2];
+        const int64_t size = router_replay_words(&c);
+        assert_int_equal(size, experts[i] > 255 ? 2 : 1);
+        for (int k = 0; k < 2 * ROWS * K; k++) choices[k] = (int32_t)(experts[i] - 1 - k % experts[i]);
+        memset(back, 0x55, sizeof back);
+        router_replay_pack(&c, choices, ROWS, AT, TOKENS, words);
+        OK(router_replay_unpack(&c, words, TOKENS, ROWS, AT, back));
+        for (int k = 0; k < 2 * ROWS * K; k++) {
+            const int row = k / K % ROWS;
+            assert_int_equal(back[k], row >= AT && row < AT + TOKENS ? choices[k] : 0x55555555);
+        }
+        memset(words, 0xff, sizeof words);
+        OK(router_replay_unpack(&c, words, TOKENS, ROWS, AT, back));
+        assert_int_equal(back[AT * K], -1);
+        memset(words, 0xfe, sizeof words);
+        assert_int_equal(router_replay_unpack(&c, words, TOKENS, ROWS, AT, back), experts[i] == 255 ? 0 : ERR_FORMAT);
+    }
+}
+
+static int some_loss(void *arg, const struct micro_loss *m) {
+    (void)arg;
+    for (int64_t t = 0; t < m->t1 - m->t0; t++) m->dout[t] = t % 3 ? -0.1f : 0.05f;
+    return 0;
+}
+
+/* What the words say of each expert's load, by layer. */
+static void count_words(const struct model_config *c, const int32_t *words, int64_t n, int64_t *count) {
+    const int64_t layers = model_router_layers(c), k = c->n_choices;
+    int32_t *choices = xmalloc((size_t)(layers * n * k) * sizeof *choices);
+    OK(router_replay_unpack(c, words, n, n, 0, choices));
+    for (int64_t i = 0; i < layers * n * k; i++) count[i / (n * k) * c->n_experts + choices[i]]++;
+    free(choices);
+}
+
+/* Choices that were recorded are those of the passes that follow, whatever the weights are by then; with the same weights nothing
+ * changes. */
+static void replayed(void **state) {
+    struct model_case c;
+    struct trained_model *t;
+    int32_t ids[N * LEN];
+    struct packed_seq seqs[N], own[N];
+    struct step_result r, again;
+    float logp[2][N * LEN];
+    int64_t tokens = 0, targets = 0;
+    (void)state;
+    case_open(&c, &(struct case_args){"qwen3_moe", "cpu", 2, DT_F32, MODEL_TRAIN});
+    const struct optim_config optim = {.lr = 0.02, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .schedule = "constant"};
+    const struct trained_model_args a = {.dev = &c.dev,
+                                         .model = c.m,
+                                         .train = true,
+                                         .keep = MODEL_KEEP_LAYER,
+                                         .max_rows = N * LEN,
+                                         .max_seqs = N,
+                                         .routes = true,
+                                         .optim = &optim};
+    const int64_t words = router_replay_words(&c.m->cfg), counts = model_router_layers(&c.m->cfg) * c.m->cfg.n_experts;
+    const size_t bytes = (size_t)c.m->n_elems * sizeof(float);
+    int32_t *routes = xmalloc((size_t)(N * LEN * words) * sizeof *routes),
+            *then = xmalloc((size_t)(N * LEN * words) * sizeof *then);
+    int64_t *want = xcalloc((size_t)counts, sizeof *want), *got = xcalloc((size_t)counts, sizeof *got);
+    float *g[2] = {xmalloc(bytes), xmalloc(bytes)};
+    struct router_load load = {.layers = model_router_layers(&c.m->cfg), .experts = c.m->cfg.n_experts};
+    for (int i = 0; i < N * LEN; i++) ids[i] = (i * 37 + i / 7) % 100;
+    for (int i = 0; i < N; i++) {
+        own[i] = (struct packed_seq){.ids = ids + i * LEN, .n = LEN - i, .first = 3};
+        tokens += own[i].n;
+        targets += packed_seq_targets(&own[i]);
+    }
+    OK(trained_model_create(&t, &a));
+    const struct micro_batch_limits cut = {.max_seqs = 4};
+    OK(trained_model_forward(t, own, N, cut, 1, (struct forward_out){.logp = logp[0], .routes = routes}));
+    for (int64_t i = 0, at = 0; i < N; at += own[i++].n) {
+        seqs[i] = own[i];
+        seqs[i].routes = routes + at * words;
+    }
+    OK(trained_model_forward(t, seqs, N, cut, 1, (struct forward_out){.logp = logp[1]}));
+    assert_memory_equal(logp[0], logp[1], (size_t)targets * sizeof(float)); /* the same weights: the same bits */
+    count_words(&c.m->cfg, routes, tokens, want);
+    router_load_metrics(&load, want);
+    for (int k = 0; k < 2; k++) { /* and the same gradient */
+        const struct mini_batch m = {.seqs = k ? seqs : own, .n = N, .cut = cut, .temperature = 1, .loss = some_loss};
+        OK(trained_model_backward(t, &m, &r));
+        OK(dev_copy_out(&c.dev, g[k], trained_model_grads(t), bytes));
+        assert_true(r.router.entropy == load.entropy && r.router.max_over_mean == load.max_over_mean);
+    }
+    assert_memory_equal(g[0], g[1], bytes);
+    for (int k = 0; k < 3; k++) {
+        const struct mini_batch m = {.seqs = seqs, .n = N, .cut = cut, .temperature = 1, .loss = some_loss};
+        OK(trained_model_step(t, &m, &optim, optim.lr, &again));
+        assert_true(again.router.entropy == load.entropy && again.router.max_over_mean == load.max_over_mean);
+    }
+    OK(trained_model_forward(t, own, N, cut, 1, (struct forward_out){.logp = logp[0], .routes = then}));
+    OK(trained_model_forward(t, seqs, N, cut, 1, (struct forward_out){.logp = logp[1]}));
+    count_words(&c.m->cfg, then, tokens, got);
+    assert_true(memcmp(want, got, (size_t)counts * sizeof *want) != 0);          /* other weights choose others, */
+    assert_true(memcmp(logp[0], logp[1], (size_t)targets * sizeof(float)) != 0); /* and that is seen */
+    free(routes);
+    free(then);
+    free(want);
+    free(got);
+    for (int k = 0; k < 2; k++) free(g[k]);
+    trained_model_destroy(t);
+    case_close(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(load_balancing), cmocka_unit_test(over_the_mini_batch),
-                                       cmocka_unit_test(coefficient)};
-    return cmocka_run_group_tests_name("load-balancing loss", tests, NULL, NULL);
+                                       cmocka_unit_test(coefficient), cmocka_unit_test(words_of_choices),
+                                       cmocka_unit_test(replayed)};
+    return cmocka_run_group_tests_name("routers in training", tests, NULL, NULL);
 }
