@@ -488,6 +488,19 @@ int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct 
     return tensor_count(x) ? TRACED(scale_rows, (d, x, factor, pos), x.dim[0], x.dim[1], 0) : 0;
 }
 
+int dev_join_columns(struct dev *d, const struct join_columns_args *a) {
+    static const char *const op = "join_columns";
+    TRY(want2(op, "y", a->y, a->from.data ? F32 : ACT, ANY, ANY));
+    TRY(want1(op, "x", a->x, set_of(a->y.dt), tensor_count(a->y)));
+    if (a->from.data) TRY(want_like(op, "from", a->from, F32, a->y));
+    bool fits = a->n >= 1 && a->n <= DEV_MOST_COLUMNS && a->cut[0] == 0;
+    for (int i = 0; fits && i < a->n; i++) fits = a->cut[i] <= a->cut[i + 1];
+    if (!fits || a->cut[a->n] != a->y.dim[1])
+        FAIL(ERR_INVAL, "dev op %s: %d blocks that are not the %lld columns", op, a->n, (long long)a->y.dim[1]);
+    HAVE(join_columns);
+    return tensor_count(a->y) ? TRACED(join_columns, (d, a), a->y.dim[0], a->y.dim[1], 0) : 0;
+}
+
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     TRY(want2("scatter_rows_add", "dst", dst, F32, ANY, ANY));
     TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));

@@ -105,6 +105,8 @@ int dev_matmul_add(struct dev *d, struct tensor y, struct tensor from, struct te
 /* y (T, f) act = silu(gate) * up of gate, up = x (T, k) act . W^T + bias (2f) act, optional, W (2f, k): fused, bitwise
  * dev_matmul_fwd and dev_swiglu_fwd. gate_up (T, 2f) act: memory that it may write. */
 int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, struct tensor x, struct weight w, struct tensor bias);
+/* Columns of a GEMM's output that ranks have computed, as one matrix. */
+int dev_join_columns(struct dev *d, const struct join_columns_args *a);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a);
 int dev_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a);

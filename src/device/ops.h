@@ -180,6 +180,17 @@ static inline bool route_by_scores(const struct route_args *a) {
     return a->sigmoid || a->bias.data || a->groups > 1 || a->scale != 0;
 }
 
+/* y (T, N) = blocks side by side: block i is (T, cut[i + 1] - cut[i]), rows one after the other, and follows those before it in x.
+ * With from, y f32 = from + that, each sum rounded once. */
+enum { DEV_MOST_COLUMNS = 16 };
+struct join_columns_args {
+    struct tensor y;                   /* (T, N) act */
+    struct tensor from;                /* (T, N) f32, optional; may be y */
+    struct tensor x;                   /* (T N), dtype of y; not y */
+    int n;                             /* 1..DEV_MOST_COLUMNS blocks */
+    int64_t cut[DEV_MOST_COLUMNS + 1]; /* host, ascending from 0 to N */
+};
+
 /* out = from + ((w_0 y_0 + w_1 y_1) + ...) over a token's choices in their order, product and sum in f32, out rounded once. */
 struct combine_args {
     struct tensor out;    /* (T, h) act or f32 */

@@ -42,6 +42,7 @@ struct weight {
     enum dtype dt; /* DT_F32 or DT_BF16 */
     int64_t n, k;
     float softcap; /* of a head, above 0: a logit l is softcap * tanh(l / softcap), raw as it is written; 0: l */
+    int64_t of;    /* n of the matrix that these are some rows of, and whose bits products with it shall have; 0: they are all */
 };
 
 /* Matrices of one shape, each in the backend's layout, the next one dev_weight_bytes further: the experts of a layer. */

@@ -115,7 +115,7 @@ int model__weight(const struct model *m, const struct model_group *g, struct wei
     const struct model_quant *q = m->quant;
     *out = g->mat;
     if (!q || g->role != MODEL_LINEAR) return 0;
-    *out = (struct weight){q->pack, m->act, g->n, g->k, 0};
+    *out = (struct weight){q->pack, m->act, g->n, g->k, 0, 0};
     char *at = q->stage;
     for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
         const int64_t rows = m->params[p].rows;

@@ -88,6 +88,23 @@ static inline int scale_fwd(struct run *r) {
     return 0;
 }
 
+/* Columns of three ranks, one of them with none where a row is short; with S_F32 added to `from`. */
+static inline void join_setup(struct run *r) {
+    add_in(r, "x", shape_1d(r->s->flags & S_F32 ? DT_F32 : r->act, r->rows * r->s->n), false, 1, 0);
+    add_in(r, "from", shape_2d(DT_F32, r->rows, r->s->n), true, 1, 0);
+}
+static inline int join_fwd(struct run *r) {
+    const int64_t n = r->s->n, unit = r->s->k;
+    const bool add = r->s->flags & S_F32;
+    const struct tensor y = dev_new(r, shape_2d(r->in[0].dt, r->rows, n), true);
+    struct join_columns_args a = {
+        .y = y, .x = up(r, &r->in[0]), .n = 3, .cut = {0, n / 3 / unit * unit, n * 2 / 3 / unit * unit, n}};
+    if (add) a.from = up(r, &r->in[1]);
+    TRY(dev_join_columns(r->d, &a));
+    down(r, "y", y, true, TOL_EXACT);
+    return 0;
+}
+
 /* ---- RMSNorm ---- */
 
 #define NORM_EPS 1e-5f
@@ -672,6 +689,14 @@ static const struct op_shape shapes_head[] = {
     {.rows = 1030, .n = 24, .k = 16, .flags = S_ENTROPY}, /* more than a backend may take at a time */
 };
 
+static const struct op_shape shapes_join[] = {
+    /* k: what the columns of a rank are a multiple of */
+    {.rows = 1, .n = 24, .k = 8},
+    {.rows = 7, .n = 2, .k = 1},
+    {.rows = 33, .n = 300, .k = 4, .flags = S_F32},
+    {.rows = 5, .n = 4096, .k = 64},
+    {.rows = 65, .n = 4096, .k = 64, .flags = S_F32},
+};
 static const struct op_shape shapes_lists[] = {
     /* window: entries of a list */
     {.rows = 1, .n = 2, .k = 16, .window = 2, .flags = S_ENTROPY},
@@ -692,6 +717,7 @@ static const struct op_def ops_table[] = {
     {"embed", embed_setup, embed_fwd, embed_bwd, SHAPES(shapes_table), true},
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
     {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
+    {"join_columns", join_setup, join_fwd, NULL, SHAPES(shapes_join), false},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(shapes_qk_norm), true},
     {"rope_norm", rope_norm_setup, rope_norm_fwd, rope_norm_bwd, SHAPES(shapes_rope_norm), true},

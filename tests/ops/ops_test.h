@@ -286,7 +286,7 @@ static inline bool is_acc(const struct run *r, struct tensor t) {
 /* Packs input s, a matrix (n, k), in the backend's layout. */
 static inline int up_weight(struct run *r, const struct slot *s, struct weight *w) {
     const size_t bytes = dev_weight_bytes(r->d, r->act, s->dim[0], s->dim[1]);
-    *w = (struct weight){run_block(r, bytes), r->act, s->dim[0], s->dim[1], 0};
+    *w = (struct weight){run_block(r, bytes), r->act, s->dim[0], s->dim[1], 0, 0};
     return dev_weight_pack(r->d, *w, up(r, s));
 }
 static inline void run_free_blocks(struct run *r) {

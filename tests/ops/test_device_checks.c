@@ -78,7 +78,7 @@ static void test_misfits(void **state) {
     static int32_t ids[8];
     const struct tensor x = tensor_2d(f, DT_F32, 4, 8), y = tensor_2d(g, DT_F32, 4, 8), v = tensor_1d(g, DT_F32, 8);
     const struct tensor b16 = tensor_2d(f, DT_BF16, 4, 8), id4 = tensor_1d(ids, DT_I32, 4);
-    const struct weight w = {f, DT_F32, 8, 8, 0}, w7 = {f, DT_F32, 8, 7, 0}, w16 = {f, DT_BF16, 8, 8, 0};
+    const struct weight w = {f, DT_F32, 8, 8, 0, 0}, w7 = {f, DT_F32, 8, 7, 0, 0}, w16 = {f, DT_BF16, 8, 8, 0, 0};
     const struct attn_args attn = {.n_q_heads = 3, .n_kv_heads = 2, .head_dim = 4, .q = x};
     const struct qkv_args qkv = {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 3, .qkv = x};
     const struct lmhead_args head = {.x = x, .w = w, .inv_temp = v, .target = id4, .logp = v};
@@ -121,6 +121,7 @@ static void test_misfits(void **state) {
             dev_rope_norm_fwd(d, &(struct rope_norm_args){
                                      .n_q_heads = 1, .n_kv_heads = 1, .head_dim = 2, .x = x, .q_norm = v, .k_norm = v, .y = y}));
     REFUSED(scale_rows, dev_scale_rows(d, x, v, tensor_1d(f, DT_I32, 3)));
+    REFUSED(join_columns, dev_join_columns(d, &(struct join_columns_args){.y = y, .x = v, .n = 1, .cut = {0, 1}}));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));
     REFUSED(embed_bwd, dev_embed_bwd_part(d, v, 1, 1, id4, tensor_2d(f, DT_F32, 4, tensor_count(v))));

@@ -68,7 +68,7 @@ static void operands_free(struct dev *d, struct operands *o) {
 /* The GEMM of rows [lo, lo + m) alone, to host. */
 static void gemm(struct dev *d, const struct fwd_case *s, const struct operands *o, int64_t lo, int64_t m, void *host) {
     const size_t row = (size_t)s->n * dtype_size(s->out);
-    const struct weight w = {o->w.data, s->act, s->n, s->k, 0}; /* ref and cuda: row-major */
+    const struct weight w = {o->w.data, s->act, s->n, s->k, 0, 0}; /* ref and cuda: row-major */
     const struct tensor y = tensor_rows(o->y, lo, m);
     must(dev_copy(d, o->y.data, o->y0.data, (size_t)o->y.dim[0] * row));
     must(dev_matmul_fwd(d, y, tensor_rows(o->x, lo, m), w, vector(o->bias), s->add));
@@ -186,7 +186,7 @@ static void check_swiglu(const struct fwd_case *s) {
     struct host_operands h = {noise(s->act, rows * s->k, 1, 1), noise(s->act, s->n * s->k, 2, 0.1f),
                               s->bias ? noise(s->act, s->n, 3, 1) : NULL, noise(s->act, rows * s->n, 4, 1)};
     struct operands o = operands_on(&cuda, s, &h, rows);
-    const struct weight w = {o.w.data, s->act, s->n, s->k, 0};
+    const struct weight w = {o.w.data, s->act, s->n, s->k, 0, 0};
     const size_t bytes = (size_t)(rows * f) * dtype_size(s->act);
     char *want = xmalloc(bytes), *got = xmalloc(bytes);
     const struct tensor y = upload(&cuda, s->act, rows, f, h.y0);
@@ -241,11 +241,11 @@ static void test_logits(void **state) {
     must(dev_alloc(&cuda, (size_t)tensor_count(z) * 4, &z.data));
     for (int64_t i = 0; i < COUNT(counts); i++) {
         const int64_t m = counts[i];
-        must(dev_logits(&cuda, tensor_rows(z, 0, m), tensor_rows(x, 0, m), (struct weight){w.data, DT_BF16, V, K, 0}));
+        must(dev_logits(&cuda, tensor_rows(z, 0, m), tensor_rows(x, 0, m), (struct weight){w.data, DT_BF16, V, K, 0, 0}));
         must(dev_copy_out(&cuda, all, z.data, (size_t)(m * V) * 4));
         for (int64_t lo = 0; lo < V; lo += DEV_VOCAB_CHUNK) {
             const int64_t n = V - lo < DEV_VOCAB_CHUNK ? V - lo : DEV_VOCAB_CHUNK;
-            const struct weight some = {(uint16_t *)w.data + lo * K, DT_BF16, n, K, 0};
+            const struct weight some = {(uint16_t *)w.data + lo * K, DT_BF16, n, K, 0, 0};
             const struct tensor out = tensor_2d(y.data, DT_F32, ROWS, n);
             must(dev_matmul_fwd(&cuda, out, x, some, TENSOR_NONE, false));
             must(dev_copy_out(&cuda, part, y.data, (size_t)(m * n) * 4));
@@ -272,7 +272,7 @@ static struct back backward(struct dev *d, enum dtype act, int64_t m, int64_t n,
     struct back b = {xmalloc((size_t)(m * k) * dtype_size(act)), xmalloc((size_t)(n * k) * 4), xmalloc((size_t)n * 4)};
     const struct tensor x = upload(d, act, m, k, hx), w = upload(d, act, n, k, hw), dy = upload(d, act, m, n, hdy);
     const struct tensor dx = upload(d, act, m, k, hx), dw = upload(d, DT_F32, n, k, h0), db = upload(d, DT_F32, 1, n, hb);
-    must(dev_matmul_dx(d, dx, dy, (struct weight){w.data, act, n, k, 0}, false));
+    must(dev_matmul_dx(d, dx, dy, (struct weight){w.data, act, n, k, 0, 0}, false));
     must(dev_matmul_dw(d, dw, vector(db), dy, x, true));
     must(dev_copy_out(d, b.dx, dx.data, (size_t)(m * k) * dtype_size(act)));
     must(dev_copy_out(d, b.dw, dw.data, (size_t)(n * k) * 4));
@@ -327,6 +327,49 @@ static void test_backward(void **state) {
     }
 }
 
+/* Some rows of a matrix give the bits that they have within it. */
+static void test_parts(void **state) {
+    static const struct fwd_case shapes[] = {{4608, 3584, DT_BF16, DT_BF16, true, false},
+                                             {3584, 18944, DT_BF16, DT_F32, false, false},
+                                             {37888, 3584, DT_BF16, DT_BF16, false, false},
+                                             {896, 896, DT_BF16, DT_F32, false, true},
+                                             {1152, 896, DT_F32, DT_F32, false, false}};
+    static const int64_t rows[] = {1, 8, 80, 300}, most = 300;
+    (void)state;
+    for (int64_t i = 0; i < COUNT(shapes); i++) {
+        const struct fwd_case *const s = &shapes[i];
+        struct host_operands h = {.x = noise(s->act, most * s->k, 1, 1), .w = noise(s->act, s->n * s->k, 2, 1)};
+        h.bias = noise(s->act, s->n, 3, 1);
+        h.y0 = noise(s->out, most * s->n, 4, 1);
+        struct operands o = operands_on(&cuda, s, &h, most);
+        const size_t unit = dtype_size(s->out);
+        char *whole = xmalloc((size_t)(most * s->n) * unit), *part = xmalloc((size_t)(most * s->n) * unit);
+        for (int64_t j = 0; j < COUNT(rows); j++)
+            for (int of = 2; of <= 4; of += 2) {
+                const int64_t n = s->n / of, lo = s->n - n, m = rows[j];
+                gemm(&cuda, s, &o, 0, m, whole);
+                const struct weight w = {(char *)o.w.data + (size_t)(lo * s->k) * dtype_size(s->act), s->act, n, s->k, 0, s->n};
+                const struct tensor y = tensor_2d(o.y.data, s->out, m, n);
+                const struct tensor bias =
+                    s->bias ? tensor_1d((char *)o.bias.data + (size_t)lo * dtype_size(s->act), s->act, n) : TENSOR_NONE;
+                for (int64_t r = 0; r < m; r++)
+                    must(dev_copy_in(&cuda, (char *)y.data + (size_t)(r * n) * unit, (char *)h.y0 + (size_t)(r * s->n + lo) * unit,
+                                     (size_t)n * unit));
+                must(dev_matmul_fwd(&cuda, y, tensor_rows(o.x, 0, m), w, bias, s->add));
+                must(dev_copy_out(&cuda, part, y.data, (size_t)(m * n) * unit));
+                for (int64_t r = 0; r < m; r++)
+                    assert_memory_equal(part + (size_t)(r * n) * unit, whole + (size_t)(r * s->n + lo) * unit, (size_t)n * unit);
+            }
+        free(whole);
+        free(part);
+        operands_free(&cuda, &o);
+        free(h.x);
+        free(h.w);
+        free(h.bias);
+        free(h.y0);
+    }
+}
+
 int main(void) {
     char why[256];
     if (!dev_cuda_present(why, sizeof why)) {
@@ -335,8 +378,9 @@ int main(void) {
     }
     if (dev_open_cuda(&cuda, 0) < 0 || dev_open_ref(&ref) < 0) err_check_failed(err_msg(), __FILE__, __LINE__);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_sizes), cmocka_unit_test(test_kinds_of_output), cmocka_unit_test(test_models),
-        cmocka_unit_test(test_swiglu),    cmocka_unit_test(test_logits),          cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_odd_sizes), cmocka_unit_test(test_parts),  cmocka_unit_test(test_kinds_of_output),
+        cmocka_unit_test(test_models),    cmocka_unit_test(test_swiglu), cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_backward),
     };
     const int failed = cmocka_run_group_tests_name("cuda: GEMM", tests, NULL, NULL);
     dev_close(&cuda);

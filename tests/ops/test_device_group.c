@@ -527,7 +527,7 @@ enum { GEMM = 4096, FOLDS = 40 };
 
 static int gemms(struct rank *k, int n) {
     const struct tensor x = tensor_2d(k->term, DT_BF16, GEMM, GEMM), y = tensor_2d(k->want, DT_BF16, GEMM, GEMM);
-    const struct weight w = {k->term, DT_BF16, GEMM, GEMM, 0}; /* a GPU's are plain */
+    const struct weight w = {k->term, DT_BF16, GEMM, GEMM, 0, 0}; /* a GPU's are plain */
     for (int i = 0; i < n; i++) TRY(dev_matmul_fwd(&k->d, y, x, w, TENSOR_NONE, false));
     return 0;
 }

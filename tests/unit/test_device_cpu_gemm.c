@@ -46,7 +46,7 @@ static float at(struct tensor t, int64_t i) {
     return t.dt == DT_BF16 ? bf16_to_f32(((uint16_t *)t.data)[i]) : ((float *)t.data)[i];
 }
 static struct weight pack(struct dev *d, struct tensor src) {
-    struct weight w = {NULL, src.dt, src.dim[0], src.dim[1], 0};
+    struct weight w = {NULL, src.dt, src.dim[0], src.dim[1], 0, 0};
     OK(dev_alloc(d, dev_weight_bytes(d, w.dt, w.n, w.k), &w.data));
     memset(w.data, 0xff, dev_weight_bytes(d, w.dt, w.n, w.k)); /* NaN: padding must be written */
     OK(dev_weight_pack(d, w, src));
@@ -275,7 +275,7 @@ static void check_weights(struct dev *ref, struct dev *cpu, enum dtype act) {
             else ((float *)rounded.data)[i] = ((float *)src.data)[i];
         }
         for (int from = 0; from < 2; from++) { /* from f32 (rounding), from act */
-            struct weight w = {NULL, act, n, k, 0};
+            struct weight w = {NULL, act, n, k, 0, 0};
             OK(dev_alloc(cpu, dev_weight_bytes(cpu, act, n, k), &w.data));
             OK(dev_weight_pack(cpu, w, from ? rounded : src));
             OK(dev_weight_unpack(cpu, back, w));

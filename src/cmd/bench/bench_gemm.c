@@ -72,7 +72,7 @@ static int run_case(struct gemm_bench *b, const struct gemm_case *c, double *bes
     TRYG(alloc_random(d, &dx, b->act, c->m, c->k), out);
     TRYG(alloc_random(d, &dw, DT_F32, c->n, c->k), out);
     TRYG(dev_alloc(d, bytes * (size_t)copies, &block), out);
-    struct weight w = {block, b->act, c->n, c->k, 0};
+    struct weight w = {block, b->act, c->n, c->k, 0, 0};
     for (int64_t i = 0; i < copies; i++) {
         w.data = (char *)block + (size_t)i * bytes;
         TRYG(dev_weight_pack(d, w, src), out);

@@ -87,7 +87,7 @@ static struct tensor ints(struct run *r, int64_t n, int64_t below, int64_t first
     return t;
 }
 static struct weight packed(struct run *r, int64_t n, int64_t k, float scale) {
-    struct weight w = {NULL, r->act, n, k, 0};
+    struct weight w = {NULL, r->act, n, k, 0, 0};
     const struct tensor src = values(r, DT_F32, n, k, scale, 0);
     w.data = block(r, dev_weight_bytes(r->d, r->act, n, k), NULL);
     if (r->rc == 0) r->rc = dev_weight_pack(r->d, w, src);

@@ -179,6 +179,31 @@ int cpu_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct 
     return 0;
 }
 
+static void join_part(void *arg, int64_t part, int thread) {
+    const struct join_columns_args *const a = arg;
+    const int64_t rows = a->y.dim[0], width = a->y.dim[1], hi = (part + 1) * ROWS < rows ? (part + 1) * ROWS : rows;
+    const size_t unit = dtype_size(a->y.dt);
+    (void)thread;
+    for (int i = 0; i < a->n; i++) {
+        const int64_t n = a->cut[i + 1] - a->cut[i];
+        for (int64_t t = part * ROWS; t < hi; t++) {
+            const int64_t to = t * width + a->cut[i], at = rows * a->cut[i] + t * n;
+            if (!a->from.data) {
+                memcpy((char *)a->y.data + (size_t)to * unit, (const char *)a->x.data + (size_t)at * unit, (size_t)n * unit);
+                continue;
+            }
+            const float *const x = (const float *)a->x.data + at, *const from = (const float *)a->from.data + to;
+            float *const y = (float *)a->y.data + to;
+            for (int64_t c = 0; c < n; c++) y[c] = from[c] + x[c];
+        }
+    }
+}
+int cpu_join_columns(struct dev *d, const struct join_columns_args *a) {
+    struct join_columns_args j = *a;
+    pool_run(cpu_of(d)->pool, parts_of(a->y.dim[0], ROWS), join_part, &j);
+    return 0;
+}
+
 static void scatter_row(const struct rows_job *j, int64_t r, int64_t id) {
     const int64_t n = j->dst.dim[1];
     CHECK(id >= 0 && id < j->dst.dim[0]);

@@ -163,6 +163,7 @@ struct cuda_gemm_args {
     int64_t ld_out;        /* elements between rows of out; 0: its width */
     bool add;              /* out (f32) += */
     const void *from;      /* add: what is accumulated on, of out's shape; NULL: out itself */
+    int64_t whole_n;       /* FWD: b is some rows of a matrix of so many, whose bits the result has; 0: it is all of them */
     int64_t split_cols;    /* FWD, out f32, no add: the bits are those of GEMMs of split_cols columns each (the last may have
                               fewer), one after the other; 0: of one GEMM */
     void *gate_up;         /* FWD: fused SwiGLU: out is (m, n / 2) of dtype in; this (m, n) may be written, as the GEMM's

@@ -167,6 +167,41 @@ int cuda_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct
                            : scale_rows_any<float>(cuda_of(d), x, factor, pos);
 }
 
+/* A chunk of a row of y; VEC: no chunk has columns of two blocks. */
+template <typename T, bool VEC> static __global__ void join_columns_kernel(const struct join_columns_args a) {
+    const int64_t rows = a.y.dim[0], cols = a.y.dim[1], r = blockIdx.x;
+    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * (VEC ? CHUNK : 1);
+    pdl_launch_dependents();
+    pdl_wait();
+    if (c >= cols) return;
+    const int n = VEC ? CHUNK : 1;
+    int i = 0;
+    while (c >= a.cut[i + 1]) i++;
+    const int64_t width = a.cut[i + 1] - a.cut[i];
+    float v[CHUNK], from[CHUNK];
+    load8<VEC>(v, (const T *)a.x.data + rows * a.cut[i] + r * width + (c - a.cut[i]), n);
+    if (a.from.data) {
+        load8<VEC>(from, (const float *)a.from.data + r * cols + c, n);
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++)
+            if (k < n) v[k] = __fadd_rn(from[k], v[k]);
+    }
+    store8<VEC>((T *)a.y.data + r * cols + c, v, n);
+}
+template <typename T> static int join_columns_any(struct cuda *c, const struct join_columns_args *a) {
+    bool wide = aligned16(a->y.data) && aligned16(a->x.data) && (!a->from.data || aligned16(a->from.data));
+    for (int i = 0; i <= a->n; i++) wide = wide && a->cut[i] % CHUNK == 0;
+    const int64_t chunks = wide ? a->y.dim[1] / CHUNK : a->y.dim[1];
+    const int threads = warps_for(chunks, 128);
+    const dim3 grid = row_grid(a->y.dim[0], chunks, threads);
+    if (wide) CU_TRY(cuda_launch_pdl(c, join_columns_kernel<T, true>, grid, threads, 0, *a));
+    else CU_TRY(cuda_launch_pdl(c, join_columns_kernel<T, false>, grid, threads, 0, *a));
+    return 0;
+}
+int cuda_join_columns(struct dev *d, const struct join_columns_args *a) {
+    return a->y.dt == DT_BF16 ? join_columns_any<__nv_bfloat16>(cuda_of(d), a) : join_columns_any<float>(cuda_of(d), a);
+}
+
 /* ---- embedding, backward: the first row of each id adds up all rows of that id, in order, then adds the sum once ---- */
 
 /* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */

@@ -117,6 +117,21 @@ int ref_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct 
     return 0;
 }
 
+int ref_join_columns(struct dev *d, const struct join_columns_args *a) {
+    (void)d;
+    const int64_t rows = a->y.dim[0], width = a->y.dim[1];
+    for (int i = 0; i < a->n; i++) {
+        const int64_t n = a->cut[i + 1] - a->cut[i];
+        for (int64_t t = 0; t < rows; t++)
+            for (int64_t c = 0; c < n; c++) {
+                const int64_t to = t * width + a->cut[i] + c;
+                const float x = ref_at(a->x, rows * a->cut[i] + t * n + c);
+                ref_put(a->y.data, a->y.dt, to, a->from.data ? ref_f32(a->from)[to] + x : x);
+            }
+    }
+    return 0;
+}
+
 int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const int64_t n = dst.dim[1];

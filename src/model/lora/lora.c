@@ -112,8 +112,10 @@ void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) 
     int64_t width = 0, side = 0, mat_a = 0, mat_b = 0;
     for (int64_t i = 0; i < l->n_groups; i++) {
         struct lora_group *g = &l->groups[i];
-        g->a = (struct weight){arena_take(a, dev_weight_bytes(m->dev, m->act, g->width, g->k)), m->act, g->width, g->k, 0};
-        g->b = (struct weight){arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->width)), m->act, g->n, g->width, 0};
+        g->a = (struct weight){.dt = m->act, .n = g->width, .k = g->k};
+        g->a.data = arena_take(a, dev_weight_bytes(m->dev, m->act, g->width, g->k));
+        g->b = (struct weight){.dt = m->act, .n = g->n, .k = g->width};
+        g->b.data = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->width));
         width = max64(width, g->width);
         side = max64(side, max64(g->n, g->k));
         mat_a = max64(mat_a, g->width * g->k);

@@ -43,7 +43,7 @@ static int iterate(struct optim *o, const struct optim_run *r, struct model *m) 
     const struct tensor x = tensor_2d(o->s.x, DT_F32, r->rows, r->cols), xa = tensor_2d(o->s.act, m->act, r->rows, r->cols);
     const struct tensor g = tensor_2d(o->s.gram, DT_F32, k, k), g2 = tensor_2d(o->s.gram2, DT_F32, k, k),
                         ga = tensor_2d(o->s.gram_act, m->act, k, k);
-    const struct weight wx = {o->s.pack, m->act, r->rows, r->cols, 0}, wg = {o->s.pack, m->act, k, k, 0};
+    const struct weight wx = {o->s.pack, m->act, r->rows, r->cols, 0, 0}, wg = {o->s.pack, m->act, k, k, 0, 0};
     TRY(dev_cast(d, xa, x));
     if (wide) {
         TRY(dev_weight_pack(d, wx, xa));

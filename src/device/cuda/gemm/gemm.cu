@@ -19,7 +19,17 @@ static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 /* Whether cuBLASLt takes rows of n and of k of this dtype. */
 static bool library_size(const struct cuda_gemm_args *a) {
     const int64_t vec = 16 / (int64_t)dtype_size(a->in);
-    return a->n % vec == 0 && a->k % vec == 0 && a->k > 0;
+    return a->n % vec == 0 && a->whole_n % vec == 0 && a->k % vec == 0 && a->k > 0;
+}
+/* Sizes that only the fallback takes; but not rows of a matrix that the library takes: they would have other bits. */
+static int run_odd(struct cuda *c, const struct cuda_gemm_args *a) {
+    struct cuda_gemm_args whole = *a;
+    whole.n = a->whole_n;
+    whole.whole_n = 0;
+    if (a->whole_n && library_size(&whole))
+        FAIL(ERR_UNSUPPORTED, "cuda: %lld of %lld rows of a matrix are no multiple of 16 bytes; take 1 as the tensor parallel size",
+             (long long)a->n, (long long)a->whole_n);
+    return gemm_fallback(c, a);
 }
 static int64_t out_width(const struct cuda_gemm_args *a) { return gemm_out_width(a->op, a->n, a->k); }
 static bool library_out(const struct cuda_gemm_args *a) {
@@ -95,7 +105,7 @@ static int run_two_pass(struct cuda *c, struct gemm_plan *base, const struct cud
 }
 
 static int run_batch_invariant(struct cuda *c, const struct cuda_gemm_args *a) {
-    if (!library_size(a)) return gemm_fallback(c, a);
+    if (!library_size(a)) return run_odd(c, a);
     const struct cuda_gemm_args s = sum_only(a);
     struct gemm_plan *base, *p;
     TRY(gemm_plan_get(c, &s, &base));
@@ -252,6 +262,7 @@ static struct cuda_gemm_args weight_args(enum cuda_gemm_op op, struct tensor out
     a.m = in.dim[0];
     a.n = w.n;
     a.k = w.k;
+    a.whole_n = op == CUDA_GEMM_FWD && w.of != w.n ? w.of : 0;
     a.a = in.data;
     a.b = w.data;
     a.out = out.data;

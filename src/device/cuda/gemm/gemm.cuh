@@ -42,7 +42,7 @@ struct gemm_pick { /* the kernel that serves a GEMM */
 struct gemm_plan {
     struct gemm_plan *next;
     enum cuda_gemm_op op;
-    int64_t n, k, split_cols;
+    int64_t n, k, whole_n, split_cols;
     enum dtype in, out_dt;
     bool add, bias, swiglu;
     cublasLtMatmulDesc_t desc;
@@ -87,7 +87,7 @@ const char *gemm_plan_name(const struct gemm_plan *p, char *buf, size_t size);
 
 /* ---- gemm_autotune.cu: may wait; an error while the stream is captured ---- */
 
-/* Chooses the canonical algorithm of a plan that only sums, or the fallback. */
+/* Chooses the canonical algorithm of a plan that only sums, or the fallback: of rows of a matrix that of the matrix. */
 int gemm_choose_canonical(struct cuda *c, struct gemm_plan *base);
 /* Chooses the fastest kernel for this bucket of M among those that give the canonical bits. base NULL: p is column-split, and
  * the bits are those of its pieces; they must have been autotuned for this bucket before (gemm_split_cols was run),

@@ -21,6 +21,7 @@
 enum {
     CANONICAL_ROWS = 1024, /* M of the trial that finds the canonical algorithm */
     CANONICAL_M = 256,     /* M for which the library is asked */
+    PART_ROWS = 64,        /* M of the trial of some rows of a matrix */
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
     MAX_MORE = 7,     /* algorithms tried after the heuristic's for the bucket */
@@ -121,6 +122,7 @@ static int trial_init(struct cuda *c, struct trial *t, const struct gemm_plan *p
     a->m = rows < most ? rows : most < 1 ? 1 : most;
     a->n = p->n;
     a->k = p->k;
+    a->whole_n = p->whole_n;
     a->ld_out = out_width(p);
     a->in = p->in;
     a->split_cols = p->split_cols;
@@ -220,9 +222,59 @@ static int choose_canonical(struct cuda *c, struct gemm_plan *base, struct trial
     return 0;
 }
 
+/* The canonical algorithm of the whole matrix gives some of its rows the bits that they have within it. t: of the whole. */
+static int check_part(struct cuda *c, struct gemm_plan *base, struct gemm_plan *whole, struct trial *t) {
+    static const int64_t tests[] = {PART_ROWS, 17, 1};
+    int flags[N_FLAGS];
+    bool ran;
+    TRY(trial_init(c, t, whole, PART_ROWS));
+    struct cuda_gemm_args all = t->args, part = t->args;
+    all.out = t->sums;
+    part.n = part.ld_out = base->n;
+    TRY(gemm_plan_run(c, whole, &whole->canonical, &all, &ran));
+    for (int i = 0; i < (int)(sizeof tests / sizeof *tests) && ran; i++) {
+        part.m = gemm_min(tests[i], t->args.m);
+        CU_TRY(cudaMemsetAsync(part.out, 0xff, (size_t)(part.m * part.n) * sizeof(float), c->stream));
+        TRY(gemm_plan_run(c, base, &whole->canonical, &part, &ran));
+        for (int64_t r = 0; r < part.m && ran; r++)
+            TRY(gemm_compare(c, (float *)part.out + r * part.n, t->sums + r * whole->n, (size_t)part.n * sizeof(float), t->flags));
+    }
+    TRY(read_flags(c, t, flags));
+    if (ran && !flags[0]) return 0;
+    char name[128];
+    FAIL(ERR_UNSUPPORTED, "cuda: %s: rows of a matrix of %lld %s; take 1 as the tensor parallel size",
+         gemm_plan_name(base, name, sizeof name), (long long)whole->n,
+         ran ? "have other bits alone than within it" : "are not computed by its algorithm");
+}
+
+static int choose_of_whole(struct cuda *c, struct gemm_plan *base) {
+    struct cuda_gemm_args a = {};
+    struct gemm_plan *whole;
+    a.op = base->op;
+    a.m = CANONICAL_M;
+    a.n = base->whole_n;
+    a.k = base->k;
+    a.ld_out = gemm_out_width(a.op, a.n, a.k);
+    a.in = base->in;
+    a.out_dt = DT_F32;
+    TRY(gemm_plan_get(c, &a, &whole));
+    if (!whole->has_canonical) TRY(gemm_choose_canonical(c, whole));
+    if (!whole->fallback) {
+        struct trial t;
+        const int rc = check_part(c, base, whole, &t);
+        trial_free(c, &t);
+        TRY(rc);
+    }
+    base->fallback = whole->fallback;
+    base->canonical = whole->canonical;
+    base->has_canonical = true;
+    return 0;
+}
+
 int gemm_choose_canonical(struct cuda *c, struct gemm_plan *base) {
     struct trial t;
     TRY(check_not_capturing(c, base, CANONICAL_M));
+    if (base->whole_n) return choose_of_whole(c, base);
     const int rc = choose_canonical(c, base, &t);
     trial_free(c, &t);
     return rc;

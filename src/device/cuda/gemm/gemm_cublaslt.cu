@@ -61,8 +61,9 @@ static int set_layouts(struct cuda_gemm *g, struct gemm_plan *p) {
 }
 
 static bool same_plan(const struct gemm_plan *p, const struct cuda_gemm_args *a) {
-    return p->n == a->n && p->k == a->k && p->split_cols == a->split_cols && p->op == a->op && p->in == a->in &&
-           p->out_dt == a->out_dt && p->add == a->add && p->bias == (a->bias != NULL) && p->swiglu == (a->gate_up != NULL);
+    return p->n == a->n && p->k == a->k && p->whole_n == a->whole_n && p->split_cols == a->split_cols && p->op == a->op &&
+           p->in == a->in && p->out_dt == a->out_dt && p->add == a->add && p->bias == (a->bias != NULL) &&
+           p->swiglu == (a->gate_up != NULL);
 }
 
 int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_plan **out) {
@@ -80,6 +81,7 @@ int gemm_plan_get(struct cuda *c, const struct cuda_gemm_args *a, struct gemm_pl
     p->op = a->op;
     p->n = a->n;
     p->k = a->k;
+    p->whole_n = a->whole_n;
     p->split_cols = a->split_cols;
     p->in = a->in;
     p->out_dt = a->out_dt;
