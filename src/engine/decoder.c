@@ -204,6 +204,12 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
     return m.used;
 }
 
+int64_t decoder_most_rows(const struct decoder_args *a) {
+    struct decoder d = {0};
+    decoder_limits(&d, a);
+    return d.max_rows;
+}
+
 int decoder_open(struct decoder **out, const struct decoder_args *a) {
     int rc = 0;
     struct decoder *d = xcalloc(1, sizeof *d);
@@ -478,7 +484,8 @@ static int decoder_burst(void *ctx, const struct engine_burst *b) {
     d->burst_rows = n;
     d->burst_steps = b->steps;
     for (int64_t t = 0; t < b->steps; t++) {
-        TRY(decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d));
+        /* ranks that compute a step together gather in between, which no graph holds */
+        TRY(d->model->tp ? burst_step(d, n) : decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d));
         if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
     return 0;

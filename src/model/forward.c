@@ -294,10 +294,14 @@ struct stage_output {
     const struct model_group *linear, *norm; /* its last matrix; norm: NULL: none */
     struct tensor in, out, rstd;             /* in: of the matrix; out, rstd: of the norm's input */
     struct tensor from, to;                  /* residual stream: to = from + it */
+    enum model_tp_dim columns;               /* of in, which ranks have */
 };
 static int stage_output(struct model *m, const struct model_batch *b, const struct stage_output *o) {
-    if (!o->norm) return model__linear(m, &(struct linear_args){o->linear, o->to, o->in, true, b->no_adapter, o->from});
-    TRY(model__linear(m, &(struct linear_args){o->linear, o->out, o->in, .base = b->no_adapter}));
+    int (*const linear)(struct model *, const struct linear_args *) = m->tp ? model__tp_linear : model__linear;
+    struct tensor in = o->in;
+    if (m->tp) TRY(model__tp_gather(m, o->columns, b->n_rows, &in));
+    if (!o->norm) return linear(m, &(struct linear_args){o->linear, o->to, in, true, b->no_adapter, o->from});
+    TRY(linear(m, &(struct linear_args){o->linear, o->out, in, .base = b->no_adapter}));
     return model__norm(m, o->to, o->rstd, o->out, o->norm->vec, o->from);
 }
 
@@ -311,7 +315,8 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    const struct tensor projected = model__top(a->joint.nd ? a->joint : s->raw.nd ? s->raw : s->qkv, n);
+    if (m->tp) attn.out = model__tp_part(m, MODEL_TP_HEADS, n);
+    const struct tensor projected = a->joint.nd ? model__top(a->joint, n) : s->raw.nd ? model__top(s->raw, n) : qkv.qkv;
     TRY(model__linear(m, &(struct linear_args){y->qkv, projected, xn1, .base = b->no_adapter}));
     if (a->joint.nd) {
         const struct gate_split_args split = model__gate_args(m, projected, qkv.qkv, model__top(s->gate.gate, n));
@@ -348,14 +353,16 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
                                                .out = model__top(s->att_out, n),
                                                .rstd = model__top(s->att_out_rstd, n),
                                                .from = x,
-                                               .to = x_mid});
+                                               .to = x_mid,
+                                               .columns = MODEL_TP_HEADS});
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n), mlp = model__top(s->mlp, n);
+    const struct tensor x_mid = model__top(s->x_mid, n), xn2 = model__top(s->xn2, n);
+    const struct tensor mlp = m->tp ? model__tp_part(m, MODEL_TP_FFN, n) : model__top(s->mlp, n);
     const struct linear_args gate_up = {y->gate_up, model__top(s->gate_up, n), xn2, .base = b->no_adapter};
     TRY(stage_input(m, y->mlp_norm, xn2, model__top(s->rstd2, n), x_mid));
     if (y->router) return model__experts_stage(m, b, a, l);
@@ -376,7 +383,8 @@ int model__mlp_output(struct model *m, const struct model_batch *b, struct model
                                                .out = model__top(s->mlp_out, n),
                                                .rstd = model__top(s->mlp_out_rstd, n),
                                                .from = model__top(s->x_mid, n),
-                                               .to = model__top(a->x[l + 1], n)});
+                                               .to = model__top(a->x[l + 1], n),
+                                               .columns = MODEL_TP_FFN});
 }
 
 int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a) {

@@ -118,6 +118,16 @@ int model__span_keep(struct model *m, int64_t i, const void *at);
 int model__stream_start(struct model *m); /* a forward begins; the embedding is read from here on */
 int model__stream_head(struct model *m);  /* norm and head are read from here on */
 
+/* ---- layers split over ranks (parallel/tensor_parallel.c): m->tp ---- */
+/* What ranks have columns of: outputs of attention, of the MLP's activation, of the matrices that add to the residual stream. */
+enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_FFN, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
+/* Where this rank's columns of so many rows are computed. */
+struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows);
+/* *whole (rows, all columns) act: those of all ranks; until the next call. */
+int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct tensor *whole);
+/* As model__linear of what gives a->y (T, h) f32, all its columns. */
+int model__tp_linear(struct model *m, const struct linear_args *a);
+
 /* ---- activations ---- */
 /* Claims a buffer: measure, then bind (base/arena.h). */
 static inline struct tensor model__take2(struct arena *m, enum dtype dt, int64_t r, int64_t c) {

@@ -111,6 +111,7 @@ struct model {
     struct model_lora *lora;   /* NULL: no adapter; private to model */
     struct model_quant *quant; /* NULL: not quantised; private to model */
     struct model_kept *kept;   /* tensors that are written as the files have them; NULL: none; private to model */
+    struct model_tp *tp;       /* its layers are split over ranks (parallel/tensor_parallel.h); NULL: they are whole; private */
 };
 
 /* Whether the compute copy is one array in the master's order: no group is padded, packed or quantised. */

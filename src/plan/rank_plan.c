@@ -37,6 +37,10 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     buf_addf(out, TEXTS[r->layout].sharded, (long long)r->n);
     buf_addf(out, "; master, gradients and optimizer state sharded, the largest shard %.2f %% over the mean\n", 100 * r->uneven);
     if (r->why) buf_addf(out, "    %s\n", r->why);
+    if (r->together > 1)
+        buf_addf(out, "  tensor parallel: %lld ranks generate together, each with its heads and rows of the layers' matrices%s%s\n",
+                 (long long)r->together, r->why_together ? "; " : "", r->why_together ? r->why_together : "");
+    else if (r->why_together) buf_addf(out, "  tensor parallel: 1, %s\n", r->why_together);
     buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",
              (long long)r->micro, in_chunks, (long long)waves, waves == 1 ? "" : "s", (long long)idle, idle == 1 ? "" : "s",
              chunks >= r->n    ? ""
@@ -46,8 +50,8 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     for (int l = LAYOUT_WHOLE; l < LAYOUTS; l++) need(r, TEXTS[l].needs, TEXTS[l].name, r->least[l], least, out);
     need(r, "one rank alone ", "one_rank", r->one, least, out);
     buf_adds(out, "\n");
-    return json_pack("{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "of_a_host", (json_int_t)r->local,
-                     "layout", name, "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks, "waves",
-                     (json_int_t)waves, "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven, "least",
-                     least);
+    return json_pack("{s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "tensor_parallel",
+                     (json_int_t)(r->together > 1 ? r->together : 1), "of_a_host", (json_int_t)r->local, "layout", name,
+                     "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks, "waves", (json_int_t)waves,
+                     "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven, "least", least);
 }

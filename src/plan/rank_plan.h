@@ -26,7 +26,9 @@ struct rank_plan {
     int64_t chunk;    /* consecutive ones that a rank computes in a wave */
     double uneven;    /* the largest shard over the mean, as a share of it */
     enum weight_layout layout;
-    const char *why; /* it, for people; NULL: there is no choice */
+    const char *why;          /* it, for people; NULL: there is no choice */
+    int64_t together;         /* ranks that generate together, each with its part of the layers' matrices; 0, 1: each alone */
+    const char *why_together; /* that, for people; NULL: there is no choice */
     /* Bytes. The least that a rank needs in each layout, that one rank alone needs; 0: there is no such */
     size_t limit, least[LAYOUTS], one;
 };

@@ -120,6 +120,7 @@ static int derive_cut(const struct ppo_config *k, const struct micro_batch_keys 
 
 static int derive_rollout(struct ppo_config *k) {
     struct ppo_sampling *t = &k->rollout.train, *v = &k->rollout.val;
+    if (!conf_is_set(k->conf, ARR "rollout.tensor_model_parallel_size")) k->rollout.tensor_parallel = 0; /* verl's default is 2 */
     if (t->n == 1 && !k->algorithm.my_adv && (k->algorithm.adv->needs & ALGO_NEEDS_GROUP))
         log_warn(ARR "rollout.n=1: algorithm.adv_estimator=%s compares the samples of one prompt, and here each is alone: its "
                      "advantage is its score without a baseline, or 0; set " ARR "rollout.n to 2 or more",

@@ -158,6 +158,7 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     int64_t max_num_seqs, max_num_batched_tokens;
     bool prefix_cache;
     double memory_fraction;
+    int64_t tensor_parallel; /* ranks that generate together; 0: the plan chooses */
     struct micro_batch_limits logp_cut;
 };
 /* tokenization_sanity_check_mode: which conversations count as other tokens when they are rendered again. */

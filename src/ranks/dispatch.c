@@ -2,8 +2,10 @@
 #include "ranks/dispatch.h"
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +19,14 @@ struct rank_share {
     enum { SLICE, INTERLEAVED, IDLE_PASS } call; /* the call under way, or the last one */
     bool cache_dropped;                          /* it has begun a pass, which took the KV cache's block */
     int64_t lo, hi;                              /* sequences of the piece under way */
+    /* of the first of ranks that generate together: calls of a slice that are not answered, and what the first answer was */
+    int answers;
+    char hash[17];
+    struct engine_stats same;
 };
+
+/* Ranks that generate as one; the first of them has their share. */
+static int together(const struct rank_dispatch *d) { return d->together > 1 ? d->together : 1; }
 
 void rank_dispatch_init(struct rank_dispatch *d, struct rank_group *g) {
     *d = (struct rank_dispatch){.g = g, .share = xcalloc((size_t)g->n, sizeof *d->share)};
@@ -41,7 +50,7 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
     for (int r = 0; r < d->g->n; r++) d->share[r] = (struct rank_share){0};
     d->to = *g;
     TRY(rank_group_plain_call(d->g, "generate_begin", json_object(), NULL));
-    if (g->n_passes > 0 && d->g->n > 1 && !w->disaggregated) d->idle = idle_ranks_open(d->g, g);
+    if (g->n_passes > 0 && d->g->n > 1 && together(d) == 1 && !w->disaggregated) d->idle = idle_ranks_open(d->g, g);
     return 0;
 }
 
@@ -51,7 +60,7 @@ static int generate_add(struct worker *w, const struct engine_request *q) {
     const int64_t user = (int64_t)(intptr_t)q->user;
     struct rank_share *least = d->share;
     int64_t home;
-    for (int r = 1; r < d->g->n; r++)
+    for (int r = together(d); r < d->g->n; r += together(d))
         if (d->share[r].open < least->open) least = &d->share[r];
     if (q->n_begun > 0 && map_get(&d->home, (const char *)&user, sizeof user, &home)) least = &d->share[home];
     else map_set(&d->home, (const char *)&user, sizeof user, least - d->share);
@@ -71,7 +80,12 @@ static int send_slice(struct rank_dispatch *d, int rank, bool interrupt) {
     struct message m = message_new(true);
     message_requests(&m, &r->waiting);
     json_object_set_new(m.head, "interrupt", json_boolean(interrupt));
-    const int rc = rank_group_start(d->g, rank, "generate", &m);
+    int rc = 0;
+    r->answers = 0;
+    for (int i = 0; i < together(d) && rc == 0; i++) {
+        rc = rank_group_start(d->g, rank + i, "generate", &m);
+        r->answers += rc == 0;
+    }
     message_free(&m);
     request_list_clear(&r->waiting);
     return rc;
@@ -102,6 +116,20 @@ static int next_call(struct rank_dispatch *d, int rank) {
     return 0;
 }
 
+/* Ranks that generate together have drawn the same: the answer against the first one of this slice. */
+static int compare(struct rank_dispatch *d, int rank, const struct message_reader *in, const void *stats) {
+    struct rank_share *const r = &d->share[rank - rank % together(d)];
+    const char *hash;
+    TRY(json_str(in->head, "hash", &hash, in->who));
+    if (r->answers == together(d)) {
+        snprintf(r->hash, sizeof r->hash, "%s", hash);
+        memcpy(&r->same, stats, sizeof r->same);
+        return 0;
+    }
+    if (strcmp(hash, r->hash) == 0 && memcmp(stats, &r->same, sizeof r->same) == 0) return 0;
+    FAIL(ERR_INPUT, "%s: it has drawn other tokens than the ranks that it generates with", in->who);
+}
+
 static int take_reply(struct rank_dispatch *d, int rank, const struct coordinator_reply *reply) {
     if (d->share[rank].call == IDLE_PASS) {
         TRY(idle_ranks_take(d->idle, rank, reply));
@@ -112,12 +140,15 @@ static int take_reply(struct rank_dispatch *d, int rank, const struct coordinato
         return d->interrupting ? 0 : next_call(d, rank);
     }
     struct message_reader in = rank_group_reader(d->g, rank, reply);
-    struct rank_share *r = &d->share[rank];
+    const int first = rank - rank % together(d);
+    struct rank_share *r = &d->share[first];
     struct comm_bytes stats;
     TRY(message_next(&in, sizeof r->stats, &stats));
+    if (together(d) > 1) TRY(compare(d, rank, &in, stats.p));
     r->stats = *(const struct engine_stats *)stats.p;
     r->open -= message_n_samples(&in);
-    if (!d->interrupting) TRY(next_call(d, rank)); /* before the samples are read, so that the rank does not wait */
+    r->answers--;
+    if (!d->interrupting && r->answers == 0) TRY(next_call(d, first)); /* before the samples are read, so that no rank waits */
     return message_read_samples(&in, d->to.done, d->to.arg);
 }
 
@@ -140,7 +171,7 @@ static int take_all(struct rank_dispatch *d) {
 
 static int interrupt(struct rank_dispatch *d) {
     TRY(take_all(d));
-    for (int r = 0; r < d->g->n; r++) {
+    for (int r = 0; r < d->g->n; r += together(d)) {
         d->share[r].call = SLICE;
         if (d->share[r].open > 0) TRY(send_slice(d, r, true));
     }
@@ -158,8 +189,8 @@ static int generate_interrupt(struct worker *w) {
 int rank_dispatch_step(struct rank_dispatch *d, bool wait) {
     struct coordinator_reply reply;
     int rank, more = 0;
-    for (int r = 0; r < d->g->n; r++)
-        if (!d->g->busy[r]) TRY(next_call(d, r));
+    for (int r = 0, each = d->to.done ? together(d) : 1; r < d->g->n; r += each)
+        if (!d->g->busy[r] && d->share[r].answers == 0) TRY(next_call(d, r));
     for (double most = wait ? 0.05 : 0;; most = 0) { /* all that have answered by now */
         const int got = rank_group_take(d->g, most, &rank, &reply);
         TRY(got);
@@ -204,6 +235,7 @@ static void generate_end(struct worker *w) {
     err_save(&why);
     rank_group_drain(d->g);
     drop_waiting(d);
+    for (int r = 0; r < d->g->n; r++) d->share[r].answers = 0;
     if (rank_group_plain_call(d->g, "generate_end", json_object(), NULL) < 0) log_debug("%s", err_msg()); /* the group has ended */
     idle_ranks_close(d->idle);
     d->idle = NULL;

@@ -1,8 +1,9 @@
 /* dispatch.h - the operations of a worker on ranks, from their controller: dispatch of generation and forward passes, updates.
  *
  * A prompt's samples, or a piece of the sequences, go to the least loaded rank: no bit of them depends on what they are batched
- * with. A pass over sharded weights is collective: each rank gets its share of the sequences at once. An update runs on all ranks
- * of a role with the whole batch, and each ends with the same weights. The ranks' side is worker_calls.h.
+ * with. Ranks that generate together get the same calls, and count as one. A pass over sharded weights is collective: each rank
+ * gets its share of the sequences at once. An update runs on all ranks of a role with the whole batch, and each ends with the same
+ * weights. The ranks' side is worker_calls.h.
  * Invariant: results do not depend on which rank did what. */
 #ifndef VERLC_RANKS_DISPATCH_H
 #define VERLC_RANKS_DISPATCH_H
@@ -26,6 +27,7 @@ struct rank_dispatch { /* a zeroed one may be freed */
     struct rank_interleaved interleaved; /* zeros: none */
     struct idle_ranks *idle;             /* passes for ranks that have nothing left to generate; NULL: none */
     bool interrupting;
+    int together;                /* consecutive ranks that generate as one (model/parallel/tensor_parallel.h); 0, 1: each alone */
     struct map home;             /* of each `user` of a request the rank that got it */
     struct worker_generation to; /* the generation under way; zeros: there is none */
 };

@@ -5,6 +5,7 @@
 #include "ranks/worker.h"
 
 #include "model/files/export.h"
+#include "model/parallel/tensor_parallel.h"
 #include "model/parallel/weight_streaming.h"
 #include "train/perf_metrics.h"
 
@@ -30,6 +31,7 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
                                     .done = g->done,
                                     .done_arg = g->arg};
     if (w->generator.gather) TRY(model_gather(w->generator.model, w->generator.gather));
+    if (w->generator.split) TRY(model_tp_take(w->generator.split));
     return decoder_engine(&w->generator.engine, w->generator.decoder, &c); /* its cache is empty: weights may have changed */
 }
 
@@ -57,7 +59,7 @@ static struct engine_stats generate_stats(struct worker *w) { return engine_stat
 static void generate_end(struct worker *w) {
     engine_destroy(w->generator.engine);
     w->generator.engine = NULL;
-    if (w->generator.gather) model_stream_begin(w->generator.model);
+    if (w->generator.gather || w->generator.split) model_stream_begin(w->generator.model);
 }
 
 static void idle_add(struct worker *w, const struct engine_sample *s, int64_t tag) { (void)w, (void)s, (void)tag; }

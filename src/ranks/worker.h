@@ -104,6 +104,7 @@ struct worker { /* the first member of a program's own */
     bool collective[WORKER_ROLES]; /* its weights are sharded: a pass is all ranks' common work (trained_model_end) */
     bool disaggregated;            /* generation has ranks of its own, and is overlapped with passes and updates */
     int64_t vocab;                 /* of the policy; of a local worker */
+    int64_t tensor_parallel;       /* ranks that generate together; 0, 1: each alone */
     struct model_flops flops;      /* of the policy; peak: of a device */
     /* Overlapped work: called again and again while the trainer's ranks are waited for; NULL: none. Its error is the wait's. */
     struct worker_overlapped {
@@ -125,7 +126,9 @@ struct worker { /* the first member of a program's own */
         struct model *model;
         const struct tokenizer *tok;
         struct decoder *decoder;
-        void *gather; /* where a sharded policy becomes whole; NULL: it is */
+        void *gather;        /* where a sharded policy becomes whole; NULL: it is, or never becomes so */
+        struct model *split; /* the policy split over ranks that generate together (tensor_parallel.h); NULL: each has it whole */
+        bool reports;        /* of such ranks the first: its samples count, those of the others are compared */
         bool no_prefix_cache, longest_first;
         struct engine *engine; /* of the generation under way */
     } generator;

@@ -19,7 +19,7 @@
 /* A slice of generation: the samples that finish in it are reported together; it is longer where none finishes. */
 #define GENERATE_S 0.05
 #define LONGEST_S 0.5
-enum { MOST_SERVICES = 64 };
+enum { MOST_SERVICES = 64, STEPS = 32 }; /* of a slice of ranks that generate together: they end it at the same step */
 
 extern char **environ;
 
@@ -179,21 +179,29 @@ static int trace(struct comm *comm, const struct comm_call *call, struct ctl_res
 /* ---- generation ---- */
 
 static int keep_sample(void *arg, const struct engine_sample *s) {
+    const uint64_t all[] = {self.drawn, (uint64_t)s->index, hash64(s->ids, (size_t)s->n * sizeof *s->ids),
+                            hash64(s->logp, (size_t)s->n * sizeof *s->logp)};
     (void)arg;
+    self.drawn = hash64(all, sizeof all);
     sample_list_add(&self.samples, s);
     return 0;
 }
 
 static int generate_begin(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     (void)comm, (void)call, (void)out;
+    self.drawn = 0;
     return self.worker->ops->generate_begin(self.worker, &(struct worker_generation){.done = keep_sample});
 }
 
 static int add(void *worker, struct engine_request *q) { return self.worker->ops->generate_add(worker, q); }
 
+static int64_t steps_made(struct worker *w) { return w->ops->generate_stats(w).steps; }
+
 static int generate(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     struct message_reader in = reader_of(call);
     struct worker *const w = self.worker;
+    const bool together = w->generator.split != NULL;
+    const int64_t first = together ? steps_made(w) : 0;
     const double start = clock_now();
     bool interrupt;
     int more;
@@ -201,10 +209,13 @@ static int generate(struct comm *comm, const struct comm_call *call, struct ctl_
     TRY(message_read_requests(&in, add, w));
     if (interrupt) TRY(w->ops->generate_interrupt(w));
     do TRY(more = w->ops->generate_step(w, false));
-    while (more && !comm_stop_asked(comm) && clock_now() < start + (self.samples.n > 0 ? GENERATE_S : LONGEST_S));
+    while (more && (together ? self.samples.n == 0 && steps_made(w) < first + STEPS
+                             : !comm_stop_asked(comm) && clock_now() < start + (self.samples.n > 0 ? GENERATE_S : LONGEST_S)));
     const struct engine_stats stats = w->ops->generate_stats(w);
     struct message m = message_new(false);
     message_add(&m, &stats, sizeof stats);
+    if (together) json_object_set_new(m.head, "hash", json_sprintf("%016llx", (unsigned long long)self.drawn));
+    if (together && !w->generator.reports) sample_list_clear(&self.samples);
     message_samples(&m, &self.samples);
     sample_list_clear(&self.samples);
     answer(out, &m);

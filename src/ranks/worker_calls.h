@@ -22,6 +22,7 @@ struct rank {
     const struct worker_update *const *updates; /* those that it may be asked for, ended by NULL */
     void (*close)(void);                        /* what the program holds; the group has ended */
     struct sample_list samples;                 /* finished, not reported yet */
+    uint64_t drawn;                             /* a fingerprint of those of this generation so far */
     bool passing;                               /* in a forward pass, which a stop ends on this rank alone */
     json_t *saving;                             /* the arguments of the checkpoint that is written */
 };

@@ -74,6 +74,7 @@ def check_sizes(s, test):
         test(f"{name} on {n}: least of whole > reference sharded > all sharded", least == sorted(least, reverse=True), ranks)
 
 
+TOGETHER = "actor_rollout_ref__rollout__tensor_model_parallel_size"
 FIXED = ("policy weights", "reference weights", "fp32 master", "gradients", "optimizer state", "exchange",
          "kernels and CUDA graphs")
 
@@ -82,7 +83,7 @@ def check_layouts(s, test):
     """What is fixed in each layout, GB as the design has it, shares of weights, and the choice: the first that fits."""
     for name, n, layout, scale in (("7b", 2, "ref", 88), ("7b", 2, "sharded", 81), ("14b", 4, "ref", 100),
                                    ("14b", 4, "sharded", 79), ("32b", 8, "ref", 147), ("32b", 8, "sharded", 92)):
-        j = json.loads(plan(s, name, n, "--json", check=False, trainer__layout=layout).stdout)
+        j = json.loads(plan(s, name, n, "--json", check=False, trainer__layout=layout, **{TOGETHER: 1}).stdout)
         part, whole = parts(j), 2 * n_params(name)
         fixed = sum(part[k] for k in FIXED) / 1e9
         test(f"{name} on {n}, {layout}: {fixed:.1f} GB fixed, {scale} as the design has it", abs(fixed / scale - 1) < 0.05, part)
@@ -137,7 +138,7 @@ def check_chunks(s, test):
         p = plan(s, "7b", 2, check=False, **{chunk: c}).stdout
         want = f"40 micro-batches in {in_chunks} chunk{'s' * (in_chunks > 1)} in {waves} wave{'s' * (waves > 1)}, {idle} rank"
         test(f"grad_chunk={c}: {waves} waves", want in p and ("a smaller grad_chunk" in p) == (idle > 0), p)
-    p = plan(s, "7b", 4, "--gpu", "80GB", check=False, **{chunk: 2})
+    p = plan(s, "7b", 4, "--gpu", "80GB", check=False, **{chunk: 2, TOGETHER: 1})
     test("grad_chunk: refused where the run fits without",
          p.returncode == 4 and "grad_chunk and critic.grad_chunk it fits" in p.stdout, p.stdout)
 

@@ -3,6 +3,8 @@
 #include "ppo/plan/memory_plan_int.h"
 
 #include "engine/engine.h"
+#include "model/parallel/tensor_parallel.h"
+#include "model/parallel/weight_streaming.h"
 #include "plan/memory_limit.h"
 #include "train/micro_batch.h"
 #include "train/trained_model.h"
@@ -59,9 +61,9 @@ void memory_plan_shapes_free(struct memory_plan_shapes *s) {
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Samples that a rank generates. */
-static int64_t rank_batch(const struct ppo_worker_config *k) {
-    const int64_t ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_ROLLOUT)];
+/* Samples that a rank generates, or those that generate together. */
+static int64_t rank_batch(const struct memory_plan *p, const struct ppo_worker_config *k) {
+    const int64_t ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_ROLLOUT)] / p->tensor_parallel;
     return size_mul((k->sizes->open_prompts + ranks - 1) / ranks, k->rollout.train.n);
 }
 
@@ -237,6 +239,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     else if (ppo_does(&k->ranks, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
     p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.all.n_local)); /* to send weights */
+    p->policy.exchange += train_pages(collective_bytes(dev, (int)p->tensor_parallel, (int)k->ranks.all.n_local));
     return 0;
 }
 
@@ -330,7 +333,7 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
                          struct dev *dev) {
     const struct model_config *m = &s->policy;
     enum { DECODE_UNIT = 128 }; /* the decoder pads its rows to buckets */
-    const int64_t batch = rank_batch(k);
+    const int64_t batch = rank_batch(p, k);
     p->max_seqs = min_i64(k->rollout.max_num_seqs, batch > k->rollout.val.n ? batch : k->rollout.val.n);
     p->max_rows_roll = k->rollout.max_num_batched_tokens > p->max_seqs ? k->rollout.max_num_batched_tokens : p->max_seqs;
     p->max_rows_roll = min_i64(p->max_rows_roll, size_mul(p->max_seqs, p->max_len));
@@ -350,14 +353,31 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
     p->working = dev_working_bytes(dev, &p->sizes);
 }
 
+/* The policy's weights in the rollout's part of the block: whole, or the part of ranks that generate together. */
+static void plan_weights(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
+                         const struct decoder_args *limits) {
+    const enum dtype act = k->model.act;
+    p->split_at = p->gathered = 0;
+    if (!memory_plan_policy_from(p)) return;
+    if (p->tensor_parallel == 1) {
+        p->gathered = train_pages(model_gathered_bytes(m, dev, act));
+        return;
+    }
+    struct decoder_args a = decoder_size(dev, m, act, limits, SIZE_MAX);
+    p->split_at = train_pages(model_stream_bytes(m, dev, act, memory_plan_policy_from(p)));
+    p->gathered = p->split_at + train_pages(model_tp_bytes(m, dev, act, (int)p->tensor_parallel, decoder_most_rows(&a)));
+}
+
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
-static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *whole,
+                         struct dev *dev) {
     if (!ppo_has_engine(k)) return;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
-    p->gathered = memory_plan_policy_from(p) ? train_pages(model_gathered_bytes(m, dev, k->model.act)) : 0;
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     const struct decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    plan_weights(p, k, whole, dev, &limits);
+    const struct model_config part = model_tp_config(whole, -1, (int)p->tensor_parallel), *const m = &part;
     struct decoder_args r = decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
     p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
     struct decoder_args one = r; /* the least: one sample at a time */
@@ -417,9 +437,10 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
 
 /* The plan with this layout. */
 static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
-                       struct dev *dev, enum weight_layout layout) {
+                       struct dev *dev, enum weight_layout layout, int64_t tensor_parallel) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){.max_len = k->sizes->max_len, .layout = layout, .flops = train_model_flops(m, dev)};
+    *p = (struct memory_plan){
+        .max_len = k->sizes->max_len, .layout = layout, .tensor_parallel = tensor_parallel, .flops = train_model_flops(m, dev)};
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->ranks.all.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
@@ -465,19 +486,52 @@ static const char *no_layout(const struct ppo_worker_config *k, enum weight_layo
     return k->ref.offload ? "the reference is in host memory" : NULL;
 }
 
+/* Why so many ranks cannot generate together; NULL: they can. */
+static const char *no_split(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, enum weight_layout l,
+                            int64_t n) {
+    const int64_t ranks = k->ranks.pools.n[PPO_TRAIN];
+    if (n == 1) return NULL;
+    if (!ppo_has_engine(k)) return "generation is not here";
+    if (l != LAYOUT_SHARDED) return no_layout(k, LAYOUT_SHARDED) ? no_layout(k, LAYOUT_SHARDED) : "each rank has the weights whole";
+    if (ranks % n != 0) return "it does not divide the ranks";
+    if (k->ranks.all.n_local % n != 0) return "it does not divide the ranks of a host";
+    return model_tp_unable(&s->policy, (int)n);
+}
+
+/* The plan with this layout, and with as many ranks that generate together as the key says, else as few as fit. */
+static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+                      enum weight_layout layout) {
+    const int64_t asked = k->rollout.tensor_parallel, first = asked > 0 ? asked : 1;
+    const char *const unable = no_split(k, s, layout, first);
+    char why[sizeof p->why_split] = "";
+    if (unable) snprintf(why, sizeof why, "not the %lld asked for: %s", (long long)first, unable);
+    else if (asked > 0) snprintf(why, sizeof why, "as rollout.tensor_model_parallel_size says");
+    TRY(plan_layout(p, k, s, dev, layout, unable ? 1 : first));
+    for (int64_t n = first + 1; asked == 0 && !plan_fits_limits(p) && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
+        struct memory_plan q;
+        if (no_split(k, s, layout, n)) continue;
+        TRY(plan_layout(&q, k, s, dev, layout, n));
+        if (q.least >= p->least) continue;
+        snprintf(why, sizeof why, "with %lld a rank needs %.2f GiB", (long long)p->tensor_parallel, (double)p->total / 0x1p30);
+        *p = q;
+    }
+    memcpy(p->why_split, why, sizeof why);
+    return 0;
+}
+
 int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                      struct dev *dev) {
     const char *const missing = no_layout(k, k->layout);
     char why[sizeof p->why] = "";
     if (k->layout != LAYOUT_AUTO) {
-        TRY(plan_layout(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
+        TRY(plan_split(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
         snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", rank_plan_layout_name(k->layout), missing ? ": " : "",
                  missing ? missing : "");
         return 0;
     }
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++) {
         if (no_layout(k, l)) continue;
-        TRY(plan_layout(p, k, s, dev, l));
+        TRY(plan_split(p, k, s, dev, l));
         snprintf(p->why, sizeof p->why, "%s", why);
         if (plan_fits_limits(p)) break;
         snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", rank_plan_layout_name(l), (double)p->total / 0x1p30);
@@ -497,11 +551,13 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .layout = p->layout,
-                          .why = *p->why ? p->why : NULL};
+                          .why = *p->why ? p->why : NULL,
+                          .together = p->tensor_parallel,
+                          .why_together = *p->why_split ? p->why_split : NULL};
     struct ppo_worker_config one = *k;
     struct memory_plan q;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
-        if (!no_layout(k, l) && plan_layout(&q, k, s, dev, l) == 0) r.least[l] = q.least;
+        if (!no_layout(k, l) && plan_split(&q, k, s, dev, l) == 0) r.least[l] = q.least;
     one.ranks.all.n = one.ranks.all.n_local = 1;
     one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;

@@ -25,8 +25,11 @@ struct memory_plan {
     size_t offload, host_limit;                                  /* bytes offloaded to host memory, and the limit of those */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
-    size_t block, working, system, host, total, limit;           /* working: the backend's; system: the driver's */
-    size_t copy;                        /* host memory for asynchronous checkpoints; 0: they are synchronous */
+    int64_t tensor_parallel; /* ranks that generate together, each with its part of the layers (tensor_parallel.h); 1: each alone */
+    size_t split_at;         /* of gathered, then: before it is the room that passes use, behind it what a rank has */
+    char why_split[160];     /* that number; "": there is no choice */
+    size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
+    size_t copy;                                       /* host memory for asynchronous checkpoints; 0: they are synchronous */
     size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
     size_t controller;                  /* with several ranks, the host memory of the process without one; else 0 */
     /* With as little kept as the keys allow, and one sample generated at a time: those of the block, the total. */

@@ -73,7 +73,10 @@ static void block_rows(const struct memory_rows *b, const struct memory_plan *p,
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
-             (long long)p->max_seqs, p->gathered ? "; the policy's weights" : "");
+             (long long)p->max_seqs,
+             p->split_at   ? "; a part of the policy's weights"
+             : p->gathered ? "; the policy's weights"
+                           : "");
     if (p->rollout) memory_row(b, "  rollout: KV cache, logits", p->rollout, note);
     if (p->update) memory_row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);

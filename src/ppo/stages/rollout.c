@@ -448,6 +448,7 @@ static void rollout_metrics(const struct generation_state *g) {
     metrics_set(m, (double)st.cached_rows, "rollout/prefix_cached_tokens");
     metrics_set(m, (double)st.preempted, "rollout/num_preempted");
     if (g->generation.n_passes > 0) metrics_set_i64(m, g->n_precomputed, "perf/idle_rank_passes");
+    if (g->s->worker->n_ranks > 1) metrics_set_i64(m, g->s->worker->tensor_parallel, "perf/tensor_parallel");
     if (agents_active(g->in->agents)) metrics_set(m, g->drawing / (clock_now() - g->start), "perf/engine_busy");
     if (g->n_again > 0) metrics_set(m, (double)g->n_again_differ / (double)g->n_again, "agent_loop/rendered_again_differ/mean");
     if (st.n_kv_blocks > 0) metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");

@@ -64,9 +64,10 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     rank_self()->worker = &self.w.base;
     TRY(ppo_worker_plan(&self.w));
     const struct model_flops *f = &self.w.plan.flops;
-    out->value = json_pack("{s:O, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "text", self.w.plan_text, "copy",
-                           (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge",
-                           self.w.judge_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
+    out->value = json_pack("{s:O, s:I, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "tensor_parallel",
+                           (json_int_t)self.w.plan.tensor_parallel, "text", self.w.plan_text, "copy", (json_int_t)self.w.plan.copy,
+                           "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge", self.w.judge_address, "flops", f->token,
+                           f->square, isfinite(f->peak) ? f->peak : 0.0);
     rank_describe(out->value, &self.w.base.dev);
     return 0;
 }

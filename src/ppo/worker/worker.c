@@ -2,6 +2,7 @@
 #include "ppo/worker/worker.h"
 
 #include "model/files/load.h"
+#include "model/parallel/tensor_parallel.h"
 #include "model/parallel/weight_streaming.h"
 #include "ranks/weight_sync.h"
 #include "train/optimizer_keys.h"
@@ -16,24 +17,44 @@
 
 /* ---- opening ---- */
 
-/* All ranks have the layout of the one with the least memory. */
-static int agree_layout(struct ppo_worker *w, const struct memory_plan_shapes *shapes) {
-    const int size = w->base.comm ? comm_size(w->base.comm) : 1;
-    if (size == 1) return 0;
-    int32_t *all = xcalloc((size_t)size, sizeof *all), most = 0;
+/* What ranks agree on: the layout of the one with the least memory; of those that generate together also how many they are, and KV
+ * blocks. */
+struct agreed {
+    int64_t layout, tensor_parallel, n_kv_blocks;
+};
+
+static int gather_agreed(struct comm *c, const struct memory_plan *p, struct agreed *out) {
+    const int size = comm_size(c);
+    struct agreed *all = xcalloc((size_t)size, sizeof *all);
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    all[comm_rank(w->base.comm)] = (int32_t)w->plan.layout;
-    const int rc = comm_all_gather(w->base.comm, all, at);
-    for (int r = 0; r < size; r++) most = all[r] > most ? all[r] : most;
+    *out = all[comm_rank(c)] = (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks};
+    const int rc = comm_all_gather(c, all, at);
+    for (int r = 0; r < size && rc == 0; r++) {
+        if (all[r].layout > out->layout) out->layout = all[r].layout;
+        if (all[r].tensor_parallel > out->tensor_parallel) out->tensor_parallel = all[r].tensor_parallel;
+        if (all[r].n_kv_blocks < out->n_kv_blocks) out->n_kv_blocks = all[r].n_kv_blocks;
+    }
     free(all);
     free(at);
-    TRY(rc);
-    if (most == (int32_t)w->plan.layout) return 0;
-    struct ppo_worker_config k = w->k;
-    k.layout = (enum weight_layout)most;
-    TRY(memory_plan_make(&w->plan, &k, shapes, &w->base.dev));
-    snprintf(w->plan.why, sizeof w->plan.why, "another rank has room for no other");
+    return rc;
+}
+
+static int agree(struct ppo_worker *w, const struct memory_plan_shapes *shapes) {
+    struct memory_plan *const p = &w->plan;
+    struct agreed a;
+    if (!w->base.comm || comm_size(w->base.comm) == 1) return 0;
+    TRY(gather_agreed(w->base.comm, p, &a));
+    if (a.layout != (int64_t)p->layout || a.tensor_parallel != p->tensor_parallel) {
+        struct ppo_worker_config k = w->k;
+        k.layout = (enum weight_layout)a.layout;
+        k.rollout.tensor_parallel = a.tensor_parallel;
+        TRY(memory_plan_make(p, &k, shapes, &w->base.dev));
+        snprintf(p->why, sizeof p->why, "another rank has room for no other");
+    }
+    if (a.tensor_parallel == 1) return 0;
+    TRY(gather_agreed(w->base.comm, p, &a)); /* blocks of the plan as it is now */
+    p->n_kv_blocks = a.n_kv_blocks;
     return 0;
 }
 
@@ -54,7 +75,7 @@ int ppo_worker_plan(struct ppo_worker *w) {
     memory_plan_offload(k, &w->base.dev);
     TRYG(memory_plan_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->base.dev), out);
-    TRYG(agree_layout(w, &shapes), out);
+    TRYG(agree(w, &shapes), out);
     w->plan_json = memory_plan_print(&w->plan, k, &shapes, &w->base.dev, &text);
     w->plan_text = buf_take(&text);
     w->base.dev.planned = w->plan.total - w->plan.host;
@@ -180,6 +201,15 @@ static int open_reward_model(struct ppo_worker *w, const struct tokenizer *tok) 
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
 }
 
+/* The policy split over the ranks that generate together. */
+static int open_split(struct ppo_worker *w, int64_t max_rows) {
+    if (w->plan.tensor_parallel == 1) return 0;
+    const int size = (int)w->plan.tensor_parallel, rank = comm_rank(w->base.comm);
+    TRY(comm_part(&w->together, w->base.comm, rank - rank % size, size));
+    TRY(collective_open(&w->splits, &w->base.dev, w->together));
+    return model_tp_open(&w->split, w->model[VERLC_ACTOR], w->splits, max_rows, (char *)w->block + w->plan.split_at);
+}
+
 static int open_decoder(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
     struct model *const m = w->model[VERLC_ACTOR];
@@ -190,6 +220,8 @@ static int open_decoder(struct ppo_worker *w) {
                                         .block = (char *)w->block + l->gathered};
     struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k.model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
+    TRY(open_split(w, decoder_most_rows(&a)));
+    if (w->split) a.model = w->split;
     return decoder_open(&w->base.generator.decoder, &a);
 }
 
@@ -224,7 +256,10 @@ static void set_operations(struct ppo_worker *w, const struct tokenizer *tok) {
     struct model *const policy = w->model[VERLC_ACTOR];
     w->base.generator.model = policy;
     w->base.generator.tok = tok;
-    w->base.generator.gather = w->plan.gathered ? w->block : NULL;
+    w->base.generator.gather = w->plan.gathered && !w->split ? w->block : NULL;
+    w->base.generator.split = w->split;
+    w->base.generator.reports = !w->split || comm_rank(w->together) == 0;
+    w->base.tensor_parallel = w->plan.tensor_parallel;
     w->base.generator.no_prefix_cache = !k->rollout.prefix_cache;
     w->base.generator.longest_first = k->schedule != PPO_FULLY_ASYNC; /* there what was begun goes first */
     w->base.flops = w->plan.flops;
@@ -256,7 +291,7 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     if (l->ref > 0) TRY(open_reference_model(w));
     if (l->block > 0) TRY(dev_alloc(&w->base.dev, l->block, &w->block));
     if (l->block > 0) TRY(dev_zero(&w->base.dev, w->block, l->block)); /* commits the memory now rather than in mid-run */
-    if (l->gathered > 0) TRY(collective_share(w->devices, w->block, l->gathered));
+    if (l->gathered > 0 && l->tensor_parallel == 1) TRY(collective_share(w->devices, w->block, l->gathered));
     if (ppo_has_engine(k)) TRY(open_decoder(w));
     if (trains) TRY(open_training(w));
     if (l->critic > 0) TRY(open_critic(w));
@@ -271,8 +306,11 @@ void ppo_worker_close(struct ppo_worker *w) {
     ppo_scorer_close(&w->scorer);
     ppo_ranks_close(w->ranks, w->ok);
     weight_sync_close(w->weights);
-    collective_close(w->devices); /* first: what waits for a lost rank ends, and no memory is read any more */
+    collective_close(w->splits); /* first: what waits for a lost rank ends, and no memory is read any more */
+    collective_close(w->devices);
     decoder_close(w->base.generator.decoder);
+    model_tp_close(w->split);
+    comm_close(w->together);
     for (int i = 0; i < N_ROLES; i++) trained_model_destroy(w->base.role[i].model);
     reward_model_destroy(w->rm);
     judge_server_close(w->judge);

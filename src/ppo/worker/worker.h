@@ -31,6 +31,9 @@ struct ppo_worker {
     struct comm *senders;              /* where ranks of their own generate: to those and the trainer's; borrowed; else NULL */
     struct collective *devices;        /* with base.comm: the ranks' devices */
     struct weight_sync *weights;       /* with senders: the policy's from the trainer's ranks to those that generate */
+    struct comm *together;             /* the ranks that generate with this one; NULL: it generates alone. Owned */
+    struct collective *splits;         /* their devices */
+    struct model *split;               /* the policy, split over them */
     struct tokenizer_files *tokenizer; /* of the policy, for checkpoints */
     void *block;                       /* shared by rollout, updates and the frozen models' passes */
     struct model *model[N_ROLES];      /* with an adapter the reference's is the policy's: NULL */

@@ -63,6 +63,9 @@ static int take_plan(struct ppo_worker *w, const json_t *results) {
     double *const flops[] = {&w->plan.flops.token, &w->plan.flops.square, &w->plan.flops.peak};
     for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) *flops[i] = json_number_value(json_array_get(f, i));
     w->base.flops = w->plan.flops;
+    TRY(json_i64(result_of(g, results, PPO_ROLLOUT), "tensor_parallel", &w->plan.tensor_parallel, "plan"));
+    w->base.tensor_parallel = w->plan.tensor_parallel;
+    dispatch_of(g, PPO_ROLLOUT)->together = (int)w->plan.tensor_parallel;
     if (judge) w->judge_address = g->judge = xstrdup(judge);
     w->plan.copy = (size_t)copy;
     return 0;

@@ -1,0 +1,320 @@
+/* tensor_parallel.c - see tensor_parallel.h. Which rows a rank has, how they are taken, and the gathers of a pass. */
+#include "model/parallel/tensor_parallel.h"
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "model/model_int.h"
+#include "model/parallel/weight_streaming.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    NARROW = 8, /* columns of a rank are a multiple of it, but for the last rank's: rows of 16 bytes */
+    WIDE = 64,  /* of wide matrices */
+    MOST_RANGES = 3,
+};
+
+struct model_tp {
+    struct model *whole;
+    struct collective *group;
+    int rank, size;
+    int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]; /* columns that ranks compute: rank r has cut[r]..cut[r + 1] */
+    int64_t max_rows;
+    char *send;    /* columns of all ranks, gathered: shared with them */
+    void *joined;  /* the same as one matrix */
+    void *rows[2]; /* where weights are packed: a group's rows, and those of them that are this rank's */
+};
+
+/* ---- which outputs a rank has ---- */
+
+struct heads {
+    int64_t q0, q1, kv0, kv1; /* [q0, q1) of the queries' and [kv0, kv1) of the keys' */
+};
+
+/* By key head; where ranks are more, those of one key head share its queries. */
+static struct heads heads_of(const struct model_config *c, int rank, int size) {
+    const int64_t kv = c->n_kv_heads, group = c->n_q_heads / kv, at = kv * rank / size;
+    if (size <= kv) {
+        const int64_t end = kv * (rank + 1) / size;
+        return (struct heads){at * group, end * group, at, end};
+    }
+    const int64_t first = (at * size + kv - 1) / kv, n = ((at + 1) * size + kv - 1) / kv - first, i = rank - first;
+    return (struct heads){at * group + group * i / n, at * group + group * (i + 1) / n, at, at + 1};
+}
+
+static int64_t cut_of(int64_t n, int rank, int size) {
+    const int64_t unit = n >= (int64_t)WIDE * 4 * size ? WIDE : NARROW;
+    return rank == size ? n : n / unit * rank / size * unit;
+}
+
+static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]) {
+    for (int r = 0; r <= size; r++) {
+        cut[MODEL_TP_HEADS][r] = r < size ? heads_of(c, r, size).q0 * c->head_dim : c->n_q_heads * c->head_dim;
+        cut[MODEL_TP_FFN][r] = cut_of(c->ffn, r, size);
+        cut[MODEL_TP_HIDDEN][r] = cut_of(c->hidden, r, size);
+    }
+}
+
+const char *model_tp_unable(const struct model_config *c, int size) {
+#define PLACE(x) offsetof(struct model_layer, x)
+    static const size_t known[] = {PLACE(attn_norm),   PLACE(qkv),         PLACE(q_norm), PLACE(k_norm),
+                                   PLACE(q_rope_norm), PLACE(k_rope_norm), PLACE(o),      PLACE(attn_post_norm),
+                                   PLACE(mlp_norm),    PLACE(gate_up),     PLACE(down),   PLACE(mlp_post_norm)};
+#undef PLACE
+    if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
+    if (c->value) return "it has a value head";
+    if (c->n_experts > 0) return "it has experts";
+    for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
+        bool is_known = !model_has_group(c, row->place);
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i];
+        if (!is_known) return "its family has norms of whole rows of queries, or layers of another kind";
+    }
+    const int64_t share = (size + c->n_kv_heads - 1) / c->n_kv_heads; /* ranks of a key head */
+    if (share > c->n_q_heads / c->n_kv_heads) return "it has fewer heads";
+    return c->hidden < NARROW * size || c->ffn < NARROW * size ? "it is too narrow" : NULL;
+}
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct model_config model_tp_config(const struct model_config *c, int rank, int size) {
+    struct model_config out = *c;
+    out.n_q_heads = out.n_kv_heads = out.ffn = 0;
+    for (int r = 0; r < size; r++) {
+        const struct heads h = heads_of(c, r, size);
+        if (rank >= 0 && r != rank) continue;
+        out.n_q_heads = max64(out.n_q_heads, h.q1 - h.q0);
+        out.n_kv_heads = max64(out.n_kv_heads, h.kv1 - h.kv0);
+        out.ffn = max64(out.ffn, cut_of(c->ffn, r + 1, size) - cut_of(c->ffn, r, size));
+    }
+    return out;
+}
+
+/* Rows of a layer's group that a rank has: ranges of it, at most MOST_RANGES; how many. */
+static int rows_of(const struct model_config *c, int rank, int size, const struct model_layer *y, const struct model_group *g,
+                   struct model_range *out) {
+    const int64_t dim = c->head_dim, keys = c->n_q_heads * dim, values = keys + c->n_kv_heads * dim;
+    const int64_t f0 = cut_of(c->ffn, rank, size), f1 = cut_of(c->ffn, rank + 1, size);
+    if (g == y->qkv || g == y->qkv->bias) {
+        const struct heads h = heads_of(c, rank, size);
+        out[0] = (struct model_range){h.q0 * dim, h.q1 * dim};
+        out[1] = (struct model_range){keys + h.kv0 * dim, keys + h.kv1 * dim};
+        out[2] = (struct model_range){values + h.kv0 * dim, values + h.kv1 * dim};
+        return 3;
+    }
+    if (g == y->gate_up || g == y->gate_up->bias) {
+        out[0] = (struct model_range){f0, f1};
+        out[1] = (struct model_range){c->ffn + f0, c->ffn + f1};
+        return 2;
+    }
+    const bool split = g == y->o || g == y->o->bias || g == y->down || g == y->down->bias;
+    out[0] = (struct model_range){split ? cut_of(c->hidden, rank, size) : 0, split ? cut_of(c->hidden, rank + 1, size) : g->n};
+    return 1;
+}
+
+static int64_t count_rows(const struct model_range *r, int n) {
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += r[i].hi - r[i].lo;
+    return sum;
+}
+
+/* ---- memory ---- */
+
+/* The groups of whole's layers as rank `rank` has them: measure (groups NULL), then bind. */
+static void weights_layout(const struct model *whole, int rank, int size, struct model_group *groups, struct arena *a) {
+    for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
+        const struct model_layer *const y = &whole->layers[l];
+        for (const struct model_group *g = y->first; g <= y->last; g++) {
+            struct model_range range[MOST_RANGES];
+            const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
+            void *const at =
+                arena_take(a, g->k ? dev_weight_bytes(whole->dev, whole->act, n, g->k) : (size_t)n * dtype_size(whole->act));
+            if (!groups) continue;
+            struct model_group *const to = &groups[g - whole->groups];
+            to->n = n;
+            if (g->k) to->mat = (struct weight){.data = at, .dt = whole->act, .n = n, .k = g->k, .of = g->n};
+            else to->vec = tensor_1d(at, whole->act, n);
+        }
+    }
+}
+
+/* Elements of the largest matrix of a layer, of all its rows or of the rank's; 0: weights are plain rows. */
+static int64_t packed_elements(const struct model *whole, int rank, int size, bool all) {
+    const struct model_layer *const y = whole->layers; /* layers are alike */
+    int64_t most = 0;
+    for (const struct model_group *g = y->first; g <= y->last && !whole->dev->ops->caps.plain_weights; g++) {
+        struct model_range range[MOST_RANGES];
+        const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
+        most = max64(most, (all ? g->n : n) * g->k);
+    }
+    return most;
+}
+
+static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t rows) {
+    const size_t wide = SIZE_OF(rows, max64(c->n_q_heads * c->head_dim, c->ffn), (int64_t)dtype_size(act));
+    const size_t sums = SIZE_OF(rows, c->hidden, (int64_t)sizeof(float));
+    return wide > sums ? wide : sums;
+}
+
+/* Of t's whole model, rank, size and rows. */
+static void tp_layout(struct model_tp *t, struct model_group *groups, struct arena *a) {
+    const struct model *const whole = t->whole;
+    const struct model_config *const c = &whole->cfg;
+    const int64_t unit = (int64_t)dtype_size(whole->act);
+    t->send = arena_take(a, send_bytes(c, whole->act, t->max_rows));
+    t->joined = arena_take(a, SIZE_OF(t->max_rows, max64(c->n_q_heads * c->head_dim, c->ffn), unit));
+    weights_layout(whole, t->rank, t->size, groups, a);
+    for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
+}
+
+size_t model_tp_bytes(const struct model_config *c, struct dev *dev, enum dtype act, int size, int64_t max_rows) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act};
+    size_t most = 0;
+    model__params_build(&m);
+    for (int r = 0; r < size; r++) {
+        struct model_tp t = {.whole = &m, .rank = r, .size = size, .max_rows = max_rows};
+        struct arena a = {0};
+        tp_layout(&t, NULL, &a);
+        most = a.used > most ? a.used : most;
+    }
+    model__params_free(&m);
+    return most;
+}
+
+/* ---- opening ---- */
+
+/* A group of whole in the copy of its groups. */
+static struct model_group *same(const struct model *m, const struct model *whole, const struct model_group *g) {
+    return g ? &m->groups[g - whole->groups] : NULL;
+}
+
+static void copy_groups(struct model *m, const struct model *whole) {
+    const size_t layers = (size_t)whole->cfg.n_layers;
+    m->groups = xmalloc((size_t)whole->n_groups * sizeof *m->groups);
+    m->layers = xmalloc(layers * sizeof *m->layers);
+    memcpy(m->groups, whole->groups, (size_t)whole->n_groups * sizeof *m->groups);
+    memcpy(m->layers, whole->layers, layers * sizeof *m->layers);
+    for (int64_t i = 0; i < m->n_groups; i++) m->groups[i].bias = same(m, whole, whole->groups[i].bias);
+    for (size_t l = 0; l < layers; l++) {
+        struct model_layer *const y = &m->layers[l];
+        y->first = same(m, whole, y->first);
+        y->last = same(m, whole, y->last);
+        for (const struct model_group_row *row = whole->cfg.family->layer; row->part->name; row++) {
+            struct model_group **const at = (struct model_group **)(void *)((char *)y + row->place);
+            *at = same(m, whole, *at);
+        }
+    }
+    m->g_embed = same(m, whole, whole->g_embed);
+    m->g_head = same(m, whole, whole->g_head);
+    m->g_norm = same(m, whole, whole->g_norm);
+}
+
+int model_tp_open(struct model **out, struct model *whole, struct collective *g, int64_t max_rows, void *block) {
+    const int rank = collective_rank(g), size = collective_size(g);
+    CHECK(!whole->lora && !whole->quant && !model_tp_unable(&whole->cfg, size));
+    struct model_tp *const t = xcalloc(1, sizeof *t);
+    struct model *const m = *out = xcalloc(1, sizeof *m);
+    *t = (struct model_tp){.whole = whole, .group = g, .rank = rank, .size = size, .max_rows = max_rows};
+    *m = (struct model){.cfg = model_tp_config(&whole->cfg, rank, size),
+                        .dev = whole->dev,
+                        .act = whole->act,
+                        .n_groups = whole->n_groups,
+                        .query_scale = whole->query_scale,
+                        .tp = t};
+    memcpy(m->rope, whole->rope, sizeof m->rope);
+    copy_groups(m, whole);
+    make_cuts(&whole->cfg, size, t->cut);
+    struct arena a = {.base = block, .cap = SIZE_MAX};
+    tp_layout(t, m->groups, &a);
+    const int rc = collective_share(g, t->send, send_bytes(&whole->cfg, whole->act, max_rows));
+    if (rc < 0) {
+        model_tp_close(m);
+        *out = NULL;
+    }
+    return rc;
+}
+
+void model_tp_close(struct model *m) {
+    if (!m) return;
+    free(m->groups);
+    free(m->layers);
+    free(m->tp);
+    free(m);
+}
+
+/* ---- the weights ---- */
+
+/* Rows [lo, hi) of a matrix or vector of row-major elements, k to a row, to `to`; *to: behind them. */
+static int copy_rows(const struct model *m, char **to, const void *from, struct model_range r, int64_t k) {
+    const size_t row = (size_t)k * dtype_size(m->act), bytes = (size_t)(r.hi - r.lo) * row;
+    TRY(dev_copy(m->dev, *to, (const char *)from + (size_t)r.lo * row, bytes));
+    *to += bytes;
+    return 0;
+}
+
+static int take_group(struct model *m, const struct model_layer *y, const struct model_group *from, const struct model_group *to) {
+    const struct model_tp *const t = m->tp;
+    const bool plain = !from->k || m->dev->ops->caps.plain_weights;
+    struct model_range range[MOST_RANGES];
+    const int n = rows_of(&t->whole->cfg, t->rank, t->size, y, from, range);
+    const void *source = from->k ? from->mat.data : from->vec.data;
+    char *at = from->k ? to->mat.data : to->vec.data;
+    if (!plain) {
+        source = t->rows[0];
+        at = t->rows[1];
+        TRY(model__unpack(t->whole, from, tensor_2d(t->rows[0], m->act, from->n, from->k)));
+    }
+    for (int i = 0; i < n; i++) TRY(copy_rows(m, &at, source, range[i], from->k ? from->k : 1));
+    return plain ? 0 : model__pack(m, to, tensor_2d(t->rows[1], m->act, to->n, to->k));
+}
+
+int model_tp_take(struct model *m) {
+    struct model *const whole = m->tp->whole;
+    model_stream_begin(whole);
+    TRY(model__stream_start(whole));
+    for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
+        TRY(model_stream_layer(whole, l, l + 1));
+        const struct model_layer *const y = &whole->layers[l];
+        for (const struct model_group *g = y->first; g <= y->last; g++) TRY(take_group(m, y, g, same(m, whole, g)));
+    }
+    TRY(model__stream_head(whole));
+    m->embed = whole->embed;
+    m->head = whole->head;
+    m->final_norm = whole->final_norm;
+    return model_stream_end(whole);
+}
+
+/* ---- a pass ---- */
+
+struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows) {
+    const struct model_tp *const t = m->tp;
+    const int64_t *const cut = t->cut[d];
+    const enum dtype dt = d == MODEL_TP_HIDDEN ? DT_F32 : m->act;
+    CHECK(rows <= t->max_rows);
+    return tensor_2d(t->send + (size_t)(rows * cut[t->rank]) * dtype_size(dt), dt, rows, cut[t->rank + 1] - cut[t->rank]);
+}
+
+/* Gathers, and joins into y. */
+static int gather(struct model *m, enum model_tp_dim d, struct tensor y, struct tensor from) {
+    const struct model_tp *const t = m->tp;
+    const int64_t rows = y.dim[0];
+    struct join_columns_args a = {.y = y, .from = from, .x = tensor_1d(t->send, y.dt, tensor_count(y)), .n = t->size};
+    size_t at[DEV_MOST_COLUMNS + 1];
+    if (rows == 0) return 0;
+    for (int r = 0; r <= t->size; r++) at[r] = (size_t)(rows * t->cut[d][r]) * dtype_size(y.dt);
+    memcpy(a.cut, t->cut[d], sizeof a.cut);
+    TRY(collective_all_gather(t->group, t->send, at, 1));
+    return dev_join_columns(m->dev, &a);
+}
+
+int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct tensor *whole) {
+    *whole = tensor_2d(m->tp->joined, m->act, rows, m->tp->cut[d][m->tp->size]);
+    return gather(m, d, *whole, TENSOR_NONE);
+}
+
+int model__tp_linear(struct model *m, const struct linear_args *a) {
+    const struct tensor part = model__tp_part(m, MODEL_TP_HIDDEN, a->x.dim[0]);
+    TRY(model__linear(m, &(struct linear_args){.group = a->group, .y = part, .x = a->x, .base = a->base}));
+    return gather(m, MODEL_TP_HIDDEN, a->y, a->add ? a->from : TENSOR_NONE);
+}

@@ -1,0 +1,33 @@
+/* tensor_parallel.h - inference with the layers' matrices split by output rows over the ranks of a group.
+ *
+ * No sum is ever split, outputs are: a rank has some rows of each matrix and computes those outputs of all tokens, each as one rank
+ * would, and the outputs are gathered before the next matrix reads them. Attention is split by key head, the KV cache with it:
+ * where heads do not divide, ranks have different numbers; where ranks are more than key heads, several have the same one and share
+ * its queries. Embedding, norms and head are whole on each rank. Training is not split: such a model is made again from the trained
+ * one's weights for each generation, whether these are whole on each rank or sharded over all (weight_streaming.h).
+ * Invariant: a row's bits are those of the model that is not split, whatever the number of ranks. */
+#ifndef VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
+#define VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
+
+#include "device/collective/collective.h"
+#include "model/parameters.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Why layers of this shape cannot be split over so many ranks, for people; NULL: they can. */
+const char *model_tp_unable(const struct model_config *c, int size);
+/* The shape that a rank computes: its heads and its part of the MLP; rank -1: the largest of each. json is c's, borrowed. */
+struct model_config model_tp_config(const struct model_config *c, int rank, int size);
+/* Device bytes of the rank that takes the most, for passes of so many rows. */
+size_t model_tp_bytes(const struct model_config *c, struct dev *dev, enum dtype act, int size, int64_t max_rows);
+
+/* Collective. A model without weights yet, in block (model_tp_bytes). whole, g: borrowed until model_tp_close. Only for inference;
+ * model_forward is then the group's common work: all its ranks pass the same rows. */
+int model_tp_open(struct model **out, struct model *whole, struct collective *g, int64_t max_rows, void *block);
+void model_tp_close(struct model *m); /* NULL ok */
+/* Takes this rank's rows from the weights that `whole` has now. Where they are sharded: collective over the ranks that have them,
+ * and their block is to be left alone while the split model is used, as embedding, norm and head stay there. */
+int model_tp_take(struct model *m);
+
+#endif

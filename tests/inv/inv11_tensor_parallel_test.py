@@ -1,0 +1,87 @@
+"""Invariant 11, with ranks that generate together: GRPO and PPO whose rollout has the layers split over 2, 3 or 4 ranks give the
+tokens, weights and files of one rank, whether heads divide or not; so does a run that goes on with another number of them, and one
+that loses a rank while it generates. What cannot be split is said. Small runs on CPU ranks."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import below, first_difference
+from verlc_test import Scratch, Tests, run, series, start
+
+STEPS = 2
+A = "actor_rollout_ref."
+TOGETHER = A + "rollout.tensor_model_parallel_size"
+
+
+def gemma(s):
+    """The scratch's model as a Gemma 3: norms behind attention and MLP, windows, three key heads, narrow."""
+    config = json.loads((s.dir / "model/config.json").read_text())
+    config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 96, "intermediate_size": 120,
+               "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
+               "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 8,
+               "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0}
+    (s.dir / "gemma.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / "gemma.json", "--out", s.dir / "gemma", "--tokenizer", s.dir / "model", "--dtype",
+        "fp32")
+    return s.dir / "gemma"
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        def line(d, n, together, **keys):
+            keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu", "trainer.ranks": n,
+                    A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.layout": "sharded", TOGETHER: together, **keys}
+            return s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()})
+
+        def go(name, *args, **keys):
+            p = run(*line(*args, **keys), check=False)
+            test(name, p.returncode == 0, p.stderr[-1500:])
+            return p.stdout + p.stderr
+
+        bf16 = {A + "model.path": gemma(s), A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon",
+                A + "actor.use_kl_loss": False, "trainer.test_freq": 2, "trainer.val_before_train": True}
+        critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
+                  "algorithm.use_kl_in_reward": True}
+        cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2), (4, 4))), "a critic": (critic, ())}
+        for name, (keys, sizes) in cases.items():
+            one = s.dir / name.replace(" ", "_")
+            go(f"{name}: one rank", one, 1, 1, **keys)
+            for n, together in sizes:
+                d = pathlib.Path(f"{one}_{n}_{together}")
+                said = go(f"{name}: {together} of {n} ranks together", d, n, together, **keys)
+                why = first_difference(one, d, STEPS) or ("" if f": {together} ranks generate together" in said else said[-1500:])
+                test(f"{name}: {together} of {n} ranks together as one", not why, why)
+                test(f"{name}: the metric says {together}", set(series(d, "perf/tensor_parallel")) == {together})
+        d = s.dir / "turns"
+        for step, (n, together) in enumerate(((2, 2), (4, 4)), 1):
+            go(f"step {step}: {together} of {n} together", d, n, together, **critic,
+               **{"trainer.total_training_steps": step, "trainer.save_freq": 1})
+        why = first_difference(s.dir / "a_critic", d, STEPS)
+        test("another number in each step: as one rank", not why, why)
+
+        p = start(line(s.dir / "lost", 2, 2, **{"trainer.total_training_steps": 1000, "trainer.max_restarts": 0}))
+        until = time.time() + 20
+        while time.time() < until and not (s.dir / "lost/metrics.jsonl").exists():
+            time.sleep(0.05)
+        ranks = [pid for pid, command in below(p.pid).items() if " worker" in command]
+        os.kill(max(ranks), signal.SIGKILL)
+        killed = time.time()
+        err = p.communicate(timeout=60)[1]
+        test("a rank that dies ends the run within 10 s", p.returncode not in (0, 143) and time.time() - killed < 10, err[-500:])
+        test("and leaves nothing", not below(p.pid), below(p.pid))
+
+        for keys, size, why in (({"trainer.layout": "whole"}, 2, "each rank has the weights whole"),
+                                ({}, 3, "it does not divide the ranks"), ({A + "model.lora_rank": 4}, 2, "there is an adapter")):
+            p = run("plan", *line("plan", 2, size, **keys)[1:], check=False)
+            said = p.stdout[-800:] + p.stderr[-300:]
+            test(f"said: {why}", f"tensor parallel: 1, not the {size} asked for: {why}" in p.stdout, said)
+    test.end()
+
+
+main()
