@@ -13,7 +13,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from verlc_test import ENV, VERLC, Scratch, Tests, big_model, run  # noqa: E402
 
 GIB = 2**30
-SHAPES = {"7b": (3584, 18944, 28, 28, 4), "14b": (5120, 13824, 48, 40, 8), "32b": (5120, 27648, 64, 40, 8)}
+SHAPES = {"7b": (3584, 18944, 28, 28, 4), "14b": (5120, 13824, 48, 40, 8), "32b": (5120, 27648, 64, 40, 8),
+          "72b": (8192, 29568, 80, 64, 8)}
 VOCAB = 152064
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 KEYS = {"algorithm.adv_estimator": "grpo", "data.train_batch_size": 128, "data.max_prompt_length": 128,
@@ -122,6 +123,25 @@ def check_waves(s, test):
         ok = said and tuple(map(int, said.groups()[:3])) == (micro, waves, idle)
         test(f"{micro} micro-batches on {n} ranks: {waves} waves, {idle} idle",
              ok and ("smaller micro-batches" in said[4]) == (micro < n), p.stdout)
+
+
+def check_together(s, test):
+    """A policy that is too large for each rank to have whole while it generates: as few generate together as leave KV blocks room;
+    what the key says instead; and what cannot be."""
+    offload = {A + "fsdp_config.optimizer_offload": True, A + "ppo_max_token_len_per_gpu": 2048}
+    j = json.loads(plan(s, "72b", 8, "--host", "2000GB", "--json", **offload).stdout)
+    whole, part = 2 * n_params("72b"), parts(j)
+    n = j["ranks"]["tensor_parallel"]
+    test("72b on 8: 4 generate together", n == 4 and j["total"] <= j["limit"], j)
+    head = 2 * VOCAB * 8192 * 2
+    test("72b on 8: the rollout has a quarter of the layers", part["rollout: KV cache, logits"] < whole / 2 and
+         part["rollout: KV cache, logits"] > (whole - head) / 4 + head, part)
+    said = plan(s, "72b", 8, "--host", "2000GB", **offload, **{TOGETHER: 8}).stdout
+    test("72b on 8: 8 as asked", "tensor parallel: 8 ranks generate together" in said and "as rollout.tensor" in said, said)
+    said = plan(s, "72b", 8, check=False, **offload, **{TOGETHER: 3}).stdout
+    test("3 of 8 cannot", "tensor parallel: 1, not the 3 asked for: it does not divide the ranks" in said, said)
+    j = json.loads(plan(s, "7b", 8, "--json").stdout)
+    test("7b on 8: each alone", j["ranks"]["tensor_parallel"] == 1 and j["ranks"]["layout"] == "whole", j["ranks"])
 
 
 def check_chunks(s, test):
@@ -260,6 +280,7 @@ def main():
         check_sizes(s, test)
         check_layouts(s, test)
         check_waves(s, test)
+        check_together(s, test)
         check_chunks(s, test)
         check_choices(s, test)
         check_options(s, test)

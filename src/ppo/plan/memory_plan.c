@@ -498,7 +498,19 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
     return model_tp_unable(&s->policy, (int)n);
 }
 
-/* The plan with this layout, and with as many ranks that generate together as the key says, else as few as fit. */
+/* KV blocks for a quarter, at least, of the samples that may run at once. */
+static bool kv_fits(const struct memory_plan *p) {
+    return p->n_kv_blocks * 4 >= p->max_seqs * ((p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
+}
+
+/* Whether q is the better plan of the two, which has more ranks generate together. */
+static bool better_split(const struct memory_plan *q, const struct memory_plan *p) {
+    if (!plan_fits_limits(p)) return q->least < p->least;
+    return plan_fits_limits(q) && q->n_kv_blocks * p->tensor_parallel > p->n_kv_blocks * q->tensor_parallel;
+}
+
+/* The plan with this layout, and with as many ranks that generate together as the key says; else each alone where that fits, or as
+ * few as leave the KV cache its room. */
 static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                       enum weight_layout layout) {
     const int64_t asked = k->rollout.tensor_parallel, first = asked > 0 ? asked : 1;
@@ -507,12 +519,17 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
     if (unable) snprintf(why, sizeof why, "not the %lld asked for: %s", (long long)first, unable);
     else if (asked > 0) snprintf(why, sizeof why, "as rollout.tensor_model_parallel_size says");
     TRY(plan_layout(p, k, s, dev, layout, unable ? 1 : first));
-    for (int64_t n = first + 1; asked == 0 && !plan_fits_limits(p) && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
+    for (int64_t n = first + 1; asked == 0 && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
         struct memory_plan q;
+        const bool fits = plan_fits_limits(p);
+        if (fits && (p->tensor_parallel == 1 || kv_fits(p))) break;
         if (no_split(k, s, layout, n)) continue;
         TRY(plan_layout(&q, k, s, dev, layout, n));
-        if (q.least >= p->least) continue;
-        snprintf(why, sizeof why, "with %lld a rank needs %.2f GiB", (long long)p->tensor_parallel, (double)p->total / 0x1p30);
+        if (!better_split(&q, p)) continue;
+        if (fits)
+            snprintf(why, sizeof why, "with %lld there is room for %lld KV blocks", (long long)p->tensor_parallel,
+                     (long long)p->n_kv_blocks);
+        else snprintf(why, sizeof why, "with %lld a rank needs %.2f GiB", (long long)p->tensor_parallel, (double)p->total / 0x1p30);
         *p = q;
     }
     memcpy(p->why_split, why, sizeof why);
