@@ -69,8 +69,7 @@ static size_t block_bytes(const struct model_config *c, enum dtype act) {
 
 static int64_t max_blocks_of(const struct decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
 
-/* Samples that may have a state at a time. */
-static int64_t states_of(const struct model_config *c, const struct decoder_args *a) {
+int64_t decoder_states(const struct model_config *c, const struct decoder_args *a) {
     const int64_t most = a->max_seqs < a->max_rows ? a->max_seqs : a->max_rows, n = 2 * a->n_kv_blocks / max_blocks_of(a);
     if (model_attention_layers(c) == c->n_layers) return 0;
     if (a->n_states > 0) return a->n_states < most ? a->n_states : most;
@@ -97,7 +96,7 @@ static struct model_state state_layout(struct arena *m, const struct model_confi
 size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
     struct arena m = {0};
     for (int64_t l = 0; l < c->n_layers; l++)
-        if (model_layer_is_delta(c, l)) state_layout(&m, c, act, states_of(c, a));
+        if (model_layer_is_delta(c, l)) state_layout(&m, c, act, decoder_states(c, a));
     return m.used + (size_t)a->n_kv_blocks * block_bytes(c, act);
 }
 
@@ -161,7 +160,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
 }
 
 static void decoder_limits(struct decoder *d, const struct model_config *c, const struct decoder_args *a) {
-    d->n_states = states_of(c, a);
+    d->n_states = decoder_states(c, a);
     d->n_kv_blocks = a->n_kv_blocks;
     d->requested_rows = a->max_rows;
     d->requested_seqs = a->max_seqs;

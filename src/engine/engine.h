@@ -94,6 +94,8 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
 /* KV blocks that `room` bytes hold, with the states of the samples that they are for; at most `most`. */
 int64_t decoder_kv_blocks_fit(const struct model_config *c, enum dtype act, const struct decoder_args *a, int64_t most,
                               size_t room);
+/* Samples that may have a state at a time; 0: the model has none. */
+int64_t decoder_states(const struct model_config *c, const struct decoder_args *a);
 size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a); /* of both */
 /* The same limits (max_rows, max_seqs, max_len) with the device's burst, and KV blocks for all samples at full length, or as many
  * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */

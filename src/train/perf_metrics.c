@@ -10,7 +10,11 @@
 
 static struct model_flops flops_of(const struct model_config *c) {
     const double matrices = (double)model_config_linear_params(c) + 2 * (double)c->vocab * (double)c->hidden;
-    return (struct model_flops){.token = 6 * matrices, .square = 6 * (double)(c->n_q_heads * c->head_dim * c->n_layers)};
+    /* the delta rule by chunks of C: 6 Dk Dv + 4 C max(Dk, Dv) a token and value head, and as much twice in backward */
+    const double dk = (double)c->delta.k_dim, dv = (double)c->delta.v_dim, layers = (double)model_attention_layers(c);
+    const double rule =
+        ((double)c->n_layers - layers) * (double)c->delta.v_heads * (6 * dk * dv + 4 * DEV_DELTA_CHUNK * fmax(dk, dv));
+    return (struct model_flops){.token = 6 * matrices + 3 * rule, .square = 6 * (double)(c->n_q_heads * c->head_dim) * layers};
 }
 
 struct model_flops train_model_flops(const struct model_config *c, const struct dev *d) {

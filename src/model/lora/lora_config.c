@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "model/lora/lora_int.h"
 
 #include <float.h>
@@ -121,16 +122,21 @@ bool model__lora_match(struct lora_match *t, const char *module) {
     return true;
 }
 
-/* "q_proj, k_proj, ..." of the linear modules of a layer. */
+/* "q_proj, k_proj, ..." of the linear modules of all layers, each once. */
 static void add_modules(struct buf *b, const struct model *m) {
-    for (const struct model_group *g = m->layers[0].first; g <= m->layers[0].last; g++) {
+    struct map had = {0};
+    for (const struct model_group *g = m->layers[0].first; g <= m->layers[m->cfg.n_layers - 1].last; g++) {
         for (int64_t k = g->first_param; k < g->first_param + g->n_params && g->role == MODEL_LINEAR; k++) {
             char name[sizeof m->params[k].name];
             snprintf(name, sizeof name, "%s", m->params[k].name);
             *strrchr(name, '.') = '\0'; /* .weight */
-            buf_addf(b, "%s%s", b->n ? ", " : "", strrchr(name, '.') + 1);
+            const char *const last = strrchr(name, '.') + 1;
+            if (map_gets(&had, last, NULL)) continue;
+            map_set(&had, last, strlen(last), 0);
+            buf_addf(b, "%s%s", b->n ? ", " : "", last);
         }
     }
+    map_free(&had);
 }
 
 static int unknown_name(const char *name, const struct model *m) {

@@ -72,12 +72,16 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
 static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct memory_plan_shapes *s) {
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
+    const char *const lent = p->split_at ? "; a part of the policy's weights" : p->gathered ? "; the policy's weights" : "";
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
-             (long long)p->max_seqs,
-             p->split_at   ? "; a part of the policy's weights"
-             : p->gathered ? "; the policy's weights"
-                           : "");
-    if (p->rollout) memory_row(b, "  rollout: KV cache, logits", p->rollout, note);
+             (long long)p->max_seqs, lent);
+    const struct decoder_args limits = {
+        .n_kv_blocks = p->n_kv_blocks, .max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    const int64_t states = p->rollout ? decoder_states(&s->policy, &limits) : 0;
+    if (states > 0)
+        snprintf(note, sizeof note, "%lld KV blocks of %d tokens, states of %lld samples, as many at a time%s",
+                 (long long)p->n_kv_blocks, KV_BLOCK_LEN, (long long)states, lent);
+    if (p->rollout) memory_row(b, states ? "  rollout: KV cache, states, logits" : "  rollout: KV cache, logits", p->rollout, note);
     if (p->update) memory_row(b, "  reference log-probs", p->ref_pass, "");
     snprintf(note, sizeof note, "micro-batch of %lld tokens", (long long)p->max_rows_teacher);
     if (p->teacher) memory_row(b, "  teacher log-probs", p->teacher_pass, note);
