@@ -131,6 +131,12 @@ CASES = {
                      partial_rotary_factor=0.5, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12,
                      n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.7, norm_topk_prob=True,
                      first_k_dense_replace=1, rope_theta=1e4),
+    # sinks, biases of everything, limits that bite, alternating windows, yarn without rounding of its range
+    "gpt_oss": dict(NO_PAD, model_type="gpt_oss", architectures=["GptOssForCausalLM"], tie_word_embeddings=False, head_dim=8,
+                    rms_norm_eps=1e-5, intermediate_size=12, num_local_experts=6, num_experts_per_tok=3, attention_bias=True,
+                    sliding_window=8, layer_types=["sliding_attention", "full_attention"], swiglu_limit=1.0, rope_theta=150000,
+                    rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                      original_max_position_embeddings=16)),
     "olmoe": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=8,
                   num_experts_per_tok=3, intermediate_size=16, norm_topk_prob=False, clip_qkv=None, attention_bias=False,
                   pad_token_id=0, rope_theta=1e4),
@@ -200,6 +206,10 @@ MORE = {
                          partial_rotary_factor=0.5, n_routed_experts=8, num_experts_per_tok=4, moe_intermediate_size=24,
                          n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=False,
                          first_k_dense_replace=2, rope_theta=1e6),
+    "gpt_oss_default": dict(NO_PAD, model_type="gpt_oss", architectures=["GptOssForCausalLM"], tie_word_embeddings=True,
+                            head_dim=16, num_hidden_layers=3, intermediate_size=32, num_local_experts=5,
+                            num_experts_per_tok=4, sliding_window=6,
+                            attention_bias=False, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
     "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
                            num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
                            decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),
@@ -269,7 +279,7 @@ def randomize(model, gen):
             r = torch.randn(p.shape, generator=gen)
             if name.endswith("norm.weight"):
                 p.copy_(0.2 * r if one_plus and not name.endswith("linear_attn.norm.weight") else 1 + 0.2 * r)
-            elif name.endswith(".bias"):
+            elif name.endswith(("bias", "sinks")):
                 p.copy_(0.3 * r)
             else:
                 p.copy_(r / p.shape[-1] ** 0.5)
@@ -284,9 +294,26 @@ def randomize(model, gen):
                 b.copy_(0.2 * torch.randn(b.shape, generator=gen))
 
 
-def released(tensors, kind):
+def expert_by_expert(tensors):
+    """gpt-oss' tensors of all experts, transposed and gate and up in turn, as a matrix and a bias each."""
+    out = {}
+    for name, t in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            out[name] = t
+            continue
+        kind, parts = "bias" if last.endswith("bias") else "weight", ("gate_proj", "up_proj") if "gate" in last else ("down_proj",)
+        for e, w in enumerate(t):
+            for i, part in enumerate(parts):
+                out[f"{stem}.{e}.{part}.{kind}"] = w[..., i :: len(parts)].t().contiguous()
+    return out
+
+
+def released(tensors, kind, grads=False):
     """Experts, which transformers has stacked in memory, under the names of released files: a matrix each."""
     out = {}
+    if kind == "gpt_oss":
+        return expert_by_expert(tensors) if grads else tensors
     gate, up, down = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     for name, t in tensors.items():
         if kind == "mixtral":
@@ -353,7 +380,7 @@ def make_case(name, config, out):
     save_file(released(state, config["model_type"]), f"{out}/model.safetensors", metadata={"format": "pt"})
     seqs, golden = golden_pass(model, gen)
     grads = {k: p.grad for k, p in model.named_parameters() if k not in skip}
-    golden |= {f"grad.{k}": v for k, v in released(grads, config["model_type"]).items()}
+    golden |= {f"grad.{k}": v for k, v in released(grads, config["model_type"], True).items()}
     save_file(golden, f"{out}/golden.safetensors")
     return model, seqs, *(golden[k] for k in ("row", "target", "dlogp", "dentropy"))
 

@@ -131,6 +131,10 @@ int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);
 int dev_combine_fwd(struct dev *d, const struct combine_args *a);
 int dev_row_gate_fwd(struct dev *d, const struct row_gate_args *a);
+/* y (P, n) act += bias_e, rounded; bias (E * n) act, rows by expert as offset (E + 1) says. */
+int dev_expert_bias_fwd(struct dev *d, struct tensor y, struct tensor bias, struct tensor offset);
+int dev_clamped_swiglu_fwd(struct dev *d, const struct clamped_swiglu_args *a);
+int dev_attn_sink_fwd(struct dev *d, const struct attn_sink_args *a);
 int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a);
 int dev_delta_fwd(struct dev *d, const struct delta_args *a);
 int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a);
@@ -184,6 +188,12 @@ int dev_combine_bwd(struct dev *d, const struct combine_args *a, struct tensor d
 /* dy (T, h) act = sigmoid(gate) dout and dgate (T, 1) act = s (1 - s) (dout . y), s the sigmoid, from dout (T, h) act; a.out and
  * a.from are not read. dy may be a.y. */
 int dev_row_gate_bwd(struct dev *d, const struct row_gate_args *a, struct tensor dout, struct tensor dy, struct tensor dgate);
+/* db (E * n) f32 = sums of each expert's rows of dy (P, n) act, in their order; zeros where it has none. add: +=. */
+int dev_expert_bias_bwd(struct dev *d, struct tensor db, struct tensor dy, struct tensor offset, bool add);
+/* dgate_up (T, 2f) act, from dy (T, f) act; a.y is not read. What is clamped has no gradient. */
+int dev_clamped_swiglu_bwd(struct dev *d, const struct clamped_swiglu_args *a, struct tensor dgate_up, struct tensor dy);
+/* dsink (Hq) f32 -= sum over rows of e^(sink - lse) (dout . out), from dout (T, Hq * D) act; a as forward left it. */
+int dev_attn_sink_bwd(struct dev *d, const struct attn_sink_args *a, struct tensor dout, struct tensor dsink);
 /* a as in forward, without a state; a.y is not read. */
 int dev_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *g);
 /* a.states and a.e are the forward's; states is overwritten. a.out is not read. */

@@ -208,6 +208,21 @@ struct row_gate_args {
     struct tensor gate; /* (T, 1) act */
 };
 
+/* gpt-oss' SwiGLU: y = (u + 1) g sigmoid(alpha g), g = min(gate, limit), u = up within [-limit, limit]. */
+struct clamped_swiglu_args {
+    struct tensor y;       /* (T, f) act */
+    struct tensor gate_up; /* (T, 2f) act: gate columns first */
+    float alpha, limit;
+};
+
+/* A logit of each query head that joins the softmax of its scores and has no value (gpt-oss' sinks): after attention, out *=
+ * sigmoid(lse - sink), lse = ln(e^lse + e^sink). attn_bwd with these has the gradients of queries, keys and values. */
+struct attn_sink_args {
+    struct tensor out;  /* (T, Hq * D) act, in place */
+    struct tensor lse;  /* (T, Hq) f32, in place */
+    struct tensor sink; /* (Hq) act */
+};
+
 /* Which rows of a packed batch are one sequence, for ops with a state: sequence i owns rows [start[i], start[i+1]), which follow
  * pos0[i] earlier ones. Its state is in slot[i], one of the state's slots and no other sequence's: read unless pos0[i] is 0, then
  * written. Without a state (training) slot is TENSOR_NONE and each pos0 is 0. All arrays are i32 on the device. */

@@ -216,6 +216,9 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, model__top(s->att, n), g, false}));
     if (joint.nd)
         TRY(dev_output_gate_bwd(d, &(struct output_gate_bwd_args){datt, attn.out, model__top(s->gate.gate, n), datt, dgate}));
+    if (y->sinks)
+        TRY(dev_attn_sink_bwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}, datt,
+                              model__vec_grad(m, g, y->sinks)));
     TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     if (m->query_scale.data) TRY(dev_scale_rows(d, dq, m->query_scale, b->pos));
     const struct qkv_bwd_args dqkv_args = {

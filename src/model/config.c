@@ -105,6 +105,18 @@ static int parse_expert_groups(struct model_config *c, const json_t *o, const ch
     return 0;
 }
 
+static int parse_swiglu_limits(struct model_config *c, const json_t *o, const char *where) {
+    if (!c->family->experts.clamped) return 0;
+    c->swiglu_alpha = 1.702;
+    c->swiglu_limit = 7;
+    TRY(json_f64_opt(o, "swiglu_alpha", &c->swiglu_alpha, where));
+    TRY(json_f64_opt(o, "swiglu_limit", &c->swiglu_limit, where));
+    if (!(c->swiglu_alpha > 0 && c->swiglu_alpha < 1e3 && c->swiglu_limit > 0 && c->swiglu_limit < 1e6))
+        FAIL(ERR_FORMAT, "%s: \"swiglu_alpha\" is %g, \"swiglu_limit\" %g, expected positive numbers", where, c->swiglu_alpha,
+             c->swiglu_limit);
+    return 0;
+}
+
 /* Experts that all tokens have, as one MLP. */
 static int parse_shared_expert(struct model_config *c, const json_t *o, const char *where) {
     const struct model_experts_row *const row = &c->family->experts;
@@ -137,6 +149,7 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     if (!row->n) return 0;
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     TRY(parse_shared_expert(c, o, where));
+    TRY(parse_swiglu_limits(c, o, where));
     if (c->n_choices > c->n_experts)
         FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
              (long long)c->n_experts);
@@ -230,6 +243,7 @@ static int read_quantization(struct model_config *c, const json_t *q, const char
     TRY(json_str_opt(q, "bnb_4bit_quant_storage", &storage, where));
     c->saved_nf4 = strcmp(method, "bitsandbytes") == 0 && four && strcmp(type, "nf4") == 0 && strcmp(storage, "uint8") == 0;
     if (c->saved_nf4) return 0;
+    if (c->family->experts.interleaved && strcmp(method, "mxfp4") == 0) return 0; /* by tensor */
     FAIL(ERR_UNSUPPORTED,
          "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 is read, for the rest give the "
          "unquantized model: with quantization=%s and an adapter it is quantized as it is read",
@@ -549,6 +563,8 @@ static int parse_rope_of(const struct model_config *c, struct model_rope *t, con
     t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)c->head_dim * partial) : 0;
     if ((partial != 1 && !c->family->partial_rotary) || t->dim < 2 || t->dim % 2 != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g of heads of %lld", where, partial, (long long)c->head_dim);
+    if (!json_is_object(r) && c->family->needs_rope)
+        FAIL(ERR_INPUT, "%s: a %s model needs \"rope_parameters\" or \"rope_scaling\"", where, c->family->type);
     if (json_is_object(r) && c->family->query_scale) TRY(json_f64_opt(r, "llama_4_scaling_beta", &t->query_beta, where));
     else if (c->family->query_scale) FAIL(ERR_INPUT, "%s: a %s model needs \"rope_parameters\"", where, c->family->type);
     if (!(t->query_beta >= 0 && t->query_beta < 1e3))

@@ -16,6 +16,7 @@ enum model_feature {
     MODEL_O_BIAS = 2,
     MODEL_MLP_BIAS = 4,
     MODEL_QK_NORM = 8,
+    MODEL_EXPERT_BIAS = 128, /* of routers and experts */
     /* of a layer: model_layer_features */
     MODEL_DENSE_MLP = 16,
     MODEL_EXPERTS_MLP = 32,
@@ -59,6 +60,7 @@ struct model_config {
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
     int64_t expert_groups, top_groups;        /* of which a token's experts are in the best; 0: no groups */
     double route_scale;                       /* of weights; 0: 1 */
+    double swiglu_alpha, swiglu_limit;        /* of experts with limits */
     struct {
         int64_t k_heads, v_heads, k_dim, v_dim;
     } delta;                /* gated delta nets; 0: no layer has one */

@@ -88,6 +88,12 @@ static struct tensor routes_of(const struct model *m, const struct model_batch *
     return r.data ? tensor_2d((int32_t *)r.data + at * r.dim[1] * r.dim[2], DT_I32, b->n_rows, r.dim[2]) : TENSOR_NONE;
 }
 
+/* y (P, n): of each row its expert's matrix, and bias. */
+static int experts_linear(struct dev *d, struct tensor y, struct tensor x, const struct model_group *g, struct tensor offset) {
+    TRY(dev_grouped_fwd(d, y, x, stack_of(g), offset));
+    return g->bias ? dev_expert_bias_fwd(d, y, g->bias->vec, offset) : 0;
+}
+
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const int64_t n = b->n_rows;
@@ -97,15 +103,18 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     const struct tensor xn = model__top(a->stages[l].xn2, n), x = model__top(a->experts.x, slots_of(&m->cfg, n));
     struct route_args route = route_of(m, y, &e);
     if (!b->routes_kept) route.given = routes;
-    TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, TENSOR_NONE, false));
+    TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, model__vec(y->router->bias), false));
     TRY(dev_route_fwd(d, &route));
     if (b->routes_kept) TRY(dev_copy(d, routes.data, e.expert.data, (size_t)tensor_count(e.expert) * sizeof(int32_t)));
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
     if (a->keep.train) TRY(keep_offset(d, a, l, e.offset));
     TRY(dev_gather_rows(d, x, xn, e.token));
-    TRY(dev_grouped_fwd(d, e.gate_up, x, stack_of(y->expert_gate_up), e.offset));
-    TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
-    TRY(dev_grouped_fwd(d, e.y, e.mlp, stack_of(y->expert_down), e.offset));
+    TRY(experts_linear(d, e.gate_up, x, y->expert_gate_up, e.offset));
+    if (m->cfg.family->experts.clamped)
+        TRY(dev_clamped_swiglu_fwd(
+            d, &(struct clamped_swiglu_args){e.mlp, e.gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit}));
+    else TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
+    TRY(experts_linear(d, e.y, e.mlp, y->expert_down, e.offset));
     return model__shared_stage(m, b, a, l);
 }
 
@@ -134,9 +143,11 @@ static struct tensor stack_grad(const struct model *m, const struct model_grads 
 /* The gradient of a router's matrix; of one that is not trained zeros. */
 static int router_weights(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
                           struct tensor xn) {
-    const struct tensor dw = model__grad(m, g, router);
-    if (!m->frozen_routers) return dev_matmul_dw(m->dev, dw, TENSOR_NONE, dlogits, xn, g->add);
-    return g->add ? 0 : dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float));
+    const struct tensor dw = model__grad(m, g, router), db = model__grad(m, g, router->bias);
+    if (!m->frozen_routers) return dev_matmul_dw(m->dev, dw, db, dlogits, xn, g->add);
+    if (g->add) return 0;
+    if (router->bias) TRY(dev_zero(m->dev, db.data, (size_t)tensor_count(db) * sizeof(float)));
+    return dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float));
 }
 
 /* The load-balancing loss of layer l's router. */
@@ -145,6 +156,13 @@ static int balance_backward(struct dev *d, const struct model_acts *a, int64_t l
     return dev_balance_bwd(
         d, &(struct balance_args){
                .logits = logits, .load = a->experts.load, .dlogits = dlogits, .loss = tensor_1d(loss, DT_F32, logits.dim[0])});
+}
+
+/* Of experts' matrices, and of their biases. */
+static int experts_dw(struct model *m, const struct model_grads *g, const struct model_group *group, struct tensor dy,
+                      struct tensor x, struct tensor offset) {
+    TRY(dev_grouped_dw(m->dev, stack_grad(m, g, group), dy, x, offset, g->add));
+    return group->bias ? dev_expert_bias_bwd(m->dev, model__grad(m, g, group->bias), dy, offset, g->add) : 0;
 }
 
 int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g) {
@@ -158,13 +176,16 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     const struct tensor dx = model__top(a->experts.dx, n);
     const struct route_args route = route_of(m, y, &e);
     const struct combine_args c = combine_of(&e);
+    const struct clamped_swiglu_args clamped = {
+        .gate_up = e.gate_up, .alpha = (float)m->cfg.swiglu_alpha, .limit = (float)m->cfg.swiglu_limit};
     TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
-    if (!m->lora) TRY(dev_grouped_dw(d, stack_grad(m, g, y->expert_down), dexp, e.mlp, e.offset, g->add));
+    if (!m->lora) TRY(experts_dw(m, g, y->expert_down, dexp, e.mlp, e.offset));
     TRY(dev_grouped_dx(d, dmlp, dexp, stack_of(y->expert_down), e.offset));
-    TRY(dev_swiglu_bwd(d, dgate_up, dmlp, e.gate_up));
+    if (m->cfg.family->experts.clamped) TRY(dev_clamped_swiglu_bwd(d, &clamped, dgate_up, dmlp));
+    else TRY(dev_swiglu_bwd(d, dgate_up, dmlp, e.gate_up));
     if (!m->lora) {
         TRY(dev_gather_rows(d, x, xn, e.token));
-        TRY(dev_grouped_dw(d, stack_grad(m, g, y->expert_gate_up), dgate_up, x, e.offset, g->add));
+        TRY(experts_dw(m, g, y->expert_gate_up, dgate_up, x, e.offset));
     }
     TRY(dev_grouped_dx(d, x, dgate_up, stack_of(y->expert_gate_up), e.offset)); /* x: its gradient */
     TRY(dev_route_bwd(d, &route, dlogits, dweight));

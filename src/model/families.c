@@ -24,6 +24,10 @@
     {                                                                        \
         offsetof(struct model_layer, at), role, k, needs, 0, { __VA_ARGS__ } \
     }
+#define WITH_BIAS(at, role, k, ...)                                                                      \
+    {                                                                                                    \
+        offsetof(struct model_layer, at), role, k, MODEL_EXPERTS_MLP, MODEL_EXPERT_BIAS, { __VA_ARGS__ } \
+    }
 #define ROUTER(name) OF_KIND(router, MODEL_ROUTER, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {name, MODEL_N_EXPERTS})
 #define EXPERTS(stem, gate, up, down)                                                                            \
     OF_KIND(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {stem ".*." gate, MODEL_EXPERT_FFN}, \
@@ -171,6 +175,20 @@ static const struct model_group_row glm4_moe_layer[] = {
     ROUTER("mlp.gate"),
     EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     SHARED_EXPERT("mlp.shared_experts"),
+    {0},
+};
+
+/* Sinks of attention; biases of router and experts. */
+static const struct model_group_row gpt_oss_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    OF_KIND(sinks, MODEL_SINKS, MODEL_NO_DIM, 0, {"self_attn.sinks!", MODEL_Q_HEADS}),
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    WITH_BIAS(router, MODEL_ROUTER, MODEL_HIDDEN, {"mlp.router", MODEL_N_EXPERTS}),
+    WITH_BIAS(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, {"mlp.experts.*.gate_proj", MODEL_EXPERT_FFN},
+              {"mlp.experts.*.up_proj", MODEL_EXPERT_FFN}),
+    WITH_BIAS(expert_down, MODEL_EXPERTS, MODEL_EXPERT_FFN, {"mlp.experts.*.down_proj", MODEL_HIDDEN}),
     {0},
 };
 
@@ -341,6 +359,27 @@ static const struct model_family families[] = {
                  .n_shared = 1,
                  .first_dense = 1},
      .layer = glm4_moe_layer},
+    {.type = "gpt_oss",
+     .class_prefix = "GptOss",
+     .n_kv_heads = 8,
+     .head_dim = 64,
+     .theta = 150000,
+     .rms_eps = 1e-5,
+     .norm = NORM_SCALE_CAST,
+     .features = MODEL_QKV_BIAS | MODEL_O_BIAS | MODEL_EXPERT_BIAS,
+     .keys = {ATTENTION_BIAS},
+     .windows = MODEL_WINDOW_PATTERN,
+     .window_pattern = 2,
+     .window = 128,
+     .needs_rope = true,
+     .experts = {.n = 128,
+                 .choices = 4,
+                 .width = 2880,
+                 .width_key = "intermediate_size",
+                 .normalize = true,
+                 .clamped = true,
+                 .interleaved = true},
+     .layer = gpt_oss_layer},
 
     {.type = "ministral3",
      .class_prefix = "Ministral3",
@@ -447,7 +486,7 @@ static const struct model_family families[] = {
      .layer = delta_layer},
 };
 const char model_family_types[] =
-    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, ministral3, olmo2, olmo3, "
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, gpt_oss, ministral3, olmo2, olmo3, "
     "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 
@@ -487,6 +526,7 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_N_EXPERTS] = c->n_experts,
                          [MODEL_EXPERT_FFN] = c->expert_ffn,
                          [MODEL_SHARED_FFN] = c->shared_ffn,
+                         [MODEL_Q_HEADS] = c->n_q_heads,
                          [MODEL_GATE_UP] = 2 * c->ffn,
                          [MODEL_Q_GATE] = 2 * q,
                          [MODEL_DELTA_QKV] = 2 * c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim,

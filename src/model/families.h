@@ -17,6 +17,7 @@ enum model_role {
     MODEL_EXPERTS, /* matrices of one shape, one an expert: likewise; each may be Muon's */
     MODEL_BIAS,    /* of a matrix: backward writes its gradient */
     MODEL_NORM,    /* backward only adds to its gradient */
+    MODEL_SINKS,   /* likewise; begins as a matrix does */
     /* of a gated delta net; likewise */
     MODEL_CONV,  /* of a convolution: (channels, 1, DEV_CONV_TAPS), a vector to all but the files */
     MODEL_ONES,  /* starts at 1 whatever the family's norms are */
@@ -41,6 +42,7 @@ enum model_dim {
     MODEL_DELTA_HEADS,
     MODEL_DELTA_HEAD,
     MODEL_TAPS,
+    MODEL_Q_HEADS,
 };
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
@@ -87,10 +89,14 @@ struct model_experts_row {
     int64_t shared;   /* "shared_expert_intermediate_size" without the key; 0: there is no shared expert */
     bool norm_key;    /* "norm_topk_prob" without the key */
     /* of DeepSeek-V3 and related ones: */
-    bool sigmoid;        /* scores are sigmoids */
-    const char *bias;    /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
-    bool groups;         /* "n_group", "topk_group", "routed_scaling_factor" are read */
-    bool f32_logits;     /* of the router */
+    bool sigmoid;     /* scores are sigmoids */
+    const char *bias; /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
+    bool groups;      /* "n_group", "topk_group", "routed_scaling_factor" are read */
+    bool f32_logits;  /* of the router */
+    /* of gpt-oss: */
+    bool clamped;     /* SwiGLU with limits: "swiglu_alpha", "swiglu_limit" */
+    bool interleaved; /* files have all experts in one tensor, transposed, gate and up in turn; or MXFP4 (files/gpt_oss.c) */
+    /* of both: */
     int64_t n_shared;    /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
     int64_t first_dense; /* "first_k_dense_replace" without the key: layers with an MLP instead; 0: the key is not read */
 };
@@ -117,6 +123,7 @@ struct model_family {
     double rms_eps;                   /* without "rms_norm_eps"; 0: 1e-6 */
     double partial_rotary;            /* "partial_rotary_factor" without the key; 0: it has to be 1 */
     bool ntk_alpha;                   /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
+    bool needs_rope;                  /* "rope_parameters" or "rope_scaling" has to be there */
     bool query_scale;                 /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
     bool multipliers;                 /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
     bool interleaved;                 /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */

@@ -38,7 +38,7 @@ static void softmax_layout(struct model_stage *s, struct arena *m, const struct 
     s->kv.k = take_kv(m, act, c, rows);
     s->kv.v = take_kv(m, act, c, rows);
     s->att = model__take2(m, act, rows, q);
-    if (train) s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
+    if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
     model__gate_layout(&s->gate, m, c, act, rows, train);
 }
 /* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). kinds: of what attends there. */
@@ -336,6 +336,7 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
         if (m->query_scale.data) TRY(dev_scale_rows(d, qkv.q, m->query_scale, b->pos));
         TRY(dev_attn_fwd(d, &attn));
     }
+    if (y->sinks) TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}));
     return a->joint.nd ? dev_output_gate_fwd(d, model__top(s->att, n), attn.out, model__top(s->gate.gate, n)) : 0;
 }
 

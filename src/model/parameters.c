@@ -89,7 +89,7 @@ void model__params_build(struct model *m) {
     size_t n = 0; /* rows of a layer, each with a bias at most */
     while (c->family->layer[n].part->name) n++;
     n = n * 2 * (size_t)c->n_layers + MAX_OTHER;
-    const size_t of_experts = (size_t)(c->n_experts * c->n_layers) * 2 * MODEL_MAX_PARTS; /* at most two rows have experts */
+    const size_t of_experts = (size_t)(c->n_experts * c->n_layers) * 4 * MODEL_MAX_PARTS; /* at most two rows have experts */
     m->params = xcalloc(n * MODEL_MAX_PARTS + of_experts, sizeof *m->params);
     m->groups = xcalloc(n, sizeof *m->groups);
     m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);

@@ -16,6 +16,9 @@ A = "actor_rollout_ref."
 FAMILIES = {
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                   "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
+                "sliding_window": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
+                                                       "original_max_position_embeddings": 32}},
     "glm4_moe": {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2,
                  "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
                  "attention_bias": True, "use_qk_norm": True},

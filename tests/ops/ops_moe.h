@@ -235,6 +235,88 @@ static inline int row_gate_bwd(struct run *r) {
     return 0;
 }
 
+/* ---- biases of experts: hq of them, whose rows are of no one length ---- */
+
+static inline struct tensor uneven_offset(struct run *r) {
+    int32_t at[DEV_MAX_EXPERTS + 1] = {0};
+    for (int64_t e = 1; e <= r->s->hq; e++) at[e] = (int32_t)(r->rows * e * e / (r->s->hq * r->s->hq));
+    return up_i32(r, shape_1d(DT_I32, r->s->hq + 1), at);
+}
+static inline void expert_bias_setup(struct run *r) {
+    add_in(r, "y", shape_2d(r->act, r->rows, r->s->n), false, 1, 0);
+    add_in(r, "bias", shape_1d(r->act, r->s->hq * r->s->n), false, 1, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), false);
+}
+static inline int expert_bias_fwd(struct run *r) {
+    const struct tensor y = up(r, &r->in[0]);
+    TRY(dev_expert_bias_fwd(r->d, y, up(r, &r->in[1]), uneven_offset(r)));
+    down(r, "y", y, false, TOL_SUM);
+    return 0;
+}
+static inline int expert_bias_bwd(struct run *r) {
+    const struct tensor dy = up(r, &r->gout[0]), offset = uneven_offset(r);
+    const struct tensor db = up_acc(r, shape_1d(DT_F32, r->s->hq * r->s->n), false),
+                        alone = dev_new(r, shape_1d(DT_F32, r->s->hq * r->s->n), false);
+    TRY(dev_expert_bias_bwd(r->d, db, dy, offset, true));
+    TRY(dev_expert_bias_bwd(r->d, alone, dy, offset, false));
+    down_grad(r, 0, dy, TOL_EXACT);
+    down_grad(r, 1, db, TOL_SUM);
+    down(r, "db alone", alone, false, TOL_SUM);
+    return 0;
+}
+
+/* ---- SwiGLU with limits ---- */
+
+static inline void clamped_setup(struct run *r) {
+    add_in(r, "gate_up", shape_2d(r->act, r->rows, 2 * r->s->n), true, 2, 0);
+    add_gout(r, "dy", shape_2d(r->act, r->rows, r->s->n), true);
+}
+static inline struct clamped_swiglu_args clamped_args(struct run *r) {
+    return (struct clamped_swiglu_args){.gate_up = up(r, &r->in[0]), .alpha = 1.702f, .limit = 2.5f};
+}
+static inline int clamped_fwd(struct run *r) {
+    struct clamped_swiglu_args a = clamped_args(r);
+    a.y = dev_new(r, shape_2d(r->act, r->rows, r->s->n), true);
+    TRY(dev_clamped_swiglu_fwd(r->d, &a));
+    down(r, "y", a.y, true, TOL_SUM);
+    return 0;
+}
+static inline int clamped_bwd(struct run *r) {
+    const struct clamped_swiglu_args a = clamped_args(r);
+    const struct tensor dx = dev_new(r, slot_shape(&r->in[0]), true);
+    TRY(dev_clamped_swiglu_bwd(r->d, &a, dx, up(r, &r->gout[0])));
+    down_grad(r, 0, dx, TOL_SUM);
+    return 0;
+}
+
+/* ---- sinks of attention: the sum over keys is lse's, the value out's ---- */
+
+static inline void sink_setup(struct run *r) {
+    add_in(r, "sink", shape_1d(r->act, r->s->hq), false, 1, 0);
+    add_in(r, "out", shape_2d(r->act, r->rows, r->s->hq * r->s->dim), true, 1, 0);
+    add_in(r, "lse", shape_2d(DT_F32, r->rows, r->s->hq), true, 2, 0);
+    add_gout(r, "dout", shape_2d(r->act, r->rows, r->s->hq * r->s->dim), true);
+}
+static inline int sink_run(struct run *r, struct attn_sink_args *a) {
+    *a = (struct attn_sink_args){.out = up(r, &r->in[1]), .lse = up(r, &r->in[2]), .sink = up(r, &r->in[0])};
+    return dev_attn_sink_fwd(r->d, a);
+}
+static inline int sink_fwd(struct run *r) {
+    struct attn_sink_args a;
+    TRY(sink_run(r, &a));
+    down(r, "out", a.out, true, TOL_SUM);
+    down(r, "lse", a.lse, true, TOL_SUM);
+    return 0;
+}
+static inline int sink_bwd(struct run *r) {
+    const struct tensor dsink = up_acc(r, shape_1d(DT_F32, r->s->hq), false);
+    struct attn_sink_args a;
+    TRY(sink_run(r, &a));
+    TRY(dev_attn_sink_bwd(r->d, &a, up(r, &r->gout[0]), dsink));
+    down_grad(r, 0, dsink, TOL_INNER);
+    return 0;
+}
+
 /* ---- shapes ---- */
 
 static const struct op_shape shapes_route[] = {
@@ -246,6 +328,12 @@ static const struct op_shape shapes_route[] = {
     {.rows = 17, .hq = 384, .hk = 6},
     {.rows = 5, .hq = 1024, .hk = 32, .flags = S_NORM},
 };
+static const struct op_shape shapes_expert_bias[] = {
+    {.rows = 1, .n = 1, .hq = 1}, {.rows = 7, .n = 17, .hq = 3}, {.rows = 65, .n = 100, .hq = 8}, {.rows = 200, .n = 72, .hq = 32}};
+static const struct op_shape shapes_sink[] = {{.rows = 1, .hq = 1, .dim = 8},
+                                              {.rows = 7, .hq = 4, .dim = 16},
+                                              {.rows = 65, .hq = 3, .dim = 64},
+                                              {.rows = 33, .hq = 8, .dim = 80}};
 static const struct op_shape shapes_score_route[] = {
     {.rows = 1, .hq = 1, .hk = 1, .flags = S_SOFTCAP},
     {.rows = 7, .hq = 8, .hk = 3, .n = 4, .k = 2, .flags = S_NORM | S_SOFTCAP | S_ADD},

@@ -738,6 +738,9 @@ static const struct op_def ops_table[] = {
     {"score route", score_route_setup, score_route_fwd, score_route_bwd, SHAPES(shapes_score_route), true},
     {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(shapes_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(shapes_experts), true},
+    {"expert bias", expert_bias_setup, expert_bias_fwd, expert_bias_bwd, SHAPES(shapes_expert_bias), false},
+    {"clamped swiglu", clamped_setup, clamped_fwd, clamped_bwd, SHAPES(shapes_rows), true},
+    {"sink", sink_setup, sink_fwd, sink_bwd, SHAPES(shapes_sink), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(shapes_rows), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
 };

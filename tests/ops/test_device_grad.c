@@ -53,11 +53,19 @@ static void route_apart_setup(struct run *r) {
         for (int64_t e = 0; e < n; e++) r->in[0].f[t * n + e] = 0.3f * (float)((e * 7 + t * 3) % n);
 }
 
+static const struct op_shape small_expert_bias[] = {{.rows = 7, .n = 5, .hq = 3}};
+static const struct op_shape small_sink[] = {{.rows = 5, .hq = 3, .dim = 8}, {.rows = 20, .hq = 2, .dim = 16}};
 static const struct op_shape small_score_route[] = {
     {.rows = 3, .hq = 8, .hk = 3, .n = 4, .k = 2, .flags = S_NORM | S_SOFTCAP | S_ADD},
     {.rows = 4, .hq = 6, .hk = 2, .flags = S_SOFTCAP | S_ADD},
     {.rows = 4, .hq = 12, .hk = 3, .n = 4, .k = 2},
     {.rows = 4, .hq = 12, .hk = 3, .n = 4, .k = 2, .flags = S_NORM}};
+/* Values that no step takes over a limit. */
+static void clamped_apart_setup(struct run *r) {
+    clamped_setup(r);
+    for (int64_t i = 0; i < slot_count(&r->in[0]); i++)
+        if (fabsf(fabsf(r->in[0].f[i]) - 2.5f) < 0.3f) r->in[0].f[i] *= 0.5f;
+}
 static void score_apart_setup(struct run *r) {
     route_apart_setup(r);
     add_in(r, "bias", shape_1d(DT_F32, r->s->hq), false, 0.0f, 0);
@@ -85,6 +93,9 @@ static const struct op_def grad_table[] = {
     {"score route", score_apart_setup, score_route_fwd, score_route_bwd, SHAPES(small_score_route), true},
     {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(small_route), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
+    {"expert bias", expert_bias_setup, expert_bias_fwd, expert_bias_bwd, SHAPES(small_expert_bias), false},
+    {"clamped swiglu", clamped_apart_setup, clamped_fwd, clamped_bwd, SHAPES(small_rows), true},
+    {"sink", sink_setup, sink_fwd, sink_bwd, SHAPES(small_sink), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(small_rows), true},
 };
 

@@ -226,6 +226,16 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT(
              "0") EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_experts.gate_proj.weight "
                               "mlp.shared_experts.up_proj.weight mlp.shared_experts.down_proj.weight"},
+        {"gpt_oss",
+         ",\"num_key_value_heads\":2,\"num_local_experts\":2,\"num_experts_per_tok\":1,\"rope_scaling\":{\"rope_type\":"
+         "\"default\"}",
+         "input_layernorm.weight" QKV("weight")
+             QKV("bias") " self_attn.sinks self_attn.o_proj.weight self_attn.o_proj.bias "
+                         "post_attention_layernorm.weight mlp.router.weight mlp.router.bias" EXPERT("0")
+                             EXPERT("1") " mlp.experts.0.gate_proj.bias mlp.experts.0.up_proj.bias mlp.experts.1.gate_proj.bias "
+                                         "mlp.experts.1.up_proj.bias "
+                                         "mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight "
+                                         "mlp.experts.0.down_proj.bias mlp.experts.1.down_proj.bias"},
         {"hunyuan_v1_dense", "",
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
@@ -331,6 +341,10 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":3}", "8 of 128 experts in 1 of 3 groups",
          ERR_FORMAT},
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":32}", "in 1 of 32 groups", ERR_FORMAT},
+        {"{\"model_type\":\"gpt_oss\"," BASE ",\"num_key_value_heads\":2}", "a gpt_oss model needs \"rope_parameters\"", ERR_INPUT},
+        {"{\"model_type\":\"gpt_oss\"," BASE ",\"num_key_value_heads\":2,\"swiglu_limit\":0}", "swiglu_limit", ERR_FORMAT},
+        {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}",
+         "unsupported quantization_config (mxfp4)", ERR_UNSUPPORTED},
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":64}", "n_group", ERR_FORMAT},
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"scoring_func\":\"softmax\"}",
          "unsupported scoring_func", ERR_UNSUPPORTED},

@@ -185,12 +185,112 @@ static void correction_bias(void **state) {
     free(exported);
 }
 
+/* ---- gpt-oss' files ---- */
+
+enum { OSS_EXPERTS = 6, OSS_OUT = 24, OSS_IN = 32 };
+
+/* Value of an E2M1 code by its fields: sign, exponent with bias 1, mantissa. */
+static float e2m1_value(unsigned code) {
+    const unsigned e = code >> 1 & 3, m = code & 1;
+    const float v = e ? ldexpf(1 + 0.5f * (float)m, (int)e - 1) : 0.5f * (float)m;
+    return code & 8 ? -v : v;
+}
+
+/* The fixture with gate_up of layer 1 as MXFP4; cut: blocks that are missing. */
+static void write_mxfp4(const struct safetensors_file *from, const char *dir, const uint8_t *codes, const uint8_t *scales,
+                        int64_t cut) {
+    static const char name[] = "model.layers.1.mlp.experts.gate_up_proj";
+    struct safetensors_write_tensor t[64];
+    int64_t n = 0;
+    for (int64_t i = 0; i < safetensors_count(from); i++) {
+        const struct safetensors_tensor *s = safetensors_at(from, i);
+        if (strcmp(s->name, name) == 0) continue;
+        assert_true(n < 62);
+        t[n] = (struct safetensors_write_tensor){.name = s->name, .dt = s->dt, .nd = s->nd, .data = s->data};
+        memcpy(t[n++].dim, s->dim, sizeof s->dim);
+    }
+    t[n++] = (struct safetensors_write_tensor){.name = "model.layers.1.mlp.experts.gate_up_proj_blocks",
+                                               .dt = DT_U8,
+                                               .nd = 4,
+                                               .dim = {OSS_EXPERTS - cut, OSS_OUT, 1, 16},
+                                               .data = codes};
+    t[n++] = (struct safetensors_write_tensor){.name = "model.layers.1.mlp.experts.gate_up_proj_scales",
+                                               .dt = DT_U8,
+                                               .nd = 3,
+                                               .dim = {OSS_EXPERTS, OSS_OUT, 1},
+                                               .data = scales};
+    char *path = file_join(dir, "model.safetensors");
+    OK(safetensors_write(NULL, path, t, n, NULL));
+    free(path);
+}
+
+/* A config.json that says so as released ones do. */
+static void write_mxfp4_config(const char *dir) {
+    char *from = case_path("gpt_oss", "config.json"), *to = file_join(dir, "config.json");
+    json_t *o = json_load_file(from, 0, NULL);
+    json_object_set_new(o, "quantization_config",
+                        json_pack("{s:s,s:[s]}", "quant_method", "mxfp4", "modules_to_not_convert", "lm_head"));
+    assert_int_equal(json_dump_file(o, to, 0), 0);
+    json_decref(o);
+    free(from);
+    free(to);
+}
+
+/* Codes of every kind are read exactly, and exported as bf16 under the names that transformers has. */
+static void mxfp4_files(void **state) {
+    uint8_t codes[OSS_EXPERTS * OSS_OUT * 16], scales[OSS_EXPERTS * OSS_OUT];
+    char *released = case_path("gpt_oss", "model.safetensors"), *dir = case_temp_dir(), *out = case_temp_dir(),
+         *path = file_join(out, "model.safetensors"), *config = file_join(out, "config.json");
+    struct safetensors_file *from, *got;
+    struct model *m;
+    struct dev d;
+    (void)state;
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 37 + i / 256);
+    for (size_t i = 0; i < sizeof scales; i++) scales[i] = (uint8_t)(118 + i % 12);
+    case_dev(&d, "cpu", 2);
+    OK(safetensors_open(&from, released));
+    write_mxfp4_config(dir);
+    write_mxfp4(from, dir, codes, scales, 0);
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 32}));
+    OK(model_export(m, out, &(struct model_export_args){.dt = DT_BF16}));
+    OK(safetensors_open(&got, path));
+    const struct safetensors_tensor *w = safetensors_find(got, "model.layers.1.mlp.experts.gate_up_proj");
+    assert_true(w && w->dt == DT_BF16 && w->nd == 3 && w->dim[0] == OSS_EXPERTS && w->dim[1] == OSS_IN && w->dim[2] == OSS_OUT);
+    for (int e = 0; e < OSS_EXPERTS; e++)
+        for (int c = 0; c < OSS_IN; c++)
+            for (int j = 0; j < OSS_OUT; j++) {
+                const int block = e * OSS_OUT + j, byte = codes[block * 16 + c / 2];
+                const float want = ldexpf(e2m1_value((unsigned)(c % 2 ? byte >> 4 : byte & 15)), scales[block] - 127);
+                uint16_t bits;
+                memcpy(&bits, w->data + ((e * OSS_IN + c) * OSS_OUT + j) * 2, 2);
+                if (bf16_to_f32(bits) != want)
+                    fail_msg("(%d, %d, %d): %g, expected %g", e, c, j, (double)bf16_to_f32(bits), (double)want);
+            }
+    json_t *o = json_load_file(config, 0, NULL);
+    assert_true(o && !json_object_get(o, "quantization_config"));
+    json_decref(o);
+    safetensors_close(got);
+    model_close(m);
+    write_mxfp4(from, dir, codes, scales, 1);
+    assert_int_equal(open_dir(&m, &d, dir, QUANT_NONE), ERR_FORMAT);
+    if (!strstr(err_msg(), "gate_up_proj_blocks does not have the shape (6, 24, 1, 16)")) fail_msg("%s", err_msg());
+    scales[7] = 255; /* NaN */
+    write_mxfp4(from, dir, codes, scales, 0);
+    assert_int_equal(open_dir(&m, &d, dir, QUANT_NONE), ERR_FORMAT);
+    if (!strstr(err_msg(), "holds NaN or Inf")) fail_msg("%s", err_msg());
+    safetensors_close(from);
+    dev_close(&d);
+    case_drop_dir(dir);
+    case_drop_dir(out);
+    free(released);
+    free(path);
+    free(config);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stacked_files),
-        cmocka_unit_test(adapters),
-        cmocka_unit_test(quantized_base),
-        cmocka_unit_test(correction_bias),
+        cmocka_unit_test(stacked_files),   cmocka_unit_test(adapters),    cmocka_unit_test(quantized_base),
+        cmocka_unit_test(correction_bias), cmocka_unit_test(mxfp4_files),
     };
     return cmocka_run_group_tests_name("models with experts", tests, NULL, NULL);
 }

@@ -33,6 +33,8 @@ struct reader {
     size_t host_bytes;
     const float *master; /* fp32 weights, NULL: the compute copy is read */
     struct lora_host adapter;
+    int64_t expert_at; /* element of the flat array where the expert in `expert` begins; -1: none */
+    char *expert;      /* of gpt-oss, in host memory */
 };
 struct param_source { /* one safetensors_write_tensor's arg */
     struct reader *r;
@@ -97,6 +99,43 @@ static int read_param(void *arg, size_t off, void *dst, size_t n) {
     return 0;
 }
 
+/* The expert that begins at element `at` of the flat array, in host memory. */
+static int load_expert(struct reader *r, const struct model_group *g, int64_t at, int64_t count) {
+    const size_t size = dtype_size(r->flat_dt);
+    const char *from = (const char *)(r->master ? r->master + at : NULL);
+    if (r->expert_at == at) return 0;
+    if (!r->master) {
+        TRY(unpack_group(r, g - r->m->groups));
+        from = (const char *)r->stage + (size_t)(at - g->offset) * size;
+    }
+    r->expert = xrealloc(r->expert, (size_t)count * size);
+    r->expert_at = -1;
+    if (dev_has_own_memory(r->m->dev)) {
+        TRY(dev_copy_out(r->m->dev, r->expert, from, (size_t)count * size));
+        TRY(dev_sync(r->m->dev));
+    } else {
+        memcpy(r->expert, from, (size_t)count * size);
+    }
+    r->expert_at = at;
+    return 0;
+}
+
+/* All experts in one tensor, as gpt-oss has them (gpt_oss.c); p: the group's first parameter. */
+static int read_interleaved(void *arg, size_t off, void *dst, size_t bytes) {
+    const struct param_source *s = arg;
+    struct reader *r = s->r;
+    const struct model_group *const g = &r->m->groups[s->p->group];
+    const int64_t n = g->n / g->count, k = g->k ? g->k : 1, each = n * k;
+    const size_t size = dtype_size(s->dt), from = dtype_size(r->flat_dt);
+    for (size_t i = 0; i < bytes / size; i++) {
+        const int64_t at = (int64_t)(off / size + i), in = at % each;
+        TRY(load_expert(r, g, g->offset + at / each * each, each));
+        const int64_t row = model__interleaved_row(g, in % n), col = in / n;
+        model__convert((char *)dst + i * size, s->dt, r->expert + (size_t)(row * k + col) * from, r->flat_dt, 1);
+    }
+    return 0;
+}
+
 static int read_buffer(void *arg, size_t off, void *dst, size_t n) {
     const struct model_buffer *const b = arg;
     const size_t size = dtype_size(b->src_dt);
@@ -107,7 +146,7 @@ static int read_buffer(void *arg, size_t off, void *dst, size_t n) {
 static int reader_open(struct reader *r, const struct model *m) {
     /* An adapter's is not the weights'; of a rank's share the compute copy is the whole. */
     const float *master = m->lora || m->own ? NULL : m->master;
-    *r = (struct reader){.m = m, .group = -1, .flat_dt = master ? DT_F32 : m->act, .master = master};
+    *r = (struct reader){.m = m, .group = -1, .expert_at = -1, .flat_dt = master ? DT_F32 : m->act, .master = master};
     TRY(model__lora_host_open(&r->adapter, m));
     for (int64_t i = 0; !master && i < m->n_groups; i++) {
         const size_t bytes = (size_t)model__group_count(&m->groups[i]) * dtype_size(m->act);
@@ -120,6 +159,7 @@ static void reader_close(struct reader *r) {
     dev_free(r->m->dev, r->stage, r->stage_bytes);
     model__lora_host_close(&r->adapter);
     free(r->host);
+    free(r->expert);
 }
 
 /* ---- shards ---- */
@@ -242,6 +282,9 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     struct param_source *src = xcalloc((size_t)m->n_params, sizeof *src);
     struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers + model__kept_count(m)), sizeof *t);
     int64_t n_own = 0, n = 0; /* parameters, tensors */
+    char(*const stack_names)[MODEL_STACK_NAME] = xcalloc((size_t)m->n_groups, sizeof *stack_names);
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if (model__interleaved(m, &m->groups[i])) model__stack_name(m, &m->groups[i], stack_names[i]);
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
     for (int pass = 0; pass < 2; pass++) {           /* f32 first, so that every tensor is aligned to its size */
@@ -261,12 +304,20 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             TRYG(choose_dtype(m, &m->params[i], dt, &as), out);
             if ((as == DT_F32) != (pass == 0)) continue;
             const struct model_param *p = &m->params[i];
+            if (model__interleaved(m, &m->groups[p->group]) && i != m->groups[p->group].first_param) continue; /* with that one */
             src[n_own] = (struct param_source){&r, p, as};
             t[n] = (struct safetensors_write_tensor){
                 .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n_own++]};
             if (p->nd == 3) t[n].dim[1] = 1, t[n].dim[2] = p->cols;
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
+            if (model__interleaved(m, &m->groups[p->group])) {
+                t[n].name = stack_names[p->group];
+                t[n].nd = model__interleaved_shape(&m->groups[p->group], t[n].dim);
+                t[n].read = read_interleaved;
+                t[n].any_thread = false;
+                t[n].data = NULL;
+            }
             n++;
         }
         for (int64_t i = 0; i < model__kept_count(m); i++) {
@@ -281,6 +332,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     TRYG(file_fsync_dir(dir), out);
 out:
     reader_close(&r);
+    free(stack_names);
     free(src);
     free(t);
     return rc;

@@ -27,6 +27,28 @@ void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* 
 int64_t model__kept_count(const struct model *m);
 struct safetensors_write_tensor model__kept_at(const struct model *m, int64_t i);
 
+/* ---- tensors of all experts in one (model/files/gpt_oss.c) ---- */
+/* Its name, of a group of experts' matrices or of their biases: "model.layers.0.mlp.experts.gate_up_proj". */
+enum { MODEL_STACK_NAME = 128 };
+void model__stack_name(const struct model *m, const struct model_group *g, char out[MODEL_STACK_NAME]);
+/* Whether files have such a tensor of this group, experts transposed and gate and up in turn, as gpt-oss has it. */
+bool model__interleaved(const struct model *m, const struct model_group *g);
+/* Its shape (E, k, n), or (E, n) of biases; the return is the number of dimensions. */
+int model__interleaved_shape(const struct model_group *g, int64_t dim[3]);
+/* Which row of its expert in the group column j of an expert has. */
+int64_t model__interleaved_row(const struct model_group *g, int64_t j);
+/* One parameter in it. */
+struct interleaved {
+    const struct safetensors_tensor *t;      /* NULL: the parameter is not in such a tensor */
+    const struct safetensors_tensor *scales; /* t has MXFP4's codes; NULL: it has values */
+    int64_t expert, n, k;                    /* n outputs of k inputs of each expert */
+    int64_t column, step;                    /* of the parameter's first row, and from one to the next */
+};
+/* ERR_FORMAT, ERR_UNSUPPORTED; t stays NULL where the files have none. */
+int model__interleaved_find(struct interleaved *s, const struct model *m, const struct bnb_args *a);
+/* Elements [first, first + n) of the parameter. */
+void model__interleaved_read(const struct interleaved *s, int64_t first, int64_t n, float *out);
+
 /* "float32", "bfloat16", "float16": the names of torch_dtype. */
 const char *model__torch_dtype(enum dtype dt);
 void model__set_config_dtype(json_t *config, enum dtype dt); /* under the name that this config.json has for it */

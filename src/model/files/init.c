@@ -157,7 +157,7 @@ static void fill_part(void *arg, int64_t part, int thread) {
     const struct init_source *s = arg;
     (void)thread;
     const int64_t lo = part * PART, hi = lo + PART < s->count ? lo + PART : s->count;
-    const bool normal = s->role != MODEL_BIAS && (!model_role_adds(s->role) || s->role == MODEL_CONV);
+    const bool normal = s->role != MODEL_BIAS && (!model_role_adds(s->role) || s->role == MODEL_CONV || s->role == MODEL_SINKS);
     float v[4] = {0};
     for (int64_t i = lo; i < hi; i++) {
         const int64_t at = s->first + i;
@@ -194,8 +194,12 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
     struct init_source *s = xcalloc((size_t)m->n_params, sizeof *s);
     struct safetensors_write_tensor *t = xcalloc((size_t)(m->n_params + m->n_buffers), sizeof *t);
     json_t *meta = json_pack("{s:s}", "format", "pt");
+    char(*const stack_names)[MODEL_STACK_NAME] = xcalloc((size_t)m->n_groups, sizeof *stack_names);
+    int64_t n = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *p = &m->params[i];
+        const struct model_group *const g = &m->groups[p->group];
+        if (model__interleaved(m, g) && i != g->first_param) continue; /* with that one */
         s[i] = (struct init_source){.pool = pool,
                                     .role = m->groups[p->group].role,
                                     .dt = dt,
@@ -207,14 +211,21 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
             s[i].zero_lo = m->cfg.pad * p->cols;
             s[i].zero_hi = s[i].zero_lo + p->cols;
         }
-        t[i] = (struct safetensors_write_tensor){
+        t[n] = (struct safetensors_write_tensor){
             .name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
-        if (p->nd == 3) t[i].dim[1] = 1, t[i].dim[2] = p->cols;
+        if (p->nd == 3) t[n].dim[1] = 1, t[n].dim[2] = p->cols;
+        if (model__interleaved(m, g)) {
+            model__stack_name(m, g, stack_names[p->group]);
+            t[n].name = stack_names[p->group];
+            t[n].nd = model__interleaved_shape(g, t[n].dim);
+        }
+        n++;
     }
     for (int64_t i = 0; i < m->n_buffers; i++)
-        t[m->n_params + i] = (struct safetensors_write_tensor){
+        t[n++] = (struct safetensors_write_tensor){
             .name = m->buffers[i].name, .dt = dt, .nd = 1, .dim = {m->buffers[i].n}, .read = fill_zeros};
-    const int rc = safetensors_write(NULL, path, t, m->n_params + m->n_buffers, meta);
+    const int rc = safetensors_write(NULL, path, t, n, meta);
+    free(stack_names);
     json_decref(meta);
     free(t);
     free(s);

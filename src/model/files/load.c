@@ -142,7 +142,10 @@ struct source {
     const char *path;                   /* of its file */
     uint64_t seed;                      /* of a new one */
     struct bnb_weight bnb;              /* saved in 4 bits: bnb.code is t */
+    struct interleaved all;             /* in a tensor of all experts: all.t is t */
 };
+/* Of what `elements` gives. */
+static enum dtype value_dtype(const struct source *s) { return s->all.t ? DT_F32 : s->t->dt; }
 
 enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
 
@@ -199,14 +202,11 @@ static void find_alias(struct source *s, struct weights_dir *w, const struct mod
 /* An expert's matrix in a tensor of all of them, as transformers 5 has them in memory: experts.gate_up_proj (E, 2f, h), gate
  * rows first, or experts.down_proj (E, h, f). t stays NULL where there is none. */
 static int find_stacked(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p) {
-    static const char mark[] = ".experts.";
     const struct model_group *const g = &m->groups[p->group];
-    const char *const at = g->role == MODEL_EXPERTS ? strstr(p->name, mark) : NULL;
-    char name[sizeof p->name + 16], have[128];
-    if (!at) return 0;
+    char name[MODEL_STACK_NAME], have[128];
+    if (g->role != MODEL_EXPERTS || !strstr(p->name, ".experts.")) return 0;
     const int64_t in_group = p - m->params - g->first_param, parts = g->n_params / g->count, rows = g->n / g->count;
-    snprintf(name, sizeof name, "%.*s%s", (int)(at - p->name) + (int)sizeof mark - 1, p->name,
-             parts == 2 ? "gate_up_proj" : "down_proj");
+    model__stack_name(m, g, name);
     find_tensor(s, w, name);
     if (!s->t) return 0;
     if (s->t->nd != 3 || s->t->dim[0] != g->count || s->t->dim[1] != rows || s->t->dim[2] != p->cols)
@@ -216,9 +216,24 @@ static int find_stacked(struct source *s, struct weights_dir *w, const struct mo
     return 0;
 }
 
+/* A parameter of gpt-oss' experts. */
+static int find_interleaved(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p,
+                            const char *dir) {
+    const struct bnb_args a = {.find = find_any, .arg = w, .param = p, .path = dir};
+    char name[MODEL_STACK_NAME];
+    model__stack_name(m, &m->groups[p->group], name);
+    if (w->shards) FAIL(ERR_UNSUPPORTED, "%s: unsupported shards of a %s model", dir, m->cfg.family->type);
+    s->path = dir;
+    TRY(model__interleaved_find(&s->all, m, &a));
+    if (!s->all.t) FAIL(ERR_FORMAT, "%s: tensor %s is missing", dir, name);
+    s->t = s->all.t;
+    return 0;
+}
+
 static int find_param(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p,
                       const char *dir) {
     char have[128];
+    if (model__interleaved(m, &m->groups[p->group])) return find_interleaved(s, w, m, p, dir);
     find_tensor(s, w, p->name);
     if (!s->t) find_alias(s, w, m, p);
     const bool own = s->t != NULL;
@@ -315,6 +330,7 @@ static void note_unused(const struct model *m, const struct source *src, const s
     for (int64_t i = 0; i < m->n_params; i++) {
         map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
         if (src[i].t) map_set(&used, src[i].t->name, strlen(src[i].t->name), i);
+        if (src[i].all.scales) map_set(&used, src[i].all.scales->name, strlen(src[i].all.scales->name), i);
     }
     for (int64_t i = 0; i < m->n_buffers; i++) map_set(&used, m->buffers[i].name, strlen(m->buffers[i].name), i);
     /* a copy of the embedding, as in transformers; a critic has no use for it */
@@ -351,13 +367,17 @@ static int draw_param(struct model *m, const struct model_param *p, uint64_t see
 }
 
 static int check_finite(const struct model_param *p, const struct source *s, const uint8_t *src, int64_t n) {
-    if (model_all_finite(src, s->t->dt, n)) return 0;
+    if (model_all_finite(src, value_dtype(s), n)) return 0;
     FAIL(ERR_FORMAT, "%s: tensor %s holds NaN or Inf; the file is damaged or the training that wrote it diverged", s->path,
          p->name);
 }
 
 /* n elements of a tensor from `first` on: in its mapping, or gathered into raw. */
 static const uint8_t *elements(const struct source *s, int64_t first, int64_t n, void *raw) {
+    if (s->all.t) {
+        model__interleaved_read(&s->all, first, n, raw);
+        return raw;
+    }
     if (!s->parts) return s->t->data + (size_t)(s->first + first) * dtype_size(s->t->dt);
     shards_read(s->parts, s->first + first, n, raw);
     return raw;
@@ -379,8 +399,8 @@ static int load_range(struct model *m, const struct model_param *p, const struct
         const int64_t k = r.hi - i < CHUNK ? r.hi - i : CHUNK;
         const uint8_t *src = elements(s, i, k, (float *)chunk + CHUNK);
         TRY(check_finite(p, s, src, k));
-        if (s->t->dt != to->dt) {
-            model__convert(chunk, to->dt, src, s->t->dt, k);
+        if (value_dtype(s) != to->dt) {
+            model__convert(chunk, to->dt, src, value_dtype(s), k);
             src = chunk;
         }
         TRY(dev_copy_in(m->dev, (char *)to->data + (size_t)(i - r.lo) * size, src, (size_t)k * size));
@@ -694,7 +714,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
             continue;
         }
         TRYG(find_param(&src[i], &w, m, &m->params[i], a->dir), out);
-        m->params[i].src_dt = src[i].t->dt;
+        m->params[i].src_dt = src[i].all.scales ? DT_BF16 : src[i].t->dt;
     }
     TRYG(read_buffers(m, &w, a->dir), out);
     note_unused(m, src, &w, a->dir);

@@ -124,7 +124,9 @@ static void add_range(struct optim *o, const struct model *m, struct model_range
         CHECK((lo - p->offset) % DEV_SEGMENT == 0 && (hi == end || (hi - p->offset) % DEV_SEGMENT == 0));
         struct optim_run r = place(o, p, lo - p->offset, hi - lo, rule_of(m, p, o->kind));
         r.n_seg = (r.n + DEV_SEGMENT - 1) / DEV_SEGMENT;
-        r.frozen = m->frozen_routers && !m->lora && m->groups[p->group].role == MODEL_ROUTER;
+        const struct model_group *const g = &m->groups[p->group];
+        r.frozen =
+            m->frozen_routers && !m->lora && (g->role == MODEL_ROUTER || (g->role == MODEL_BIAS && g[-1].role == MODEL_ROUTER));
         for (int64_t k = 0; o->segments && k < r.n_seg; k++) {
             int64_t *s = &o->segments[2 * (r.seg + k)];
             s[0] = r.at + k * DEV_SEGMENT;
