@@ -216,7 +216,7 @@ struct clamped_swiglu_args {
 };
 
 /* A logit of each query head that joins the softmax of its scores and has no value (gpt-oss' sinks): after attention, out *=
- * sigmoid(lse - sink), lse = ln(e^lse + e^sink). attn_bwd with these has the gradients of queries, keys and values. */
+ * sigmoid(lse - sink), lse = ln(e^lse + e^sink). attn_bwd with these has the gradients of queries, K and V. */
 struct attn_sink_args {
     struct tensor out;  /* (T, Hq * D) act, in place */
     struct tensor lse;  /* (T, Hq) f32, in place */

@@ -159,8 +159,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
     d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
-static void decoder_limits(struct decoder *d, const struct model_config *c, const struct decoder_args *a) {
-    d->n_states = decoder_states(c, a);
+static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
     d->n_kv_blocks = a->n_kv_blocks;
     d->requested_rows = a->max_rows;
     d->requested_seqs = a->max_seqs;
@@ -198,7 +197,8 @@ struct engine_stop_ids engine_stop_ids(const struct model_config *c, const struc
 size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
     struct decoder d = {0};
     struct arena m = {0};
-    decoder_limits(&d, c, a);
+    decoder_limits(&d, a);
+    d.n_states = decoder_states(c, a);
     decoder_layout(&d, &m, c, act);
     return m.used;
 }
@@ -214,7 +214,8 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     struct decoder *d = xcalloc(1, sizeof *d);
     d->model = a->model;
     const struct model_config *c = &a->model->cfg;
-    decoder_limits(d, c, a);
+    decoder_limits(d, a);
+    d->n_states = decoder_states(c, a);
     d->layers = xcalloc((size_t)c->n_layers, sizeof *d->layers);
     d->kv.layers = d->layers;
     if (d->n_states) d->kv.states = d->states = xcalloc((size_t)c->n_layers, sizeof *d->states);
