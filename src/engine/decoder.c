@@ -500,6 +500,22 @@ static int decoder_results(void *ctx, int64_t have, struct engine_results *out) 
     return 0;
 }
 
+/* Of a sequence that ends with a chunk, which has no open rows. */
+static int copy_state(void *ctx, int32_t from, int32_t to) {
+    const struct decoder *d = ctx;
+    const struct model_config *c = &d->model->cfg;
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        if (!model_layer_is_delta(c, l)) continue;
+        const struct tensor parts[] = {d->states[l].conv, d->states[l].delta.s};
+        for (int i = 0; i < 2; i++) {
+            const size_t bytes = (size_t)(tensor_count(parts[i]) / parts[i].dim[0]) * dtype_size(parts[i].dt);
+            char *const at = parts[i].data;
+            TRY(dev_copy(d->model->dev, at + (size_t)to * bytes, at + (size_t)from * bytes, bytes));
+        }
+    }
+    return 0;
+}
+
 struct engine_model decoder_model(struct decoder *d) {
     return (struct engine_model){.ctx = d,
                                  .n_kv_blocks = d->n_kv_blocks,
@@ -509,7 +525,8 @@ struct engine_model decoder_model(struct decoder *d) {
                                  .max_burst = d->max_burst,
                                  .burst = decoder_burst,
                                  .burst_results = decoder_results,
-                                 .n_states = d->n_states};
+                                 .n_states = d->n_states,
+                                 .copy_state = copy_state};
 }
 
 int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c) {

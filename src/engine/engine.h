@@ -73,8 +73,9 @@ struct engine_model {
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
     int (*burst_results)(void *ctx, int64_t have, struct engine_results *out);
     /* Slots of states that sequences have as well as KV blocks (gated delta nets): as many samples run at once. 0: it has none. A
-     * sequence is computed from its first token on, so nothing is shared with others. */
+     * sequence is computed from its first token on, or from a chunk's end that another sample of its prompt has computed. */
     int64_t n_states;
+    int (*copy_state)(void *ctx, int32_t from, int32_t to); /* of a sequence that ends with a chunk */
 };
 
 /* The decoder as an engine_model: owns the KV cache and the activations. */

@@ -31,6 +31,7 @@ void kv_pool_free(struct kv_pool *p);
 int32_t kv_alloc(struct kv_pool *p);                                  /* refs 1; -1 when none is free */
 int32_t kv_find(struct kv_pool *p, struct kv_key key);                /* refs + 1; -1: not found */
 int32_t kv_take(struct kv_pool *p, struct kv_key key);                /* one without owner: refs 1, no longer findable; -1: none */
+void kv_ref(struct kv_pool *p, int32_t block);                        /* refs + 1 of one that has an owner */
 void kv_unref(struct kv_pool *p, int32_t block);                      /* a published block stays findable until reused */
 void kv_publish(struct kv_pool *p, int32_t block, struct kv_key key); /* no-op if the key is published already */
 
@@ -42,6 +43,7 @@ struct request {
     char **stop;
     struct engine_request r; /* scalars only; its pointers are the owned ones above */
     int64_t planned;         /* prompt tokens planned by the sample in front */
+    struct sample *leader;   /* of a model with states: computes what the others wait for; NULL: none */
 };
 
 struct sample {
@@ -55,6 +57,8 @@ struct sample {
     int32_t *blocks;
     int64_t n_blocks, cap_blocks;
     int32_t state;           /* slot of its state; -1: none */
+    bool follows;            /* it waits for the request's leader, */
+    int64_t promised;        /* and will take so many blocks then */
     struct kv_key key;       /* of the last published block */
     int64_t n_keyed;         /* blocks whose key is part of `key` */
     float *logp, *logp_kept; /* (response) */
@@ -131,6 +135,8 @@ struct engine {
     struct sample **planned;       /* (max_seqs) */
     int32_t *states, *free_states; /* (max_seqs): of the planned samples; slots that no sample has, the last one next */
     int64_t n_free_states;
+    int64_t promised; /* KV blocks, to samples that follow */
+    bool shares_states;
     struct burst_arrays burst;
     bool no_room;        /* the sample at the head of the queue waits for blocks */
     int64_t burst_steps; /* of the next burst, with cfg.first_burst */
@@ -160,6 +166,17 @@ static inline int64_t engine__left(const struct sample *s) {
     return engine__most_tokens(s->req) - (s->n_tokens - s->req->n_prompt);
 }
 static inline int64_t engine__blocks_for(int64_t tokens) { return (tokens + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
+
+/* ---- state_sharing.c ---- */
+/* s is admitted: the first of its request leads, where others are next in the queue, those follow. */
+void engine__lead_or_follow(struct engine *e, struct sample *s);
+void engine__stop_leading(struct engine *e, struct sample *s); /* nobody waits for s any more */
+void engine__stop_following(struct engine *e, struct sample *s);
+/* Rows that s may compute in one step, of `take`. */
+int64_t engine__until_shared(const struct sample *s, int64_t take);
+/* After a step: s has computed what its followers wait for. */
+int engine__share_state(struct engine *e, struct sample *s);
+void engine__share_block(struct engine *e, struct sample *s, int32_t block); /* the next block of s is one that others have */
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
 int engine__burst(struct engine *e);

@@ -100,6 +100,11 @@ int32_t kv_take(struct kv_pool *p, struct kv_key key) {
     return i;
 }
 
+void kv_ref(struct kv_pool *p, int32_t block) {
+    CHECK(block >= 0 && block < p->n_blocks && p->blocks[block].refs > 0);
+    p->blocks[block].refs++;
+}
+
 void kv_unref(struct kv_pool *p, int32_t block) {
     CHECK(block >= 0 && block < p->n_blocks && p->blocks[block].refs > 0);
     if (--p->blocks[block].refs == 0) free_push(p, block);

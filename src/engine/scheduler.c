@@ -37,7 +37,8 @@ int engine_create(struct engine **out, const struct engine_model *m, const struc
     e->cfg = *c;
     if (e->cfg.max_seqs > e->cfg.max_rows) e->cfg.max_seqs = e->cfg.max_rows; /* a decoding sample needs a row */
     if (m->n_states > 0 && e->cfg.max_seqs > m->n_states) e->cfg.max_seqs = m->n_states;
-    if (m->n_states > 0) e->cfg.no_prefix_cache = true;
+    e->shares_states = m->n_states > 0 && !c->no_prefix_cache;
+    if (m->n_states > 0) e->cfg.no_prefix_cache = true; /* nothing is found by its tokens */
     kv_pool_init(&e->pool, (int32_t)m->n_kv_blocks);
     const size_t rows = (size_t)e->cfg.max_rows, seqs = (size_t)e->cfg.max_seqs;
     e->ids = xmalloc(rows * sizeof *e->ids);
@@ -71,6 +72,8 @@ static void request_release(struct request *q) {
 void engine__drop_blocks(struct engine *e, struct sample *s) {
     for (int64_t i = s->n_blocks; i-- > 0;) kv_unref(&e->pool, s->blocks[i]); /* the prefix is freed last, lives longest */
     s->n_blocks = s->n_keyed = s->n_computed = 0;
+    engine__stop_leading(e, s);
+    engine__stop_following(e, s);
     if (s->state >= 0) e->free_states[e->n_free_states++] = s->state;
     s->state = -1;
     s->key = (struct kv_key){0, 0};
@@ -266,6 +269,11 @@ static void add_block(struct sample *s, int32_t block) {
     s->blocks[s->n_blocks++] = block;
 }
 
+void engine__share_block(struct engine *e, struct sample *s, int32_t block) {
+    kv_ref(&e->pool, block);
+    add_block(s, block);
+}
+
 bool engine__grow_blocks(struct engine *e, struct sample *s, int64_t upto) {
     while (s->n_blocks < engine__blocks_for(upto)) {
         const int32_t block = kv_alloc(&e->pool);
@@ -379,10 +387,11 @@ static void plan_decoding(struct engine *e, struct engine_plan *p) {
 
 static void plan_prompts(struct engine *e, struct engine_plan *p) {
     for (struct sample *s = e->running.head; s; s = s->next) {
-        if (s->n_planned > 0 || pending(s) <= 1) continue;
+        if (s->n_planned > 0 || pending(s) <= 1 || s->follows) continue;
         int64_t take = e->cfg.max_rows - p->n_rows;
         if (take <= 0) return;
         if (take > pending(s)) take = pending(s);
+        take = engine__until_shared(s, take);
         if (!engine__grow_blocks(e, s, s->n_computed + take)) take = s->n_blocks * KV_BLOCK_LEN - s->n_computed;
         if (take > 0) plan_rows(e, p, s, take);
     }
@@ -400,14 +409,16 @@ static void admit(struct engine *e, struct engine_plan *p) {
         if (sibling_leads(e, s)) return;
         adopt_cached(e, s);
         const int64_t room = e->cfg.max_rows - p->n_rows;
-        const int64_t take = pending(s) < room ? pending(s) : room;
+        int64_t take = pending(s) < room ? pending(s) : room;
         /* leave every running sample its next block, or it would preempt this one at once */
         const int64_t reserve = e->running.n;
-        if (engine__blocks_for(s->n_tokens) - s->n_blocks + reserve > e->pool.n_free && e->running.n > 0) {
+        if (engine__blocks_for(s->n_tokens) - s->n_blocks + reserve + e->promised > e->pool.n_free && e->running.n > 0) {
             engine__release_blocks(e, s);
             e->no_room = true;
             return;
         }
+        engine__lead_or_follow(e, s);
+        take = s->follows ? 0 : engine__until_shared(s, take);
         if (!engine__grow_blocks(e, s, s->n_computed + take)) { /* impossible: the cache holds one sample (engine_submit) */
             engine__release_blocks(e, s);
             return;
@@ -421,7 +432,7 @@ static void admit(struct engine *e, struct engine_plan *p) {
         }
         e->stats.cached_rows += s->n_computed;
         e->burst_steps = e->cfg.first_burst;
-        plan_rows(e, p, s, take);
+        if (take > 0) plan_rows(e, p, s, take);
     }
 }
 
@@ -636,6 +647,7 @@ int engine_step(struct engine *e) {
         struct sample *s = e->planned[i];
         s->n_computed += s->n_planned;
         s->n_planned = 0;
+        TRY(engine__share_state(e, s));
         if (s->n_computed != s->n_tokens) continue;
         take_top(e, &p, s, k);
         const int ended = engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]);

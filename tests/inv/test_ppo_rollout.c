@@ -342,8 +342,7 @@ static void rollout_check(struct rig *r, const char *what) {
     int64_t preempted = 0, cached = 0;
     generate(r, &LIMITS[0], first);
     sane(first);
-    const bool shares = r->m->cfg.delta.v_heads == 0;
-    assert_true((first->cached > 0) == shares);
+    assert_true(first->cached > 0);
     same_as_training(r, first, what);
     for (size_t l = 1; l < sizeof LIMITS / sizeof *LIMITS; l++) {
         generate(r, &LIMITS[l], s);
@@ -353,7 +352,7 @@ static void rollout_check(struct rig *r, const char *what) {
         preempted += s->preempted;
         cached += s->cached;
     }
-    assert_true(preempted > 0 && (cached > 0) == shares);
+    assert_true(preempted > 0 && cached > 0);
     struct rig other = {.adapter = r->adapter, .quant = r->quant};
     assert_true(open_backend(&other.dev, r->backend, 3 - r->threads)); /* 1 and 2 threads */
     rig_open(&other, r->dir, r->m->act, MODEL_INFER);

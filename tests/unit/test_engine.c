@@ -29,7 +29,41 @@ struct fake {
     int64_t burst_steps, stride, part, have;
     int32_t id[MAX_RESULTS];
     float logp[MAX_RESULTS], logp_kept[MAX_RESULTS];
+    /* of a model with states: what each has of its sequence */
+    int64_t n_states, copied;
+    struct {
+        uint64_t hash;
+        int64_t n;
+    } state[16];
 };
+
+/* A sequence's state takes its next token, the n-th. */
+static void state_take(struct fake *f, int32_t slot, int64_t n, int32_t token) {
+    if (f->n_states == 0) return;
+    assert_in_range(slot, 0, f->n_states - 1);
+    if (n == 0) f->state[slot].hash = 0;
+    else assert_int_equal(f->state[slot].n, n);
+    const uint64_t both[] = {f->state[slot].hash, (uint64_t)token};
+    f->state[slot].hash = hash64(both, sizeof both);
+    f->state[slot].n = n + 1;
+}
+/* It has taken these. */
+static void state_check(const struct fake *f, int32_t slot, const int32_t *history, int64_t n) {
+    uint64_t h = 0;
+    if (f->n_states == 0) return;
+    for (int64_t j = 0; j < n; j++) {
+        const uint64_t both[] = {h, (uint64_t)history[j]};
+        h = hash64(both, sizeof both);
+    }
+    assert_true(f->state[slot].n == n && f->state[slot].hash == h);
+}
+static int fake_copy_state(void *ctx, int32_t from, int32_t to) {
+    struct fake *f = ctx;
+    assert_true(from != to && f->state[from].n > 0 && f->state[from].n % DEV_DELTA_CHUNK == 0);
+    f->state[to] = f->state[from];
+    f->copied++;
+    return 0;
+}
 
 static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
     const uint64_t h = hash64(history, (size_t)n * 4) ^ (uint64_t)(u * 16777216.0f) * 0x9E3779B97F4A7C15u;
@@ -47,6 +81,8 @@ static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float 
         f->token[p->slots[r]] = p->ids[r];
         f->pos[p->slots[r]] = p->pos[r];
     }
+    for (int64_t s = 0; s < p->n_seqs; s++)
+        for (int64_t r = p->q_start[s]; r < p->q_start[s + 1]; r++) state_take(f, p->state[s], p->pos[r], p->ids[r]);
     for (int64_t k = 0; k < p->n_out; k++) {
         int64_t s = 0;
         while (p->q_start[s + 1] <= p->out_row[k]) s++;
@@ -58,6 +94,7 @@ static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float 
             assert_int_equal(f->pos[slot], j);
             history[j] = f->token[slot];
         }
+        state_check(f, p->state[s], history, n);
         id[k] = draw(history, n, p->param[k].u, &logp[k]);
         logp_kept[k] = logp[k] / 2;
         free(history);
@@ -85,12 +122,14 @@ static int fake_burst(void *ctx, const struct engine_burst *b) {
             const int64_t put = b->block_table[i * b->max_blocks + n / KV_BLOCK_LEN] * KV_BLOCK_LEN + n % KV_BLOCK_LEN;
             assert_in_range(put, 0, f->n_blocks * KV_BLOCK_LEN - 1);
             f->token[put] = token;
+            state_take(f, b->state[i], n, token);
             f->pos[put] = (int32_t)n++;
             for (int64_t j = 0; j < n; j++) {
                 const int64_t slot = b->block_table[i * b->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
                 assert_int_equal(f->pos[slot], j);
                 history[j] = f->token[slot];
             }
+            state_check(f, b->state[i], history, n);
             const int64_t k = t * f->stride + i;
             token = f->id[k] = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)t), &f->logp[k]);
             f->logp_kept[k] = f->logp[k] / 2;
@@ -113,7 +152,8 @@ static int fake_results(void *ctx, int64_t have, struct engine_results *out) {
 }
 
 static struct engine_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct engine_model){f, f->n_blocks, VOCAB, 0, fake_step, max_burst, fake_burst, fake_results, 0};
+    return (struct engine_model){f,         f->n_blocks, VOCAB,        0,           fake_step,
+                                 max_burst, fake_burst,  fake_results, f->n_states, fake_copy_state};
 }
 
 static struct fake *fake_new(int64_t n_blocks) {
@@ -168,7 +208,7 @@ static const int32_t eos[1] = {EOS};
 static void test_any_limits(void **state) {
     (void)state;
     struct rng rng = {.seed = 5, .stream = RNG_TEST};
-    int64_t preempted = 0, cached = 0, bursts = 0;
+    int64_t preempted = 0, cached = 0, bursts = 0, copied = 0;
     for (int round = 0; round < 60; round++) {
         enum { N = 12 };
         static int32_t prompts[N][128];
@@ -196,6 +236,7 @@ static void test_any_limits(void **state) {
             if (blocks > longest) longest = blocks;
         }
         struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
+        f->n_states = round % 3 == 0 ? 1 + round % 16 : 0;
         const struct engine_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
         struct seen seen = {.requests = rq};
         const struct engine_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
@@ -222,6 +263,7 @@ static void test_any_limits(void **state) {
         preempted += st.preempted;
         cached += st.cached_rows;
         bursts += f->bursts;
+        copied += f->copied;
         if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
         engine_destroy(e);
         fake_free(f);
@@ -229,6 +271,7 @@ static void test_any_limits(void **state) {
     assert_true(preempted > 50); /* the small pools did preempt */
     assert_true(cached > 1000);  /* and blocks were shared */
     assert_true(bursts > 200);   /* and most of the decoding went in bursts */
+    assert_true(copied > 10);    /* and samples with states began with a copy */
 }
 
 /* The n samples of a prompt compute its full blocks once. */
