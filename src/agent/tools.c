@@ -154,8 +154,6 @@ void tools_cancel(struct tools *t) {
 
 const json_t *tools_schemas(const struct tools *t) { return t->schemas; }
 
-bool tools_want_agent_data(const struct tools *t, const char *name) { return !json_object_get(t->functions, name); }
-
 const json_t *tools_interactions(const struct tools *t) { return t->interactions; }
 
 /* The schema of a name: of two the later, as in verl. Borrowed; NULL: none. */
@@ -165,6 +163,10 @@ static json_t *schema_of(const struct tools *t, const char *name) {
         if (other && strcmp(other, name) == 0) return json_array_get(t->schemas, i);
     }
     return NULL;
+}
+
+bool tools_want_agent_data(const struct tools *t, const char *name) {
+    return schema_of(t, name) && !json_object_get(t->functions, name);
 }
 
 static bool stands_before(const json_t *list, size_t end, const char *name) {

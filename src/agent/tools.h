@@ -47,7 +47,8 @@ const json_t *tools_schemas(const struct tools *t);
 /* Those of a row's tool_selection, in its order, without names that there are none of; all where it is NULL, null or
  * empty.  An array, new reference. */
 json_t *tools_select(const struct tools *t, const json_t *tool_selection);
-/* Whether a tool is given the episode's AgentData: one that is a class is, a function is not. */
+/* Whether a tool is given the episode's AgentData: one that is a class is, a function is not, nor is a name
+ * that there is no tool of. */
 bool tools_want_agent_data(const struct tools *t, const char *name);
 /* Names of the interactions: an array, borrowed; empty: none. */
 const json_t *tools_interactions(const struct tools *t);

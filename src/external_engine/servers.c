@@ -101,7 +101,10 @@ int servers_take(struct servers *s, double wait_s, struct server_answer *a) {
     else if (r.rc < 0) a->rc = r.rc;
     if (a->rc < 0) err_set(a->rc, __FILE__, __LINE__, "%s", error ? error : r.error);
     helper_result_free(&r);
-    if (a->server < 0) a->rc = 0; /* of a request that was dropped */
+    if (a->server < 0) { /* of a request that was dropped: nobody waits for it */
+        server_answer_free(a);
+        return 0;
+    }
     if (a->rc == ERR_IO || a->rc == ERR_TIMEOUT) {
         struct err_saved why;
         err_save(&why);

@@ -43,7 +43,7 @@ int64_t servers_live(const struct servers *s);
 int servers_choose(const struct servers *s, int home, int not );
 /* body: stolen. */
 int servers_send(struct servers *s, int server, const char *method, const char *path, json_t *body, int64_t *ticket);
-/* 1: *a is an answer, for server_answer_free; 0: none within wait_s. */
+/* 1: *a is an answer to a request that is under way, for server_answer_free; 0: none within wait_s. */
 int servers_take(struct servers *s, double wait_s, struct server_answer *a);
 void server_answer_free(struct server_answer *a);
 void servers_cancel(struct servers *s); /* all that is under way */

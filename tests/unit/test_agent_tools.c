@@ -78,6 +78,8 @@ static void schemas_are_in_verls_order(void **state) {
     assert_int_equal(json_array_size(got = tools_select(t, names)), 0);
     json_decref(got);
     json_decref(names);
+    assert_true(tools_want_agent_data(t, "count")); /* a class; `add` is a function */
+    assert_false(tools_want_agent_data(t, "add") || tools_want_agent_data(t, "nothing"));
     tools_close(t);
 }
 
