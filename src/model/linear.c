@@ -40,6 +40,17 @@ int model__linear(struct model *m, const struct linear_args *a) {
     return 0;
 }
 
+int model__lora_linear(struct model *m, const struct linear_args *a) {
+    const struct lora_group *g = a->group->lora;
+    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS) {
+        const int64_t n = rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS;
+        const struct tensor z = scratch(m->lora->z, m->act, n, g->width);
+        TRY(dev_matmul_fwd(m->dev, z, tensor_rows(a->x, lo, n), g->a, TENSOR_NONE, false));
+        TRY(dev_matmul_fwd(m->dev, tensor_rows(a->y, lo, n), z, g->b, TENSOR_NONE, false));
+    }
+    return 0;
+}
+
 int model__gated(struct model *m, struct tensor out, struct tensor gate_up) {
     return (m->cfg.family->gelu ? dev_geglu_fwd : dev_swiglu_fwd)(m->dev, out, gate_up);
 }

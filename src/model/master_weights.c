@@ -51,8 +51,9 @@ int model_refresh(struct model *m) {
 }
 
 int model_refresh_from(struct model *m, float *flat) {
-    CHECK(flat != NULL && !m->stream);
+    CHECK(flat != NULL);
     if (m->lora) return model__lora_refresh(m, flat);
+    CHECK(!m->stream);
     if (m->flat.data) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
     for (int64_t i = 0; i < m->n_groups; i++) TRY(model__group_from(m, &m->groups[i], flat + m->groups[i].offset));
     return 0;

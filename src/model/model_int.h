@@ -68,6 +68,8 @@ struct linear_args {
     struct tensor from; /* add: (T, n) f32; may be y */
 };
 int model__linear(struct model *m, const struct linear_args *a);
+/* y f32: what the group's adapters add, alone. */
+int model__lora_linear(struct model *m, const struct linear_args *a);
 /* out (T, n / 2) = SwiGLU or GeGLU, as the family has it, of gate_up. */
 int model__gated(struct model *m, struct tensor out, struct tensor gate_up);
 /* The same of y; y holds the output of the GEMM afterwards only where the activation is not its epilogue. */

@@ -101,6 +101,7 @@ struct model {
     const struct model *base;    /* whose weights it reads below its head; NULL: its own */
     struct model_stream *stream; /* how weights that are not here as a whole are streamed; NULL: they are here; private */
     size_t weights_bytes;        /* of weights: all of them, or a rank's shares */
+    char base_hash[33];          /* of sharded weights as they were read: an adapter's base (lora_int.h) */
     /* fp32 master, flat (n_train) f32, on the device or with MODEL_HOST_MASTER in host memory; NULL in inference-only models */
     float *master;
     /* what is trained: the parameters above, or with an adapter its matrices and nothing else */

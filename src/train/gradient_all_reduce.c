@@ -108,7 +108,7 @@ int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_ar
     const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
     *out = (struct all_reduce_memory){.chunk = room.chunk,
                                       .exchange = room.ring + room.table + collective_bytes(a->dev, a->ranks, a->local)};
-    if (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && (a->lora || !model_is_flat(m)))
+    if (a->lora || (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && !model_is_flat(m)))
         out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
     out->moments = optim_part_bytes(m, a->optim, s, &out->host);
@@ -179,7 +179,7 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
                              .sums = sums,
                              .tied = !m->lora && m->g_head == m->g_embed,
                              .rows = !m->lora,
-                             .shares = m->flags & MODEL_SHARDED_WEIGHTS};
+                             .shares = m->flags & MODEL_SHARDED_WEIGHTS && !m->lora};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
     const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
@@ -189,9 +189,8 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
     TRY(share(g, r->dev, room.ring, &r->ring));
     TRY(share(g, r->dev, room.table, &r->table));
     TRY(share(g, r->dev, room.chunk, &r->chunk));
-    if (r->shares) CHECK(!m->lora);
-    else if (m->lora || !m->flat.data) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
-    else TRY(collective_share(g, m->weights, m->weights_bytes));
+    if (m->lora || (!r->shares && !m->flat.data)) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
+    else if (!r->shares) TRY(collective_share(g, m->weights, m->weights_bytes));
     make_cuts(r);
     find_owners(r);
     return 0;
@@ -348,6 +347,7 @@ int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad
 int all_reduce_idle(struct all_reduce *r) {
     const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets, layers = r->m->cfg.n_layers;
     float *at;
+    if (r->m->lora) TRY(model_stream_idle_back(r->m)); /* its one bucket ends behind all layers */
     for (int64_t i = 0; i < n; i++) {
         const int64_t layer = layers - 1 - (i - 2); /* behind the head and the final norm */
         if (layer < layers) TRY(model_stream_layer(r->m, layer, layer - 1));

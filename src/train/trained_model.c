@@ -92,7 +92,7 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
 /* Weights on their way go through this room. */
 static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
     struct collective *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
-    if (a->stream == MODEL_STREAM_NONE) return 0;
+    if (a->stream == MODEL_STREAM_NONE || model_stream_is_bound(t->model)) return 0;
     if (g) TRY(collective_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
     model_stream_bind(t->model, room, g);
     return 0;

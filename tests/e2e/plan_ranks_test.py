@@ -102,7 +102,7 @@ def check_layouts(s, test):
     p = plan(s, "14b", 4, trainer__layout="sharded")
     test("trainer.layout forces", "\n  layout sharded: " in p.stdout and "\n    trainer.layout=sharded\n" in p.stdout, p.stdout)
     for keys, why in (({A + "use_kl_loss": False, "trainer.layout": "ref"}, "there is no reference"),
-                      ({"actor_rollout_ref.model.lora_rank": 8, "trainer.layout": "sharded"}, "there is an adapter"),
+                      ({"actor_rollout_ref.model.lora_rank": 8, "trainer.layout": "ref"}, "there is an adapter"),
                       ({"actor_rollout_ref.ref.fsdp_config.param_offload": True, "trainer.layout": "ref"},
                        "the reference is in host memory")):
         p = plan(s, "7b", 2, **{k.replace(".", "__"): v for k, v in keys.items()})

@@ -48,14 +48,17 @@ def main():
                 A + "actor.use_kl_loss": False, "trainer.test_freq": 2, "trainer.val_before_train": True}
         critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
                   "algorithm.use_kl_in_reward": True}
-        cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2), (4, 4))), "a critic": (critic, ())}
+        lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
+        cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2),)), "an adapter": (lora, ((3, 3), (2, 1))),
+                 "a critic": (critic, ())}
         for name, (keys, sizes) in cases.items():
             one = s.dir / name.replace(" ", "_")
             go(f"{name}: one rank", one, 1, 1, **keys)
             for n, together in sizes:
                 d = pathlib.Path(f"{one}_{n}_{together}")
                 said = go(f"{name}: {together} of {n} ranks together", d, n, together, **keys)
-                why = first_difference(one, d, STEPS) or ("" if f": {together} ranks generate together" in said else said[-1500:])
+                shown = together == 1 or f": {together} ranks generate together" in said
+                why = first_difference(one, d, STEPS) or ("" if shown else said[-1500:])
                 test(f"{name}: {together} of {n} ranks together as one", not why, why)
                 test(f"{name}: the metric says {together}", set(series(d, "perf/tensor_parallel")) == {together})
         d = s.dir / "turns"
@@ -77,7 +80,8 @@ def main():
         test("and leaves nothing", not below(p.pid), below(p.pid))
 
         for keys, size, why in (({"trainer.layout": "whole"}, 2, "each rank has the weights whole"),
-                                ({}, 3, "it does not divide the ranks"), ({A + "model.lora_rank": 4}, 2, "there is an adapter")):
+                                ({}, 3, "it does not divide the ranks"),
+                                ({**lora, A + "model.quantization": "nf4"}, 2, "the adapter's base is quantised")):
             p = run("plan", *line("plan", 2, size, **keys)[1:], check=False)
             said = p.stdout[-800:] + p.stderr[-300:]
             test(f"said: {why}", f"tensor parallel: 1, not the {size} asked for: {why}" in p.stdout, said)

@@ -503,12 +503,16 @@ static int load_shares(struct model *m, const struct source *src, void *stage, v
     void *whole = NULL;
     int rc = 0;
     TRY(dev_alloc(m->dev, bytes, &whole));
+    uint16_t *const bits = model__base_bits_new(m);
     for (int64_t k = 0; model__span_open(m, k, whole, &groups); k++) {
         for (int64_t i = groups.lo; i < groups.hi; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+        TRYG(model__base_bits(m, groups, bits), out);
         TRYG(model__span_keep(m, k, whole), out);
     }
     TRYG(dev_sync(m->dev), out);
+    model__base_bits_hash(m, bits, m->base_hash);
 out:
+    free(bits);
     dev_free(m->dev, whole, bytes);
     return rc;
 }

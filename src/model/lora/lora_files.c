@@ -27,35 +27,57 @@
 
 /* ---- which base ---- */
 
-/* Of the first rows of the embedding and the last norm, as bf16: frozen under an adapter, never
+/* The fingerprint is of the first rows of the embedding and the last norm, as bf16: frozen under an adapter, never
  * quantised, and the same whatever the compute dtype. */
-int model__lora_hash_base(struct model *m) {
-    enum { ROWS = 8 };
-    int rc = 0;
-    const int64_t n = m->cfg.vocab < ROWS ? m->cfg.vocab : ROWS, h = m->cfg.hidden;
-    const size_t ids_bytes = ROWS * sizeof(int32_t), row_bytes = (size_t)(n * h) * sizeof(float);
-    const int32_t first[ROWS] = {0, 1, 2, 3, 4, 5, 6, 7};
+enum { BASE_ROWS = 8 };
+
+static int64_t base_rows(const struct model *m) { return m->cfg.vocab < BASE_ROWS ? m->cfg.vocab : BASE_ROWS; }
+static size_t base_bytes(const struct model *m) { return (size_t)((base_rows(m) + 1) * m->cfg.hidden) * sizeof(uint16_t); }
+uint16_t *model__base_bits_new(const struct model *m) { return xcalloc(1, base_bytes(m)); }
+void model__base_bits_hash(const struct model *m, const uint16_t *bits, char hash[33]) { hash_hex(bits, base_bytes(m), hash); }
+
+static int first_rows(struct model *m, uint16_t *bits) {
+    const int64_t n = base_rows(m), h = m->cfg.hidden;
+    const size_t ids_bytes = BASE_ROWS * sizeof(int32_t), row_bytes = (size_t)(n * h) * sizeof(float);
+    const int32_t first[BASE_ROWS] = {0, 1, 2, 3, 4, 5, 6, 7};
     void *ids = NULL, *rows = NULL;
     float *host = xmalloc(row_bytes);
-    uint16_t *bits = xmalloc((size_t)((n + 1) * h) * sizeof *bits);
+    int rc = 0;
     TRYG(dev_alloc(m->dev, ids_bytes, &ids), out);
     TRYG(dev_alloc(m->dev, row_bytes, &rows), out);
     TRYG(dev_copy_in(m->dev, ids, first, ids_bytes), out);
-    TRYG(dev_embed_fwd(m->dev, tensor_2d(rows, DT_F32, n, h), tensor_1d(ids, DT_I32, n), m->embed), out);
+    TRYG(dev_embed_fwd(m->dev, tensor_2d(rows, DT_F32, n, h), tensor_1d(ids, DT_I32, n), m->g_embed->mat), out);
     TRYG(dev_copy_out(m->dev, host, rows, row_bytes), out);
     model__convert(bits, DT_BF16, host, DT_F32, n * h);
-    TRYG(dev_copy_out(m->dev, host, m->final_norm.data, (size_t)h * dtype_size(m->act)), out);
-    model__convert(bits + n * h, DT_BF16, host, m->act, h);
-    hash_hex(bits, (size_t)((n + 1) * h) * sizeof *bits, m->lora->base_hash);
 out:
     dev_free(m->dev, ids, ids_bytes);
     dev_free(m->dev, rows, row_bytes);
     free(host);
-    free(bits);
     return rc;
 }
 
-/* ---- reading ---- */
+int model__base_bits(struct model *m, struct model_range groups, uint16_t *bits) {
+    const int64_t embed = m->g_embed - m->groups, norm = m->g_norm - m->groups, h = m->cfg.hidden;
+    if (embed >= groups.lo && embed < groups.hi) TRY(first_rows(m, bits));
+    if (norm < groups.lo || norm >= groups.hi) return 0;
+    void *host = xmalloc((size_t)h * sizeof(float));
+    const int rc = dev_copy_out(m->dev, host, m->g_norm->vec.data, (size_t)h * dtype_size(m->act));
+    model__convert(bits + base_rows(m) * h, DT_BF16, host, m->act, h);
+    free(host);
+    return rc;
+}
+
+int model__lora_hash_base(struct model *m) {
+    if (m->flags & MODEL_SHARDED_WEIGHTS) { /* of what was read: here is a share of it */
+        memcpy(m->lora->base_hash, m->base_hash, sizeof m->base_hash);
+        return 0;
+    }
+    uint16_t *bits = model__base_bits_new(m);
+    const int rc = model__base_bits(m, (struct model_range){0, m->n_groups}, bits);
+    model__base_bits_hash(m, bits, m->lora->base_hash);
+    free(bits);
+    return rc;
+}
 
 static int check_base(const struct model *m, const struct safetensors_file *f, const char *dir) {
     const char *want = safetensors_metadata(f, FINGERPRINT);

@@ -36,7 +36,11 @@ enum { LORA_ROWS = 1024 };
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
 int model__lora_attach(struct model *m, const struct lora_config *c);            /* with its memory; master not filled */
 int model__lora_hash_base(struct model *m);                                      /* fills base_hash */
-int model__lora_refresh(struct model *m, float *flat);                           /* master -> compute copies */
+/* It is made of bits (caller frees); what these groups, which are on the device, have of them. */
+uint16_t *model__base_bits_new(const struct model *m);
+int model__base_bits(struct model *m, struct model_range groups, uint16_t *bits);
+void model__base_bits_hash(const struct model *m, const uint16_t *bits, char hash[33]);
+int model__lora_refresh(struct model *m, float *flat);    /* master -> compute copies */
 int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
 void model__lora_free(struct model *m);
 /* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */

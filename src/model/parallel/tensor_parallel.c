@@ -3,6 +3,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "model/lora/lora_int.h"
 #include "model/model_int.h"
 #include "model/parallel/weight_streaming.h"
 
@@ -22,9 +23,10 @@ struct model_tp {
     int rank, size;
     int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]; /* columns that ranks compute: rank r has cut[r]..cut[r + 1] */
     int64_t max_rows;
-    char *send;    /* columns of all ranks, gathered: shared with them */
-    void *joined;  /* the same as one matrix */
-    void *rows[2]; /* where weights are packed: a group's rows, and those of them that are this rank's */
+    char *send;              /* columns of all ranks, gathered: shared with them */
+    void *joined;            /* the same as one matrix */
+    void *rows[2];           /* where weights are packed: a group's rows, and those of them that are this rank's */
+    struct lora_group *lora; /* of its groups, in their order; NULL: no adapter */
 };
 
 /* ---- which outputs a rank has ---- */
@@ -139,14 +141,34 @@ static void weights_layout(const struct model *whole, int rank, int size, struct
     }
 }
 
-/* Elements of the largest matrix of a layer, of all its rows or of the rank's; 0: weights are plain rows. */
+/* B of the adapters, likewise; to: NULL, or where they are in the order of the groups. */
+static void lora_layout(const struct model *whole, int rank, int size, struct lora_group *to, struct arena *a) {
+    for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
+        const struct model_layer *const y = &whole->layers[l];
+        for (const struct model_group *g = y->first; g <= y->last; g++) {
+            struct model_range range[MOST_RANGES];
+            if (!g->lora) continue;
+            const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range)), width = g->lora->width;
+            void *const at = arena_take(a, dev_weight_bytes(whole->dev, whole->act, n, width));
+            if (!to) continue;
+            *to = *g->lora;
+            to->n = n;
+            to->b = (struct weight){.data = at, .dt = whole->act, .n = n, .k = width, .of = g->n};
+            to++;
+        }
+    }
+}
+
+/* Elements of the largest matrix of layers, of all its rows or of the rank's; 0: weights are plain rows. */
 static int64_t packed_elements(const struct model *whole, int rank, int size, bool all) {
-    const struct model_layer *const y = whole->layers; /* layers are alike */
     int64_t most = 0;
-    for (const struct model_group *g = y->first; g <= y->last && !whole->dev->ops->caps.plain_weights; g++) {
-        struct model_range range[MOST_RANGES];
-        const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
-        most = max64(most, (all ? g->n : n) * g->k);
+    for (int64_t l = 0; l < whole->cfg.n_layers && !whole->dev->ops->caps.plain_weights; l++) {
+        const struct model_layer *const y = &whole->layers[l];
+        for (const struct model_group *g = y->first; g <= y->last; g++) {
+            struct model_range range[MOST_RANGES];
+            const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
+            most = max64(most, (all ? g->n : n) * max64(g->k, g->lora ? g->lora->width : 0));
+        }
     }
     return most;
 }
@@ -165,21 +187,22 @@ static void tp_layout(struct model_tp *t, struct model_group *groups, struct are
     t->send = arena_take(a, send_bytes(c, whole->act, t->max_rows));
     t->joined = arena_take(a, SIZE_OF(t->max_rows, max64(c->n_q_heads * c->head_dim, c->ffn), unit));
     weights_layout(whole, t->rank, t->size, groups, a);
+    lora_layout(whole, t->rank, t->size, t->lora, a);
     for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
 }
 
-size_t model_tp_bytes(const struct model_config *c, struct dev *dev, enum dtype act, int size, int64_t max_rows) {
-    struct model m = {.cfg = *c, .dev = dev, .act = act};
-    size_t most = 0;
-    model__params_build(&m);
-    for (int r = 0; r < size; r++) {
-        struct model_tp t = {.whole = &m, .rank = r, .size = size, .max_rows = max_rows};
+int model_tp_bytes(const struct model_tp_shape *s, size_t *out) {
+    struct model *m;
+    *out = 0;
+    TRY(model_shape(&m, s->config, s->dev, s->act, QUANT_NONE, s->lora));
+    for (int r = 0; r < s->size; r++) {
+        struct model_tp t = {.whole = m, .rank = r, .size = s->size, .max_rows = s->max_rows};
         struct arena a = {0};
         tp_layout(&t, NULL, &a);
-        most = a.used > most ? a.used : most;
+        *out = a.used > *out ? a.used : *out;
     }
-    model__params_free(&m);
-    return most;
+    model_shape_free(m);
+    return 0;
 }
 
 /* ---- opening ---- */
@@ -212,7 +235,7 @@ static void copy_groups(struct model *m, const struct model *whole) {
 
 int model_tp_open(struct model **out, struct model *whole, struct collective *g, int64_t max_rows, void *block) {
     const int rank = collective_rank(g), size = collective_size(g);
-    CHECK(!whole->lora && !whole->quant && !model_tp_unable(&whole->cfg, size));
+    CHECK(!whole->quant && !model_tp_unable(&whole->cfg, size));
     struct model_tp *const t = xcalloc(1, sizeof *t);
     struct model *const m = *out = xcalloc(1, sizeof *m);
     *t = (struct model_tp){.whole = whole, .group = g, .rank = rank, .size = size, .max_rows = max_rows};
@@ -221,12 +244,17 @@ int model_tp_open(struct model **out, struct model *whole, struct collective *g,
                         .act = whole->act,
                         .n_groups = whole->n_groups,
                         .query_scale = whole->query_scale,
+                        .lora = whole->lora, /* its scratch */
                         .tp = t};
+    if (whole->lora) t->lora = xcalloc((size_t)whole->lora->n_groups, sizeof *t->lora);
     memcpy(m->rope, whole->rope, sizeof m->rope);
     copy_groups(m, whole);
     make_cuts(&whole->cfg, size, t->cut);
     struct arena a = {.base = block, .cap = SIZE_MAX};
     tp_layout(t, m->groups, &a);
+    struct lora_group *adapter = t->lora;
+    for (struct model_group *x = m->groups; x < m->groups + m->n_groups; x++)
+        if (x->lora) x->lora = adapter++;
     const int rc = collective_share(g, t->send, send_bytes(&whole->cfg, whole->act, max_rows));
     if (rc < 0) {
         model_tp_close(m);
@@ -239,6 +267,7 @@ void model_tp_close(struct model *m) {
     if (!m) return;
     free(m->groups);
     free(m->layers);
+    free(m->tp->lora);
     free(m->tp);
     free(m);
 }
@@ -253,20 +282,25 @@ static int copy_rows(const struct model *m, char **to, const void *from, struct 
     return 0;
 }
 
+/* Of a matrix the rows in n ranges, as the backend has them. */
+static int take_rows(struct model *m, struct weight to, struct weight from, const struct model_range *range, int n) {
+    const struct model_tp *const t = m->tp;
+    const bool plain = m->dev->ops->caps.plain_weights;
+    char *at = plain ? to.data : t->rows[1];
+    if (!plain) TRY(dev_weight_unpack(m->dev, tensor_2d(t->rows[0], m->act, from.n, from.k), from));
+    for (int i = 0; i < n; i++) TRY(copy_rows(m, &at, plain ? from.data : t->rows[0], range[i], from.k));
+    return plain ? 0 : dev_weight_pack(m->dev, to, tensor_2d(t->rows[1], m->act, to.n, to.k));
+}
+
 static int take_group(struct model *m, const struct model_layer *y, const struct model_group *from, const struct model_group *to) {
     const struct model_tp *const t = m->tp;
-    const bool plain = !from->k || m->dev->ops->caps.plain_weights;
     struct model_range range[MOST_RANGES];
     const int n = rows_of(&t->whole->cfg, t->rank, t->size, y, from, range);
-    const void *source = from->k ? from->mat.data : from->vec.data;
-    char *at = from->k ? to->mat.data : to->vec.data;
-    if (!plain) {
-        source = t->rows[0];
-        at = t->rows[1];
-        TRY(model__unpack(t->whole, from, tensor_2d(t->rows[0], m->act, from->n, from->k)));
-    }
-    for (int i = 0; i < n; i++) TRY(copy_rows(m, &at, source, range[i], from->k ? from->k : 1));
-    return plain ? 0 : model__pack(m, to, tensor_2d(t->rows[1], m->act, to->n, to->k));
+    if (from->lora) TRY(take_rows(m, to->lora->b, from->lora->b, range, n));
+    if (from->k) return take_rows(m, to->mat, from->mat, range, n);
+    char *at = to->vec.data;
+    for (int i = 0; i < n; i++) TRY(copy_rows(m, &at, from->vec.data, range[i], 1));
+    return 0;
 }
 
 int model_tp_take(struct model *m) {
@@ -314,7 +348,11 @@ int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct 
 }
 
 int model__tp_linear(struct model *m, const struct linear_args *a) {
-    const struct tensor part = model__tp_part(m, MODEL_TP_HIDDEN, a->x.dim[0]);
-    TRY(model__linear(m, &(struct linear_args){.group = a->group, .y = part, .x = a->x, .base = a->base}));
-    return gather(m, MODEL_TP_HIDDEN, a->y, a->add ? a->from : TENSOR_NONE);
+    const struct linear_args part = {
+        .group = a->group, .y = model__tp_part(m, MODEL_TP_HIDDEN, a->x.dim[0]), .x = a->x, .base = true};
+    TRY(model__linear(m, &part));
+    TRY(gather(m, MODEL_TP_HIDDEN, a->y, a->add ? a->from : TENSOR_NONE));
+    if (a->base || !a->group->lora) return 0;
+    TRY(model__lora_linear(m, &part)); /* behind the base's sum, as on one rank */
+    return gather(m, MODEL_TP_HIDDEN, a->y, a->y);
 }

@@ -3,13 +3,15 @@
  * No sum is ever split, outputs are: a rank has some rows of each matrix and computes those outputs of all tokens, each as one rank
  * would, and the outputs are gathered before the next matrix reads them. Attention is split by key head, the KV cache with it:
  * where heads do not divide, ranks have different numbers; where ranks are more than key heads, several have the same one and share
- * its queries. Embedding, norms and head are whole on each rank. Training is not split: such a model is made again from the trained
- * one's weights for each generation, whether these are whole on each rank or sharded over all (weight_streaming.h).
+ * its queries. Of an adapter a rank has all A, and its rows of B. Embedding, norms and head are whole on each rank. Training is not
+ * split: such a model is made again from the trained one's weights for each generation, whether these are whole on each rank or
+ * sharded over all (weight_streaming.h).
  * Invariant: a row's bits are those of the model that is not split, whatever the number of ranks. */
 #ifndef VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
 
 #include "device/collective/collective.h"
+#include "model/lora/lora.h"
 #include "model/parameters.h"
 
 #include <stddef.h>
@@ -20,7 +22,15 @@ const char *model_tp_unable(const struct model_config *c, int size);
 /* The shape that a rank computes: its heads and its part of the MLP; rank -1: the largest of each. json is c's, borrowed. */
 struct model_config model_tp_config(const struct model_config *c, int rank, int size);
 /* Device bytes of the rank that takes the most, for passes of so many rows. */
-size_t model_tp_bytes(const struct model_config *c, struct dev *dev, enum dtype act, int size, int64_t max_rows);
+struct model_tp_shape {
+    const struct model_config *config;
+    struct dev *dev;
+    enum dtype act;
+    int size;
+    int64_t max_rows;
+    const struct lora_config *lora; /* NULL: no adapter */
+};
+int model_tp_bytes(const struct model_tp_shape *s, size_t *out);
 
 /* Collective. A model without weights yet, in block (model_tp_bytes). whole, g: borrowed until model_tp_close. Only for inference;
  * model_forward is then the group's common work: all its ranks pass the same rows. */

@@ -272,6 +272,8 @@ void model_stream_bind(struct model *m, void *block, struct collective *g) {
     read_at(m, s->here);
 }
 
+bool model_stream_is_bound(const struct model *m) { return m->stream && m->stream->block; }
+
 void model_stream_begin(struct model *m) {
     struct model_stream *const s = m->stream;
     if (!s) return;

@@ -17,6 +17,8 @@ size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dt
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
 void model_stream_bind(struct model *m, void *block, struct collective *g);
+bool model_stream_is_bound(
+    const struct model *m); /* as of two passes of one model: a policy's and, without its adapter, a reference's */
 /* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
  * the device: nothing. */
 void model_stream_begin(struct model *m);

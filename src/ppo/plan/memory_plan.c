@@ -85,7 +85,7 @@ enum model_stream_from memory_plan_policy_from(const struct memory_plan *p) {
 }
 
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
-    if (k->model.lora.on) return MODEL_STREAM_NONE; /* the policy without its adapter */
+    if (k->model.lora.on) return memory_plan_policy_from(p); /* the policy without its adapter */
     return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
@@ -354,29 +354,37 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
 }
 
 /* The policy's weights in the rollout's part of the block: whole, or the part of ranks that generate together. */
-static void plan_weights(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
-                         const struct decoder_args *limits) {
+static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
+                        const struct decoder_args *limits) {
     const enum dtype act = k->model.act;
     p->split_at = p->gathered = 0;
-    if (!memory_plan_policy_from(p)) return;
+    if (!memory_plan_policy_from(p)) return 0;
     if (p->tensor_parallel == 1) {
         p->gathered = train_pages(model_gathered_bytes(m, dev, act));
-        return;
+        return 0;
     }
     struct decoder_args a = decoder_size(dev, m, act, limits, SIZE_MAX);
     p->split_at = train_pages(model_stream_bytes(m, dev, act, memory_plan_policy_from(p)));
-    p->gathered = p->split_at + train_pages(model_tp_bytes(m, dev, act, (int)p->tensor_parallel, decoder_most_rows(&a)));
+    const struct model_tp_shape shape = {.config = m,
+                                         .dev = dev,
+                                         .act = act,
+                                         .size = (int)p->tensor_parallel,
+                                         .max_rows = decoder_most_rows(&a),
+                                         .lora = k->model.lora.on ? &k->model.lora.cfg : NULL};
+    TRY(model_tp_bytes(&shape, &p->gathered));
+    p->gathered = p->split_at + train_pages(p->gathered);
+    return 0;
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
-static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *whole,
-                         struct dev *dev) {
-    if (!ppo_has_engine(k)) return;
+static int plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *whole,
+                        struct dev *dev) {
+    if (!ppo_has_engine(k)) return 0;
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
     const struct decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
-    plan_weights(p, k, whole, dev, &limits);
+    TRY(plan_weights(p, k, whole, dev, &limits));
     const struct model_config part = model_tp_config(whole, -1, (int)p->tensor_parallel), *const m = &part;
     struct decoder_args r = decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
     p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
@@ -390,6 +398,7 @@ static void plan_rollout(struct memory_plan *p, const struct ppo_worker_config *
         p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
     }
     p->n_kv_blocks = r.n_kv_blocks;
+    return 0;
 }
 
 /* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
@@ -461,10 +470,10 @@ static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k,
     plan_working(p, k, s, dev);
     p->host_all = host_bytes(k, p);
     p->host = dev_has_own_memory(dev) ? 0 : p->host_all; /* other memory than the limit's */
-    plan_rollout(p, k, m, dev);
+    TRY(plan_rollout(p, k, m, dev));
     p->least_passes = passes_bytes(p);
     plan_keep(p, k, s, dev);
-    plan_rollout(p, k, m, dev);
+    TRY(plan_rollout(p, k, m, dev));
     p->least = plan_fixed_bytes(p) + train_pages(max_size(p->least_rollout, p->least_passes));
     p->block = max_size(p->rollout, passes_bytes(p));
     p->total = plan_fixed_bytes(p) + train_pages(p->block);
@@ -480,8 +489,11 @@ static const char *no_layout(const struct ppo_worker_config *k, enum weight_layo
     if (l <= LAYOUT_WHOLE) return NULL;
     if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
     if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
-    if (k->model.lora.on) return "there is an adapter";
+    if (l == LAYOUT_SHARDED && k->rollout.external.n_urls > 0) return "servers get the weights from a rank that has them whole";
+    if (k->model.lora.on && k->model.lora.quant != QUANT_NONE) return "the adapter's base is quantised";
+    if (k->model.lora.on && ppo_critic_shares(k)) return "the critic reads the policy's weights";
     if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
+    if (k->model.lora.on) return "there is an adapter";
     if (!plan_has_ref(k)) return "there is no reference";
     return k->ref.offload ? "the reference is in host memory" : NULL;
 }
