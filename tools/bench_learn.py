@@ -39,6 +39,11 @@ SHAPE = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_s
          "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True,
          "hidden_act": "silu", "initializer_range": 0.02, "eos_token_id": 457, "bos_token_id": None, "torch_dtype": "float32"}
 
+# The same with 8 experts of half the width, 2 a token: a token meets as many weights as above.
+EXPERTS = SHAPE | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 32, "num_experts": 8,
+                   "num_experts_per_tok": 2, "moe_intermediate_size": 176, "norm_topk_prob": True}
+BALANCE = {"override_config.output_router_logits": True, "override_config.router_aux_loss_coef": 0.01}
+
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 COMMON = {
     "data.train_batch_size": 8, "data.max_prompt_length": 128, "data.max_response_length": 48,
@@ -71,7 +76,14 @@ ALGORITHMS = {
              ACTOR + "clip_ratio_low": 3e-4, ACTOR + "clip_ratio_high": 4e-4},
     "LoRA-GRPO": {"algorithm.adv_estimator": "grpo", **KL_LOSS, ACTOR + "optim.lr": 1e-3, "actor_rollout_ref.model.lora_rank": 16,
                   "actor_rollout_ref.model.lora_alpha": 32, "actor_rollout_ref.model.target_modules": "all-linear"},
+    "MoE-GRPO": {"algorithm.adv_estimator": "grpo", **KL_LOSS, "trainer.early_stopping.stopping_threshold": 0.9,
+                 **{f"actor_rollout_ref.model.{k}": v for k, v in BALANCE.items()}},
 }
+
+
+def shape_of(algorithm):
+    return "experts" if algorithm.startswith("MoE") else "dense"
+
 
 children, stopping, printing = set(), threading.Event(), threading.Lock()
 
@@ -127,14 +139,18 @@ def verlc(args, name, watch=None):
     return p.returncode == 0
 
 
-def start_model(seed):
-    """The data and the model that every algorithm of this seed starts from; None after a signal."""
-    d = OUT / f"start{seed}"
+def start_dir(seed, shape):
+    return OUT / (f"start{seed}" if shape == "dense" else f"start{seed}-{shape}")
+
+
+def start_model(seed, shape):
+    """The data and the model that every algorithm of this seed and shape starts from; None after a signal."""
+    d = start_dir(seed, shape)
     model = d / f"sft/global_step_{SFT_STEPS}/actor"
     if (d / "sft/latest_checkpointed_iteration.txt").exists() and model.exists():
         return model
     d.mkdir(parents=True, exist_ok=True)
-    (d / "shape.json").write_text(json.dumps(SHAPE))
+    (d / "shape.json").write_text(json.dumps(EXPERTS if shape == "experts" else SHAPE))
     sft = {
         "model.path": d / "model", "engine.dtype": "float32", "model.enable_gradient_checkpointing": False,
         "data.train_files": d / "data/sft_train.jsonl", "data.val_files": d / "data/sft_test.jsonl",
@@ -143,6 +159,7 @@ def start_model(seed):
         "trainer.total_epochs": 10, "trainer.total_training_steps": SFT_STEPS, "trainer.test_freq": -1, "trainer.save_freq": 250,
         "trainer.max_ckpt_to_keep": 1, "trainer.default_local_dir": d / "sft", "trainer.seed": seed, "trainer.device": "cpu",
         "trainer.logger": "[file]",
+        **({f"model.{k}": v for k, v in BALANCE.items()} if shape == "experts" else {}),
     }
     at = ["--seed", seed, "--out"]
     steps = [["model", "init", "--preset", "tiny", "--force", *at, d / "tiny"],
@@ -151,13 +168,13 @@ def start_model(seed):
              ["sft", *values(sft)]]
     if (d / "sft").exists():
         steps = steps[-1:]  # interrupted while it trained
-    return model if all(verlc(args, f"start{seed}") for args in steps) else None
+    return model if all(verlc(args, d.name) for args in steps) else None
 
 
 def learn(algorithm, seed, model):
     """One run to its end; the processor seconds at each step go to seconds.jsonl beside its metrics."""
     name = f"{algorithm.lower()}-{seed}"
-    d, data = OUT / name, OUT / f"start{seed}/data"
+    d, data = OUT / name, start_dir(seed, shape_of(algorithm)) / "data"
     if (d / "ended").exists():
         return
     d.mkdir(parents=True, exist_ok=True)
@@ -180,7 +197,11 @@ def learn(algorithm, seed, model):
     if verlc(["ppo", *values(keys)], name, watch):
         (d / "ended").touch()
         steps, seconds, best = reached(name)
-        say(f"{algorithm} seed {seed}: " + (f"best {best:.2f}" if steps is None else f"{BAR} after {steps} steps, {seconds:.0f} s"))
+        load = [r["data"].get("actor/router/load_entropy") for r in records(d / "metrics.jsonl")]
+        load = [v for v in load if v is not None]
+        say(f"{algorithm} seed {seed}: " +
+            (f"best {best:.2f}" if steps is None else f"{BAR} after {steps} steps, {seconds:.0f} s") +
+            (f"; entropy of the experts' load {load[0]:.3f} to {load[-1]:.3f} of an even one" if load else ""))
 
 
 def curve(name):
@@ -260,9 +281,9 @@ def main():
     signal.signal(signal.SIGTERM, stop)
     whole = names == list(ALGORITHMS) and len(SEEDS) >= 3
     with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-        starts = {s: pool.submit(start_model, s) for s in SEEDS}
-        models = {s: f.result() for s, f in starts.items()}
-        runs = [pool.submit(learn, n, s, models[s]) for s in SEEDS for n in names if models[s]]
+        starts = {(s, k): pool.submit(start_model, s, k) for s in SEEDS for k in sorted({shape_of(n) for n in names})}
+        models = {at: f.result() for at, f in starts.items()}
+        runs = [pool.submit(learn, n, s, models[s, shape_of(n)]) for s in SEEDS for n in names if models[s, shape_of(n)]]
         concurrent.futures.wait(runs)
         for r in runs:
             r.result()

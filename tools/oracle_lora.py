@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 import torch
-from oracle_model import golden_pass, load
+from oracle_model import golden_pass, load, released
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +27,7 @@ CASES = {
                                  exclude_modules=r".*embed.*")),
     "lora_phi3": ("phi3", dict(r=4, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"])),
     "lora_exaone4": ("exaone4", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])),
-    # attention alone; all-linear of peft adapts experts too
+    # attention alone; experts are in make_experts
     "lora_qwen3_moe": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])),
     "lora_bias": ("llama_bias", dict(r=2, lora_alpha=1, target_modules=["k_proj", "o_proj", "down_proj", "gate_proj"])),
 }
@@ -64,8 +64,61 @@ def make_case(name, base, kwargs, out):
     save_file(golden, f"{out}/golden.safetensors")
 
 
+class WithExperts:
+    """A model of transformers 5, whose experts are stacked, with an adapter on each expert's matrices as peft has it where they are
+    modules (transformers 4): W + scale B A, under the modules' names."""
+
+    def __init__(self, model, targets, r, alpha, gen):
+        self.model, self.r, self.scale, self.config = model, r, alpha / r, model.config
+        self.parts = {}  # parameter: [(module, rows)], of stacked ones a list an expert
+        for name, p in model.named_parameters():
+            stem, last = name.rsplit(".", 1)[0], name.rsplit(".", 1)[-1]
+            if stem.endswith(".experts"):
+                parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
+                self.parts[name] = [[(f"{stem}.{e}.{k}", p.shape[1] // len(parts)) for k in parts] for e in range(p.shape[0])]
+            elif stem.rsplit(".", 1)[-1] in targets:
+                self.parts[name] = [(stem, p.shape[0])]
+        self.leaves = {}
+        for name, parts in self.parts.items():
+            cols = dict(model.named_parameters())[name].shape[-1]
+            for module, rows in (x for p in parts for x in (p if isinstance(p, list) else [p])):
+                for side, shape in (("A", (r, cols)), ("B", (rows, r))):
+                    self.leaves[f"{module}.lora_{side}.weight"] = (
+                        0.4 * torch.randn(shape, generator=gen) / shape[1] ** 0.5).requires_grad_()
+
+    def delta(self, parts):
+        return torch.cat([self.scale * self.leaves[f"{m}.lora_B.weight"] @ self.leaves[f"{m}.lora_A.weight"] for m, _ in parts])
+
+    def weights(self):
+        at = dict(self.model.named_parameters())
+        return at | {n: at[n] + (torch.stack([self.delta(x) for x in p]) if isinstance(p[0], list) else self.delta(p))
+                     for n, p in self.parts.items()}
+
+    def __call__(self, **kw):
+        return torch.func.functional_call(self.model, self.weights(), kwargs=kw)
+
+
+def make_experts(out, base, name="lora_experts"):
+    gen = torch.Generator().manual_seed(sum(map(ord, name)))
+    targets = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+    model = WithExperts(load(base), targets, 3, 6, gen)
+    os.makedirs(out, exist_ok=True)
+    save_file({f"base_model.model.{k}": v.detach() for k, v in model.leaves.items()}, f"{out}/adapter_model.safetensors",
+              metadata={"format": "pt"})
+    LoraConfig(task_type="CAUSAL_LM", bias="none", r=3, lora_alpha=6, target_modules=targets).save_pretrained(out)
+    config = json.load(open(f"{out}/adapter_config.json"))
+    config |= {"base_model_name_or_path": os.path.basename(base), "target_modules": sorted(targets), "inference_mode": True}
+    json.dump(config, open(f"{out}/adapter_config.json", "w"), indent=1, sort_keys=True)
+    _, golden = golden_pass(model, gen)
+    golden |= {f"grad.{k}": v.grad for k, v in model.leaves.items()}
+    merged = released({k: v.detach() for k, v in model.weights().items()}, model.config.model_type)
+    last = f"layers.{model.config.num_hidden_layers - 1}."
+    save_file(golden | {f"merged.{k}": v.contiguous() for k, v in merged.items() if last in k}, f"{out}/golden.safetensors")
+
+
 def make(out):
     torch.set_num_threads(1)
+    make_experts(f"{out}/lora_experts", f"{out}/qwen3_moe")
     for name, (base, kwargs) in CASES.items():
         make_case(name, f"{out}/{base}", kwargs, f"{out}/{name}")
 

@@ -263,6 +263,14 @@ int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
     return TRACED(expert_sort, (d, offset, token, row, expert), expert.dim[0], expert.dim[1], offset.dim[0] - 1);
 }
 
+int dev_clip_offsets(struct dev *d, struct tensor dst, struct tensor offset, int64_t lo, int64_t n) {
+    TRY(check_slots("clip_offsets", n, offset, ANY));
+    TRY(want_like("clip_offsets", "dst", dst, I32, offset));
+    if (lo < 0 || n < 0 || lo > INT32_MAX)
+        FAIL(ERR_INVAL, "dev op clip_offsets: %lld rows from %lld on", (long long)n, (long long)lo);
+    HAVE(clip_offsets);
+    return TRACED(clip_offsets, (d, dst, offset, lo, n), n, offset.dim[0] - 1, 0);
+}
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset) {
     TRY(want2("grouped_fwd", "x", x, ACT, ANY, ANY));
     TRY(want_weight("grouped_fwd", w.w, set_of(x.dt), ANY, x.dim[1]));

@@ -1,7 +1,8 @@
 /* experts.c - the MLP of a layer with experts: router, the chosen experts of each token, their combination; forward and backward.
  *
  * Rows are sorted by expert on the device, and the grouped GEMMs find them there, so a CUDA graph of a decoding step serves every
- * load. Nothing is dropped, and no expert has a capacity. Experts have no adapters and are not quantised.
+ * load. Nothing is dropped, and no expert has a capacity. The grouped GEMMs with adapters and of a
+ * quantised base are expert_linear.c's.
  * Invariant: a token's result depends on that token alone, so rollout and training choose the same experts with the same bits. */
 #include "model/model_int.h"
 
@@ -60,7 +61,6 @@ static struct model_expert_stage stage_of(const struct model_acts *a, const stru
     return e;
 }
 
-static struct weight_stack stack_of(const struct model_group *g) { return (struct weight_stack){g->mat, g->count}; }
 static struct route_args route_of(const struct model *m, const struct model_layer *y, const struct model_expert_stage *e) {
     return (struct route_args){.logits = e->logits,
                                .expert = e->expert,
@@ -89,9 +89,10 @@ static struct tensor routes_of(const struct model *m, const struct model_batch *
 }
 
 /* y (P, n): of each row its expert's matrix, and bias. */
-static int experts_linear(struct dev *d, struct tensor y, struct tensor x, const struct model_group *g, struct tensor offset) {
-    TRY(dev_grouped_fwd(d, y, x, stack_of(g), offset));
-    return g->bias ? dev_expert_bias_fwd(d, y, g->bias->vec, offset) : 0;
+static int experts_linear(struct model *m, const struct model_batch *b, struct tensor y, struct tensor x,
+                          const struct model_group *g, struct tensor offset) {
+    TRY(model__expert_linear(m, g, y, x, offset, b->no_adapter));
+    return g->bias ? dev_expert_bias_fwd(m->dev, y, g->bias->vec, offset) : 0;
 }
 
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -109,12 +110,12 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
     if (a->keep.train) TRY(keep_offset(d, a, l, e.offset));
     TRY(dev_gather_rows(d, x, xn, e.token));
-    TRY(experts_linear(d, e.gate_up, x, y->expert_gate_up, e.offset));
+    TRY(experts_linear(m, b, e.gate_up, x, y->expert_gate_up, e.offset));
     if (m->cfg.family->experts.clamped)
         TRY(dev_clamped_swiglu_fwd(
             d, &(struct clamped_swiglu_args){e.mlp, e.gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit}));
     else TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
-    TRY(experts_linear(d, e.y, e.mlp, y->expert_down, e.offset));
+    TRY(experts_linear(m, b, e.y, e.mlp, y->expert_down, e.offset));
     return model__shared_stage(m, b, a, l);
 }
 
@@ -180,14 +181,13 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
         .gate_up = e.gate_up, .alpha = (float)m->cfg.swiglu_alpha, .limit = (float)m->cfg.swiglu_limit};
     TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
     if (!m->lora) TRY(experts_dw(m, g, y->expert_down, dexp, e.mlp, e.offset));
-    TRY(dev_grouped_dx(d, dmlp, dexp, stack_of(y->expert_down), e.offset));
+    TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_down, dmlp, dexp, e.mlp, e.offset, g}));
     if (m->cfg.family->experts.clamped) TRY(dev_clamped_swiglu_bwd(d, &clamped, dgate_up, dmlp));
     else TRY(dev_swiglu_bwd(d, dgate_up, dmlp, e.gate_up));
-    if (!m->lora) {
-        TRY(dev_gather_rows(d, x, xn, e.token));
-        TRY(experts_dw(m, g, y->expert_gate_up, dgate_up, x, e.offset));
-    }
-    TRY(dev_grouped_dx(d, x, dgate_up, stack_of(y->expert_gate_up), e.offset)); /* x: its gradient */
+    if (!m->lora || y->expert_gate_up->lora) TRY(dev_gather_rows(d, x, xn, e.token));
+    if (!m->lora) TRY(experts_dw(m, g, y->expert_gate_up, dgate_up, x, e.offset));
+    /* x: its gradient */
+    TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, g}));
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
     if (a->experts.balanced) TRY(balance_backward(d, a, l, e.logits, dlogits));
     if (!m->lora) TRY(router_weights(m, g, y->router, dlogits, xn));

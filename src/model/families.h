@@ -14,7 +14,7 @@ enum model_role {
     MODEL_TABLE,   /* embedding, head */
     MODEL_LINEAR,  /* a matrix of a layer: may be quantised, have adapters, be Muon's */
     MODEL_ROUTER,  /* a matrix of a layer that is never quantised and has no adapter */
-    MODEL_EXPERTS, /* matrices of one shape, one an expert: likewise; each may be Muon's */
+    MODEL_EXPERTS, /* matrices of one shape, one an expert: as MODEL_LINEAR */
     MODEL_BIAS,    /* of a matrix: backward writes its gradient */
     MODEL_NORM,    /* backward only adds to its gradient */
     MODEL_SINKS,   /* likewise; begins as a matrix does */

@@ -26,6 +26,8 @@ static inline struct tensor model__flat(float *flat, const struct model_group *g
     return g->k ? tensor_2d(flat + g->offset, DT_F32, g->n, g->k) : tensor_1d(flat + g->offset, DT_F32, g->n);
 }
 static inline int64_t model__group_count(const struct model_group *g) { return g->n * (g->k ? g->k : 1); }
+/* A group of matrices that may have adapters and be quantised. */
+static inline bool model__adaptable(const struct model_group *g) { return g->role == MODEL_LINEAR || g->role == MODEL_EXPERTS; }
 /* ---- quantised base (quantize.c) ---- */
 struct model_quant {
     enum quant_kind kind;
@@ -287,6 +289,17 @@ int model__delta_forward(struct model *m, const struct model_batch *b, struct mo
 int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
                           const struct model_grads *g);
 struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate);
+/* ---- the linear layers of experts (expert_linear.c): rows by expert, as dev_expert_sort gives them in offset ---- */
+/* y (P, n) act = x (P, k) act W_e^T and, unless base, what the adapters of expert e add. */
+int model__expert_linear(struct model *m, const struct model_group *g, struct tensor y, struct tensor x, struct tensor offset,
+                         bool base);
+/* dx (P, k) act, which may be x; gradients of adapters are added. */
+struct expert_linear_bwd_args {
+    const struct model_group *group;
+    struct tensor dx, dy, x, offset;
+    const struct model_grads *grads;
+};
+int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_args *a);
 /* ---- layers with experts (experts.c) ---- */
 /* Their buffers: of all layers, of a stage, of backward. Nothing in a model without. */
 void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);

@@ -136,7 +136,7 @@ static int64_t share_base(struct model *m) {
 void model__weights_layout(struct model *m, struct arena *a) {
     for (int64_t i = share_base(m); i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
-        if (m->quant && g->role == MODEL_LINEAR) continue;
+        if (m->quant && model__adaptable(g)) continue;
         if (g->k) {
             g->mat = (struct weight){
                 .dt = m->act, .n = g->n / g->count, .k = g->k, .softcap = g == m->g_head ? m->cfg.logit_softcap : 0};

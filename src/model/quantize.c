@@ -67,6 +67,31 @@ void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t 
 
 /* ---- memory ---- */
 
+/* Whether codes and scales of all tensors of a group lie one after the other, so that they are dequantised by one call: experts are
+ * many. NF4's blocks must not cross from one tensor to the next. */
+static bool one_part(const struct model *m, const struct model_group *g) {
+    const struct model_param *const p = &m->params[g->first_param];
+    bool whole = g->role == MODEL_EXPERTS;
+    for (int64_t i = 0; i < g->n_params / g->count && whole; i++)
+        whole = m->quant->kind == QUANT_INT8 || p[i].rows * g->k % DEV_NF4_BLOCK == 0;
+    return whole;
+}
+
+static void place_parts(struct model *m, const struct model_group *g, struct arena *a) {
+    struct model_quant *const q = m->quant;
+    uint8_t *code = arena_take(a, (size_t)model__quant_codes(q->kind, g->n * g->k));
+    float *scale = arena_take(a, (size_t)model__quant_scales(q->kind, g->n, g->k) * sizeof(float));
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+        const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
+                      scales = model__quant_scales(q->kind, rows, g->k);
+        q->parts[p].code = tensor_1d(code, DT_U8, codes);
+        q->parts[p].scale = tensor_1d(scale, DT_F32, scales);
+        if (!a->base) continue; /* measuring */
+        code += codes;
+        scale += scales;
+    }
+}
+
 void model__quant_layout(struct model *m, struct arena *a) {
     struct model_quant *q = m->quant;
     int64_t stage = 0;
@@ -80,14 +105,15 @@ void model__quant_layout(struct model *m, struct arena *a) {
     }
     for (int64_t i = 0; i < m->n_groups; i++) {
         const struct model_group *g = &m->groups[i];
-        if (g->role != MODEL_LINEAR) continue;
-        for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+        if (!model__adaptable(g)) continue;
+        if (one_part(m, g)) place_parts(m, g, a);
+        for (int64_t p = g->first_param; p < g->first_param + g->n_params && !one_part(m, g); p++) {
             const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
                           scales = model__quant_scales(q->kind, rows, g->k);
             q->parts[p].code = tensor_1d(arena_take(a, (size_t)codes), DT_U8, codes);
             q->parts[p].scale = tensor_1d(arena_take(a, (size_t)scales * sizeof(float)), DT_F32, scales);
         }
-        const size_t bytes = dev_weight_bytes(m->dev, m->act, g->n, g->k);
+        const size_t bytes = model__group_bytes(m, g);
         if (bytes > pack) pack = bytes;
         if (g->n * g->k > stage) stage = g->n * g->k;
     }
@@ -111,11 +137,38 @@ void model__quant_free(struct model *m) {
 
 /* ---- codes -> weight ---- */
 
+/* The matrices of a group from q->stage to *out, one after the other; experts stay there where that is their form. */
+static int pack_experts(const struct model *m, const struct model_group *g, struct weight *out) {
+    const size_t bytes = dev_weight_bytes(m->dev, m->act, out->n, out->k);
+    char *const stage = m->quant->stage;
+    if (g->count > 1 && m->dev->ops->caps.plain_weights && bytes == (size_t)(out->n * out->k) * dtype_size(m->act)) {
+        out->data = stage;
+        return 0;
+    }
+    struct weight w = *out;
+    for (int64_t e = 0; e < g->count; e++) {
+        const size_t at = (size_t)(e * out->n * out->k) * dtype_size(m->act);
+        TRY(dev_weight_pack(m->dev, w, tensor_2d(stage + at, m->act, out->n, out->k)));
+        w.data = (char *)w.data + bytes;
+    }
+    return 0;
+}
+
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out) {
     const struct model_quant *q = m->quant;
     *out = g->mat;
-    if (!q || g->role != MODEL_LINEAR) return 0;
-    *out = (struct weight){q->pack, m->act, g->n, g->k, 0, 0};
+    if (!q || !model__adaptable(g)) return 0;
+    *out = (struct weight){q->pack, m->act, g->n / g->count, g->k, 0, 0};
+    if (one_part(m, g)) {
+        const struct quant_part *const first = &q->parts[g->first_param];
+        const int64_t codes = model__quant_codes(q->kind, g->n * g->k), scales = model__quant_scales(q->kind, g->n, g->k);
+        const struct dequant_args a = {.kind = q->kind,
+                                       .code = tensor_1d(first->code.data, DT_U8, codes),
+                                       .scale = tensor_1d(first->scale.data, DT_F32, scales),
+                                       .w = tensor_2d(q->stage, m->act, g->n, g->k)};
+        TRY(dev_dequant(m->dev, &a));
+        return pack_experts(m, g, out);
+    }
     char *at = q->stage;
     for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
         const int64_t rows = m->params[p].rows;
@@ -124,5 +177,5 @@ int model__weight(const struct model *m, const struct model_group *g, struct wei
         TRY(dev_dequant(m->dev, &a));
         at += (size_t)(rows * g->k) * dtype_size(m->act);
     }
-    return dev_weight_pack(m->dev, *out, tensor_2d(q->stage, m->act, g->n, g->k));
+    return pack_experts(m, g, out);
 }

@@ -11,9 +11,9 @@ static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9;
 static const struct {
     const char *name, *base;
     int64_t n_modules, n_last; /* adapted; tensors of the last layer, of which the fixture has the merged ones */
-} CASES[] = {{"lora_qwen2", "qwen2", 14, 12},       {"lora_llama", "llama", 6, 9}, {"lora_qwen3", "qwen3", 3, 11},
-             {"lora_bias", "llama_bias", 4, 16},    {"lora_phi3", "phi3", 4, 6},   {"lora_exaone4", "exaone4", 10, 11},
-             {"lora_qwen3_moe", "qwen3_moe", 12, 9}};
+} CASES[] = {{"lora_qwen2", "qwen2", 14, 12},        {"lora_llama", "llama", 6, 9},        {"lora_qwen3", "qwen3", 3, 11},
+             {"lora_bias", "llama_bias", 4, 16},     {"lora_phi3", "phi3", 4, 6},          {"lora_exaone4", "exaone4", 10, 11},
+             {"lora_qwen3_moe", "qwen3_moe", 12, 9}, {"lora_experts", "qwen3_moe", 42, 27}};
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
 #define EACH_BACKEND(i) EACH(i, BACKENDS) if (case_has(BACKENDS[i]))

@@ -30,10 +30,13 @@ def main():
     with Scratch() as s:
         model = experts_model(s)
         bf16 = {A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon"}
-        cases = {"bf16, Muon": (bf16, ((2, "auto"), (2, "sharded"))), "lora": ({A + "model.lora_rank": 4}, ((2, "auto"),))}
+        cases = {"bf16, Muon": (bf16, ((2, "auto"), (2, "sharded"))), "lora": ({A + "model.lora_rank": 4}, ((2, "auto"),)),
+                 "qlora": ({A + "model.lora_rank": 4, "+" + A + "model.quantization": "nf4"}, ()),
+                 "qlora, int8": ({A + "model.lora_rank": 4, "+" + A + "model.quantization": "int8"}, ())}
         for name, (keys, layouts) in cases.items():
             keys = {A + "model.path": model, "trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS,
                     "trainer.device": "cpu", A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.force_old_log_prob": True,
+                    A + "actor.entropy_coeff": 0.1,
                     **keys}
             one = s.dir / name.replace(" ", "_").replace(",", "")
             for n, layout in ((1, "auto"), *layouts):
@@ -46,6 +49,10 @@ def main():
             test(f"{name}: the update has the rollout's probabilities", len(diff) == STEPS and not any(diff), diff)
         before, after = (tensors(d / "model.safetensors") for d in (model, s.dir / "bf16_Muon/global_step_3/actor"))
         router, expert = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.{}.up_proj.weight"
+        adapter = tensors(s.dir / "lora/global_step_3/actor/adapter_model.safetensors")
+        name = "base_model.model.model.layers.0.mlp.experts.{}.up_proj.lora_B.weight"
+        test("experts' adapters have peft's names and are trained", all(name.format(e) in adapter for e in range(6)) and
+             any(any(adapter[name.format(e)][2]) for e in range(6)))
         test("files have the released names", before.keys() == after.keys() and expert.format(5) in after)
         test("router and experts are trained", all(before[k][2] != after[k][2] for k in (router, expert.format(0))))
         for family, config in FAMILIES.items():
@@ -56,7 +63,7 @@ def main():
             test(f"{family}: the update has the rollout's probabilities", len(diff) == 2 and not any(diff), diff)
         keys = {A + "model.path": model, A + "model.lora_rank": 4, A + "model.target_modules": "[q_proj,gate]"}
         p = run(*s.ppo(s.dir / "refused", **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
-        test("an adapter on a router is refused", p.returncode > 1 and "which is of the experts" in p.stderr, p.stderr[-500:])
+        test("an adapter on a router is refused", p.returncode > 1 and "the router of the experts" in p.stderr, p.stderr[-500:])
     test.end()
 
 

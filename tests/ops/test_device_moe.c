@@ -206,6 +206,27 @@ static void test_load(void **state) {
         }
 }
 
+/* The offsets of a part of the rows. */
+static void test_clip(void **state) {
+    static const int32_t offset[] = {0, 3, 3, 10, 14};
+    static const struct {
+        int64_t lo, n;
+        int32_t want[5];
+    } cases[] = {{0, 14, {0, 3, 3, 10, 14}}, {2, 5, {0, 1, 1, 5, 5}}, {10, 4, {0, 0, 0, 0, 4}}, {3, 7, {0, 0, 0, 7, 7}}};
+    (void)state;
+    for (int b = 0; b < two.n; b++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            struct run r = {.d = &two.dev[b], .act = DT_F32};
+            struct tensor at = upload(&r, DT_I32, 1, 5, NULL, offset), to = dev_new(&r, shape_1d(DT_I32, 5), false);
+            int32_t got[5];
+            at = tensor_1d(at.data, DT_I32, 5);
+            if (dev_clip_offsets(r.d, to, at, cases[i].lo, cases[i].n) < 0) fail_msg("%s", err_msg());
+            assert_int_equal(dev_copy_out(r.d, got, to.data, sizeof got), 0);
+            assert_memory_equal(got, cases[i].want, sizeof got);
+            run_free_blocks(&r);
+        }
+}
+
 /* ---- refusals ---- */
 
 static void refused(int rc, const char *words) {
@@ -240,8 +261,8 @@ static void test_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choices), cmocka_unit_test(test_given),   cmocka_unit_test(test_sort),
-        cmocka_unit_test(test_load),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_choices), cmocka_unit_test(test_given), cmocka_unit_test(test_clip),
+        cmocka_unit_test(test_sort),    cmocka_unit_test(test_load),  cmocka_unit_test(test_refused),
     };
     backends_open(&two, 2);
     const int failed = cmocka_run_group_tests_name("ops: mixture of experts", tests, NULL, NULL);

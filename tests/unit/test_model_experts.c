@@ -1,5 +1,5 @@
 /* test_model_experts.c - models with experts at their edges: files whose experts are stacked, as transformers 5 has them in memory;
- * where an adapter may be and where not; what is refused, by name.
+ * where an adapter may be and where not; a quantised base; what is refused, by name.
  *
  * Numbers are compared with transformers in golden/test_model_golden.c, the bits in inv/test_model_invariants.c. */
 #include "model_case.h"
@@ -102,12 +102,14 @@ static void adapters(void **state) {
         const char *targets, *says;
         int64_t n; /* modules */
     } cases[] = {
-        {"\"all-linear\"", NULL, 3 * 4 + 3}, /* attention, and the MLP of layer 1 */
+        {"\"all-linear\"", NULL, 3 * 4 + 3 + 2 * 6 * 3}, /* attention, the MLP of layer 1, the experts of the others */
         {"[\"q_proj\", \"o_proj\"]", NULL, 6},
-        {"[\"down_proj\"]", NULL, 1},
-        {"[\"q_proj\", \"gate\"]", "an adapter on gate, which is of the experts, is unsupported; it can be on q_proj, k_proj", 0},
-        {"[\"mlp.experts.3.up_proj\"]", "an adapter on mlp.experts.3.up_proj, which is of the experts, is unsupported", 0},
-        {"\".*experts.*\"", "matches no module; there are q_proj", 0},
+        {"[\"down_proj\"]", NULL, 1 + 2 * 6},
+        {"\".*experts.*\"", NULL, 2 * 6 * 3},
+        {"\".*layers.0.mlp.experts.*.(gate|up)_proj\"", NULL, 6 * 2},
+        {"[\"q_proj\", \"gate\"]", "an adapter on gate, the router of the experts, is unsupported; it can be on q_proj, k_proj", 0},
+        {"[\"mlp.experts.3.up_proj\"]", "an adapter on some experts of a layer alone is unsupported: model.layers.0.mlp.experts.3",
+         0},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -129,18 +131,107 @@ static void adapters(void **state) {
     }
 }
 
+/* A quantised model has the numbers of one whose matrices are the dequantised ones, whichever device computes. */
 static void quantized_base(void **state) {
     char *dir = case_path("qwen3_moe", "");
+    (void)state;
+    for (int kind = QUANT_NF4; kind <= QUANT_INT8; kind++) {
+        float *logp[3] = {0};
+        int64_t n = 0;
+        for (int way = 0; way < 3; way++) { /* ref, cpu; the export of the former, not quantised */
+            struct model_case c = {0};
+            struct model_batch b;
+            struct model_acts *a;
+            static char *exported;
+            case_dev(&c.dev, way == 0 ? "ref" : "cpu", 2);
+            OK(open_dir(&c.m, &c.dev, way == 2 ? exported : dir, way == 2 ? QUANT_NONE : (enum quant_kind)kind));
+            if (way == 0) {
+                exported = case_temp_dir();
+                OK(model_export(c.m, exported, &(struct model_export_args){.dt = DT_F32}));
+            }
+            case_golden(&c, "qwen3_moe");
+            const struct case_seq s = {case_seq_at(&c, 0).ids, 20};
+            int32_t row[19];
+            float inv_temp[19];
+            for (int i = 0; i < 19; i++) row[i] = i, inv_temp[i] = 1;
+            case_pack(&c.dev, &b, &s, 1);
+            OK(model_acts_create(&a, c.m, s.n, MODEL_KEEP_NONE, NULL));
+            OK(model_forward(c.m, &b, a));
+            logp[way] = xmalloc(sizeof inv_temp);
+            n = 19;
+            OK(model_logp(
+                c.m, a,
+                &(struct model_logp_args){.n = n, .row = row, .target = s.ids + 1, .inv_temp = inv_temp, .logp = logp[way]}));
+            model_acts_destroy(a);
+            case_unpack(&c.dev, &b);
+            case_close(&c);
+            if (way == 2) case_drop_dir(exported);
+        }
+        assert_true(case_worst(logp[1], logp[0], n) <= 1e-5);
+        assert_memory_equal(logp[1], logp[2], (size_t)n * sizeof(float));
+        for (int way = 0; way < 3; way++) free(logp[way]);
+    }
+    free(dir);
+}
+
+/* Log-probs and the adapter's gradient of n sequences from `first` on. */
+static void pass_of(struct model *m, const int32_t *ids, int first, int n, float *logp, float *grad, bool add) {
+    enum { LEN = 90 };
+    struct case_seq s[8];
+    struct model_batch b;
+    struct model_acts *a;
+    int32_t row[8 * LEN], target[8 * LEN];
+    float inv_temp[8 * LEN], dlogp[8 * LEN];
+    int64_t k = 0;
+    for (int i = 0; i < n; i++) {
+        s[i] = (struct case_seq){ids + (first + i) * LEN, LEN};
+        for (int t = 0; t + 1 < LEN; t++, k++) {
+            row[k] = i * LEN + t;
+            target[k] = s[i].ids[t + 1];
+            inv_temp[k] = 1;
+            dlogp[k] = 0.01f * (float)((t + first + i) % 5 - 2);
+        }
+    }
+    struct model_logp_args l = {.n = k, .row = row, .target = target, .inv_temp = inv_temp, .logp = logp};
+    case_pack(m->dev, &b, s, n);
+    OK(model_acts_create(&a, m, b.n_rows, MODEL_KEEP_ALL, NULL));
+    OK(model_forward(m, &b, a));
+    OK(model_logp(m, a, &l));
+    OK(model_backward(m, a,
+                      &(struct model_backward_args){
+                          .batch = &b, .logp = &l, .dlogp = dlogp, .sink = &(struct model_grad_sink){.flat = grad, .add = add}}));
+    model_acts_destroy(a);
+    case_unpack(m->dev, &b);
+}
+
+/* More rows of experts than a block of adapters takes: the same bits as sequence by sequence, and the same gradient. */
+static void adapters_in_blocks(void **state) {
+    enum { SEQS = 8, LEN = 90, TARGETS = SEQS * (LEN - 1) };
+    char *dir = case_path("qwen3_moe", ""), *adapter = case_path("lora_experts", "");
+    int32_t ids[SEQS * LEN];
+    float whole[TARGETS], alone[TARGETS];
     struct model *m;
     struct dev d;
     (void)state;
-    case_dev(&d, "cpu", 1);
-    for (int kind = QUANT_NF4; kind <= QUANT_INT8; kind++) {
-        assert_int_equal(open_dir(&m, &d, dir, (enum quant_kind)kind), ERR_UNSUPPORTED);
-        if (!strstr(err_msg(), "unsupported quantization of a model with experts (qwen3_moe)")) fail_msg("%s", err_msg());
-    }
+    for (int i = 0; i < SEQS * LEN; i++) ids[i] = (i * 37 + i / 11) % 100;
+    case_dev(&d, "cpu", 2);
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = LEN}));
+    OK(model_lora_load(m, adapter));
+    const size_t bytes = (size_t)m->n_train * sizeof(float);
+    float *const g = case_garbage(&d, bytes), *const one = case_garbage(&d, bytes), *host[2] = {xmalloc(bytes), xmalloc(bytes)};
+    pass_of(m, ids, 0, SEQS, whole, g, false);
+    for (int i = 0; i < SEQS; i++) pass_of(m, ids, i, 1, alone + i * (LEN - 1), one, i > 0);
+    assert_memory_equal(whole, alone, sizeof whole);
+    OK(dev_copy_out(&d, host[0], g, bytes));
+    OK(dev_copy_out(&d, host[1], one, bytes));
+    assert_true(case_worst(host[0], host[1], m->n_train) <= 1e-5);
+    dev_free(&d, g, bytes);
+    dev_free(&d, one, bytes);
+    for (int i = 0; i < 2; i++) free(host[i]);
+    model_close(m);
     dev_close(&d);
     free(dir);
+    free(adapter);
 }
 
 /* ---- what a router adds to its scores ---- */
@@ -290,7 +381,7 @@ static void mxfp4_files(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stacked_files),   cmocka_unit_test(adapters),    cmocka_unit_test(quantized_base),
-        cmocka_unit_test(correction_bias), cmocka_unit_test(mxfp4_files),
+        cmocka_unit_test(correction_bias), cmocka_unit_test(mxfp4_files), cmocka_unit_test(adapters_in_blocks),
     };
     return cmocka_run_group_tests_name("models with experts", tests, NULL, NULL);
 }

@@ -467,7 +467,7 @@ out:
 /* Straight into the compute copy, or its codes; stage holds one group as act on the device. */
 static int load_group(struct model *m, struct model_group *g, const struct source *src, void *stage, void *chunk) {
     char *at = g->k ? stage : g->vec.data;
-    if (m->quant && g->role == MODEL_LINEAR) {
+    if (m->quant && model__adaptable(g)) {
         for (int64_t i = g->first_param; i < g->first_param + g->n_params; i++) TRY(load_codes(m, i, &src[i]));
         return 0;
     }
@@ -530,7 +530,7 @@ static int load_weights(struct model *m, const struct source *src) {
     const int64_t own = m->base ? m->g_head - m->groups : 0; /* those before are there */
     for (int64_t i = own; i < m->n_groups; i++) {
         const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
-        if (!(m->quant && m->groups[i].role == MODEL_LINEAR) && bytes > stage_bytes) stage_bytes = bytes;
+        if (!(m->quant && model__adaptable(&m->groups[i])) && bytes > stage_bytes) stage_bytes = bytes;
     }
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
     if (m->flags & MODEL_SHARDED_WEIGHTS) TRYG(load_shares(m, src, stage, chunk), out);
@@ -696,9 +696,6 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     model__params_build(m);
     TRYG(check_base(m, a), out);
     m->base = a->base;
-    if (m->cfg.n_experts && a->quant != QUANT_NONE)
-        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported quantization of a model with experts (%s); leave quantization out", a->dir,
-              m->cfg.family->type);
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     if (m->cfg.saved_nf4 && w.shards) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported shards of 4-bit weights", a->dir);

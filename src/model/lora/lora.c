@@ -49,27 +49,42 @@ static void add_head(struct model_lora *l, const struct model *m, const struct m
     l->n_elems += p->rows * p->cols;
 }
 
-/* The adapters of one group, if any of its modules has one. */
-static void build_group(struct model_lora *l, struct model *m, struct model_group *mg, struct lora_match *match) {
-    struct lora_group g = {.n = mg->n, .k = mg->k};
-    int64_t row = 0;
-    for (int64_t i = mg->first_param; i < mg->first_param + mg->n_params; i++) {
-        const struct model_param *p = &m->params[i];
-        char module[sizeof p->name];
-        snprintf(module, sizeof module, "%s", p->name);
-        *strrchr(module, '.') = '\0'; /* .weight */
-        if (model__lora_match(match, module)) {
-            struct lora_part *t = &g.part[g.n_parts++];
-            *t = (struct lora_part){.row = row, .n = p->rows, .a = l->n_elems, .b = l->n_elems + l->cfg.rank * p->cols};
-            add_param(l, module, "lora_A", l->cfg.rank, p->cols, mg - m->groups);
-            add_param(l, module, "lora_B", p->rows, l->cfg.rank, mg - m->groups);
+/* The adapters of one group, if any of its modules has one; of experts each has them on the same modules. */
+static int build_group(struct model_lora *l, struct model *m, struct model_group *mg, struct lora_match *match) {
+    const int64_t n = mg->n_params / mg->count; /* modules of an expert */
+    struct lora_group g = {.n = mg->n / mg->count, .k = mg->k, .count = mg->count};
+    bool on[MODEL_MAX_PARTS] = {false};
+    for (int64_t e = 0; e < mg->count; e++) {
+        const int64_t first = l->n_elems;
+        int64_t row = 0;
+        for (int64_t i = 0; i < n; i++) {
+            const struct model_param *p = &m->params[mg->first_param + e * n + i];
+            char module[sizeof p->name];
+            snprintf(module, sizeof module, "%s", p->name);
+            *strrchr(module, '.') = '\0'; /* .weight */
+            const bool matches = model__lora_match(match, module);
+            if (e == 0) on[i] = matches;
+            if (matches != on[i])
+                FAIL(ERR_UNSUPPORTED,
+                     "target_modules: an adapter on some experts of a layer alone is unsupported: %s differs from "
+                     "expert 0's",
+                     module);
+            if (matches) {
+                if (e == 0)
+                    g.part[g.n_parts++] =
+                        (struct lora_part){.row = row, .n = p->rows, .a = l->n_elems, .b = l->n_elems + l->cfg.rank * p->cols};
+                add_param(l, module, "lora_A", l->cfg.rank, p->cols, mg - m->groups);
+                add_param(l, module, "lora_B", p->rows, l->cfg.rank, mg - m->groups);
+            }
+            row += p->rows;
         }
-        row += p->rows;
+        g.stride = mg->count > 1 ? l->n_elems - first : 0;
     }
-    if (g.n_parts == 0) return;
+    if (g.n_parts == 0) return 0;
     g.width = (g.n_parts * l->cfg.rank + WIDTH_ALIGN - 1) / WIDTH_ALIGN * WIDTH_ALIGN;
     l->groups[l->n_groups] = g;
     mg->lora = &l->groups[l->n_groups++];
+    return 0;
 }
 
 /* Which modules: groups, params and sizes of an adapter on m (its parameters built); no device memory. */
@@ -83,19 +98,15 @@ static int build_adapter(struct model_lora *l, struct model *m) {
     TRY(model__lora_match_create(&match, &l->cfg));
     l->groups = xcalloc((size_t)m->n_groups, sizeof *l->groups);
     l->params = xcalloc((size_t)m->n_params * 2, sizeof *l->params); /* at most two sides each */
-    if (m->cfg.n_experts && model__lora_match_all(match))
-        log_note(
-            "target_modules=all-linear: experts and their router have no adapter, unlike peft's; attention has, and the MLP of "
-            "layers without experts");
-    for (int64_t i = 0; i < m->n_groups; i++)
-        if (m->groups[i].role == MODEL_LINEAR) build_group(l, m, &m->groups[i], match);
+    for (int64_t i = 0; i < m->n_groups && rc == 0; i++)
+        if (model__adaptable(&m->groups[i])) rc = build_group(l, m, &m->groups[i], match);
     l->n_sides = l->n_params;
     if (m->cfg.value) {
         model__lora_match_head(match);
         add_head(l, m, m->g_head);
         if (m->g_head_bias) add_head(l, m, m->g_head_bias);
     }
-    rc = model__lora_match_check(match, m);
+    if (rc == 0) rc = model__lora_match_check(match, m);
     model__lora_match_free(match);
     return rc;
 }
@@ -109,17 +120,19 @@ void model_trained_weights(const struct model *m, void **p, size_t *bytes) {
 
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) {
     const size_t act = dtype_size(m->act);
-    int64_t width = 0, side = 0, mat_a = 0, mat_b = 0;
+    int64_t width = 0, side = 0, mat_a = 0, mat_b = 0, sum = 0;
     for (int64_t i = 0; i < l->n_groups; i++) {
         struct lora_group *g = &l->groups[i];
+        const size_t count = (size_t)g->count;
         g->a = (struct weight){.dt = m->act, .n = g->width, .k = g->k};
-        g->a.data = arena_take(a, dev_weight_bytes(m->dev, m->act, g->width, g->k));
+        g->a.data = arena_take(a, count * dev_weight_bytes(m->dev, m->act, g->width, g->k));
         g->b = (struct weight){.dt = m->act, .n = g->n, .k = g->width};
-        g->b.data = arena_take(a, dev_weight_bytes(m->dev, m->act, g->n, g->width));
+        g->b.data = arena_take(a, count * dev_weight_bytes(m->dev, m->act, g->n, g->width));
         width = max64(width, g->width);
         side = max64(side, max64(g->n, g->k));
-        mat_a = max64(mat_a, g->width * g->k);
-        mat_b = max64(mat_b, g->n * g->width);
+        mat_a = max64(mat_a, g->count * g->width * g->k);
+        mat_b = max64(mat_b, g->count * g->n * g->width);
+        if (g->count > 1) sum = max64(sum, max64(g->n, g->k));
     }
     l->z = arena_take(a, (size_t)max64(LORA_ROWS * width, m->cfg.value ? m->cfg.hidden : 0) * act); /* lora_head_start too */
     l->dz = arena_take(a, (size_t)(LORA_ROWS * width) * act);
@@ -127,6 +140,9 @@ void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) 
     l->mat_a = arena_take(a, (size_t)mat_a * sizeof(float));
     l->mat_b = arena_take(a, (size_t)mat_b * sizeof(float));
     l->vec = arena_take(a, longest_vector(m) * sizeof(float));
+    if (sum == 0) return;
+    for (int i = 0; i < 2; i++) l->sum[i] = arena_take(a, (size_t)(LORA_ROWS * sum) * sizeof(float));
+    l->offset = arena_take(a, (size_t)(m->cfg.n_experts + 1) * sizeof *l->offset);
 }
 
 static void lora_free_host(struct model_lora *l) {
@@ -265,7 +281,9 @@ out:
 
 /* ---- master -> compute copies ---- */
 
-static int refresh_group(struct model *m, const struct lora_group *g, float *flat) {
+/* at: elements of its parts after those in g->part. */
+static int refresh_matrices(struct model *m, const struct lora_group *g, float *flat, int64_t at, struct weight wa,
+                            struct weight wb) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
     const struct tensor a = tensor_2d(l->mat_a, DT_F32, g->width, g->k), b = tensor_2d(l->mat_b, DT_F32, g->n, g->width);
@@ -274,9 +292,9 @@ static int refresh_group(struct model *m, const struct lora_group *g, float *fla
     for (int64_t i = 0; i < g->n_parts; i++) {
         const struct lora_part *p = &g->part[i];
         const struct add_block_args put_a = {
-            .dst = a, .src = tensor_2d(flat + p->a, DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
+            .dst = a, .src = tensor_2d(flat + at + p->a, DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
         const struct add_block_args put_b = {.dst = b,
-                                             .src = tensor_2d(flat + p->b, DT_F32, p->n, r),
+                                             .src = tensor_2d(flat + at + p->b, DT_F32, p->n, r),
                                              .dst_row = p->row,
                                              .dst_col = i * r,
                                              .rows = p->n,
@@ -285,8 +303,18 @@ static int refresh_group(struct model *m, const struct lora_group *g, float *fla
         TRY(dev_add_block(m->dev, &put_a));
         TRY(dev_add_block(m->dev, &put_b));
     }
-    TRY(dev_weight_pack(m->dev, g->a, a));
-    return dev_weight_pack(m->dev, g->b, b);
+    TRY(dev_weight_pack(m->dev, wa, a));
+    return dev_weight_pack(m->dev, wb, b);
+}
+
+static int refresh_group(struct model *m, const struct lora_group *g, float *flat) {
+    struct weight a = g->a, b = g->b;
+    for (int64_t e = 0; e < g->count; e++) {
+        TRY(refresh_matrices(m, g, flat, e * g->stride, a, b));
+        a.data = (char *)a.data + dev_weight_bytes(m->dev, m->act, g->width, g->k);
+        b.data = (char *)b.data + dev_weight_bytes(m->dev, m->act, g->n, g->width);
+    }
+    return 0;
 }
 
 int model__lora_refresh(struct model *m, float *flat) {

@@ -106,8 +106,6 @@ fail:
     return rc;
 }
 
-bool model__lora_match_all(const struct lora_match *t) { return t->all_linear; }
-
 void model__lora_match_free(struct lora_match *t) {
     if (!t) return;
     rule_free(&t->targets);
@@ -122,11 +120,12 @@ bool model__lora_match(struct lora_match *t, const char *module) {
     return true;
 }
 
-/* "q_proj, k_proj, ..." of the linear modules of all layers, each once. */
+/* "q_proj, k_proj, ..." of the linear modules of all layers, experts' included, each once. */
 static void add_modules(struct buf *b, const struct model *m) {
     struct map had = {0};
     for (const struct model_group *g = m->layers[0].first; g <= m->layers[m->cfg.n_layers - 1].last; g++) {
-        for (int64_t k = g->first_param; k < g->first_param + g->n_params && g->role == MODEL_LINEAR; k++) {
+        const int64_t n = g->n_params / g->count; /* of the first expert */
+        for (int64_t k = g->first_param; k < g->first_param + n && model__adaptable(g); k++) {
             char name[sizeof m->params[k].name];
             snprintf(name, sizeof name, "%s", m->params[k].name);
             *strrchr(name, '.') = '\0'; /* .weight */
@@ -149,14 +148,14 @@ static int unknown_name(const char *name, const struct model *m) {
         if (strcmp(last, without[i]) == 0)
             rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__, "target_modules: an adapter on %s is unsupported; it can be on %s",
                          name, names.p);
-    for (int64_t i = 0; i < m->n_params; i++) { /* a matrix of experts, or their router */
+    for (int64_t i = 0; i < m->n_params; i++) {
         const enum model_role role = m->groups[m->params[i].group].role;
         char module[sizeof m->params[i].name];
         snprintf(module, sizeof module, "%s", m->params[i].name);
         *strrchr(module, '.') = '\0'; /* .weight */
-        if ((role != MODEL_EXPERTS && role != MODEL_ROUTER) || strcmp(last, strrchr(module, '.') + 1) != 0) continue;
+        if (role != MODEL_ROUTER || strcmp(last, strrchr(module, '.') + 1) != 0) continue;
         rc = err_set(ERR_UNSUPPORTED, __FILE__, __LINE__,
-                     "target_modules: an adapter on %s, which is of the experts, is unsupported; it can be on %s", name, names.p);
+                     "target_modules: an adapter on %s, the router of the experts, is unsupported; it can be on %s", name, names.p);
         break;
     }
     buf_free(&names);

@@ -9,11 +9,13 @@ struct lora_part { /* the adapter of one linear module: rows [row, row + n) of i
     int64_t row, n;
     int64_t a, b; /* elements into the adapter's flat master: A (rank, k), then B (n, rank) */
 };
-struct lora_group { /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
-    struct lora_part part[MODEL_MAX_PARTS];
+struct lora_group {                         /* adapters of one group side by side: part i owns `rank` of `width` from i * rank on */
+    struct lora_part part[MODEL_MAX_PARTS]; /* of experts: of the first one; those of expert e are e * stride elements further */
     int64_t n_parts, n, k;
-    int64_t width;      /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
-    struct weight a, b; /* (width, k): the A on top of each other; (n, width): scale B, block-diagonal */
+    int64_t count, stride; /* of experts: how many there are; else 1, 0 */
+    int64_t width;         /* n_parts * rank, rounded up for the matrix units; the rest is zeros */
+    struct weight a, b;    /* (width, k): the A on top of each other; (n, width): scale B, block-diagonal; of experts the first of
+                              `count` of them */
 };
 struct model_lora {
     struct lora_config cfg;
@@ -29,8 +31,11 @@ struct model_lora {
     /* scratch; rows at a time: LORA_ROWS */
     void *z, *dz;         /* (rows, width) act */
     float *wide;          /* (rows, n or k) f32: a sum that is not rounded yet; NULL when act is f32 */
-    float *mat_a, *mat_b; /* (width, k), (n, width): gradients of a group, or what is packed */
+    float *mat_a, *mat_b; /* (count, width, k), (count, n, width): gradients of a group, or what is packed */
     float *vec;           /* gradient of a frozen vector */
+    /* with experts: two sums (rows, n or k) f32; (E + 1) i32, the offsets of some rows */
+    float *sum[2];
+    int32_t *offset;
 };
 enum { LORA_ROWS = 1024 };
 void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a); /* measure, then bind */
@@ -47,7 +52,6 @@ void model__lora_free(struct model *m);
 struct lora_match;
 int model__lora_match_create(struct lora_match **out, const struct lora_config *l);
 bool model__lora_match(struct lora_match *t, const char *module);
-bool model__lora_match_all(const struct lora_match *t); /* all-linear */
 /* A value model's head may be listed among the targets: it takes no adapter, as it is trained in full. */
 void model__lora_match_head(struct lora_match *t);
 /* ERR_INVAL when nothing, or not every listed name, has matched; names the modules of m. */

@@ -11,13 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The part that adapts parameter i of m, or NULL. */
-static const struct lora_part *part_of(const struct model *m, int64_t i) {
+/* The part that adapts parameter i of m; false: there is none. */
+static bool part_of(const struct model *m, int64_t i, struct lora_part *out) {
     const struct model_param *p = &m->params[i];
     const struct model_group *mg = &m->groups[p->group];
-    for (int64_t k = 0; mg->lora && k < mg->lora->n_parts; k++)
-        if ((p->offset - mg->offset) / mg->k == mg->lora->part[k].row) return &mg->lora->part[k];
-    return NULL;
+    const struct lora_group *const g = mg->lora;
+    if (!g) return false;
+    const int64_t row = (p->offset - mg->offset) / mg->k, expert = row / g->n;
+    for (int64_t k = 0; k < g->n_parts; k++) {
+        *out = g->part[k];
+        out->a += expert * g->stride;
+        out->b += expert * g->stride;
+        if (row % g->n == out->row) return true;
+    }
+    return false;
 }
 
 int model__lora_host_open(struct lora_host *h, const struct model *m) {
@@ -34,8 +41,8 @@ void model__lora_merge(const struct lora_host *h, const struct model_param *p, i
     const struct model_lora *l = h->m->lora;
     for (int64_t i = l ? l->n_sides : 0; l && i < l->n_params; i++)
         if (strcmp(l->params[i].name, p->name) == 0) memcpy(w, h->flat + l->params[i].offset + at, (size_t)n * sizeof *w);
-    const struct lora_part *t = h->flat && p->nd == 2 ? part_of(h->m, p - h->m->params) : NULL;
-    if (!t) return;
+    struct lora_part t;
+    if (!h->flat || p->nd != 2 || !part_of(h->m, p - h->m->params, &t)) return;
     const int64_t r = h->m->lora->cfg.rank, k = p->cols;
     float *sum = xmalloc((size_t)k * sizeof *sum);
     for (int64_t i = 0, len; i < n; i += len) { /* the rest of one row at a time */
@@ -43,8 +50,8 @@ void model__lora_merge(const struct lora_host *h, const struct model_param *p, i
         len = n - i < k - col ? n - i : k - col;
         memset(sum, 0, (size_t)len * sizeof *sum);
         for (int64_t q = 0; q < r; q++) {
-            const float b = h->flat[t->b + row * r + q];
-            const float *a = h->flat + t->a + q * k + col;
+            const float b = h->flat[t.b + row * r + q];
+            const float *a = h->flat + t.a + q * k + col;
             for (int64_t j = 0; j < len; j++) sum[j] += b * a[j];
         }
         for (int64_t j = 0; j < len; j++) w[i + j] += h->m->lora->scale * sum[j];

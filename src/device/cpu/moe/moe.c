@@ -161,6 +161,15 @@ int cpu_expert_sort(struct dev *d, struct tensor offset, struct tensor token, st
     return 0;
 }
 
+int cpu_clip_offsets(struct dev *d, struct tensor dst, struct tensor offset, int64_t lo, int64_t n) {
+    (void)d;
+    for (int64_t e = 0; e < offset.dim[0]; e++) {
+        const int64_t at = ((const int32_t *)offset.data)[e] - lo;
+        ((int32_t *)dst.data)[e] = (int32_t)(at < 0 ? 0 : at > n ? n : at);
+    }
+    return 0;
+}
+
 static struct tensor rows_of(struct tensor x, struct tensor offset, int64_t e) {
     const int32_t *const at = offset.data;
     CHECK(at[e] >= 0 && at[e] <= at[e + 1] && at[e + 1] <= x.dim[0]);

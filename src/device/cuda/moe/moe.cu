@@ -283,6 +283,20 @@ int cuda_expert_sort(struct dev *d, struct tensor offset, struct tensor token, s
     return 0;
 }
 
+static __global__ void clip_offsets_kernel(int32_t *dst, const int32_t *offset, int count, int lo, int n) {
+    const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    pdl_launch_dependents();
+    pdl_wait();
+    if (e < count) dst[e] = min(max(offset[e] - lo, 0), n);
+}
+
+int cuda_clip_offsets(struct dev *d, struct tensor dst, struct tensor offset, int64_t lo, int64_t n) {
+    const int count = (int)offset.dim[0];
+    CU_TRY(cuda_launch_pdl(cuda_of(d), clip_offsets_kernel, (unsigned)ceil_div(count, 256), 256, 0, (int32_t *)dst.data,
+                           (const int32_t *)offset.data, count, (int)lo, (int)n));
+    return 0;
+}
+
 /* ---- combination ---- */
 
 struct combine {

@@ -1,0 +1,108 @@
+/* expert_linear.c - the grouped GEMMs of experts' matrices with what an adapter adds, and over a quantised base: what linear.c is
+ * for the other layers.
+ *
+ * With adapters rows go in blocks of LORA_ROWS. They are sorted by expert, so a block meets few experts.
+ * Invariant: as linear.c - a row's result depends neither on the load of its expert nor on the blocks; without an adapter it has
+ * the bits of the plain grouped GEMM. */
+#include "model/model_int.h"
+
+#include "base/err.h"
+#include "model/lora/lora_int.h"
+
+/* The rows [lo, lo + n) of a call. */
+struct block {
+    struct weight_stack a, b; /* A and scale B */
+    struct tensor sum, more, z, dz, offset;
+    int64_t lo, n;
+};
+
+/* Of rows as wide as `wide`. */
+static int block_at(struct model *m, const struct model_group *g, struct tensor offset, int64_t lo, struct tensor wide,
+                    struct block *b) {
+    const struct model_lora *l = m->lora;
+    const struct lora_group *const x = g->lora;
+    const int64_t rows = wide.dim[0], cols = wide.dim[1], n = rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS;
+    *b = (struct block){.a = {x->a, g->count},
+                        .b = {x->b, g->count},
+                        .sum = tensor_2d(l->sum[0], DT_F32, n, cols),
+                        .more = tensor_2d(l->sum[1], DT_F32, n, cols),
+                        .z = tensor_2d(l->z, m->act, n, x->width),
+                        .dz = tensor_2d(l->dz, m->act, n, x->width),
+                        .offset = tensor_1d(l->offset, DT_I32, g->count + 1),
+                        .lo = lo,
+                        .n = n};
+    return dev_clip_offsets(m->dev, b->offset, offset, lo, n);
+}
+
+int model__expert_linear(struct model *m, const struct model_group *g, struct tensor y, struct tensor x, struct tensor offset,
+                         bool base) {
+    struct weight w;
+    struct block b;
+    TRY(model__weight(m, g, &w));
+    const struct weight_stack all = {w, g->count};
+    if (base || !g->lora) return dev_grouped_fwd(m->dev, y, x, all, offset);
+    for (int64_t lo = 0, rows = x.dim[0]; lo < rows; lo += b.n) {
+        TRY(block_at(m, g, offset, lo, y, &b));
+        const struct tensor own = tensor_rows(x, lo, b.n);
+        TRY(dev_grouped_fwd(m->dev, b.sum, own, all, b.offset));
+        TRY(dev_grouped_fwd(m->dev, b.z, own, b.a, b.offset));
+        TRY(dev_grouped_fwd(m->dev, b.more, b.z, b.b, b.offset));
+        TRY(dev_axpby(m->dev, b.sum, 1, b.more, 1));
+        TRY(dev_cast(m->dev, tensor_rows(y, lo, b.n), b.sum));
+    }
+    return 0;
+}
+
+/* Each expert's own rectangles of the sums, as linear.c's. */
+static int add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
+    const struct model_lora *l = m->lora;
+    const int64_t r = l->cfg.rank;
+    for (int64_t e = 0; e < g->count; e++)
+        for (int64_t i = 0; i < g->n_parts; i++) {
+            const struct lora_part *p = &g->part[i];
+            float *const at = grads->at + e * g->stride;
+            const struct add_block_args da = {.dst = tensor_2d(at + p->a, DT_F32, r, g->k),
+                                              .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
+                                              .src_row = i * r,
+                                              .rows = r,
+                                              .cols = g->k,
+                                              .scale = 1};
+            const struct add_block_args db = {.dst = tensor_2d(at + p->b, DT_F32, p->n, r),
+                                              .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
+                                              .src_row = p->row,
+                                              .src_col = i * r,
+                                              .rows = p->n,
+                                              .cols = r,
+                                              .scale = l->scale};
+            TRY(dev_add_block(m->dev, &da));
+            TRY(dev_add_block(m->dev, &db));
+        }
+    return 0;
+}
+
+int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_args *a) {
+    const struct lora_group *const g = a->group->lora;
+    const struct model_lora *l = m->lora;
+    const int64_t rows = a->dy.dim[0];
+    struct weight w;
+    struct block b;
+    TRY(model__weight(m, a->group, &w));
+    const struct weight_stack all = {w, a->group->count};
+    if (!g) return dev_grouped_dx(m->dev, a->dx, a->dy, all, a->offset);
+    if (rows == 0) return 0;
+    const struct tensor mat_a = {l->mat_a, DT_F32, 3, {g->count, g->width, g->k, 1}};
+    const struct tensor mat_b = {l->mat_b, DT_F32, 3, {g->count, g->n, g->width, 1}};
+    for (int64_t lo = 0; lo < rows; lo += b.n) {
+        TRY(block_at(m, a->group, a->offset, lo, a->dx, &b));
+        const struct tensor x = tensor_rows(a->x, lo, b.n), dy = tensor_rows(a->dy, lo, b.n);
+        TRY(dev_grouped_dx(m->dev, b.sum, dy, all, b.offset));
+        TRY(dev_grouped_dx(m->dev, b.dz, dy, b.b, b.offset));
+        TRY(dev_grouped_dx(m->dev, b.more, b.dz, b.a, b.offset));
+        TRY(dev_axpby(m->dev, b.sum, 1, b.more, 1));
+        TRY(dev_grouped_fwd(m->dev, b.z, x, b.a, b.offset));
+        TRY(dev_grouped_dw(m->dev, mat_a, b.dz, x, b.offset, lo > 0));
+        TRY(dev_grouped_dw(m->dev, mat_b, dy, b.z, b.offset, lo > 0));
+        TRY(dev_cast(m->dev, tensor_rows(a->dx, lo, b.n), b.sum)); /* last: it may be x */
+    }
+    return add_adapter_grads(m, g, a->grads);
+}
