@@ -68,6 +68,7 @@ const char *model_tp_unable(const struct model_config *c, int size) {
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (c->value) return "it has a value head";
     if (c->n_experts > 0) return "it has experts";
+    if (c->features & MODEL_OUTPUT_GATE) return "its attention has output gates";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i];
