@@ -25,7 +25,8 @@ SILENT = """apt apt-get conda curl docker hf hdfs huggingface-cli kill killall m
             scp sleep squeue ssh sudo systemctl wget""".split()
 LAUNCH = re.compile(r"verl\.(trainer|experimental|model_merger)|verl_mlite|recipe\.\w+")
 FAMILIES = [  # a part of a model's name: its model_type; the first that fits
-    ("qwen3.5|qwen3_5", "qwen3_5"), ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
+    (r"qwen3[._]5\S*[-_](a\d+b|35b|122b|397b)", "qwen3_5_moe"), ("qwen3.5|qwen3_5", "qwen3_5"),
+    ("qwen3-next|qwen3_next", "qwen3_next"), ("qwen3-vl|qwen3_vl", "qwen3_vl"),
     (r"qwen3-\d+b-(a\d+b|moe)|qwen3moe|qwen3-235|qwen3_30b", "qwen3_moe"), ("qwen2.5-vl|qwen2_5_vl", "qwen2_5_vl"),
     ("qwen2-vl", "qwen2_vl"), ("qwen1.5-moe|moe_a2.7b", "qwen2_moe"), ("deepseek-v4|dsv4|deepseek_v4", "deepseek_v4"),
     ("deepseek-v2|deepseek-coder-v2", "deepseek_v2"), ("deepseek-v3|deepseek-r1|moonlight|671b", "deepseek_v3"),
@@ -53,7 +54,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 | script | result |
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
-           "gemma": "Gemma"}
+           "gemma": "Gemma", "qwen3_5": "Qwen3_5"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
@@ -109,6 +110,11 @@ class Scratch:
                       "vocab_size": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536,
                       "hidden_act": "gelu_pytorch_tanh" if family == "gemma" else "silu",
                       "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
+            if family == "qwen3_5":  # a vision-language checkpoint
+                config |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+                           "linear_value_head_dim": 16}
+                config = {"model_type": family, "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {},
+                          "tie_word_embeddings": True, "text_config": config | {"model_type": "qwen3_5_text"}}
             (folder / "config.json").write_text(json.dumps(config))
         return folder
 
