@@ -524,8 +524,8 @@ static int push_up(void *arg, const struct micro_loss *m) {
 }
 
 /* As the trainer has it: decoder and trained model in one block, used in turn. */
-static void no_allocation_after_open(bool adapter) {
-    char *dir = make_model(CONFIGS[0]);
+static void no_allocation_after_open(int config, bool adapter) {
+    char *dir = make_model(CONFIGS[config]);
     struct rig r = {.adapter = adapter};
     struct decoder *d;
     struct trained_model *a;
@@ -583,8 +583,9 @@ static void no_allocation_after_open(bool adapter) {
 
 static void inv06_no_allocation_after_open(void **state) {
     (void)state;
-    no_allocation_after_open(false);
-    no_allocation_after_open(true);
+    no_allocation_after_open(0, false);
+    no_allocation_after_open(0, true);
+    no_allocation_after_open(2, false);
 }
 
 int main(void) {

@@ -77,6 +77,7 @@ static bool equal_tensors(const struct shards_tensor *a, const struct shards_ten
 /* The name that ties embeddings need not save: transformers makes lm_head from the embeddings. */
 static const char *tied_copy(const struct shards *f, const json_t *config) {
     const struct shards_tensor *head = shards_find(f, "lm_head.weight"), *embed = shards_find(f, "model.embed_tokens.weight");
+    if (!embed) embed = shards_find(f, "model.language_model.embed_tokens.weight");
     if (!json_is_true(json_object_get(config, "tie_word_embeddings")) || !head || !embed) return NULL;
     if (equal_tensors(head, embed)) return head->name;
     log_warn("config.json says tied embeddings, lm_head.weight differs from model.embed_tokens.weight: both are written");
