@@ -68,18 +68,23 @@ def main():
         why = first_difference(s.dir / "a_critic", d, STEPS)
         test("another number in each step: as one rank", not why, why)
 
-        p = start(line(s.dir / "lost", 2, 2, **{"trainer.total_training_steps": 1000, "trainer.max_restarts": 0}))
-        until = time.time() + 20
-        while time.time() < until and not (s.dir / "lost/metrics.jsonl").exists():
-            time.sleep(0.05)
-        ranks = [pid for pid, command in below(p.pid).items() if " worker" in command]
-        os.kill(max(ranks), signal.SIGKILL)
-        killed = time.time()
-        err = p.communicate(timeout=60)[1]
-        test("a rank that dies ends the run within 10 s", p.returncode not in (0, 143) and time.time() - killed < 10, err[-500:])
-        test("and leaves nothing", not below(p.pid), below(p.pid))
+        for how, name in ((signal.SIGKILL, "dies"), (signal.SIGSTOP, "stops")):
+            d = s.dir / name
+            p = start(line(d, 2, 2, **{"trainer.total_training_steps": 1000, "data.max_response_length": 64}))
+            until = time.time() + 20
+            while time.time() < until and not (d / "metrics.jsonl").exists():
+                time.sleep(0.05)
+            there = below(p.pid)
+            os.kill(max(pid for pid, command in there.items() if " worker" in command), how)
+            killed = time.time()
+            err = p.communicate(timeout=60)[1]
+            took = time.time() - killed
+            test(f"a rank that {name} ends the run within 12 s", p.returncode not in (0, 143) and took < 12, f"{took} {err[-500:]}")
+            left = [pid for pid in there if pathlib.Path(f"/proc/{pid}").exists()]
+            test("and leaves nothing", len(there) > 2 and not left, f"{there} {left}")
 
         for keys, size, why in (({"trainer.layout": "whole"}, 2, "each rank has the weights whole"),
+                                ({"trainer.ranks": 1}, 2, "there is one rank"),
                                 ({}, 3, "it does not divide the ranks"),
                                 ({**lora, A + "model.quantization": "nf4"}, 2, "the adapter's base is quantised")):
             p = run("plan", *line("plan", 2, size, **keys)[1:], check=False)

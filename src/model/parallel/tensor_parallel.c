@@ -59,6 +59,16 @@ static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_
     }
 }
 
+/* Whether the outputs of a group are those that rows_of splits. */
+static bool has_rows(const struct model_config *c, const struct model_group_row *row) {
+    int64_t n = 0;
+    for (int i = 0; i < MODEL_MAX_PARTS && row->part[i].name; i++) n += model_dim(c, row->part[i].rows);
+    if (row->place == offsetof(struct model_layer, qkv)) return n == (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
+    if (row->place == offsetof(struct model_layer, gate_up)) return n == 2 * c->ffn;
+    const bool sums = row->place == offsetof(struct model_layer, o) || row->place == offsetof(struct model_layer, down);
+    return !sums || n == c->hidden;
+}
+
 const char *model_tp_unable(const struct model_config *c, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
     static const size_t known[] = {PLACE(attn_norm),   PLACE(qkv),         PLACE(q_norm), PLACE(k_norm),
@@ -71,7 +81,7 @@ const char *model_tp_unable(const struct model_config *c, int size) {
     if (c->features & MODEL_OUTPUT_GATE) return "its attention has output gates";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i];
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i] && has_rows(c, row);
         if (!is_known) return "its family has norms of whole rows of queries, or layers of another kind";
     }
     const int64_t share = (size + c->n_kv_heads - 1) / c->n_kv_heads; /* ranks of a key head */

@@ -127,5 +127,6 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
     } else if (trains && *p->why) {
         buf_addf(text, "  %s\n", p->why);
     }
+    if (!several && k->rollout.tensor_parallel > 1 && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
     return b->json;
 }
