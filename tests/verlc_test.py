@@ -172,12 +172,16 @@ def save_tensors(path, parts):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(d for _, _, d in parts.values()))
 
 
-def reward_dir(s, name, seed=5):
-    """A random body with a random head, as ForSequenceClassification."""
+def reward_dir(s, name, seed=5, model=None):
+    """A random body, or that of a model in f32, with a random head, as ForSequenceClassification."""
     d = s.dir / name
-    run("model", "init", "--preset", "tiny", "--out", d, "--seed", str(seed), "--dtype", "fp32")
+    if model:
+        shutil.copytree(model, d)
+    else:
+        run("model", "init", "--preset", "tiny", "--out", d, "--seed", str(seed), "--dtype", "fp32")
     config = json.loads((d / "config.json").read_text())
-    config |= {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    head = config["architectures"][0].replace("CausalLM", "SequenceClassification")
+    config |= {"architectures": [head], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     (d / "config.json").write_text(json.dumps(config))
     parts = tensors(d / "model.safetensors")
     h = config["hidden_size"]

@@ -141,9 +141,8 @@ static struct tensor stack_grad(const struct model *m, const struct model_grads 
     return (struct tensor){t.data, t.dt, 3, {group->count, group->n / group->count, group->k, 1}};
 }
 
-/* The gradient of a router's matrix; of one that is not trained zeros. */
-static int router_weights(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
-                          struct tensor xn) {
+int model__router_dw(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
+                     struct tensor xn) {
     const struct tensor dw = model__grad(m, g, router), db = model__grad(m, g, router->bias);
     if (!m->frozen_routers) return dev_matmul_dw(m->dev, dw, db, dlogits, xn, g->add);
     if (g->add) return 0;
@@ -190,7 +189,7 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, g}));
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
     if (a->experts.balanced) TRY(balance_backward(d, a, l, e.logits, dlogits));
-    if (!m->lora) TRY(router_weights(m, g, y->router, dlogits, xn));
+    if (!m->lora) TRY(model__router_dw(m, g, y->router, dlogits, xn));
     TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
     TRY(model__shared_backward(m, a, l, dy, dx, g));
     return dev_combine_fwd(d, &(struct combine_args){.out = model__top(a->dxn, n), .from = dx, .y = x, .row = e.row});

@@ -310,6 +310,9 @@ void model__experts_backward_layout(struct model_acts *a, struct arena *m, const
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__experts_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g);
+/* The gradient of a matrix of MODEL_ROUTER from that of what it gives; of one that is not trained zeros. */
+int model__router_dw(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
+                     struct tensor xn);
 /* ---- their shared expert (shared_expert.c); nothing in a layer without ---- */
 void model__shared_stage_layout(struct model_shared_stage *s, struct arena *m, const struct model_config *c, enum dtype act,
                                 int64_t rows);

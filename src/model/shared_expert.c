@@ -73,7 +73,7 @@ int model__shared_backward(struct model *m, struct model_acts *a, int64_t l, str
     if (!y->shared_down) return 0;
     if (y->shared_gate) { /* the gradient of y in its place */
         TRY(dev_row_gate_bwd(d, &(struct row_gate_args){.y = s.y, .gate = s.gate}, dy, s.y, dgate));
-        if (!m->lora) TRY(dev_matmul_dw(d, model__grad(m, g, y->shared_gate), TENSOR_NONE, dgate, xn, g->add));
+        if (!m->lora) TRY(model__router_dw(m, g, y->shared_gate, dgate, xn));
         TRY(dev_matmul_dx(d, dx, dgate, y->shared_gate->mat, true));
         dy = s.y;
     }

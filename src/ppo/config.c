@@ -769,8 +769,9 @@ static int derive_replay(struct ppo_config *k) {
     }
     if (a->replay == ROUTER_REPLAY_OFF) return 0;
     if (!r3 && k->algorithm.bypass)
-        FAIL(ERR_INVAL, "router_replay.mode=R2 replays the old log-probs' pass, which " ARR
-                        "algorithm.rollout_correction.bypass_mode leaves out; take R3, or bypass_mode=False");
+        FAIL(ERR_INVAL,
+             "router_replay.mode=R2 replays the old log-probs' pass, which algorithm.rollout_correction.bypass_mode leaves "
+             "out; take R3, or bypass_mode=False");
     if (r3 && k->rollout.external.n_urls > 0)
         FAIL(ERR_UNSUPPORTED, "router_replay.mode=R3: which experts a server of rollout.engine_url chose is not known; take R2");
     if (r3 && k->schedule != PPO_SYNC)

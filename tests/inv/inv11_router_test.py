@@ -7,10 +7,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import experts_model, first_difference
-from verlc_test import Scratch, Tests, run, series, tensors
+from verlc_test import Scratch, Tests, reward_dir, run, series, tensors
 
 A = "actor_rollout_ref."
 BALANCE = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+SHARED_GATE = "model.layers.0.mlp.shared_expert_gate.weight"
 ROUTER, EXPERT = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.experts.0.up_proj.weight"
 
 
@@ -60,6 +61,24 @@ def replay(s, test, model):
     test("with one optimizer step replay changes nothing", not why, why)
 
 
+def algorithms(s, test, model):
+    """GSPO, a critic with experts and one with adapters on them, a reward model with experts."""
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": model, "critic.ppo_micro_batch_size_per_gpu": 1,
+              "critic.optim.lr": 1e-3}
+    cases = {
+        "GSPO": {A + "actor.policy_loss.loss_mode": "gspo", A + "actor.loss_agg_mode": "seq-mean-token-mean"},
+        "critic": critic,
+        "adapters": {**critic, A + "model.lora_rank": 4, "critic.model.lora_rank": 4},
+        "reward model": {"reward.reward_model.enable": True, "reward.reward_model.model_path": reward_dir(s, "rm", model=model)},
+    }
+    for name, more in cases.items():
+        run_dir, why = grpo(s, name.replace(" ", "_"), **{A + "model.path": model, "trainer.force_old_log_prob": True, **more})
+        diff = series(run_dir, "training/rollout_probs_diff_max")
+        test(f"{name}: runs, and rollout and training agree", not why and diff == [0, 0], why or diff)
+        test(f"{name}: the load of the critic's experts", len(series(run_dir, "critic/router/load_entropy")) ==
+             (2 if "critic.model.path" in more else 0))
+
+
 def sft(s, name, model, steps, **keys):
     rows = s.write("sums.jsonl", [{"messages": [{"role": "user", "content": f"{i} + {i}?"},
                                                 {"role": "assistant", "content": f"{2 * i}"}]} for i in range(16)])
@@ -77,16 +96,21 @@ def main():
         model = experts_model(s)
         balance_over_ranks(s, test, model)
         replay(s, test, model)
+        algorithms(s, test, model)
         run_dir, why = sft(s, "sft", model, 2, **{"model.override_config." + k: v for k, v in BALANCE.items()})
         loss, load = (series(run_dir, "train/router/" + m) for m in ("aux_loss", "load_entropy"))
         test("SFT has it", not why and all(0.1 < v < 0.6 for v in loss) and all(0 < v <= 1 for v in load), why or (loss, load))
-        before = tensors(model / "model.safetensors")
-        for optim in ("AdamW", "Muon", "SGD"):
-            run_dir, why = sft(s, "frozen" + optim, model, 1, **{"model.override_config.moe_config.freeze_moe_router": True,
-                                                                 "optim.optimizer": optim, "optim.weight_decay": 0.1})
-            after = {} if why else tensors(run_dir / "global_step_1/actor/model.safetensors")
+        shared = experts_model(s, "qwen2_moe", {
+            "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 32})
+        frozen = {"model.override_config.moe_config.freeze_moe_router": True, "optim.weight_decay": 0.1}
+        for optim, start, routers in (("AdamW", shared, (ROUTER, SHARED_GATE)), ("Muon", model, (ROUTER,)),
+                                      ("SGD", model, (ROUTER,))):
+            run_dir, why = sft(s, "frozen" + optim, start, 1, **{"optim.optimizer": optim, **frozen})
+            before = tensors(start / "model.safetensors")
+            after = before if why else tensors(run_dir / "global_step_1/actor/model.safetensors")
             test(f"{optim}: frozen routers stay, experts are trained",
-                 not why and before[ROUTER][2] == after[ROUTER][2] and before[EXPERT][2] != after[EXPERT][2], why)
+                 not why and all(before[k][2] == after[k][2] for k in routers) and before[EXPERT][2] != after[EXPERT][2], why)
     test.end()
 
 
