@@ -68,7 +68,7 @@ def room(test, s):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         same_files(test, s)
         room(test, s)
         metrics_first(test, s)

@@ -65,7 +65,7 @@ def main():
     wanted = int(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("KILLS", "50"))
     rng = random.Random(7)
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         killed(test, s, "GRPO", wanted, rng, {})
         (s.dir / "odd.py").write_text(ODD)
         killed(test, s, "PPO", (wanted + 2) // 3, rng,

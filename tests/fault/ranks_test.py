@@ -379,7 +379,7 @@ def killed_writing(s):
 
 
 def ppo():
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         ppo_faults(s)
         killed_writing(s)
         restarts(s)

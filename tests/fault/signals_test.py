@@ -227,7 +227,7 @@ def check_sft(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         check_moments(s, test)
         check_phases(s, test)
         check_update(s, test)

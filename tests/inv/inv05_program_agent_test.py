@@ -64,7 +64,7 @@ def restarted(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "reward.py").write_text(REWARD)
         restarted(s, test)
     test.end()

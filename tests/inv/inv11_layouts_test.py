@@ -22,7 +22,7 @@ def main():
     seed = int(os.environ.get("SEED", time.time()))
     rng = random.Random(seed)
     print(f"SEED={seed}")
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         def line(d, n, layout, **keys):
             keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu",
                     A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.layout": layout, "trainer.ranks": n, **keys}

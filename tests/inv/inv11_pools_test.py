@@ -254,7 +254,7 @@ def asynchronous(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "digits.py").write_text(DIGITS_REWARD)
         schedule(s, test)
         by_hand(s, test)

@@ -12,7 +12,7 @@ STEPS = 3
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         ACTOR = "actor_rollout_ref."
         RM, teacher = "reward.reward_model.", {"distillation.enabled": True, ACTOR + "actor.use_kl_loss": False,
                                                "distillation.teacher_models.teacher_model.model_path": s.dir / "model"}

@@ -50,7 +50,7 @@ def main():
     seed = int(os.environ.get("SEED", time.time()))
     rng = random.Random(seed)
     print(f"SEED={seed}")
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         def line(name, ranks):
             return s.ppo(s.dir / name, trainer__device="cpu", trainer__ranks=ranks, trainer__total_training_steps=STEPS)
 

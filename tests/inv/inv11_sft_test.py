@@ -129,7 +129,7 @@ def check_stop(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         s.write("chats.jsonl", chats())
         check_cases(s, test)
         check_bad_gradient(s, test)
