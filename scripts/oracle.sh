@@ -49,7 +49,7 @@ make_graders() { $py tools/oracle_graders.py --out "$1"; }
 make_distill() { $py tools/oracle_distill.py --out "$1"; }
 make_grpo() { $py tools/oracle_grpo.py "$1"; }
 make_lora() { $py tools/oracle_lora.py make "$1"; } # on the base models in that directory
-make_model() { $py tools/oracle_model.py make "$1"; }
+make_model() { $py tools/oracle_model.py make "$1" && $py tools/oracle_mtp.py "$1"; }
 make_optim() { $py tools/oracle_optim.py "$1"; }
 make_quant() { $py tools/oracle_quant.py "$1"; }
 make_rate_limit() { $py tools/oracle_rate_limit.py "$1"; }

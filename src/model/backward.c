@@ -29,47 +29,61 @@ int model__bucket_begin(struct model *m, struct model_grads *g, const struct mod
 static int bucket_close(const struct model_grads *g) { return g->sink->end ? g->sink->end(g->sink->ctx, g->bucket) : 0; }
 int model__bucket_end(const struct model *m, struct model_grads *g) { return m->lora ? 0 : bucket_close(g); }
 
-/* Zeroes what the ops of a layer only add to, unless the bucket adds. */
-static int zero_norms(struct model *m, const struct model_grads *g, const struct model_layer *y) {
-    for (const struct model_group *x = y->first; x <= y->last && !g->add && !m->lora; x++)
+int model__zero_norms(struct model *m, const struct model_grads *g, const struct model_group *first,
+                      const struct model_group *last) {
+    for (const struct model_group *x = first; x <= last && !g->add && !m->lora; x++)
         if (model_role_adds(x->role)) TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)x->n * sizeof(float)));
     return 0;
 }
 
 /* The rows of the token embedding: onto the table in place, or to the sink. */
-static int embedding_backward(struct model *m, const struct model_batch *b, const struct model_acts *a,
-                              const struct model_grad_sink *s) {
-    const struct tensor dx = model__top(a->dx, b->n_rows);
+static int embedding_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grad_sink *s) {
+    struct tensor ids = b->ids, dx = model__top(a->dx, b->n_rows);
+    TRY(model__mtp_rows(m, a, &ids, &dx));
     if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(m->dev, dx, model__embed_scale(m), dx, 0));
     const struct model_range table = {m->g_embed->offset, m->g_embed->offset + model__group_count(m->g_embed)};
-    if (s->begin) return s->rows(s->ctx, table, b->ids, dx);
+    if (s->begin) return s->rows(s->ctx, table, ids, dx);
     const struct tensor dw = model__flat(s->flat, m->g_embed);
     if (!s->add && m->g_embed != m->g_head) TRY(dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
-    return dev_embed_bwd(m->dev, dw, b->ids, dx);
+    return dev_embed_bwd(m->dev, dw, ids, dx);
 }
 
 /* ---- the pass ---- */
+
+int model__norm_rows_backward(struct model *m, struct model_acts *a, const struct norm_rows_backward *r) {
+    struct dev *d = m->dev;
+    for (int64_t lo = 0, n = r->idx.dim[0]; lo < n; lo += a->head_rows) {
+        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
+        const struct tensor x = model__top(a->head.x, k), dx = model__top(a->head.dx, k), row = tensor_rows(r->idx, lo, k);
+        TRY(dev_gather_rows(d, x, model__top(r->x, a->n_rows), row));
+        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+        const struct rmsnorm_bwd_args norm = {.dx = dx,
+                                              .dw = r->dw,
+                                              .dy = tensor_rows(r->dy, lo, k),
+                                              .x = x,
+                                              .w = r->w,
+                                              .rstd = tensor_rows(r->rstd, lo, k),
+                                              .kind = m->cfg.family->norm};
+        TRY(dev_rmsnorm_bwd(d, &norm));
+        TRY(dev_scatter_rows_add(d, r->dx_all, dx, row));
+    }
+    return 0;
+}
 
 int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g) {
     struct dev *d = m->dev;
     const struct tensor dx_all = model__top(a->dx, a->n_rows), dnorm = a->head.dnorm;
     TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
     TRY(dev_zero(d, dnorm.data, (size_t)tensor_count(dnorm) * sizeof(float)));
-    for (int64_t lo = 0; lo < n; lo += a->head_rows) {
-        const int64_t k = n - lo < a->head_rows ? n - lo : a->head_rows;
-        const struct tensor x = model__top(a->head.x, k), dx = model__top(a->head.dx, k), row = tensor_rows(a->head.row, lo, k);
-        TRY(dev_gather_rows(d, x, model__top(a->x[a->n_layers], a->n_rows), row));
-        TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        const struct rmsnorm_bwd_args norm = {.dx = dx,
-                                              .dw = dnorm,
-                                              .dy = tensor_rows(dxn, lo, k),
-                                              .x = x,
-                                              .w = m->final_norm,
-                                              .rstd = tensor_rows(a->head.rstd, lo, k),
-                                              .kind = m->cfg.family->norm};
-        TRY(dev_rmsnorm_bwd(d, &norm));
-        TRY(dev_scatter_rows_add(d, dx_all, dx, row));
-    }
+    TRY(model__norm_rows_backward(m, a,
+                                  &(struct norm_rows_backward){.x = a->x[a->n_layers],
+                                                               .w = m->final_norm,
+                                                               .idx = model__top(a->head.row, n),
+                                                               .rstd = model__top(a->head.rstd, n),
+                                                               .dy = dxn,
+                                                               .dx_all = dx_all,
+                                                               .dw = dnorm}));
+    TRY(model__mtp_norm_backward(m, a, dnorm));
     TRY(model__bucket_begin(m, g, m->g_norm, m->g_norm));
     TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add));
     return model__bucket_end(m, g);
@@ -239,6 +253,12 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     return stage_input_backward(m, a, &stage, joint.nd ? joint : dqkv, g);
 }
 
+int model__layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
+                          const struct model_grads *g) {
+    TRY(mlp_backward(m, a, l, b->n_rows, g));
+    return attention_backward(m, b, a, l, g);
+}
+
 int model__body_backward(struct model *m, const struct model_batch *b, struct model_acts *a, struct model_grads *g) {
     TRY(round_dx(m, a, b->n_rows, !m->layers[m->cfg.n_layers - 1].mlp_post_norm));
     for (int64_t i = m->cfg.n_layers - 1; i >= 0; i--) {
@@ -250,9 +270,8 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
             if (m->layers[i].mlp_post_norm) TRY(model__mlp_output(m, b, a, i));
         }
         TRY(model__bucket_begin(m, g, m->layers[i].first, m->layers[i].last));
-        TRY(zero_norms(m, g, &m->layers[i]));
-        TRY(mlp_backward(m, a, i, b->n_rows, g));
-        TRY(attention_backward(m, b, a, i, g));
+        TRY(model__zero_norms(m, g, m->layers[i].first, m->layers[i].last));
+        TRY(model__layer_backward(m, b, a, i, g));
         TRY(model__bucket_end(m, g));
     }
     a->n_head = 0; /* the stages are consumed */
@@ -266,6 +285,7 @@ int model_backward(struct model *m, struct model_acts *a, const struct model_bac
     CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
     CHECK(args->dentropy == NULL || a->head_entropy);
+    TRY(model__mtp_backward(m, a, args, &g));
     TRY(head_backward(m, a, l, args->dlogp, args->dentropy, &g));
     return model__body_backward(m, b, a, &g);
 }

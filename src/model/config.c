@@ -224,6 +224,9 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
     TRY(parse_experts(c, o, where));
     TRY(parse_delta(c, o, where));
+    if (c->family->mtp) TRY(json_i64_opt(o, c->family->mtp->key, &c->mtp_layers, where));
+    if (c->mtp_layers < 0 || c->mtp_layers > MODEL_MAX_LAYERS)
+        FAIL(ERR_FORMAT, "%s: \"%s\" is %lld", where, c->family->mtp->key, (long long)c->mtp_layers);
     if (model_config_params(c) > MAX_PARAMS)
         FAIL(ERR_FORMAT, "%s: a model of %.3g parameters, at most 2^48 are possible", where, (double)model_config_params(c));
     if (c->head_dim % 2 != 0)
@@ -735,6 +738,17 @@ void model_config_make_value(struct model_config *c) {
     json_object_set_new(c->json, "classifier_dropout", json_real(0)); /* as verl sets it */
 }
 
+int model_config_use_mtp(struct model_config *c, bool detached, const char *where) {
+    if (c->mtp_layers != 1)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported %lld layers for multi-token prediction of a %s model; mtp.enable wants one, of mimo",
+             where, (long long)c->mtp_layers, c->family->type);
+    CHECK(c->n_experts == 0); /* of no family that has an MTP layer here */
+    c->mtp = true;
+    c->mtp_detached = detached;
+    c->layer[model_mtp_layer(c)] = 0;
+    return 0;
+}
+
 static const char *architecture(const struct model_config *c) {
     return json_string_value(json_array_get(json_object_get(c->json, "architectures"), 0));
 }
@@ -772,8 +786,9 @@ int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64
 /* Of all layers: matrices that a token meets, or everything. */
 static int64_t layers_params(const struct model_config *c, bool active) {
     int64_t n = 0;
-    for (int64_t l = 0; l < c->n_layers; l++) {
+    for (int64_t l = 0; l < model_layer_places(c); l++) {
         const int features = model_layer_features(c, l);
+        if (l == c->n_layers) continue;
         for (const struct model_group_row *g = c->family->layer; g->part->name; g++) {
             const bool matrix = g->role == MODEL_LINEAR || g->role == MODEL_ROUTER || g->role == MODEL_EXPERTS;
             const int64_t count = active && g->role == MODEL_EXPERTS ? c->n_choices : model_matrices(c, g->role);
@@ -790,9 +805,11 @@ int64_t model_attention_layers(const struct model_config *c) {
     for (int64_t l = 0; l < c->n_layers; l++) n += !model_layer_is_delta(c, l);
     return n;
 }
-int64_t model_config_linear_params(const struct model_config *c) { return layers_params(c, true); }
+int64_t model_config_linear_params(const struct model_config *c) {
+    return layers_params(c, true) + (c->mtp ? 2 * c->hidden * c->hidden : 0);
+}
 
 int64_t model_config_params(const struct model_config *c) {
     const int64_t h = c->hidden, head = c->value ? h + (c->value_bias ? 1 : 0) : c->tied ? 0 : c->vocab * h;
-    return layers_params(c, false) + c->vocab * h + head + h;
+    return layers_params(c, false) + c->vocab * h + head + h + (c->mtp ? 2 * h * h + 3 * h : 0);
 }

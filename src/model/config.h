@@ -68,6 +68,9 @@ struct model_config {
     int64_t max_pos;        /* max_position_embeddings */
     int64_t window;         /* sliding window of the layers that have one, 0: none */
     bool tied;              /* lm_head shares embed_tokens */
+    int64_t mtp_layers;     /* MTP layers that the files have (multi-token prediction) */
+    bool mtp;               /* one of them is a part of the model: model_config_use_mtp */
+    bool mtp_detached;      /* its loss has no gradient below it */
     bool value, value_bias; /* a value head (score.weight, score.bias) in the place of lm_head */
     int features;           /* of enum model_feature */
     float rms_eps;
@@ -81,10 +84,10 @@ struct model_config {
     double init_range;                  /* initializer_range */
     struct model_rope rope, local_rope; /* of all layers; with has_local_rope of those without and with a window */
     bool has_local_rope;
-    unsigned char layer[MODEL_MAX_LAYERS]; /* of enum model_layer_kind */
-    bool saved_nf4;                        /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
-    enum dtype dtype;                      /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
-    int64_t eos[16];                       /* end tokens: generation_config.json, else config.json */
+    unsigned char layer[MODEL_MAX_LAYERS + 2]; /* of enum model_layer_kind */
+    bool saved_nf4;                            /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
+    enum dtype dtype;                          /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];                           /* end tokens: generation_config.json, else config.json */
     int n_eos;
     int64_t bos, pad;        /* -1: none */
     json_t *json;            /* config.json as read, for export; owned */
@@ -95,6 +98,13 @@ struct model_config {
 int model_config_load(struct model_config *c, const char *dir);
 int model_config_from_json(struct model_config *c, const json_t *config, const char *where);
 void model_config_free(struct model_config *c);
+/* The same model with its MTP layer, which is layer model_mtp_layer of what is kept layer by layer. ERR_UNSUPPORTED: it has
+ * none, or several; `where` names the directory. */
+int model_config_use_mtp(struct model_config *c, bool detached, const char *where);
+/* One index is left out, so that the residual stream after the last layer and that into the MTP layer are two. */
+static inline int64_t model_mtp_layer(const struct model_config *c) { return c->n_layers + 1; }
+/* Places for what is kept layer by layer. */
+static inline int64_t model_layer_places(const struct model_config *c) { return c->mtp ? c->n_layers + 2 : c->n_layers; }
 /* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has
  * a bias unless config.json says token_classification_bias=false. */
 void model_config_make_value(struct model_config *c);

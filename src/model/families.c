@@ -241,6 +241,27 @@ static const struct model_group_row delta_layer[] = {
     {0},
 };
 
+/* MTP layers by the names of their tensors. */
+enum { MTP_MIMO, MTP_QWEN };
+static const struct model_mtp_row mtp_rows[] = {
+    [MTP_MIMO] = {.key = "num_nextn_predict_layers",
+                  .prefix = "model.mtp_layers.0.",
+                  .layer_prefix = "model.mtp_layers.0.",
+                  .hidden_norm = "hidden_layernorm",
+                  .token_norm = "token_layernorm",
+                  .proj = "input_proj",
+                  .norm = "final_layernorm"},
+    /* Qwen3.5 and Qwen3-Next */
+    [MTP_QWEN] = {.key = "mtp_num_hidden_layers",
+                  .prefix = "mtp.",
+                  .layer_prefix = "mtp.layers.0.",
+                  .hidden_norm = "pre_fc_norm_hidden",
+                  .token_norm = "pre_fc_norm_embedding",
+                  .proj = "fc",
+                  .norm = "norm",
+                  .token_first = true},
+};
+
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
@@ -250,6 +271,14 @@ static const struct model_family families[] = {
      .features = MODEL_QKV_BIAS,
      .windows = MODEL_WINDOW_FROM,
      .window = 4096,
+     .layer = llama_layer},
+    {.type = "mimo", /* Qwen2 with an MTP layer */
+     .kept = {"model.mtp_layers."},
+     .class_prefix = "MiMo",
+     .features = MODEL_QKV_BIAS,
+     .windows = MODEL_WINDOW_FROM,
+     .window = 4096,
+     .mtp = &mtp_rows[MTP_MIMO],
      .layer = llama_layer},
     {.type = "qwen3",
      .class_prefix = "Qwen3",
@@ -487,7 +516,7 @@ static const struct model_family families[] = {
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, gpt_oss, ministral3, olmo2, olmo3, "
-    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, qwen2_moe, "
+    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, mimo, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
@@ -508,6 +537,7 @@ int64_t model_matrices(const struct model_config *c, enum model_role role) { ret
 bool model_has_group(const struct model_config *c, size_t place) {
     int kinds = 0;
     for (int64_t l = 0; l < c->n_layers; l++) kinds |= model_layer_features(c, l);
+    if (c->mtp) kinds |= model_layer_features(c, model_mtp_layer(c));
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++)
         if (row->place == place && !(row->needs & ~kinds)) return true;
     return false;
@@ -517,6 +547,7 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
     const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     const int64_t n[] = {[MODEL_NO_DIM] = 1,
                          [MODEL_HIDDEN] = c->hidden,
+                         [MODEL_TWO_HIDDEN] = 2 * c->hidden,
                          [MODEL_FFN] = c->ffn,
                          [MODEL_Q] = q,
                          [MODEL_KV] = kv,

@@ -43,6 +43,7 @@ enum model_dim {
     MODEL_DELTA_HEAD,
     MODEL_TAPS,
     MODEL_Q_HEADS,
+    MODEL_TWO_HIDDEN, /* what an MTP layer's projection reads */
 };
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
@@ -100,6 +101,16 @@ struct model_experts_row {
     int64_t n_shared;    /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
     int64_t first_dense; /* "first_k_dense_replace" without the key: layers with an MLP instead; 0: the key is not read */
 };
+/* A layer for multi-token prediction (DeepSeek-V3, section 2.2): from the last state h of row t, which the final norm has
+ * normalised, and the embedding e of token t + 1, a state for token t + 2:
+ *     norm(layer(proj [hidden_norm h; token_norm e]))
+ * with a layer of the family, full attention, at position t, and the model's head. */
+struct model_mtp_row {
+    const char *key;                   /* of config.json: how many there are */
+    const char *prefix, *layer_prefix; /* of the tensors around its layer, and of that */
+    const char *hidden_norm, *token_norm, *proj, *norm;
+    bool token_first; /* proj reads [token_norm e; hidden_norm h] */
+};
 /* A member that is left out is 0. */
 struct model_family {
     const char *type;             /* "model_type" of config.json */
@@ -117,6 +128,7 @@ struct model_family {
     int64_t window_pattern; /* "sliding_window_pattern" without the key */
     enum model_rope_layers rope_layers;
     struct model_experts_row experts; /* n 0: layers have none */
+    const struct model_mtp_row *mtp;  /* NULL: no such layers */
     const char *local_theta;          /* with it layers with a window have a rope of their own: of "rope_parameters", else plain
                                             with this key's theta; NULL: all layers have one */
     int64_t window;                   /* without "sliding_window" */

@@ -116,7 +116,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
 static void acts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     const bool train = a->keep.train;
     struct model_stage shared = {0};
-    for (int64_t l = 0; l <= c->n_layers; l++)
+    for (int64_t l = 0; l <= model_layer_places(c); l++)
         a->x[l] = l == 0 || train ? model__take2(m, DT_F32, a->max_rows, c->hidden) : a->x[0];
     attention_layout(&shared, a, m, c, act, MODEL_ATTENTION | MODEL_DELTA_NET);
     model__hybrid_layout(a, m, c, act);
@@ -132,6 +132,15 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
         mlp_layout(&a->stages[l], m, c, act, a->max_rows, train);
         model__experts_stage_layout(&a->stages[l].experts, a, m, c, act);
         model__shared_stage_layout(&a->stages[l].shared, m, c, act, a->max_rows);
+    }
+    if (c->mtp) { /* its own in training: the last layer's are still read after it */
+        struct model_stage *const s = &a->stages[model_mtp_layer(c)];
+        *s = shared;
+        if (train) {
+            attention_layout(s, a, m, c, act, model_layer_features(c, model_mtp_layer(c)));
+            mlp_layout(s, m, c, act, a->max_rows, train);
+        }
+        model__mtp_layout(a, m, c, act);
     }
     head_layout(a, m, c, act, train);
     if (train) backward_layout(a, m, c, act);
@@ -150,8 +159,8 @@ static struct model_acts *acts_new(const struct model_config *c, int64_t max_row
     a->max_rows = max_rows;
     a->n_layers = c->n_layers;
     a->head_rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
-    a->x = xcalloc((size_t)c->n_layers + 1, sizeof *a->x);
-    a->stages = xcalloc((size_t)c->n_layers, sizeof *a->stages);
+    a->x = xcalloc((size_t)model_layer_places(c) + 1, sizeof *a->x);
+    a->stages = xcalloc((size_t)model_layer_places(c), sizeof *a->stages);
     return a;
 }
 
@@ -202,6 +211,7 @@ void model_acts_destroy(struct model_acts *a) {
     if (a->owned) dev_free(a->dev, a->owned, a->bytes);
     free(a->x);
     free(a->stages);
+    model__mtp_free(a);
     free(a);
 }
 
@@ -410,11 +420,15 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
 
 /* ---- the head ---- */
 
-/* Final norm of rows idx (R) of the last forward: gathered into head.x, normalised into out; rstd may be absent. */
+int model__norm_rows(struct model *m, struct model_acts *a, const struct norm_rows *r) {
+    const struct tensor gathered = model__top(a->head.x, r->idx.dim[0]);
+    TRY(dev_gather_rows(m->dev, gathered, model__top(r->x, a->n_rows), r->idx));
+    return model__norm(m, r->out, r->rstd, gathered, r->w, TENSOR_NONE);
+}
+
+/* Final norm of rows idx (R) of the last forward; rstd may be absent. */
 static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out, struct tensor rstd) {
-    const struct tensor x = model__top(a->head.x, idx.dim[0]);
-    TRY(dev_gather_rows(m->dev, x, model__top(a->x[a->n_layers], a->n_rows), idx));
-    return model__norm(m, out, rstd, x, m->final_norm, TENSOR_NONE);
+    return model__norm_rows(m, a, &(struct norm_rows){a->x[a->n_layers], m->final_norm, idx, out, rstd});
 }
 
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {
@@ -425,7 +439,7 @@ int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struc
     return 0;
 }
 
-static int check_rows(const struct model *m, const struct model_acts *a, const struct model_logp_args *l) {
+int model__check_logp(const struct model *m, const struct model_acts *a, const struct model_logp_args *l) {
     if (l->n < 0 || l->n > a->max_rows)
         FAIL(ERR_INVAL, "log-probs of %lld rows, planned for %lld", (long long)l->n, (long long)a->max_rows);
     for (int64_t i = 0; i < l->n; i++) {
@@ -442,13 +456,17 @@ static int check_rows(const struct model *m, const struct model_acts *a, const s
     return 0;
 }
 
-int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n) {
+int model__head_copy(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n) {
     const size_t bytes = (size_t)n * sizeof(int32_t);
     TRY(dev_copy_in(m->dev, a->head.row.data, l->row + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.target.data, l->target + lo, bytes));
     TRY(dev_copy_in(m->dev, a->head.inv_temp.data, l->inv_temp + lo, bytes));
     const struct tensor inv_temp = model__top(a->head.inv_temp, n);
-    if (m->cfg.logit_scale != 1.0f) TRY(dev_axpby(m->dev, inv_temp, m->cfg.logit_scale, inv_temp, 0));
+    return m->cfg.logit_scale != 1.0f ? dev_axpby(m->dev, inv_temp, m->cfg.logit_scale, inv_temp, 0) : 0;
+}
+
+int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n) {
+    TRY(model__head_copy(m, a, l, lo, n));
     return model__head_norm(m, a, n);
 }
 
@@ -506,7 +524,7 @@ static int list_output(struct model *m, const struct model_list *list, int64_t l
 
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l) {
     CHECK(!m->cfg.value);
-    TRY(check_rows(m, a, l));
+    TRY(model__check_logp(m, a, l));
     for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
         const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
         TRY(model__head_input(m, a, l, lo, n));

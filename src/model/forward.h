@@ -68,6 +68,15 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
 /* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward. */
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
 
+/* After model_forward of the same rows, in inference with nothing to read of its residual stream any more: the MTP layer. b: as
+ * model_forward's, with b->ids the token after each row's own. hidden (T, h) act: the states that it reads; absent: the final
+ * norm's of that forward pass. */
+int model_mtp_forward(struct model *m, const struct model_batch *b, struct model_acts *a, struct tensor hidden);
+/* The rows' order that model_mtp_forward reads on the device; again after others have used the block. */
+int model_mtp_begin(struct model *m, struct model_acts *a);
+/* out (R, h) act: norm of rows idx (R) i32 after the MTP layer; the head reads it, and a next MTP pass. */
+int model_mtp_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
+
 /* Log-probs of chosen rows (host in, host out), in blocks of rows so that the
  * head's buffers stay small: logp[i] belongs to target[i] predicted from row
  * row[i] of the last forward. entropy, sum_pi_sq may be NULL. n is at most the
@@ -93,6 +102,8 @@ struct model_list {
 /* Claims the device arrays for activations of max_rows rows: measure, then bind (base/arena.h). */
 void model_list_layout(struct model_list *l, int64_t k, int64_t max_rows, struct arena *a);
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
+/* The same of rows after the MTP layer; without entropy, sum_pi_sq and list. */
+int model_mtp_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l);
 
 /* Values of chosen rows of a model with a value head: value[i] (n) host, of the state after row
  * row[i] of the last forward. n is at most the max_rows of the activations. */
@@ -112,8 +123,8 @@ int model_router_balance_loss(struct model *m, const struct model_acts *a, doubl
 /* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then
  * summed in place. With begin: bucket by bucket, in the order in which they are made, into memory that the sink names, so that it
  * can move a bucket while others are made; a left fold of buckets that are written (dev_fold) has the bits of the sum in place.
- * Buckets are ranges of the flat array: the head, the final norm, the layers from the last one to the first; with an adapter
- * one of all. */
+ * Buckets are ranges of the flat array: the MTP layer, the head, the final norm, the layers from the last one to the first; with
+ * an adapter one of all. */
 struct model_grad_sink {
     float *flat; /* (n_train) f32, device */
     bool add;    /* += instead of = ; without it flat, or a bucket's memory, may hold anything */
@@ -130,6 +141,13 @@ struct model_backward_args {
     const struct model_batch *batch;    /* of model_forward */
     const struct model_logp_args *logp; /* of model_logp */
     const float *dlogp, *dentropy;      /* (n) host; dentropy may be NULL, and needs logp->entropy */
+    /* Of model_mtp_forward and model_mtp_logp; its head's weights get no gradient, and with mtp_detached nothing below it does.
+     * With logp NULL the MTP layer's gradient is 0. */
+    struct {
+        const struct model_batch *batch;
+        const struct model_logp_args *logp;
+        const float *dlogp;
+    } mtp;
     const struct model_grad_sink *sink;
 };
 /* After model_forward (keep.train) and model_logp over the same rows: d loss / d parameters to the sink. */

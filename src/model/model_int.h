@@ -103,6 +103,9 @@ struct linear_bwd_args {
     bool add;
 };
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a);
+/* Zeroes what the ops of these groups only add to, unless the bucket adds. */
+int model__zero_norms(struct model *m, const struct model_grads *g, const struct model_group *first,
+                      const struct model_group *last);
 /* Where the gradient of a vector goes: as model__grad, or scratch that nobody reads where it is frozen. */
 struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
 /* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
@@ -204,15 +207,34 @@ struct model_stage {
     struct tensor att_out_rstd, mlp_out_rstd; /* (T) f32; absent unless keep.train */
 };
 
+/* An MTP layer's input and its gradient; R = max_rows. Absent in a model without. */
+struct model_mtp_acts {
+    struct tensor hidden;               /* (R, h) act         states that it reads */
+    struct tensor in;                   /* (2R, h) f32        the same, from row R on embeddings; in inference (R, h) */
+    struct tensor normed;               /* (2R, h) act        norms of both */
+    struct tensor joined;               /* (R, 2h) act        both in a row */
+    struct tensor pair;                 /* (2R) i32           rows of normed in the order of joined as (2R, h) */
+    struct tensor logp, lse;            /* (R) f32, of its head */
+    struct tensor hidden_rstd, in_rstd; /* (R), (2R) f32, training: 1/rms of the final norm's input and of in */
+    struct tensor djoined;              /* (R, 2h) act, backward */
+    struct tensor unpair;               /* (2R) i32: the other way round */
+    struct tensor dnormed;              /* (2R, h) act */
+    struct tensor din;                  /* (2R, h) f32 */
+    struct tensor rows, ids;            /* (2R, h) f32, (2R) i32: what the embedding's gradient is made of, with the model's rows */
+    int32_t *host;                      /* (4R): pair, unpair */
+    bool live;                          /* the backward pass under way has a loss here */
+};
+
 struct model_acts {
     struct dev *dev;
     struct model_keep keep; /* counts within n_layers - 1 */
     int64_t max_rows, n_layers, head_rows;
     void *owned; /* NULL when the caller gave the block */
     size_t bytes;
-    struct tensor *x;           /* (n_layers + 1) of (T, h) f32: the residual stream entering each layer
+    struct tensor *x; /* (model_layer_places + 1) of (T, h) f32: the residual stream entering each layer
                               and leaving the last; one and the same buffer unless keep.train */
-    struct model_stage *stages; /* (n_layers); what keep says layer by layer is its own, the rest one and the same buffers */
+    struct model_stage
+        *stages; /* (model_layer_places); what keep says layer by layer is its own, the rest one and the same buffers */
     /* the head: forward R <= head_rows rows at a time, N = head_rows; backward all rows, N = max_rows, so that each gradient
      * is one sum, and what is R rows long block by block */
     struct {
@@ -258,7 +280,8 @@ struct model_acts {
         struct tensor du, dqkv;     /* (T, C) act */
         struct tensor dx;           /* (T, h) f32: of the normalised input */
     } delta;
-    struct tensor dgate;  /* (T, Hq D) act; absent without gates */
+    struct tensor dgate; /* (T, Hq D) act; absent without gates */
+    struct model_mtp_acts mtp;
     struct tensor datt;   /* (T, Hq D) act */
     struct tensor dq;     /* (T, Hq D) act */
     struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
@@ -338,6 +361,33 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 int model__head_input(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
 /* The same of the n rows in head.row. */
 int model__head_norm(struct model *m, struct model_acts *a, int64_t n);
+/* Its arguments, of rows [lo, lo + n) of l, to the device. */
+int model__head_copy(struct model *m, struct model_acts *a, const struct model_logp_args *l, int64_t lo, int64_t n);
+/* out: norm with weight w of rows idx (R) of the residual stream x (T, h), by way of head.x; rstd may be absent. */
+struct norm_rows {
+    struct tensor x, w, idx, out, rstd;
+};
+int model__norm_rows(struct model *m, struct model_acts *a, const struct norm_rows *r);
+/* ERR_INVAL: a row or a token that is not there. */
+int model__check_logp(const struct model *m, const struct model_acts *a, const struct model_logp_args *l);
+/* Layer l from its stage on: a->dx is the gradient of a->x[l + 1], then of a->x[l]. */
+int model__layer_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
+                          const struct model_grads *g);
+/* dx_all (T, h) and dw += what comes through the norm, weight w, of rows idx (R) of x; its output has the gradient dy (R, h). */
+struct norm_rows_backward {
+    struct tensor x, w, idx, rstd, dy, dx_all, dw;
+};
+int model__norm_rows_backward(struct model *m, struct model_acts *a, const struct norm_rows_backward *r);
+
+/* ---- the MTP layer (mtp.c); nothing in a model without ---- */
+void model__mtp_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+void model__mtp_free(struct model_acts *a);
+/* Its part of model_backward, before the head's: a->mtp.din, and a bucket of its own. */
+int model__mtp_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args, struct model_grads *g);
+/* Of what that left for the final norm: onto a->dx and dnorm. */
+int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct tensor dnorm);
+/* ids (2T), rows (2T, h): the model's T and the MTP layer's, for one sum. */
+int model__mtp_rows(struct model *m, struct model_acts *a, struct tensor *ids, struct tensor *rows);
 /* Backward of the final norm of the n rows in head.row, from the gradient of head.xn: a->dx = theirs, zeros elsewhere; a bucket
  * of its own. */
 int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g);

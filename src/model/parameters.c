@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_OTHER = 4 };
+enum { MAX_OTHER = 8 };
 static const struct model_group_row embed = {.cols = MODEL_HIDDEN, .part = {{"embed_tokens", MODEL_VOCAB}}},
                                     norm = {.role = MODEL_NORM, .part = {{"norm", MODEL_HIDDEN}}},
                                     lm_head = {.cols = MODEL_HIDDEN, .part = {{"lm_head", MODEL_VOCAB}}},
@@ -64,11 +64,9 @@ static struct model_group *add_group(struct model *m, const char *prefix, const 
     return g;
 }
 
-static void add_layer(struct model *m, int64_t l) {
+static void add_layer(struct model *m, int64_t l, const char *prefix) {
     const struct model_config *c = &m->cfg;
     struct model_layer *y = &m->layers[l];
-    char prefix[64];
-    snprintf(prefix, sizeof prefix, "%slayers.%lld.", model__prefix(c), (long long)l);
     *y = (struct model_layer){
         .first = &m->groups[m->n_groups], .window = c->layer[l] & MODEL_WINDOWED ? c->window : 0, .rope = model_layer_rope(c, l)};
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
@@ -84,23 +82,44 @@ static void add_layer(struct model *m, int64_t l) {
     snprintf(b->name, sizeof b->name, "%s%s", prefix, c->family->experts.bias);
 }
 
+/* Behind everything else, so that the model without it has the same places. */
+static void add_mtp(struct model *m) {
+    const struct model_mtp_row *const row = m->cfg.family->mtp;
+    const struct model_group_row hidden_norm = {.role = MODEL_NORM, .part = {{row->hidden_norm, MODEL_HIDDEN}}},
+                                 token_norm = {.role = MODEL_NORM, .part = {{row->token_norm, MODEL_HIDDEN}}},
+                                 out = {.role = MODEL_NORM, .part = {{row->norm, MODEL_HIDDEN}}},
+                                 proj = {.role = MODEL_LINEAR, .cols = MODEL_TWO_HIDDEN, .part = {{row->proj, MODEL_HIDDEN}}};
+    struct model_mtp *const t = &m->mtp;
+    t->first = t->hidden_norm = add_group(m, row->prefix, &hidden_norm, false);
+    t->token_norm = add_group(m, row->prefix, &token_norm, false);
+    t->proj = add_group(m, row->prefix, &proj, false);
+    add_layer(m, model_mtp_layer(&m->cfg), row->layer_prefix);
+    t->last = t->norm = add_group(m, row->prefix, &out, false);
+}
+
 void model__params_build(struct model *m) {
     const struct model_config *c = &m->cfg;
     size_t n = 0; /* rows of a layer, each with a bias at most */
     while (c->family->layer[n].part->name) n++;
-    n = n * 2 * (size_t)c->n_layers + MAX_OTHER;
-    const size_t of_experts = (size_t)(c->n_experts * c->n_layers) * 4 * MODEL_MAX_PARTS; /* at most two rows have experts */
+    const int64_t layers = model_layer_places(c);
+    char prefix[64];
+    n = n * 2 * (size_t)layers + MAX_OTHER;
+    const size_t of_experts = (size_t)(c->n_experts * layers) * 4 * MODEL_MAX_PARTS; /* at most two rows have experts */
     m->params = xcalloc(n * MODEL_MAX_PARTS + of_experts, sizeof *m->params);
     m->groups = xcalloc(n, sizeof *m->groups);
-    m->layers = xcalloc((size_t)c->n_layers, sizeof *m->layers);
-    m->buffers = xcalloc((size_t)c->n_layers, sizeof *m->buffers);
+    m->layers = xcalloc((size_t)layers, sizeof *m->layers);
+    m->buffers = xcalloc((size_t)layers, sizeof *m->buffers);
     m->n_params = m->n_groups = m->n_elems = m->n_buffers = 0;
     m->g_embed = add_group(m, model__prefix(c), &embed, false);
-    for (int64_t l = 0; l < c->n_layers; l++) add_layer(m, l);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        snprintf(prefix, sizeof prefix, "%slayers.%lld.", model__prefix(c), (long long)l);
+        add_layer(m, l, prefix);
+    }
     m->g_norm = add_group(m, model__prefix(c), &norm, false);
     if (c->value) m->g_head = add_group(m, "", &score, false);
     else m->g_head = c->tied ? m->g_embed : add_group(m, "", &lm_head, false);
     m->g_head_bias = c->value && c->value_bias ? add_group(m, "", &score, true) : NULL;
+    if (c->mtp) add_mtp(m);
     CHECK(m->n_elems == model_config_params(c));
     m->train_params = m->params;
     m->n_train_params = m->n_params;

@@ -73,6 +73,12 @@ struct model_layer {
     struct model_group *delta_qkv, *delta_z, *delta_ba, *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm;
 };
 
+/* The MTP layer around its layer (families.h). */
+struct model_mtp {
+    struct model_group *first, *last; /* all its groups, its layer's included, neighbours; NULL: none */
+    struct model_group *hidden_norm, *token_norm, *proj, *norm;
+};
+
 struct model {
     struct model_config cfg;
     struct dev *dev; /* borrowed until model_close */
@@ -82,7 +88,8 @@ struct model {
     int64_t n_elems;  /* elements of the flat master, without gaps */
     struct model_group *groups;
     int64_t n_groups;
-    struct model_layer *layers;
+    struct model_layer *layers; /* (model_layer_places) */
+    struct model_mtp mtp;
     struct model_group *g_embed, *g_head, *g_norm; /* g_head == g_embed when tied; the score of a value model */
     struct model_group *g_head_bias;               /* score.bias, or NULL */
     struct model_buffer *buffers;                  /* (n_buffers), of layers */

@@ -213,6 +213,9 @@ static void families(void **state) {
          "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight self_attn.q_norm.weight self_attn.k_norm.weight "
          "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight post_feedforward_layernorm.weight"},
+        {"mimo", ",\"num_nextn_predict_layers\":1",
+         "input_layernorm.weight" QKV("weight")
+             QKV("bias") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP("weight") " mlp.down_proj.weight"},
         {"qwen3_moe", ",\"num_key_value_heads\":2,\"num_experts\":2,\"num_experts_per_tok\":1,\"mlp_only_layers\":[3]",
          "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
                                                 "post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")

@@ -45,6 +45,7 @@ static const struct arch archs[] = {
     {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32, 0},
     {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, true, 32, 0},
     {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 128001, 128000, -1, false, 8, 0},
+    {"mimo-7b", "mimo", 4096, 11008, 36, 32, 8, 128, 151680, 32768, 640000, 1e-5, 151645, 151643, -1, false, 0, 0},
     {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e4, 1e-5, 2, 1, -1, false, 0, 0},
     {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0, 0},
     {"smollm3-3b", "smollm3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, 5e6, 1e-6, 128012, 128000, 128004, true, 0, 0},
@@ -102,6 +103,7 @@ json_t *model_arch_config(const char *name) {
                                              "linear_conv_kernel_dim", 4, "full_attention_interval", 4));
     if (a->window > 0) json_object_set_new(o, "sliding_window", json_integer(a->window));
     if (f->windows == MODEL_WINDOW_ALL) json_object_set_new(o, "sliding_window", json_null()); /* Mistral v0.3 */
+    if (f->mtp) json_object_set_new(o, f->mtp->key, json_integer(1));
     if (f->windows == MODEL_WINDOW_FROM || f->windows == MODEL_WINDOW_NO_ROPE)
         json_object_set_new(o, "use_sliding_window", json_false());
     return o;
@@ -255,6 +257,7 @@ int model_init_dir(const json_t *config, const char *dir, uint64_t seed, enum dt
     CHECK(dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(model_config_from_json(&m.cfg, o, "config.json"), out);
     json_t *const text = model_text_json(o);
+    if (m.cfg.mtp_layers > 0) TRYG(model_config_use_mtp(&m.cfg, false, "config.json"), out);
     json_object_del(o, "dtype");
     json_object_set_new(o, "torch_dtype", json_string(model__torch_dtype(dt)));
     if (text != o && json_object_get(text, "dtype")) json_object_set_new(text, "dtype", json_string(model__torch_dtype(dt)));

@@ -266,8 +266,10 @@ struct model_kept {
 
 static bool is_kept(const struct model *m, const char *name) {
     const char *const *const kept = m->cfg.family->kept;
-    for (int i = 0; i < 2 && kept[i]; i++)
-        if (strncmp(name, kept[i], strlen(kept[i])) == 0) return true;
+    for (int i = 0; i < 2 && kept[i]; i++) {
+        const size_t n = strlen(kept[i]);
+        if (strncmp(name, kept[i], n) == 0) return !(m->cfg.mtp && strncmp(m->cfg.family->mtp->prefix, kept[i], n) == 0);
+    }
     return false;
 }
 
@@ -290,7 +292,7 @@ static void keep_tensors(struct model *m, struct weights_dir *w) {
             k.tensors[k.n++] = (struct kept_tensor){t, w->shards ? shards_at(w->shards, i) : NULL};
         }
     if (k.n == 0) return;
-    log_info("%lld tensors of other parts than the text (%s ...) are kept as they are", (long long)k.n, k.tensors[0].t->name);
+    log_info("%lld tensors of other parts (%s ...) are kept as they are", (long long)k.n, k.tensors[0].t->name);
     k.w = *w;
     *w = (struct weights_dir){0};
     m->kept = xcalloc(1, sizeof *m->kept);
@@ -673,12 +675,14 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
     CHECK(!(a->flags & MODEL_SHARDED_WEIGHTS) || (a->shard.size > 1 && head == HEAD_TOKENS && a->quant == QUANT_NONE));
     CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));
+    CHECK(!a->mtp || head == HEAD_TOKENS);
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = dev;
     m->act = a->act;
     m->flags = a->flags;
     m->shard = a->shard;
     TRYG(model_config_load(&m->cfg, a->dir), out);
+    if (a->mtp) TRYG(model_config_use_mtp(&m->cfg, a->mtp_detached, a->dir), out);
     if (head == HEAD_VALUE) model_config_make_value(&m->cfg);
     if (head == HEAD_REWARD) TRYG(model_config_make_reward(&m->cfg, a->dir), out);
     if (m->cfg.saved_nf4 && a->quant != QUANT_NF4)

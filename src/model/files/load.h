@@ -19,6 +19,7 @@ struct model_open_args {
     const char *dir; /* Hugging Face directory */
     enum dtype act;  /* DT_F32 or DT_BF16 */
     int flags;
+    bool mtp, mtp_detached;   /* model_config_use_mtp */
     int64_t max_len;          /* longest sequence of the run: sizes the rope table */
     enum quant_kind quant;    /* matrices of the layers in 4 or 8 bits, quantised as they are read; MODEL_INFER alone.
                               A directory that is saved so (saved_nf4) opens as QUANT_NF4 only, with the codes it has */

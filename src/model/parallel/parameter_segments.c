@@ -43,12 +43,13 @@ static struct model_range groups(const struct model_group *from, const struct mo
 
 int64_t model_buckets(const struct model *m, struct model_range **out) {
     const int64_t layers = m->cfg.n_layers;
-    struct model_range *b = *out = xmalloc((size_t)(layers + 3) * sizeof *b);
+    struct model_range *b = *out = xmalloc((size_t)(layers + 4) * sizeof *b);
     int64_t n = 0;
     if (m->lora) {
         b[n++] = (struct model_range){0, m->n_train};
         return n;
     }
+    if (m->mtp.first) b[n++] = groups(m->mtp.first, m->mtp.last);
     b[n++] = groups(m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head);
     b[n++] = groups(m->g_norm, m->g_norm);
     for (int64_t i = layers - 1; i >= 0; i--) b[n++] = groups(m->layers[i].first, m->layers[i].last);

@@ -1,9 +1,10 @@
 /* weight_streaming.c - passes with weights that are in host memory, or sharded over ranks: two layers of them are on the device
  * at a time, the next one is prefetched while one is computed; and sharded weights that are gathered for a while.
  *
- * The unit of a transfer is a span: a layer, the final norm, the head, the embedding. All but layers stay on the device for a
- * phase. The embedding is read from host memory where it is there, as a pass reads few of its rows; of a sharded model it is
- * gathered. Knows nothing of the arithmetic: groups point into the buffers, so the passes are those of forward.c and backward.c.
+ * The unit of a transfer is a span: a layer, the MTP layer, the final norm, the head, the embedding. All but layers stay on the
+ * device for a phase. The embedding is read from host memory where it is there, as a pass reads few of its rows; of a sharded
+ * model it is gathered. Knows nothing of the arithmetic: groups point into the buffers, so the passes are those of forward.c and
+ * backward.c.
  * Where spans are arrays in the master's order, a rank's share is what it owns of the master (parameter_segments.h); else a run
  * of bytes.
  * Invariant: layer l is read from buffer l % 2, after its transfer, and all ranks request the same spans in the same order. */
@@ -19,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAIL_COPY_STREAM = 2, MOST_TAIL = 3 };
+enum { TAIL_COPY_STREAM = 2, MOST_TAIL = 4 };
 
 /* Groups that are neighbours in the block of weights. */
 struct span {
@@ -30,7 +31,7 @@ struct span {
 };
 struct model_stream {
     struct collective *group; /* NULL: all is in host memory */
-    struct span *spans;       /* (n_layers) the layers; then n_tail: final norm, head unless it is tied, embedding */
+    struct span *spans;       /* (n_layers) the layers; then n_tail: MTP layer, final norm, head unless it is tied, embedding */
     int64_t n_tail;
     char *block;       /* from model_stream_bind */
     char **here;       /* (spans) where each is read; NULL: in host memory */
@@ -116,6 +117,7 @@ void model__stream_create(struct model *m) {
     s->spans = xcalloc((size_t)layers + MOST_TAIL, sizeof *s->spans);
     struct span *const tail = s->spans + layers;
     for (int64_t l = 0; l < layers; l++) s->spans[l] = span_of(m, m->layers[l].first, m->layers[l].last);
+    if (m->mtp.first) tail[s->n_tail++] = span_of(m, m->mtp.first, m->mtp.last);
     tail[s->n_tail++] = span_of(m, m->g_norm, m->g_norm);
     if (m->g_head != m->g_embed) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
     tail[s->n_tail++] = span_of(m, m->g_embed, m->g_embed);
