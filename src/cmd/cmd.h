@@ -154,6 +154,7 @@ int cmd_batch_size(int64_t seqs, int64_t prompt, int64_t len);
 #define CMD_COUNT "int[1,2^28]"
 #define CMD_SEED "int[-2^63,2^63)"
 #define CMD_THREADS "int[0,256]"
+#define CMD_DRAFT "int[0,8]"
 
 /* Of the option --device of the commands that compute. */
 #define CMD_DEVICE_HELP "auto, cpu, cuda, cuda:N or ref (auto: a GPU if there is one)"

@@ -225,7 +225,7 @@ static int submit(struct generation_state *g, struct engine *e, const struct mod
     return 0;
 }
 
-static int run(struct generation_state *g, struct dev *dev, enum dtype act, int64_t max_seqs) {
+static int run(struct generation_state *g, struct dev *dev, enum dtype act, int64_t max_seqs, int64_t draft) {
     struct model *m = NULL;
     struct decoder *d = NULL;
     struct engine *e = NULL;
@@ -241,10 +241,11 @@ static int run(struct generation_state *g, struct dev *dev, enum dtype act, int6
     if (samples < max_seqs) max_seqs = samples;
     int64_t rows = max_seqs > 1024 ? max_seqs : 1024;
     if (rows > samples * most_prompt) rows = samples * most_prompt > max_seqs ? samples * most_prompt : max_seqs;
-    const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest};
+    const struct model_open_args o = {.dir = g->model_dir, .act = act, .flags = MODEL_INFER, .max_len = longest, .mtp = draft > 0};
+    if (draft > 0 && g->adapter) FAIL(ERR_UNSUPPORTED, "unsupported --draft with --adapter: the model's MTP layer has none");
     TRYG(model_open(&m, dev, &o), out);
     if (g->adapter) TRYG(model_lora_load(m, g->adapter), out);
-    const struct decoder_args limits = {.max_seqs = max_seqs, .max_rows = rows, .max_len = longest};
+    const struct decoder_args limits = {.max_seqs = max_seqs, .max_rows = rows, .max_len = longest, .max_draft = draft};
     struct decoder_args a = decoder_size(dev, &m->cfg, m->act, &limits, dev->mem_total / 2);
     if (blocks < a.n_kv_blocks) a.n_kv_blocks = blocks;
     a.model = m;
@@ -271,13 +272,14 @@ static bool takes_keys(int argc, char **argv) {
 int cmd_generate(int argc, char **argv) {
     if (takes_keys(argc, argv)) return cmd_generate_rows(argc, argv);
     const char *model = NULL, *adapter = NULL, *dtype = "bf16", *device = "auto";
-    int64_t max_seqs = 256, threads = 0;
+    int64_t max_seqs = 256, threads = 0, draft = 0;
     const struct cmd_opt opts[] = {
         {"--model", CMD_STR, &model, "DIR", "Hugging Face model directory"},
         {"--adapter", CMD_STR, &adapter, "DIR", "peft adapter to put on it"},
         {"--dtype", CMD_STR, &dtype, "bf16|fp32", "compute dtype (bf16)"},
         {"--device", CMD_STR, &device, "NAME", CMD_DEVICE_HELP},
         {"--max-seqs", CMD_I64("int[1,2^24]"), &max_seqs, "N", "samples at a time (256); changes speed only"},
+        {"--draft", CMD_I64(CMD_DRAFT), &draft, "N", "tokens that the MTP layer drafts at a time (0); changes speed only"},
         {"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (all)"},
     };
     const struct cmd_spec spec =
@@ -312,7 +314,7 @@ int cmd_generate(int argc, char **argv) {
     TRYG(file_each_line("-", read_line, &g), out);
     if (g.n == 0) goto out;
     TRYG(dev_open_named(&dev, device, (int)threads, NULL), out);
-    TRYG(run(&g, &dev, act, max_seqs), out);
+    TRYG(run(&g, &dev, act, max_seqs, draft), out);
 out:
     dev_close(&dev);
     for (int64_t i = 0; i < g.n; i++) request_free(&g.rq[i]);

@@ -25,7 +25,7 @@ enum { MAX_BODY = 8 << 20, LOG_S = 10, LAST_WORDS_S = 2, MAX_BURST = 8 };
 
 struct options {
     const char *model, *adapter, *dtype, *device, *name, *host, *tool_parser;
-    int64_t port, threads, max_len, max_seqs, max_rows, max_queue, max_connections, drain_s;
+    int64_t port, threads, max_len, max_seqs, max_rows, max_queue, max_connections, drain_s, draft;
     double memory;
     bool token;
 };
@@ -128,13 +128,15 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int open_model(struct serving *g) {
     const int64_t max_len = g->o.max_len > 0 ? g->o.max_len : g->config.max_pos;
-    const struct model_open_args o = {.dir = g->dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len};
+    const struct model_open_args o = {
+        .dir = g->dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len, .mtp = g->o.draft > 0};
+    if (g->o.draft > 0 && g->o.adapter) FAIL(ERR_UNSUPPORTED, "unsupported --draft with --adapter: the model's MTP layer has none");
     if (max_len > g->config.max_pos)
         FAIL(ERR_INVAL, "--max-model-len %lld: the model has %lld positions", (long long)max_len, (long long)g->config.max_pos);
     TRY(model_open(&g->model, &g->dev, &o));
     if (g->o.adapter) TRY(model_lora_load(g->model, g->o.adapter));
     const int64_t rows = g->o.max_rows > g->o.max_seqs ? g->o.max_rows : g->o.max_seqs;
-    const struct decoder_args limits = {.max_seqs = g->o.max_seqs, .max_rows = rows, .max_len = max_len};
+    const struct decoder_args limits = {.max_seqs = g->o.max_seqs, .max_rows = rows, .max_len = max_len, .max_draft = g->o.draft};
     struct decoder_args least_kv = decoder_size(&g->dev, &g->model->cfg, g->model->act, &limits, 0);
     const size_t other = model_open_bytes(&g->model->cfg, &g->dev, &o) + decoder_bytes(&g->model->cfg, g->model->act, &least_kv);
     const size_t share = (size_t)(g->o.memory * (double)g->dev.mem_total);
@@ -258,6 +260,7 @@ int cmd_serve(int argc, char **argv) {
         {"--max-model-len", CMD_I64("int[0,2^28]"), &o->max_len, "N", "tokens of prompt and answer (the model's positions)"},
         {"--max-num-seqs", CMD_I64("int[1,2^20]"), &o->max_seqs, "N", "samples drawn at a time (256)"},
         {"--max-num-batched-tokens", CMD_I64("int[1,2^20]"), &o->max_rows, "N", "tokens of one step (2048)"},
+        {"--draft", CMD_I64(CMD_DRAFT), &o->draft, "N", "tokens that the MTP layer drafts at a time (0); changes speed only"},
         {"--max-queue", CMD_I64("int[0,2^20]"), &o->max_queue, "N", "samples that wait (1024); beyond them status 429"},
         {"--max-connections", CMD_I64("int[16,65536]"), &o->max_connections, "N", "connections (2048)"},
         {"--memory", CMD_F64("float(0,1]"), &o->memory, "F", "share of the device's memory for weights and KV cache (0.9)"},

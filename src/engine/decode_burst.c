@@ -15,11 +15,11 @@
 
 #include <string.h>
 
-static bool possible(const struct engine *e) {
-    if (e->model.max_burst < 2 || e->running.n == 0) return false;
+bool engine__only_decode(const struct engine *e) {
+    if (e->running.n == 0) return false;
     if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
     for (const struct sample *s = e->running.head; s; s = s->next)
-        if (s->n_tokens - s->n_computed != 1 || s->seen || s->req->r.n_top > 0) return false;
+        if (s->n_tokens - s->n_computed != 1 || !engine__plain_rule(s)) return false;
     return true;
 }
 
@@ -38,6 +38,16 @@ static bool plan(struct engine *e, int64_t steps, struct engine_burst *b) {
     return true;
 }
 
+struct decode_row engine__decode_row(const struct engine *e, const struct sample *s) {
+    const struct request *const q = s->req;
+    return (struct decode_row){.rule = engine__rule(e, &q->r),
+                               .sample = (uint32_t)s->index,
+                               .at = (uint32_t)(s->n_tokens - q->n_prompt),
+                               .seed = q->r.seed,
+                               .uid = q->r.uid,
+                               .left = 1};
+}
+
 static void fill(struct engine *e, struct engine_burst *b) {
     struct burst_arrays *a = &e->burst;
     engine__fill_tables(e, b->n_seqs, b->max_blocks);
@@ -48,12 +58,8 @@ static void fill(struct engine *e, struct engine_burst *b) {
         const int64_t left = engine__left(s) < b->steps ? engine__left(s) : b->steps;
         e->ids[i] = s->tokens[s->n_computed];
         e->pos[i] = (int32_t)s->n_computed;
-        a->rows[i] = (struct decode_row){.rule = engine__rule(e, &q->r),
-                                         .sample = (uint32_t)s->index,
-                                         .at = (uint32_t)(s->n_tokens - q->n_prompt),
-                                         .seed = q->r.seed,
-                                         .uid = q->r.uid,
-                                         .left = (int32_t)left};
+        a->rows[i] = engine__decode_row(e, s);
+        a->rows[i].left = (int32_t)left;
         const int64_t n_stop = q->r.ignore_eos ? 0 : q->n_stop_ids;
         for (int64_t k = 0; k < b->max_stop; k++) a->stop[i * b->max_stop + k] = k < n_stop ? q->stop_ids[k] : -1;
     }
@@ -93,7 +99,7 @@ static int64_t burst_limit(struct engine *e) {
 
 int engine__burst(struct engine *e) {
     struct engine_burst b = {0};
-    if (!possible(e) || !plan(e, burst_limit(e), &b) || b.steps < 2) return 0;
+    if (e->model.max_burst < 2 || !engine__only_decode(e) || !plan(e, burst_limit(e), &b) || b.steps < 2) return 0;
     fill(e, &b);
     TRY(e->model.burst(e->model.ctx, &b));
     e->stats.steps += b.steps;

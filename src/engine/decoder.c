@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 
 #include "engine/decode_graph.h"
+#include "engine/draft_decoder.h"
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -49,7 +50,8 @@ struct decoder {
     int32_t *burst_table, *burst_id; /* (n, max_blocks), (max_burst, n) */
     float *burst_logp, *burst_kept;  /* (max_burst, n) */
     struct decode_graphs graphs;     /* of burst_step */
-    int32_t *host;                   /* as uploaded: the largest of the arrays above */
+    struct draft_decoder draft;
+    int32_t *host; /* as uploaded: the largest of the arrays above */
     struct decode_row *host_rows;
     int32_t *sent_stop;               /* what `stop` holds of n_sent_stop rows; `iota` holds n_sent_iota */
     int64_t n_sent_stop, n_sent_iota; /* 0 after a step: it may be the first since others had the memory */
@@ -64,7 +66,7 @@ struct decoder {
 
 /* Of a block, in all layers. */
 static size_t block_bytes(const struct model_config *c, enum dtype act) {
-    return (size_t)(2 * model_attention_layers(c) * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
+    return (size_t)(2 * (model_attention_layers(c) + c->mtp) * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
 }
 
 static int64_t max_blocks_of(const struct decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
@@ -114,10 +116,11 @@ int64_t decoder_kv_blocks_fit(const struct model_config *c, enum dtype act, cons
 
 /* Measures, then binds: see arena.h. */
 static void decoder_layout(struct decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
-    const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1); /* the last one is the dummy block */
+    const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1 || d->draft.most > 0); /* the last one is the dummy block */
     const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
     const int64_t slots = d->n_states + (d->max_burst > 1); /* the last one: padding rows' */
-    for (int64_t l = 0; l < c->n_layers; l++) {
+    for (int64_t l = 0; l < (d->draft.most > 0 ? model_layer_places(c) : c->n_layers); l++) {
+        if (l == c->n_layers) continue; /* before the MTP layer */
         if (model_layer_is_delta(c, l)) {
             const struct model_state s = state_layout(m, c, act, slots);
             if (d->states) d->states[l] = s;
@@ -156,6 +159,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
         d->burst_logp = arena_take(m, results);
         d->burst_kept = arena_take(m, results);
     }
+    draft_layout(&d->draft, m, c, act);
     d->acts_block = arena_take(m, model_acts_bytes(c, act, d->max_rows, MODEL_KEEP_NONE));
 }
 
@@ -168,9 +172,13 @@ static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
     d->max_rows = a->max_rows;
     d->max_blocks = max_blocks_of(a);
     d->out_block = d->max_seqs < OUT_BLOCK ? d->max_seqs : OUT_BLOCK;
-    if (d->max_burst == 1) return;
-    d->out_block = decode_graph_rows(d->max_seqs); /* a CUDA graph samples all its rows at once */
+    draft_limits(&d->draft, a);
+    if (d->max_burst > 1) d->out_block = decode_graph_rows(d->max_seqs); /* a CUDA graph samples all its rows at once */
+    if (d->out_block < d->draft.rows) d->out_block = d->draft.rows;      /* as a verifying step does */
     if (d->max_rows < d->out_block) d->max_rows = d->out_block;
+    d->draft.max_rows = d->max_rows;
+    d->draft.max_blocks = d->max_blocks;
+    d->draft.dummy = d->n_kv_blocks;
 }
 
 /* Steps of a burst; 1 on devices without CUDA graphs. */
@@ -205,7 +213,7 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
 
 int64_t decoder_most_rows(const struct decoder_args *a) {
     struct decoder d = {0};
-    decoder_limits(&d, a);
+    decoder_limits(&d, NULL, a);
     return d.max_rows;
 }
 
@@ -216,7 +224,8 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     const struct model_config *c = &a->model->cfg;
     decoder_limits(d, a);
     d->n_states = decoder_states(c, a);
-    d->layers = xcalloc((size_t)c->n_layers, sizeof *d->layers);
+    CHECK(d->draft.most == 0 || (c->mtp && d->n_states == 0));
+    d->layers = xcalloc((size_t)model_layer_places(c), sizeof *d->layers);
     d->kv.layers = d->layers;
     if (d->n_states) d->kv.states = d->states = xcalloc((size_t)c->n_layers, sizeof *d->states);
     struct arena m = {0};
@@ -230,6 +239,9 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     m = (struct arena){.base = block, .cap = d->block_bytes};
     decoder_layout(d, &m, c, a->model->act);
     TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
+    d->draft.hidden = d->hidden;
+    d->draft.logits = d->logits;
+    draft_open(&d->draft, a->model, d->acts, &d->kv);
     if (d->max_burst > 1) {
         const size_t n = (size_t)decode_graph_rows(d->max_seqs), wide = d->max_blocks > MAX_STOP ? (size_t)d->max_blocks : MAX_STOP;
         const size_t results = n * (size_t)d->max_burst;
@@ -252,6 +264,7 @@ fail:
 void decoder_close(struct decoder *d) {
     if (!d) return;
     decode_graphs_free(&d->graphs, d->model->dev);
+    draft_close(&d->draft);
     model_acts_destroy(d->acts);
     if (d->owned_block) dev_free(d->model->dev, d->owned_block, d->block_bytes);
     free(d->layers);
@@ -366,7 +379,12 @@ static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, flo
         const int64_t n = p->n_out - lo < d->out_block ? p->n_out - lo : d->out_block;
         TRY(sample_block(d, p, lo, n, &out));
     }
-    return 0;
+    return p->next ? draft_step(&d->draft, p, &b, id) : 0;
+}
+
+static int decoder_verify(void *ctx, const struct engine_verify *v) {
+    struct decoder *d = ctx;
+    return draft_verify(&d->draft, v);
 }
 
 /* ---- bursts ---- */
@@ -525,6 +543,9 @@ struct engine_model decoder_model(struct decoder *d) {
                                  .max_burst = d->max_burst,
                                  .burst = decoder_burst,
                                  .burst_results = decoder_results,
+                                 .max_draft = d->model->tp ? 0 : d->draft.most, /* it is each rank's own */
+                                 .draft_seqs = d->max_seqs < DRAFT_SEQS ? d->max_seqs : DRAFT_SEQS,
+                                 .verify = decoder_verify,
                                  .n_states = d->n_states,
                                  .copy_state = copy_state};
 }
@@ -534,5 +555,6 @@ int decoder_engine(struct engine **out, struct decoder *d, const struct engine_c
     struct engine_config own = *c;
     if (own.max_rows == 0) own.max_rows = d->requested_rows;
     if (own.max_seqs == 0) own.max_seqs = d->requested_seqs;
+    if (own.draft != ENGINE_DRAFT_NEVER) TRY(draft_begin(&d->draft));
     return engine_create(out, &m, &own);
 }

@@ -44,7 +44,32 @@ struct engine_plan {
     const int32_t *n_top;
     int32_t *top_id;
     float *top_logp;
+    /* Drafts (speculative.c); next NULL: none. The token after each row, -1: that drawn from it; how a draft of the token
+     * after that is drawn from each row to sample, and where it goes: (n_rows), (n_out) each. */
+    const int32_t *next;
+    const struct decode_row *draft_rule;
+    int32_t *draft;
 };
+/* A decoding step of samples that only decode, with tokens drafted for them: of each sample its last token and its drafts, as
+ * rows. A row's draw is as in a step without; one is right where the drafts before it are what was drawn. */
+struct engine_verify {
+    int64_t n_seqs, max_blocks, most; /* most: the model's max_draft */
+    const int32_t *ids;               /* (n_seqs, most + 1) */
+    const int32_t *pos;               /* (n_seqs), of the last token */
+    const int64_t *n_draft;           /* (n_seqs) */
+    const int64_t *n_blocks;          /* (n_seqs) */
+    const int32_t *block_table;       /* (n_seqs, max_blocks) */
+    const struct decode_row *rows;    /* (n_seqs): of the next token */
+    int32_t *id;                      /* (n_seqs, most + 1): results */
+    float *logp, *logp_kept;
+    int32_t *draft; /* (n_seqs, most): after the last row that is right */
+};
+/* How many drafts of sample i are what was drawn. */
+static inline int64_t engine_accepted(const struct engine_verify *v, int64_t i) {
+    int64_t j = 0;
+    while (j < v->n_draft[i] && v->id[i * (v->most + 1) + j] == v->ids[i * (v->most + 1) + j + 1]) j++;
+    return j;
+}
 /* A multi-step decode burst: many steps of samples that only decode, without the host between them. Each has one token
  * that is not in the KV cache; its blocks have room for every step that it may take. */
 struct engine_burst {
@@ -76,7 +101,10 @@ struct engine_model {
      * sequence is computed from its first token on, or from a chunk's end that another sample of its prompt has computed. */
     int64_t n_states;
     int (*copy_state)(void *ctx, int32_t from, int32_t to); /* of a sequence that ends with a chunk */
+    int64_t max_draft, draft_seqs; /* most drafts of a sample, at most ENGINE_MAX_DRAFT, and samples of such a step; 0: none */
+    int (*verify)(void *ctx, const struct engine_verify *v); /* waits for the result */
 };
+enum { ENGINE_MAX_DRAFT = 8 };
 
 /* The decoder as an engine_model: owns the KV cache and the activations. */
 struct decoder;
@@ -89,6 +117,7 @@ struct decoder_args {
     int64_t max_seqs;    /* running samples */
     int64_t max_len;     /* longest prompt + response */
     int64_t max_burst;   /* steps of a burst; 0: one */
+    int64_t max_draft;   /* tokens that the model's MTP layer drafts at a time; 0: none */
     void *block;         /* decoder_bytes of device memory shared with another phase; NULL: own */
 };
 size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a);
@@ -164,8 +193,12 @@ struct engine_sample { /* lives until the callback returns */
     int64_t text_bytes; /* with a stop string hit: bytes of the decoded response before it; else -1 */
     enum engine_finish finish;
     int64_t n_preempted;
-    double seconds; /* from first scheduling to the end; 0: it was not scheduled */
+    int64_t n_verified, n_drafted, n_accepted; /* steps with drafts, drafts, and those that were drawn */
+    double seconds;                            /* from first scheduling to the end; 0: it was not scheduled */
 };
+
+/* Whether tokens are drafted, where the model can: while it pays, by measurement; always. What is drawn is the same. */
+enum engine_draft { ENGINE_DRAFT_MEASURED, ENGINE_DRAFT_ALWAYS, ENGINE_DRAFT_NEVER };
 
 struct engine_config {
     int64_t max_rows; /* forwards at most so many rows a step (max_num_batched_tokens) */
@@ -177,6 +210,7 @@ struct engine_config {
     /* Of the samples that wait, those that may draw most tokens yet are admitted first, equal ones in their order; else the
      * oldest. It shortens the tail of a batch; where requests come without end, short ones may wait for ever. */
     bool longest_first;
+    enum engine_draft draft;
     const struct tokenizer *tok; /* for stop strings; borrowed; may be NULL */
     /* Called as each sample ends, from within engine_step. An error ends the step. */
     int (*done)(void *arg, const struct engine_sample *s);
@@ -189,10 +223,11 @@ struct engine_config {
 };
 
 struct engine_stats {
-    int64_t waiting, running, finished; /* samples */
-    int64_t rows, sampled, steps;       /* rows forwarded, tokens sampled, model steps */
-    int64_t bursts;                     /* multi-step decode bursts */
-    int64_t cached_rows;                /* rows found in cached blocks instead */
+    int64_t waiting, running, finished;  /* samples */
+    int64_t rows, sampled, steps;        /* rows forwarded, tokens sampled, model steps */
+    int64_t bursts;                      /* multi-step decode bursts */
+    int64_t verified, drafted, accepted; /* as of samples, of all */
+    int64_t cached_rows;                 /* rows found in cached blocks instead */
     int64_t preempted;
     int64_t kv_blocks_used, kv_blocks_peak, n_kv_blocks;
 };

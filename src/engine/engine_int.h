@@ -69,8 +69,10 @@ struct sample {
     uint8_t *seen;                 /* bit set over the vocabulary, with a repetition penalty only */
     struct tokenizer_stream *text; /* decoded response, with stop strings only */
     struct buf decoded;
-    size_t segment_text; /* bytes of `decoded` before the segment that is drawn */
-    int64_t n_preempted;
+    size_t segment_text;             /* bytes of `decoded` before the segment that is drawn */
+    int32_t draft[ENGINE_MAX_DRAFT]; /* of the tokens after the last one */
+    int64_t n_draft;
+    int64_t n_preempted, n_verified, n_drafted, n_accepted;
     double start;
 };
 
@@ -117,6 +119,22 @@ struct burst_arrays { /* of decode_burst.c, sized at the first burst */
     int64_t cap_stop;
 };
 
+/* Of speculative.c: whether tokens are drafted, and how it is found out. */
+struct drafting {
+    bool on;
+    enum { DRAFT_FIXED, DRAFT_TRIAL, DRAFT_PLAIN_TRIAL, DRAFT_CHOSEN } state;
+    struct draft_trial {
+        int64_t calls, steps;   /* the first ones do not count */
+        double seconds, tokens; /* tokens of a sample */
+    } trial[2];                 /* without and with drafts */
+    int64_t chosen_at, since;   /* samples that ran then, steps since */
+    /* a plan's arrays, of max_seqs samples; and (max_rows) */
+    struct decode_row *rows;
+    int64_t *n_draft, *n_blocks;
+    int32_t *ids, *id, *draft, *next;
+    float *logp, *logp_kept;
+};
+
 struct engine {
     struct engine_model model;
     struct engine_config cfg;
@@ -138,6 +156,7 @@ struct engine {
     int64_t promised; /* KV blocks, to samples that follow */
     bool shares_states;
     struct burst_arrays burst;
+    struct drafting drafting;
     bool no_room;        /* the sample at the head of the queue waits for blocks */
     int64_t burst_steps; /* of the next burst, with cfg.first_burst */
 };
@@ -180,5 +199,26 @@ void engine__share_block(struct engine *e, struct sample *s, int32_t block); /* 
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
 int engine__burst(struct engine *e);
+/* All running samples decode, by nothing but their rules, and no waiting one can be admitted. */
+bool engine__only_decode(const struct engine *e);
+/* It is sampled by a struct decode_row alone. */
+static inline bool engine__plain_rule(const struct sample *s) { return !s->seen && s->req->r.n_top == 0; }
+struct decode_row engine__decode_row(const struct engine *e, const struct sample *s);
+
+/* ---- drafts (speculative.c) ---- */
+void engine__draft_create(struct engine *e);
+void engine__draft_free(struct engine *e);
+/* A verifying step: 1 done, 0 not now. */
+int engine__verify(struct engine *e);
+/* A step's drafts: before, and of its sample that has the k-th draw, after it has taken that. */
+void engine__draft_plan(struct engine *e, struct engine_plan *p);
+void engine__draft_take(const struct engine *e, struct sample *s, int64_t k);
+/* After steps in which samples only decoded: what they took. */
+struct draft_time {
+    bool drafted;
+    int64_t steps, running;
+    double seconds, tokens;
+};
+void engine__draft_timed(struct engine *e, const struct draft_time *t);
 
 #endif

@@ -56,6 +56,7 @@ int engine_create(struct engine **out, const struct engine_model *m, const struc
     e->states = xmalloc(seqs * sizeof *e->states);
     e->free_states = xmalloc(seqs * sizeof *e->free_states);
     for (int64_t i = 0; i < m->n_states && i < e->cfg.max_seqs; i++) e->free_states[e->n_free_states++] = (int32_t)i;
+    engine__draft_create(e);
     *out = e;
     return 0;
 }
@@ -141,6 +142,7 @@ void engine_destroy(struct engine *e) {
     free(e->free_states);
     free(e->burst.rows);
     free(e->burst.stop);
+    engine__draft_free(e);
     free(e);
 }
 
@@ -547,6 +549,9 @@ static struct engine_sample view_of(const struct sample *s, enum engine_finish w
         .text_bytes = text_bytes,
         .finish = why,
         .n_preempted = s->n_preempted,
+        .n_verified = s->n_verified,
+        .n_drafted = s->n_drafted,
+        .n_accepted = s->n_accepted,
         .seconds = s->start == 0 ? 0 : clock_now() - s->start,
     };
 }
@@ -607,6 +612,7 @@ int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, f
     const int64_t k = s->n_tokens - q->n_prompt;
     if (s->n_tokens == s->cap_tokens || k == s->cap_logp) reserve(s, k);
     s->tokens[s->n_tokens++] = id;
+    s->n_draft = 0;
     s->logp[k] = logp;
     s->logp_kept[k] = logp_kept;
     mark_seen(s, id);
@@ -621,9 +627,19 @@ int engine__accept(struct engine *e, struct sample *s, int32_t id, float logp, f
 
 int engine_step(struct engine *e) {
     if (e->waiting.n + e->running.n == 0) return 0;
-    const int burst = engine__burst(e);
-    TRY(burst);
-    if (burst) return e->waiting.n + e->running.n > 0;
+    const struct engine_stats before = e->stats;
+    const int64_t running = e->running.n;
+    const double start = clock_now();
+    int done = engine__verify(e);
+    TRY(done);
+    const bool drafted = done;
+    if (!done) done = engine__burst(e);
+    TRY(done);
+    if (done) {
+        engine__draft_timed(e, &(struct draft_time){drafted, e->stats.steps - before.steps, running, clock_now() - start,
+                                                    (double)(e->stats.sampled - before.sampled)});
+        return e->waiting.n + e->running.n > 0;
+    }
     struct engine_plan p = {0};
     plan_step(e, &p);
     CHECK(p.n_rows > 0);
@@ -638,6 +654,7 @@ int engine_step(struct engine *e) {
     p.state = e->states;
     p.out_row = e->out_row;
     p.param = e->param;
+    engine__draft_plan(e, &p);
     TRY(e->model.step(e->model.ctx, &p, e->out_id, e->out_logp, e->out_logp_kept));
     e->stats.steps++;
     e->stats.rows += p.n_rows;
@@ -652,9 +669,13 @@ int engine_step(struct engine *e) {
         take_top(e, &p, s, k);
         const int ended = engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]);
         TRY(ended);
+        if (!ended && p.next) engine__draft_take(e, s, k);
         if (!ended) TRY(engine__progress(e, s));
         k++;
     }
+    if (p.n_rows == running && p.n_out == running)
+        engine__draft_timed(
+            e, &(struct draft_time){.steps = 1, .running = running, .seconds = clock_now() - start, .tokens = (double)running});
     return e->waiting.n + e->running.n > 0;
 }
 

@@ -23,7 +23,7 @@ struct fake {
     int32_t *token, *pos; /* per slot; -1: never written */
     int64_t n_blocks, max_rows_seen;
     int fail_at; /* this step fails */
-    int steps, bursts;
+    int steps, bursts, verified, drafted;
     int64_t lengths[64]; /* of the first bursts */
     /* the running burst: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
     int64_t burst_steps, stride, part, have;
@@ -72,6 +72,13 @@ static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
     return (int32_t)(mixed >> 20) % VOCAB >= 0 ? (int32_t)((mixed >> 20) % VOCAB) : 0;
 }
 
+/* A draft of the token after these: mostly what is drawn there. */
+static int32_t guess(struct fake *f, const int32_t *history, int64_t n, const struct decode_row *w, int64_t after) {
+    float logp;
+    const int32_t id = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)after), &logp);
+    return f->drafted++ % 4 == 3 ? (id + 1) % VOCAB : id;
+}
+
 static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept) {
     struct fake *f = ctx;
     if (++f->steps == f->fail_at) FAIL(ERR_DEVICE, "injected");
@@ -97,7 +104,51 @@ static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float 
         state_check(f, p->state[s], history, n);
         id[k] = draw(history, n, p->param[k].u, &logp[k]);
         logp_kept[k] = logp[k] / 2;
+        if (p->next) {
+            assert_int_equal(p->next[p->out_row[k]], -1);
+            history = realloc(history, (size_t)(n + 1) * 4);
+            history[n] = id[k];
+            p->draft[k] = guess(f, history, n + 1, &p->draft_rule[k], 0);
+        }
         free(history);
+    }
+    for (int64_t r = 0, s = 0; p->next && r < p->n_rows; r++) {
+        if (r == p->q_start[s + 1]) s++;
+        if (r + 1 < p->q_start[s + 1]) assert_int_equal(p->next[r], p->ids[r + 1]);
+    }
+    return 0;
+}
+
+/* The rows of all samples are written before any is read, as the real one writes keys. */
+static int fake_verify(void *ctx, const struct engine_verify *v) {
+    struct fake *f = ctx;
+    const int64_t wide = v->most + 1;
+    f->verified++;
+    for (int64_t i = 0; i < v->n_seqs; i++)
+        for (int64_t j = 0; j <= v->n_draft[i]; j++) {
+            const int64_t at = v->pos[i] + j,
+                          slot = v->block_table[i * v->max_blocks + at / KV_BLOCK_LEN] * KV_BLOCK_LEN + at % KV_BLOCK_LEN;
+            assert_true(at / KV_BLOCK_LEN < v->n_blocks[i] && slot < f->n_blocks * KV_BLOCK_LEN);
+            f->token[slot] = v->ids[i * wide + j];
+            f->pos[slot] = (int32_t)at;
+        }
+    for (int64_t i = 0; i < v->n_seqs; i++) {
+        int32_t history[512];
+        const struct decode_row *const w = &v->rows[i];
+        for (int64_t j = 0; j <= v->pos[i] + v->n_draft[i]; j++) {
+            const int64_t slot = v->block_table[i * v->max_blocks + j / KV_BLOCK_LEN] * KV_BLOCK_LEN + j % KV_BLOCK_LEN;
+            assert_int_equal(f->pos[slot], j);
+            history[j] = f->token[slot];
+        }
+        for (int64_t j = 0; j <= v->n_draft[i]; j++) {
+            const int64_t k = i * wide + j;
+            v->id[k] = draw(history, v->pos[i] + j + 1, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)j), &v->logp[k]);
+            v->logp_kept[k] = v->logp[k] / 2;
+        }
+        const int64_t last = engine_accepted(v, i), n = v->pos[i] + last + 2;
+        history[n - 1] = v->id[i * wide + last];
+        for (int64_t c = 0; c < v->most; c++)
+            history[n + c] = v->draft[i * v->most + c] = guess(f, history, n + c, w, last + 1 + c);
     }
     return 0;
 }
@@ -152,8 +203,15 @@ static int fake_results(void *ctx, int64_t have, struct engine_results *out) {
 }
 
 static struct engine_model fake_model(struct fake *f, int64_t max_burst) {
-    return (struct engine_model){f,         f->n_blocks, VOCAB,        0,           fake_step,
-                                 max_burst, fake_burst,  fake_results, f->n_states, fake_copy_state};
+    return (struct engine_model){.ctx = f,
+                                 .n_kv_blocks = f->n_blocks,
+                                 .vocab = VOCAB,
+                                 .step = fake_step,
+                                 .max_burst = max_burst,
+                                 .burst = fake_burst,
+                                 .burst_results = fake_results,
+                                 .n_states = f->n_states,
+                                 .copy_state = fake_copy_state};
 }
 
 static struct fake *fake_new(int64_t n_blocks) {
@@ -208,7 +266,7 @@ static const int32_t eos[1] = {EOS};
 static void test_any_limits(void **state) {
     (void)state;
     struct rng rng = {.seed = 5, .stream = RNG_TEST};
-    int64_t preempted = 0, cached = 0, bursts = 0, copied = 0;
+    int64_t preempted = 0, cached = 0, bursts = 0, copied = 0, verified = 0, accepted = 0;
     for (int round = 0; round < 60; round++) {
         enum { N = 12 };
         static int32_t prompts[N][128];
@@ -237,13 +295,17 @@ static void test_any_limits(void **state) {
         }
         struct fake *f = fake_new(longest + (int64_t)rng_below(&rng, 30));
         f->n_states = round % 3 == 0 ? 1 + round % 16 : 0;
-        const struct engine_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
+        struct engine_model model = fake_model(f, (int64_t[]){1, 2, 7, 16}[round % 4]);
+        model.max_draft = round % 3 == 1 ? 1 + round / 3 % 4 : 0;
+        model.draft_seqs = 15;
+        model.verify = fake_verify;
         struct seen seen = {.requests = rq};
         const struct engine_config cfg = {.max_rows = 1 + (int64_t)rng_below(&rng, 80),
                                           .max_seqs = 1 + (int64_t)rng_below(&rng, 20),
                                           .no_prefix_cache = round % 4 == 3,
                                           .first_burst = round % 5,
                                           .longest_first = round % 7 < 3,
+                                          .draft = round % 2 ? ENGINE_DRAFT_MEASURED : ENGINE_DRAFT_ALWAYS,
                                           .done = check_sample,
                                           .done_arg = &seen};
         struct engine *e;
@@ -264,6 +326,9 @@ static void test_any_limits(void **state) {
         cached += st.cached_rows;
         bursts += f->bursts;
         copied += f->copied;
+        verified += f->verified;
+        accepted += st.accepted;
+        assert_true(st.accepted <= st.drafted);
         if (cfg.no_prefix_cache) assert_int_equal(st.cached_rows, 0);
         engine_destroy(e);
         fake_free(f);
@@ -272,6 +337,7 @@ static void test_any_limits(void **state) {
     assert_true(cached > 1000);  /* and blocks were shared */
     assert_true(bursts > 200);   /* and most of the decoding went in bursts */
     assert_true(copied > 10);    /* and samples with states began with a copy */
+    assert_true(verified > 200 && accepted > 500);
 }
 
 /* The n samples of a prompt compute its full blocks once. */

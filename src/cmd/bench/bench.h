@@ -39,7 +39,11 @@ double bench_median(double *v, int64_t n);
 /* Of --recompute. ERR_INVAL. */
 int bench_keep(const char *recompute, struct model_keep *out);
 /* Random prompts of so many tokens, n samples of max_tokens tokens each; user counts the prompts. */
-int bench_submit(struct engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens);
+struct bench_prompts {
+    int64_t vocab, prompts, n, length, max_tokens;
+    int64_t repeat; /* so many random tokens again and again; 0: all are random */
+};
+int bench_submit(struct engine *e, const struct bench_prompts *p);
 #define BENCH_RECOMPUTE "none|mlp|layer", "what the backward recomputes: nothing, every layer's MLP, every layer"
 
 #endif

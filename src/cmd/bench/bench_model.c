@@ -18,8 +18,8 @@
 struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
     enum dtype act;
-    int64_t batch, n, prompt, len, steps, threads;
-    const char *recompute;
+    int64_t batch, n, prompt, len, steps, threads, draft, repeat;
+    const char *recompute, *draft_mode;
     struct model_keep keep;
     const char *trace_file;
     struct dev dev;
@@ -34,6 +34,9 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--n", CMD_I64(CMD_COUNT), &b->n, "N", "of them with the same prompt (generate)"},
         {"--prompt", CMD_I64(CMD_COUNT), &b->prompt, "N", "prompt tokens (generate)"},
         {"--len", CMD_I64("int[2,2^28]"), &b->len, "N", "tokens a sequence; new tokens for generate"},
+        {"--draft", CMD_I64(CMD_DRAFT), &b->draft, "N", "tokens that the MTP layer drafts at a time (generate)"},
+        {"--draft-mode", CMD_STR, &b->draft_mode, "always|measured", "whether they are always drafted (always)"},
+        {"--repeat", CMD_I64("int[0,2^20]"), &b->repeat, "N", "prompts are N random tokens again and again (generate; 0: random)"},
         {"--steps", CMD_I64(CMD_COUNT), &b->steps, "N", "measured repetitions; the best counts"},
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64(CMD_THREADS), &b->threads, "N", "threads (all)"},
@@ -44,6 +47,8 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
+    if (b->draft_mode && strcmp(b->draft_mode, "always") != 0 && strcmp(b->draft_mode, "measured") != 0)
+        FAIL(ERR_INVAL, "--draft-mode %s; it is always or measured", b->draft_mode);
     TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
     if (b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
@@ -52,7 +57,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
 
 static int open_model(struct model_bench *b, int flags, int64_t max_len) {
     TRY(dev_open_named(&b->dev, b->device, (int)b->threads, NULL));
-    const struct model_open_args a = {.dir = b->model, .act = b->act, .flags = flags, .max_len = max_len};
+    const struct model_open_args a = {.dir = b->model, .act = b->act, .flags = flags, .max_len = max_len, .mtp = b->draft > 0};
     return model_open(&b->m, &b->dev, &a);
 }
 
@@ -145,7 +150,7 @@ int bench_logprob(int argc, char **argv) {
 /* Seconds: of the prompts' steps together, and for a token each of all samples, as the
  * mean and as the median (which a machine that was busy for a moment does not move). */
 struct gen_times {
-    double prefill, decode, decode_median;
+    double prefill, decode, decode_median, accepted; /* accepted: tokens of a verifying step; 0: none */
 };
 
 /* Runs e to its end; its samples all have their first token. */
@@ -168,16 +173,17 @@ static int decode_times(struct engine *e, int64_t batch, int64_t len, struct gen
     return more < 0 ? more : 0;
 }
 
-int bench_submit(struct engine *e, int64_t vocab, int64_t prompts, int64_t n, int64_t prompt, int64_t max_tokens) {
+int bench_submit(struct engine *e, const struct bench_prompts *p) {
     struct rng r = {.seed = 2, .stream = RNG_TEST};
-    int32_t *ids = xmalloc((size_t)prompt * 4);
+    int32_t *ids = xmalloc((size_t)p->length * 4);
     int rc = 0;
-    for (int64_t i = 0; i < prompts && rc == 0; i++) {
-        random_ids(&r, vocab, ids, prompt);
+    for (int64_t i = 0; i < p->prompts && rc == 0; i++) {
+        random_ids(&r, p->vocab, ids, p->length);
+        for (int64_t k = p->repeat; p->repeat > 0 && k < p->length; k++) ids[k] = ids[k - p->repeat];
         const struct engine_request q = {.prompt = ids,
-                                         .n_prompt = prompt,
-                                         .n = n,
-                                         .max_tokens = max_tokens,
+                                         .n_prompt = p->length,
+                                         .n = p->n,
+                                         .max_tokens = p->max_tokens,
                                          .temperature = 1,
                                          .top_p = 1,
                                          .repetition_penalty = 1,
@@ -193,14 +199,18 @@ int bench_submit(struct engine *e, int64_t vocab, int64_t prompts, int64_t n, in
 }
 
 static int generate_once(struct model_bench *b, struct decoder *d, struct gen_times *times) {
-    const struct engine_config cfg = {0};
+    const bool measured = b->draft_mode && strcmp(b->draft_mode, "measured") == 0;
+    const struct engine_config cfg = {.draft = measured ? ENGINE_DRAFT_MEASURED : ENGINE_DRAFT_ALWAYS};
     struct engine *e = NULL;
     int rc = decoder_engine(&e, d, &cfg);
-    if (rc == 0) rc = bench_submit(e, b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len);
+    if (rc == 0)
+        rc = bench_submit(e, &(struct bench_prompts){b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len, b->repeat});
     const double t = clock_now();
     while (rc >= 0 && engine_stats(e).sampled < b->batch) rc = engine_step(e); /* every sample has its first token */
     times->prefill = clock_now() - t;
     if (rc >= 0) rc = decode_times(e, b->batch, b->len, times);
+    const struct engine_stats s = engine_stats(e);
+    if (s.verified > 0) times->accepted = 1 + (double)s.accepted / (double)s.verified;
     engine_destroy(e);
     return rc;
 }
@@ -208,14 +218,14 @@ static int generate_once(struct model_bench *b, struct decoder *d, struct gen_ti
 int bench_generate(int argc, char **argv) {
     struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 1, .prompt = 64, .len = 64, .steps = 2};
     struct decoder *d = NULL;
-    struct gen_times best = {1e30, 1e30, 1e30};
+    struct gen_times best = {1e30, 1e30, 1e30, 0};
     int rc = parse(&b, argc, argv, "verlc bench generate --model DIR [options]",
                    "Samples --len tokens after random prompts of --prompt tokens, --batch at a time, --n for each prompt.");
     if (rc != 0) return rc < 0 ? rc : 0;
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
-    const struct decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total};
+    const struct decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total, .max_draft = b.draft};
     struct decoder_args a = decoder_size(&b.dev, &b.m->cfg, b.m->act, &limits, SIZE_MAX);
     a.model = b.m;
     TRYG(decoder_open(&d, &a), out);
@@ -227,13 +237,15 @@ int bench_generate(int argc, char **argv) {
         if (i > 0 && t.prefill < best.prefill) best.prefill = t.prefill;
         if (i > 0 && t.decode < best.decode) best.decode = t.decode;
         if (i > 0 && t.decode_median < best.decode_median) best.decode_median = t.decode_median;
+        best.accepted = t.accepted;
     }
     TRYG(dev_trace_stop(&b.dev, b.trace_file, stderr), out);
     const double whole = best.prefill + best.decode * (double)(b.batch * (b.len - 1));
     printf("{\"subject\":\"generate\",\"batch\":%lld,\"load_seconds\":%.3f,\"prefill_seconds\":%.4f,\"decode_tokens_per_s\":%.2f,"
-           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"weight_bytes\":%zu,\"device\":\"%s\"}\n",
+           "\"decode_step_median_s\":%.6f,\"tokens_per_s\":%.2f,\"draft\":%lld,\"accept_length\":%.3f,\"weight_bytes\":%zu,"
+           "\"device\":\"%s\"}\n",
            (long long)b.batch, load, best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole,
-           b.m->weights_bytes, b.dev.describe);
+           (long long)b.draft, best.accepted, b.m->weights_bytes, b.dev.describe);
 out:
     decoder_close(d);
     model_close(b.m);
