@@ -9,7 +9,7 @@ from verlc_test import run
 
 # of one machine and moment: times, memory, what a cache of one rank saw
 OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/kv_blocks_peak",
-       "rollout/prefix_cached_tokens", "rollout/num_preempted")
+       "rollout/prefix_cached_tokens", "rollout/num_preempted", "rollout/spec_accept")
 # of the run's files: manifest.json has the hashes of the others, config.yaml the number of ranks
 NAMED = ("manifest.json", "config.yaml")
 # a scorer that asks the judge which the run serves

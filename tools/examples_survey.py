@@ -54,7 +54,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 | script | result |
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
-           "gemma": "Gemma", "qwen3_5": "Qwen3_5"}
+           "gemma": "Gemma", "qwen3_5": "Qwen3_5", "mimo": "MiMo"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
@@ -115,6 +115,8 @@ class Scratch:
                            "linear_value_head_dim": 16}
                 config = {"model_type": family, "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {},
                           "tie_word_embeddings": True, "text_config": config | {"model_type": "qwen3_5_text"}}
+            if family == "mimo":
+                config["num_nextn_predict_layers"] = 1
             (folder / "config.json").write_text(json.dumps(config))
         return folder
 

@@ -747,16 +747,33 @@ out:
     return rc;
 }
 
-int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
-    CHECK(p->model->master != NULL);
-    TRY(check_modules(dir, p));
-    char *name = optim_name(p->name);
+/* The file of a part's optimizer state; caller frees. */
+static char *optim_path(const char *dir, const char *part) {
+    char *name = optim_name(part);
     if (!has_file(dir, name)) {
         free(name);
-        name = optim_name_1(p->name);
+        name = optim_name_1(part);
     }
     char *path = file_join(dir, name);
     free(name);
+    return path;
+}
+
+int ckpt_master_size(const char *dir, const char *part, int64_t *n) {
+    char *path = optim_path(dir, part);
+    struct safetensors_file *f = NULL;
+    int rc = safetensors_open(&f, path);
+    const struct safetensors_tensor *master = rc == 0 ? safetensors_find(f, "master") : NULL;
+    *n = master ? (int64_t)(master->bytes / sizeof(float)) : 0;
+    safetensors_close(f);
+    free(path);
+    return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
+}
+
+int ckpt_load_part(const char *dir, const struct ckpt_part *p) {
+    CHECK(p->model->master != NULL);
+    TRY(check_modules(dir, p));
+    char *path = optim_path(dir, p->name);
     struct safetensors_file *f = NULL;
     int rc = 0;
     TRYG(safetensors_open(&f, path), out);

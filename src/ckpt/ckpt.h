@@ -73,6 +73,8 @@ int ckpt_count(const char *root, int64_t to, int64_t *n);
 int ckpt_verify(const char *dir);
 /* Reads trainer.json; caller owns. */
 int ckpt_read_trainer(const char *dir, json_t **trainer);
+/* Elements of a part's master: which of its model's layers were trained. ERR_FORMAT, ERR_INPUT. */
+int ckpt_master_size(const char *dir, const char *part, int64_t *n);
 /* Loads weights (master and compute copy) and, where there is one, optimizer state into an opened model of the same shape; of
  * master and state what the model's shard has. */
 int ckpt_load_part(const char *dir, const struct ckpt_part *part);

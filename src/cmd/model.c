@@ -346,6 +346,22 @@ static int is_critics(const char *adapter, bool *yes) {
     return 0;
 }
 
+/* Whether the MTP layer is a part of the checkpoint's master: it was trained. */
+static int trained_mtp(const struct export_source *s, bool *yes) {
+    struct model_config c;
+    int64_t n;
+    TRY(model_config_load(&c, s->model_dir));
+    int rc = 0;
+    *yes = false;
+    if (c.mtp_layers == 1 && !s->critic) {
+        rc = ckpt_master_size(s->ckpt_dir, "actor", &n);
+        c.mtp = true;
+        *yes = rc == 0 && n == model_config_params(&c);
+    }
+    model_config_free(&c);
+    return rc;
+}
+
 /* A checkpoint's fp32 master is more exact than its model files; it is used where fp32 is wanted. */
 static int export_into(const char *dir, const struct export_source *s, int dt, int64_t shard_mb) {
     int rc = 0;
@@ -355,8 +371,10 @@ static int export_into(const char *dir, const struct export_source *s, int dt, i
     bool critic;
     const bool master = s->ckpt_dir && !s->adapter_dir && dt == DT_F32;
     TRYG(dev_open_ref(&dev), out); /* no arithmetic: the plain layout is the quickest */
+    bool mtp = false;
+    if (master) TRYG(trained_mtp(s, &mtp), out);
     const struct model_open_args a = {
-        .dir = s->model_dir, .act = DT_F32, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
+        .dir = s->model_dir, .act = DT_F32, .mtp = mtp, .flags = master ? MODEL_TRAIN : MODEL_INFER, .max_len = 1};
     TRYG(is_critics(s->adapter_dir, &critic), out);
     critic = critic || s->critic;
     TRYG(critic ? model_open_value(&m, &dev, &a, 0) : model_open(&m, &dev, &a), out);

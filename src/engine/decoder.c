@@ -213,7 +213,7 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
 
 int64_t decoder_most_rows(const struct decoder_args *a) {
     struct decoder d = {0};
-    decoder_limits(&d, NULL, a);
+    decoder_limits(&d, a);
     return d.max_rows;
 }
 

@@ -103,6 +103,10 @@ void model_config_free(struct model_config *c);
 int model_config_use_mtp(struct model_config *c, bool detached, const char *where);
 /* One index is left out, so that the residual stream after the last layer and that into the MTP layer are two. */
 static inline int64_t model_mtp_layer(const struct model_config *c) { return c->n_layers + 1; }
+/* Rows that the token embedding's gradient is made of, of a pass of so many rows: the MTP layer has its own. */
+static inline int64_t model_embedded_rows(const struct model_config *c, int64_t rows) {
+    return c->mtp && !c->mtp_detached ? 2 * rows : rows;
+}
 /* Places for what is kept layer by layer. */
 static inline int64_t model_layer_places(const struct model_config *c) { return c->mtp ? c->n_layers + 2 : c->n_layers; }
 /* The same model as a critic: Hugging Face's ForTokenClassification with one label. The head has

@@ -91,6 +91,7 @@ static int derive_model(struct ppo_config *k) {
     TRY(model_dir(ARR "model.path", k->raw.model_path, &k->model.dir));
     TRY(train_make_lora(&k->model.lora, ARR "model", &k->raw.lora, k->raw.model_path));
     train_router_given(&k->model.router, k->conf, ARR "model");
+    TRY(train_make_mtp(&k->model.mtp, ARR "model", k->conf, k->model.lora.on));
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (k->raw.rollout_dtype != k->model.act) {
         const bool by_rollout = conf_is_set(k->conf, ARR "rollout.dtype") && !conf_is_set(k->conf, ARR "actor.fsdp_config.dtype");

@@ -280,7 +280,7 @@ int message_read_requests(struct message_reader *r, int (*fn)(void *arg, struct 
 }
 
 struct sample_item {
-    int64_t user, index, n, n_preempted, finish, n_cached, text_bytes;
+    int64_t user, index, n, n_preempted, finish, n_cached, text_bytes, n_verified, n_drafted, n_accepted;
     double seconds;
 };
 
@@ -300,6 +300,9 @@ void sample_list_add(struct sample_list *l, const struct engine_sample *s) {
                                             .finish = (int64_t)s->finish,
                                             .n_cached = s->n_cached,
                                             .text_bytes = s->text_bytes,
+                                            .n_verified = s->n_verified,
+                                            .n_drafted = s->n_drafted,
+                                            .n_accepted = s->n_accepted,
                                             .seconds = s->seconds};
     if (s->n == 0) return; /* interrupted before its first token */
     memcpy(l->ids + l->n_ids, s->ids, bytes);
@@ -351,6 +354,9 @@ int message_read_samples(struct message_reader *r, int (*fn)(void *arg, const st
                                         .text_bytes = items[i].text_bytes,
                                         .finish = (enum engine_finish)items[i].finish,
                                         .n_preempted = items[i].n_preempted,
+                                        .n_verified = items[i].n_verified,
+                                        .n_drafted = items[i].n_drafted,
+                                        .n_accepted = items[i].n_accepted,
                                         .seconds = items[i].seconds};
         TRY(fn(arg, &s));
     }

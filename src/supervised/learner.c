@@ -174,7 +174,7 @@ static int check_disk(struct learner *l) {
     struct model_config shape = {0};
     const struct disk_model m = {&shape, l->k.model.dir, &l->k.model.lora, &l->k.optim};
     struct disk_plan_args a = disk_args(&m);
-    TRY(model_config_load(&shape, l->k.model.dir));
+    TRY(train_model_shape(&shape, l->k.model.dir, &l->k.model.mtp));
     const int rc = disk_plan_check(&a, &l->run);
     model_config_free(&shape);
     return rc < 0 ? err_pass(rc, __FILE__, __LINE__) : 0;
@@ -321,7 +321,7 @@ int supervised_plan(const struct supervised_program *program, const struct conf 
     int rc = 0;
     TRYG(supervised_config_read(&read, program, c), end);
     TRYG(run_plan_ranks(c, &read.trainer, NULL, a, &dev, &ranks), end);
-    TRYG(model_config_load(&shape, read.model.dir), end);
+    TRYG(train_model_shape(&shape, read.model.dir, &read.model.mtp), end);
     struct supervised_worker_config k = supervised_worker_config(&read, ranks);
     rc = supervised_memory_plan_print(&k, &dev, &shape, out);
     if (rc == 0) plan_disk(&k, &shape, out);

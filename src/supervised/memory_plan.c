@@ -55,7 +55,11 @@ static int plan_make(struct plan *p, const struct query *q) {
     const struct supervised_worker_config *const k = q->k;
     const struct micro_batch_limits cut = k->data.cut;
     const bool own = dev_has_own_memory(q->dev);
-    *p = (struct plan){.a = {.dev = q->dev, .train = true, .optim = &k->optim, .grad_chunk = k->data.grad_chunk}};
+    *p = (struct plan){.a = {.dev = q->dev,
+                             .train = true,
+                             .mtp_loss = train_mtp_loss(&k->model.mtp),
+                             .optim = &k->optim,
+                             .grad_chunk = k->data.grad_chunk}};
     struct trained_model_args *const a = &p->a;
     a->max_rows = cut.max_rows == 0 ? size_mul(cut.max_seqs, q->longest) : cut.max_rows > q->longest ? cut.max_rows : q->longest;
     a->max_seqs = cut.max_seqs > 0 ? cut.max_seqs : k->data.train_batch_size;

@@ -19,7 +19,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
     if (limit > 0 && limit < w->base.dev.mem_total) w->base.dev.mem_total = limit;
     train_optim_steps(&k->optim, total_steps);
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
-    TRY(model_config_load(&shape, k->model.dir));
+    TRY(train_model_shape(&shape, k->model.dir, &k->model.mtp));
     const int rc = supervised_memory_plan(k, &w->base.dev, &shape, longest, &a, &w->planned);
     model_config_free(&shape);
     TRY(rc);
@@ -27,6 +27,8 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
     const struct model_open_args m = {.dir = k->model.dir,
                                       .act = k->model.act,
                                       .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
+                                      .mtp = k->model.mtp.used,
+                                      .mtp_detached = k->model.mtp.detach,
                                       .max_len = k->data.max_length,
                                       .shard = all_reduce_shard(w->devices, &k->optim)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
@@ -167,6 +169,7 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
                        .cut = k->data.cut,
                        .metrics = &s.metrics,
                        .router = "train/router",
+                       .mtp_metric = "train/mtp_losses/mtp_1_loss",
                        .ctx = &s,
                        .take = take_batch,
                        .drop = drop_batch};

@@ -37,6 +37,7 @@ struct all_reduce {
     int64_t *cut;    /* (n_buckets, size + 1), from the bucket's first element on */
     int64_t *own_at; /* (n_buckets) */
     bool tied, rows; /* rows: the token embedding is trained */
+    int64_t head;    /* the head's bucket: behind that of an MTP layer */
     /* the ring, and the head's memory where it is tied: shared */
     char *ring;
     size_t ring_bytes, ring_at, table_bytes, chunk_bytes;
@@ -87,15 +88,17 @@ struct room {
 /* Two places at least, so that a bucket is made while the one before is read; of small ones three. */
 static struct room room_of(const struct model *m, const struct model_range *bucket, int64_t n, int64_t max_rows, bool chunks) {
     const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
-    size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, max_rows);
+    size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, model_embedded_rows(&m->cfg, max_rows));
+    const int64_t head = m->mtp.first != NULL;
     if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
-    for (int64_t i = tied; i < n - untied_table; i++) {
+    for (int64_t i = 0; i < n - untied_table; i++) {
+        if (tied && i == head) continue;
         most = larger(most, length(bucket[i]));
-        if (m->lora || i >= 2) layer = larger(layer, length(bucket[i]));
+        if (m->lora || i >= head + 2 || i < head) layer = larger(layer, length(bucket[i]));
     }
     most += 2 * ALIGN;
     layer += 2 * ALIGN;
-    return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[0]) : 0};
+    return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[head]) : 0};
 }
 
 int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a) {
@@ -179,6 +182,7 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
                              .sums = sums,
                              .tied = !m->lora && m->g_head == m->g_embed,
                              .rows = !m->lora,
+                             .head = m->mtp.first != NULL,
                              .shares = m->flags & MODEL_SHARDED_WEIGHTS && !m->lora};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
@@ -260,7 +264,7 @@ static int fold_place(struct all_reduce *r, int64_t i, const float *x, const int
     return 0;
 }
 
-static bool waits_for_rows(const struct all_reduce *r, int64_t i) { return r->tied && i == 0; }
+static bool waits_for_rows(const struct all_reduce *r, int64_t i) { return r->tied && i == r->head; }
 
 /* Memory for bucket i. */
 static int place_of(struct all_reduce *r, int64_t i, float **at) {
@@ -313,7 +317,7 @@ static int rows_to_chunk(struct all_reduce *r, int64_t i, struct tensor ids, str
  * none. */
 static int rows(void *ctx, struct model_range table, struct tensor ids, struct tensor dx) {
     struct all_reduce *r = ctx;
-    const int64_t i = r->tied ? 0 : r->n_buckets - 1, n = ids.nd ? ids.dim[0] : 0, h = r->m->cfg.hidden;
+    const int64_t i = r->tied ? r->head : r->n_buckets - 1, n = ids.nd ? ids.dim[0] : 0, h = r->m->cfg.hidden;
     int64_t most = 0;
     char *at;
     CHECK(table.lo == r->bucket[i].lo);
@@ -349,12 +353,12 @@ int all_reduce_idle(struct all_reduce *r) {
     float *at;
     if (r->m->lora) TRY(model_stream_idle_back(r->m)); /* its one bucket ends behind all layers */
     for (int64_t i = 0; i < n; i++) {
-        const int64_t layer = layers - 1 - (i - 2); /* behind the head and the final norm */
+        const int64_t layer = layers - 1 - (i - r->head - 2); /* behind the head and the final norm */
         if (layer < layers) TRY(model_stream_layer(r->m, layer, layer - 1));
         TRY(begin(r, r->bucket[i], &at));
         TRY(end(r, r->bucket[i]));
     }
-    return r->rows ? rows(r, r->bucket[r->tied ? 0 : n], TENSOR_NONE, TENSOR_NONE) : 0;
+    return r->rows ? rows(r, r->bucket[r->tied ? r->head : n], TENSOR_NONE, TENSOR_NONE) : 0;
 }
 
 int all_reduce_join(struct all_reduce *r) { return collective_join(r->g); }

@@ -44,8 +44,8 @@ struct rank_memory_args {
 };
 int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a);
 
-/* The next wave, of n chunks. n_rows: (ranks) of each rank's micro-batch where chunks have one, 0 from n on; it must last until
- * the wave's last backward is queued. first: of the mini-batch. */
+/* The next wave, of n chunks. n_rows: (ranks) model_embedded_rows of each rank's micro-batch where chunks have one, 0 from n on; it
+ * must last until the wave's last backward is queued. first: of the mini-batch. */
 void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool first);
 /* Where this rank's next backward pass of the wave goes. add: its chunk has a micro-batch already. fold: it is the wave's last
  * pass, on every rank the same. */

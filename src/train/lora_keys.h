@@ -8,6 +8,7 @@
 #include "model/lora/lora.h"
 #include "train/activation_recompute.h"
 #include "train/router_balance.h"
+#include "train/mtp_keys.h"
 
 struct train_lora {
     bool on;                /* lora_rank > 0, or lora_adapter_path is set */
@@ -21,6 +22,7 @@ struct train_model_config {
     const char *tokenizer_dir;
     struct train_lora lora;
     struct train_router_keys router;
+    struct train_mtp mtp;
     enum dtype act;
     enum train_recompute recompute;
 };

@@ -40,6 +40,13 @@ struct trained_model {
     size_t block_bytes;
     /* host, (max_rows); out: log-probs or values */
     float *inv_temp, *out, *entropy, *sum_pi_sq, *dout, *dentropy;
+    struct {
+        double weight;   /* 0: no loss */
+        int64_t n;       /* of the mini-batch: tokens that it predicts */
+        int32_t *d_next; /* (max_rows) device: the token after each row */
+        int32_t *next, *row, *target;
+        float *ones, *logp, *dlogp;
+    } mtp;
     struct buf record;  /* of the current micro-batch */
     struct buf records; /* with a group: those of a wave's chunk */
     size_t slot;        /* the largest size of any rank's records so far */
@@ -51,6 +58,10 @@ static const struct model_config *routed(const struct model_config *c, const str
     return a->routes && model_router_layers(c) > 0 ? c : NULL;
 }
 
+static size_t mtp_bytes(const struct model_config *c, const struct trained_model_args *a) {
+    return a->train && c->mtp ? (size_t)a->max_rows * sizeof(int32_t) : 0;
+}
+
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
     struct arena m = {0};
@@ -58,6 +69,7 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
     micro_batch_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
+    arena_take(&m, mtp_bytes(c, a));
     arena_take(&m, a->grads);
     arena_take(&m, a->chunk);
     arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
@@ -98,6 +110,19 @@ static int bind_stream(struct trained_model *t, const struct trained_model_args 
     return 0;
 }
 
+static void alloc_mtp(struct trained_model *t, const struct trained_model_args *a) {
+    const size_t bytes = (size_t)a->max_rows * 4;
+    CHECK(t->model->cfg.mtp);
+    t->mtp.weight = a->mtp_loss;
+    int32_t **const ints[] = {&t->mtp.next, &t->mtp.row, &t->mtp.target};
+    float **const floats[] = {&t->mtp.ones, &t->mtp.logp, &t->mtp.dlogp};
+    for (size_t i = 0; i < 3; i++) {
+        *ints[i] = xmalloc(bytes);
+        *floats[i] = xmalloc(bytes);
+    }
+    for (int64_t i = 0; i < a->max_rows; i++) t->mtp.ones[i] = 1;
+}
+
 int trained_model_create(struct trained_model **out, const struct trained_model_args *a) {
     int rc = 0;
     struct model *m = a->model;
@@ -119,6 +144,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
     micro_batch_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
+    t->mtp.d_next = arena_take(&arena, mtp_bytes(&m->cfg, a));
     void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
     void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
@@ -129,6 +155,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->routers = (struct routers){.coef = a->balance, .n = a->train ? model_router_layers(&m->cfg) * m->cfg.n_experts : 0};
     if (t->routers.n) t->routers.count = xmalloc((size_t)t->routers.n * sizeof *t->routers.count);
     if (t->routers.n) t->routers.load = xmalloc((size_t)m->cfg.n_experts * sizeof *t->routers.load);
+    if (a->train && a->mtp_loss > 0) alloc_mtp(t, a);
     *out = t;
     return 0;
 fail:
@@ -153,6 +180,12 @@ void trained_model_destroy(struct trained_model *t) {
     free(t->dentropy);
     free(t->routers.count);
     free(t->routers.load);
+    free(t->mtp.next);
+    free(t->mtp.row);
+    free(t->mtp.target);
+    free(t->mtp.ones);
+    free(t->mtp.logp);
+    free(t->mtp.dlogp);
     buf_free(&t->record);
     buf_free(&t->records);
     free(t);
@@ -301,8 +334,8 @@ static void loss_not_finite(const struct trained_model *t, struct optim_result *
 
 /* A micro-batch after its loss. */
 struct computed {
-    struct model_batch b;
-    struct model_logp_args l;
+    struct model_batch b, next; /* next: with the token after each row */
+    struct model_logp_args l, mtp;
     bool finite;
 };
 
@@ -381,6 +414,47 @@ static int end_routers(struct trained_model *t, int rc, struct step_result *r) {
     return rc;
 }
 
+/* ---- the MTP layer's loss ---- */
+
+/* Tokens of s that it predicts: targets with two tokens before them. */
+static int64_t mtp_targets(const struct packed_seq *s) {
+    int64_t n = 0;
+    for (int64_t i = 2; i < s->n; i++) n += s->mask ? s->mask[i] != 0 : i >= s->first;
+    return n;
+}
+
+/* Fills next, row and target; returns how many are predicted. */
+static int64_t mtp_fill(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m) {
+    int64_t r = 0, k = 0;
+    for (int64_t i = m->lo; i < m->hi; i++) {
+        const struct packed_seq *const s = &seqs[i];
+        for (int64_t at = 0; at < s->n; at++) {
+            t->mtp.next[r + at] = at + 1 < s->n ? s->ids[at + 1] : 0; /* read by no row with a loss */
+            if (at < 2 || (s->mask ? s->mask[at] == 0 : at < s->first)) continue;
+            t->mtp.row[k] = (int32_t)(r + at - 2);
+            t->mtp.target[k] = s->ids[at];
+            t->mtp.dlogp[k++] = (float)(-t->mtp.weight / (double)t->mtp.n);
+        }
+        r += s->n;
+    }
+    return k;
+}
+
+/* Its pass over a micro-batch; the sum goes behind the record. */
+static int mtp_forward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
+    struct mtp_sum sum = {.n = mtp_fill(t, s->seqs, m)};
+    c->next = c->b;
+    c->next.ids = tensor_1d(t->mtp.d_next, DT_I32, m->n_rows);
+    c->mtp = (struct model_logp_args){
+        .n = sum.n, .row = t->mtp.row, .target = t->mtp.target, .inv_temp = t->mtp.ones, .logp = t->mtp.logp};
+    TRY(dev_copy_in(t->dev, t->mtp.d_next, t->mtp.next, (size_t)m->n_rows * sizeof *t->mtp.next));
+    TRY(model_mtp_begin(t->model, t->acts));
+    TRY(model_mtp_forward(t->model, &c->next, t->acts, TENSOR_NONE));
+    TRY(model_mtp_logp(t->model, t->acts, &c->mtp));
+    for (int64_t i = 0; i < sum.n; i++) sum.logp += (double)t->mtp.logp[i];
+    return buf_add(&t->record, &sum, sizeof sum);
+}
+
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
@@ -388,21 +462,35 @@ static int forward_loss(struct trained_model *t, const struct mini_batch *s, con
     const int finite = micro_loss(t, s, m, &c->l);
     TRY(finite);
     c->finite = finite;
-    return 0;
+    return t->mtp.weight > 0 ? mtp_forward(t, s, m, c) : 0;
 }
 
 static int backward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c,
                     const struct model_grad_sink *sink) {
     const struct model_value_backward_args value = {
         .batch = &c->b, .row = t->pack.row, .n = m->n_targets, .dvalue = t->dout, .sink = sink};
-    const struct model_backward_args logp = {
+    struct model_backward_args logp = {
         .batch = &c->b, .logp = &c->l, .dlogp = t->dout, .dentropy = s->entropy_grad ? t->dentropy : NULL, .sink = sink};
+    if (t->mtp.weight > 0) {
+        logp.mtp.batch = &c->next;
+        logp.mtp.logp = &c->mtp;
+        logp.mtp.dlogp = t->mtp.dlogp;
+    }
     TRY(t->model->cfg.value ? model_value_backward(t->model, t->acts, &value) : model_backward(t->model, t->acts, &logp));
     return t->routers.read ? model_router_balance_loss(t->model, t->acts, &t->routers.loss[m->index]) : 0;
 }
 
-static int report(const struct mini_batch *s, const struct pack_micro *m, const void *record, size_t n, struct step_result *r) {
+static int report(const struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, const void *record,
+                  size_t n, struct step_result *r) {
     r->n_rows += m->n_rows;
+    if (t->mtp.weight > 0) {
+        struct mtp_sum sum;
+        CHECK(n >= sizeof sum);
+        n -= sizeof sum;
+        memcpy(&sum, (const char *)record + n, sizeof sum);
+        r->mtp.logp += sum.logp;
+        r->mtp.n += sum.n;
+    }
     return s->on_record ? s->on_record(s->arg, m, record, n) : 0;
 }
 
@@ -415,7 +503,7 @@ static int all_micros(struct trained_model *t, const struct mini_batch *s, const
         struct computed c;
         TRY(forward_loss(t, s, &list[i], &c));
         TRY(read_routers(t, &r->router));
-        TRY(report(s, &list[i], t->record.p, t->record.n, r));
+        TRY(report(t, s, &list[i], t->record.p, t->record.n, r));
         if (!c.finite) {
             loss_not_finite(t, &r->optim);
             return 0;
@@ -497,7 +585,7 @@ static int report_wave(struct trained_model *t, struct waves *w, const struct pa
         const size_t rank = (size_t)(i / t->grad_chunk);
         if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_head) + t->slot) + sizeof(struct wave_head);
         memcpy(&head, at, sizeof head);
-        TRYG(report(w->s, &list[i], at + sizeof head, head.bytes, w->r), out);
+        TRYG(report(t, w->s, &list[i], at + sizeof head, head.bytes, w->r), out);
         w->bad = !head.finite;
         at += sizeof head + (head.bytes + 7) / 8 * 8;
     }
@@ -537,7 +625,7 @@ static int wave(struct trained_model *t, struct waves *w, const struct pack_micr
     const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
     int64_t *rows = xcalloc((size_t)collective_size(t->group), sizeof *rows);
     int rc = 0;
-    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = list[k].n_rows;
+    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = model_embedded_rows(&t->model->cfg, list[k].n_rows);
     all_reduce_wave(t->ranks, chunks, rows, first);
     TRYG(run_chunk(t, w, list, n), out);
     TRYG(report_wave(t, w, list, n), out);
@@ -565,6 +653,8 @@ int trained_model_backward(struct trained_model *t, const struct mini_batch *s, 
     CHECK(t->grads != NULL);
     *r = (struct step_result){0};
     TRY(micro_batch_list(&t->pack, s->seqs, s->n, s->cut, &list, &r->n_micro));
+    t->mtp.n = 0;
+    for (int64_t i = 0; i < s->n && t->mtp.weight > 0; i++) t->mtp.n += mtp_targets(&s->seqs[i]);
     model_stream_begin(t->model); /* the weights have changed, or others have used the block */
     for (int64_t i = 0; i < r->n_micro; i++) {
         if (list[i].n_targets > 0) list[n++] = list[i];

@@ -32,6 +32,7 @@ struct trained_model_args {
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
+    double mtp_loss;                  /* train: weight of the loss of the model's MTP layer, which has one then; 0: none */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
     size_t grads, chunk;              /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
@@ -109,9 +110,15 @@ struct step_result {
     struct optim_result optim;
     int64_t n_micro, n_rows;   /* micro-batches, tokens forwarded */
     struct router_load router; /* of the micro-batches with a target */
+    struct mtp_sum {
+        double logp; /* sum over the n tokens that the MTP layer predicts */
+        int64_t n;
+    } mtp;
 };
 /* One optimizer step over a mini-batch. With a load-balancing loss and several micro-batches a forward pass over all of them comes
- * first, which counts the load of experts. A non-finite loss gradient or gradient norm changes nothing and is reported in r->optim.
+ * first, which counts the load of experts. With mtp_loss w, w times the mean over the mini-batch of -log p, at temperature 1, is
+ * added to the loss: of each target with two tokens before it, as the MTP layer predicts it.
+ * A non-finite loss gradient or gradient norm changes nothing and is reported in r->optim.
  * On several ranks all have the same mini-batch, and end with the same weights and the same *r. */
 int trained_model_step(struct trained_model *t, const struct mini_batch *m, const struct optim_config *optim, double lr,
                        struct step_result *r);

@@ -96,6 +96,7 @@ static int one_step(const struct update *u, int64_t *rows, int64_t n, struct upd
     m.cut = cut;
     if (rc == 0) rc = trained_model_step(u->model, &m, u->optim, u->lr, &r);
     if (rc == 0) {
+        if (r.mtp.n > 0) update_metric_add(u->metrics, u->mtp_metric, REDUCE_MEAN, -r.mtp.logp / (double)r.mtp.n);
         close_mini(u->metrics);
         router_metrics(u, &r.router);
         sum->n_tokens += r.n_rows;

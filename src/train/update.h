@@ -45,7 +45,8 @@ struct update {
     uint64_t seed;
     int64_t step;
     struct update_metrics *metrics;
-    const char *router; /* what names of the routers' metrics begin with: "actor/router" */
+    const char *router;     /* what names of the routers' metrics begin with: "actor/router" */
+    const char *mtp_metric; /* of the MTP layer's loss, where it has one */
     void *ctx;
     /* Fills m, less its cut, for rows[n] in this order; drop frees what it took. */
     int (*take)(void *ctx, const int64_t *rows, int64_t n, struct mini_batch *m);

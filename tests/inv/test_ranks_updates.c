@@ -27,9 +27,9 @@ enum fault { FINE, NAN_LOSS, HUGE_LOSS };
 static const struct setup {
     const char *name, *model;
     struct optim_config optim;
-    int64_t chunk; /* grad_chunk; 0: 1 */
-    bool ref;      /* by the definition of the ops too, whose compute copy is one flat array */
-    bool value, lora, list;
+    int64_t chunk;                         /* grad_chunk; 0: 1 */
+    bool ref;                              /* by the definition of the ops too, whose compute copy is one flat array */
+    bool value, lora, list, mtp, detached; /* mtp: with an MTP layer's loss */
     enum quant_kind quant;
     enum fault fault; /* of the first step */
 } SETUPS[] = {
@@ -51,6 +51,10 @@ static const struct setup {
      .model = "untied",
      .optim = {.kind = OPTIM_ADAMW8, .host_state = true, .host_master = true, .clip = 1}},
     {.name = "lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .list = true},
+    {.name = "MTP, tied", .model = "tied", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .mtp = true},
+    {.name = "MTP", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true},
+    {.name = "MTP, detached", .model = "mtp", .optim = {.kind = OPTIM_MUON, .ns_steps = 2}, .mtp = true, .detached = true},
+    {.name = "chunks of 2, MTP, tied", .model = "tied", .optim = {.kind = OPTIM_ADAMW8}, .mtp = true, .chunk = 2},
     {.name = "a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .fault = NAN_LOSS},
     {.name = "a gradient of Inf", .model = "tied", .optim = {.kind = OPTIM_ADAMW, .clip = 1}, .fault = HUGE_LOSS},
     {.name = "chunks of 2, tied", .model = "tied", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .chunk = 2},
@@ -176,6 +180,8 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                       .flags = (s->lora ? MODEL_INFER : MODEL_TRAIN) |
                                                (s->optim.host_master ? MODEL_HOST_MASTER : 0) |
                                                (r->sharded ? MODEL_SHARDED_WEIGHTS : 0),
+                                      .mtp = s->mtp,
+                                      .mtp_detached = s->detached,
                                       .max_len = MAX_LEN,
                                       .quant = s->quant,
                                       .shard = all_reduce_shard(*g, &s->optim)};
@@ -192,6 +198,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                    .max_seqs = 4,
                                    .grad_chunk = s->chunk,
                                    .optim = &s->optim,
+                                   .mtp_loss = s->mtp ? 0.3 : 0,
                                    .list = s->list ? LIST : 0,
                                    .group = *g};
     int rc = s->lora ? model_lora_create(r->m, &l, 3) : 0;
@@ -253,6 +260,8 @@ static int steps(struct rig *r) {
         TRY(buf_add(&r->out->log, &x.optim.grad_norm, sizeof x.optim.grad_norm));
         TRY(buf_adds(&r->out->log, x.optim.bad_tensor));
         TRY(buf_add(&r->out->log, &x.n_rows, sizeof x.n_rows));
+        TRY(buf_add(&r->out->log, &x.mtp, sizeof x.mtp));
+        if (r->s->mtp && x.mtp.n <= 0) FAIL(ERR_INTERNAL, "the MTP layer predicted nothing");
         if (r->step == 0) r->out->changed = isfinite(x.optim.grad_norm);
     }
     return 0;
@@ -364,10 +373,10 @@ static const struct worker_process_service services[] = {{"train", train}, {NULL
 
 /* ---- the test ---- */
 
-/* Tensors of several segments; tied: with biases, untied: with norms of queries and keys. */
+/* Tensors of several segments; tied, mtp: with biases and an MTP layer, untied: with norms of queries and keys. */
 static char *make_model(const char *name, const char *top) {
-    const bool tied = strcmp(name, "tied") == 0;
-    char *path = case_path(tied ? "qwen2" : "qwen3", "config.json"), *dir = file_join(top, name);
+    const bool tied = strcmp(name, "tied") == 0, mtp = tied || strcmp(name, "mtp") == 0;
+    char *path = case_path(mtp ? "mimo" : "qwen3", "config.json"), *dir = file_join(top, name);
     json_t *config = json_load_file(path, 0, NULL);
     assert_non_null(config);
     json_object_set_new(config, "num_hidden_layers", json_integer(3));
@@ -413,19 +422,24 @@ static void same(const struct setup *s, size_t device, bool sharded, int ranks, 
     }
 }
 
+enum { MODELS = 3 };
+static const char *const MODEL_NAMES[MODELS] = {"tied", "untied", "mtp"};
 struct models {
-    char *top, *dirs[2];
+    char *top, *dirs[MODELS];
 };
+static const char *dir_of(const struct models *m, const struct setup *s) {
+    int i = 0;
+    while (strcmp(s->model, MODEL_NAMES[i]) != 0) i++;
+    return m->dirs[i];
+}
 static void models_open(struct models *m) {
     log_set_level(LOG_WARN); /* value heads are new */
     m->top = case_temp_dir();
-    m->dirs[0] = make_model("tied", m->top);
-    m->dirs[1] = make_model("untied", m->top);
+    for (int i = 0; i < MODELS; i++) m->dirs[i] = make_model(MODEL_NAMES[i], m->top);
 }
 static void models_close(struct models *m) {
     case_drop_dir(m->top);
-    free(m->dirs[0]);
-    free(m->dirs[1]);
+    for (int i = 0; i < MODELS; i++) free(m->dirs[i]);
 }
 
 static struct workers *open_ranks(int ranks) {
@@ -439,7 +453,7 @@ static struct workers *open_ranks(int ranks) {
 /* The setup on all of a group's ranks; replies (MOST_RANKS). */
 static void call(struct workers *c, const struct models *m, size_t setup, size_t device, bool sharded,
                  struct coordinator_reply *replies) {
-    const char *dir = m->dirs[strcmp(SETUPS[setup].model, "tied") != 0];
+    const char *dir = dir_of(m, &SETUPS[setup]);
     json_t *args =
         json_pack("{s:I, s:s, s:I, s:b}", "setup", (json_int_t)setup, "dir", dir, "device", (json_int_t)device, "sharded", sharded);
     if (workers_call_all(c, &(struct coordinator_call_args){.name = "train", .args = args, .answer_s = 60}, replies) < 0)
@@ -451,7 +465,7 @@ static void call(struct workers *c, const struct models *m, size_t setup, size_t
 static void compare(const struct models *m, size_t setup, size_t device, struct workers **groups, int n_groups) {
     const struct setup *s = &SETUPS[setup];
     struct result want = {0};
-    OK(run_setup(s, m->dirs[strcmp(s->model, "tied") != 0], device, false, NULL, &want));
+    OK(run_setup(s, dir_of(m, s), device, false, NULL, &want));
     assert_true(want.changed == (s->fault == FINE));
     for (int i = 0; i < 2 * n_groups; i++) {
         struct workers *const c = groups[i / 2];

@@ -45,7 +45,7 @@ static int load_teacher(const struct ppo_worker_config *k, struct memory_plan_sh
 }
 
 int memory_plan_shapes_load(struct memory_plan_shapes *s, const struct ppo_worker_config *k) {
-    TRY(model_config_load(&s->policy, k->model.dir));
+    TRY(train_model_shape(&s->policy, k->model.dir, &k->model.mtp));
     if (k->critic.enable) TRY(load_critic(k, s));
     return k->distill->enable ? load_teacher(k, s) : 0;
 }
@@ -89,13 +89,19 @@ enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const s
     return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
+int64_t memory_plan_draft(const struct memory_plan *p, const struct ppo_worker_config *k) {
+    return p->tensor_parallel > 1 ? 0 : k->model.mtp.draft; /* an MTP layer is each rank's own */
+}
+
 /* The reference's weights; its rope table is on the device in any case. */
-static void plan_ref(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
+static void plan_ref(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *policy, struct dev *dev) {
+    struct model_config own = *policy, *const m = &own;
     const enum model_stream_from from = memory_plan_ref_from(p, k);
     struct model_open_args frozen = {.act = k->model.act,
                                      .flags = model_stream_flags(from),
                                      .max_len = p->max_len,
                                      .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
+    own.mtp = false; /* it has no MTP layer */
     p->ref = train_pages(model_open_bytes(m, dev, &frozen));
     frozen.flags = MODEL_INFER;
     if (from == MODEL_STREAM_HOST) p->offload += train_pages(model_open_bytes(m, dev, &frozen)) - p->ref;
@@ -107,7 +113,9 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, c
                    &p->max_rows_ref, &p->max_seqs_ref));
     const struct trained_model_args a = {
         .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
-    p->ref_pass = trained_model_block_bytes(m, k->model.act, &a);
+    struct model_config own = *m;
+    own.mtp = false;
+    p->ref_pass = trained_model_block_bytes(&own, k->model.act, &a);
     return 0;
 }
 
@@ -383,7 +391,8 @@ static int plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k
     const size_t room = block_room(p), share = (size_t)((double)p->limit * k->rollout.memory_fraction);
     const size_t budget = max_size(passes_bytes(p), share < room ? share : room);
     const int64_t per_seq = (p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN;
-    const struct decoder_args limits = {.max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len};
+    const struct decoder_args limits = {
+        .max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len, .max_draft = memory_plan_draft(p, k)};
     TRY(plan_weights(p, k, whole, dev, &limits));
     const struct model_config part = model_tp_config(whole, -1, (int)p->tensor_parallel), *const m = &part;
     struct decoder_args r = decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);

@@ -55,6 +55,10 @@ struct agent_answer {
 
 struct generation_state {
     const struct stage *s;
+    struct {
+        double rate, length; /* sums over what the engine has ended: verl's compute_spec_decode_metrics */
+        int64_t n;
+    } drafts;
     const struct generation *in;
     const struct ppo_sampling *sp;
     struct generation_group *groups;

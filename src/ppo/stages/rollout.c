@@ -70,6 +70,9 @@ static int on_sample(void *arg, const struct engine_sample *s) {
     o->ended = clock_wall();
     o->n_preempted += s->n_preempted;
     if (s->finish == ENGINE_INTERRUPTED) return 0;
+    g->drafts.rate += s->n_drafted > 0 ? (double)s->n_accepted / (double)s->n_drafted : 0;
+    g->drafts.length += s->n_verified > 0 ? 1 + (double)s->n_accepted / (double)s->n_verified : 0;
+    g->drafts.n++;
     if (!o->agent) {
         generation_ended(g, i);
         return 0;
@@ -452,6 +455,10 @@ static void rollout_metrics(const struct generation_state *g) {
     if (agents_active(g->in->agents)) metrics_set(m, g->drawing / (clock_now() - g->start), "perf/engine_busy");
     if (g->n_again > 0) metrics_set(m, (double)g->n_again_differ / (double)g->n_again, "agent_loop/rendered_again_differ/mean");
     if (st.n_kv_blocks > 0) metrics_set(m, (double)st.kv_blocks_peak / (double)st.n_kv_blocks, "rollout/kv_blocks_peak");
+    if (g->drafts.length > 0) {
+        metrics_set(m, g->drafts.rate / (double)g->drafts.n, "rollout/spec_accept_rate");
+        metrics_set(m, g->drafts.length / (double)g->drafts.n, "rollout/spec_accept_length");
+    }
     if (g->s->worker->external) external_engine_metrics(g->s->worker->external, m);
     if (!g->filter) return;
     const int64_t size = g->in->algorithm->filter.gen_batch_size;

@@ -202,6 +202,7 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
                        .mini_batch = slices->sizes->mini_batch,
                        .epochs = k->epochs,
                        .cut = k->update_cut,
+                       .mtp_metric = "actor/mtp_losses/mtp_1_loss",
                        .shuffle = k->shuffle,
                        .seed = k->seed};
     const int64_t n_tokens = batch_find(b, "responses")->off[b->n_rows];

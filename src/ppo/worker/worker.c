@@ -99,7 +99,12 @@ static int open_role(struct ppo_worker *w, enum verlc_role role, struct trained_
 /* Of ranks that generate and do not train. */
 static int open_copy(struct ppo_worker *w) {
     const struct ppo_worker_config *k = &w->k;
-    const struct model_open_args m = {.dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+    const struct model_open_args m = {.dir = k->model.dir,
+                                      .act = k->model.act,
+                                      .flags = MODEL_INFER,
+                                      .mtp = k->model.mtp.used,
+                                      .mtp_detached = k->model.mtp.detach,
+                                      .max_len = w->plan.max_len};
     if (k->model.lora.on) return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer->seed);
     return model_open(&w->model[VERLC_ACTOR], &w->base.dev, &m);
 }
@@ -111,6 +116,8 @@ static int open_policy(struct ppo_worker *w) {
                                       .act = k->model.act,
                                       .flags = (k->actor.optim.host_master ? MODEL_HOST_MASTER : 0) |
                                                model_stream_flags(memory_plan_policy_from(l)),
+                                      .mtp = k->model.mtp.used,
+                                      .mtp_detached = k->model.mtp.detach,
                                       .max_len = l->max_len,
                                       .shard = all_reduce_shard(w->devices, &k->actor.optim)};
     return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer->seed);
@@ -217,6 +224,7 @@ static int open_decoder(struct ppo_worker *w) {
                                         .max_seqs = l->max_seqs,
                                         .max_rows = l->max_rows_roll,
                                         .max_len = l->max_len,
+                                        .max_draft = memory_plan_draft(l, &w->k),
                                         .block = (char *)w->block + l->gathered};
     struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k.model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
@@ -238,6 +246,7 @@ static int open_training(struct ppo_worker *w) {
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,
+                                              .mtp_loss = train_mtp_loss(&k->model.mtp),
                                               .list = memory_plan_distill_list(k->distill),
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
