@@ -109,6 +109,11 @@ int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, str
 int dev_join_columns(struct dev *d, const struct join_columns_args *a);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a);
+/* a.qkv of the others. */
+int dev_mla_join_fwd(struct dev *d, const struct mla_join_args *a);
+/* dst (T, H * n) of src (T, H * m), act or f32 each: the first elements of each head; where src has less, zeros, or with keep
+ * what is there. */
+int dev_resize_heads(struct dev *d, struct tensor dst, struct tensor src, int64_t n_heads, bool keep);
 int dev_rope_norm_fwd(struct dev *d, const struct rope_norm_args *a);
 /* x (T, c) act *= factor (P) f32 at pos (T) i32: of each row the number of its position. */
 int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct tensor pos);
@@ -168,6 +173,9 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
 /* a as in forward, qkv the raw input. */
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 /* a.rstd is the forward's. */
+/* Gradients of a.q, a.kv and the last columns of a.latent, from that of a.qkv; the heads' parts of the latter are summed in their
+ * order. */
+int dev_mla_join_bwd(struct dev *d, const struct mla_join_args *a);
 int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g);
 int dev_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped

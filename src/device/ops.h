@@ -223,6 +223,16 @@ struct attn_sink_args {
     struct tensor sink; /* (Hq) act */
 };
 
+/* Multi-head latent attention (DeepSeek-V2, section 2.1) as attention of H heads of D = nope + rope elements, of which RoPE turns
+ * the first `rope`: a query is its own [rope, nope], a key [rope of all heads, nope], a value [v, zeros]. */
+struct mla_join_args {
+    int64_t n_heads, nope, rope, v;
+    struct tensor q;      /* (T, H * D) act: nope first in each head */
+    struct tensor latent; /* (T, r + rope): what all heads share is the last `rope` columns; forward f32, backward act */
+    struct tensor kv;     /* (T, H * (nope + v)) act */
+    struct tensor qkv;    /* (T, 3 * H * D) act: as qkv_args has it */
+};
+
 /* Which rows of a packed batch are one sequence, for ops with a state: sequence i owns rows [start[i], start[i+1]), which follow
  * pos0[i] earlier ones. Its state is in slot[i], one of the state's slots and no other sequence's: read unless pos0[i] is 0, then
  * written. Without a state (training) slot is TENSOR_NONE and each pos0 is 0. All arrays are i32 on the device. */

@@ -214,7 +214,9 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
                                          .x = model__top(a->x[l], n),
                                          .xn = model__top(s->xn1, n),
                                          .rstd = model__top(s->rstd1, n),
-                                         .dxn = y->delta_qkv ? model__top(a->delta.dx, n) : TENSOR_NONE,
+                                         .dxn = y->delta_qkv ? model__top(a->delta.dx, n)
+                                                : y->mla_kv  ? model__top(a->mla.dx, n)
+                                                             : TENSOR_NONE,
                                          .out = model__top(s->att_out, n),
                                          .out_rstd = model__top(s->att_out_rstd, n),
                                          .needs_dx_act = l > 0 && !m->layers[l - 1].mlp_post_norm};
@@ -222,6 +224,10 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     struct attn_args attn;
     struct tensor dy;
     TRY(stage_output_backward(m, a, &stage, g, &dy));
+    if (y->mla_kv) {
+        TRY(model__mla_backward(m, b, a, l, dy, g));
+        return stage_norm_backward(m, a, &stage, g);
+    }
     if (y->delta_qkv) {
         TRY(model__delta_backward(m, b, a, l, dy, g));
         return stage_norm_backward(m, a, &stage, g);

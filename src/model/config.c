@@ -83,13 +83,30 @@ static int parse_sparse_layers(struct model_config *c, const json_t *o, const ch
     return 0;
 }
 
+/* "topk_method", as remote code and transformers have it. */
+static int parse_topk_method(const struct model_config *c, const json_t *o, const char *where, bool *grouped) {
+    const bool greedy = c->family->experts.greedy;
+    const char *method = greedy ? "greedy" : "noaux_tc";
+    bool normalize = false;
+    TRY(json_str_opt(o, "topk_method", &method, where));
+    *grouped = strcmp(method, greedy ? "group_limited_greedy" : "noaux_tc") == 0;
+    if (!*grouped && !(greedy && strcmp(method, "greedy") == 0))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported topk_method \"%s\" of a %s model", where, method, c->family->type);
+    if (greedy) TRY(json_bool_opt(o, "norm_topk_prob", &normalize, where));
+    if (normalize) FAIL(ERR_UNSUPPORTED, "%s: unsupported norm_topk_prob of a %s model", where, c->family->type);
+    return 0;
+}
+
 /* Groups of experts and a factor of their weights (DeepSeek-V2, DeepSeek-V3). */
 static int parse_expert_groups(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {{"n_group", &c->expert_groups, 1, DEV_MAX_EXPERT_GROUPS},
                                {"topk_group", &c->top_groups, 1, DEV_MAX_EXPERT_GROUPS}};
     const char *scoring = NULL;
+    bool grouped;
+    c->expert_groups = c->top_groups = 1;
     if (!c->family->experts.groups) return 0;
-    TRY(parse_dims(o, where, dims, 2));
+    TRY(parse_topk_method(c, o, where, &grouped));
+    if (grouped) TRY(parse_dims(o, where, dims, 2));
     const int64_t n = c->expert_groups, each = c->n_experts / n;
     if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices ||
         (n > 1 && c->family->experts.sigmoid && each < 2))
@@ -157,7 +174,7 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     c->norm_topk = row->normalize || row->norm_key;
     if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
     if (row->dense) return parse_sparse_layers(c, o, where);
-    if (first) TRY(json_i64_opt(o, "first_k_dense_replace", &first, where));
+    if (row->dense_first) TRY(json_i64_opt(o, "first_k_dense_replace", &first, where));
     if (first < 0) FAIL(ERR_FORMAT, "%s: negative \"first_k_dense_replace\"", where);
     for (int64_t l = first; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
     return 0;
@@ -197,6 +214,35 @@ static int parse_delta(struct model_config *c, const json_t *o, const char *wher
     return 0;
 }
 
+/* Multi-head latent attention (DeepSeek-V2): heads of qk_nope_head_dim + qk_rope_head_dim, K and V of the same number. */
+static int parse_mla(struct model_config *c, const json_t *o, const char *where) {
+    const struct model_family *const f = c->family;
+    const json_t *const q_rank = json_object_get(o, "q_lora_rank");
+    const struct dim dims[] = {{"kv_lora_rank", &c->mla.kv_rank, f->mla.kv_rank, 1 << 16},
+                               {"qk_nope_head_dim", &c->mla.nope, f->mla.nope, 4096},
+                               {"qk_rope_head_dim", &c->mla.rope, f->mla.rope, 4096},
+                               {"v_head_dim", &c->mla.v, f->mla.v, 4096},
+                               {"q_lora_rank", &c->mla.q_rank, f->mla.q_rank, 1 << 16}};
+    bool bias = false, interleave = true, mlp_bias = false;
+    if (!f->mla.kv_rank) return 0;
+    TRY(parse_dims(o, where, dims, q_rank && json_is_null(q_rank) ? 4 : 5));
+    c->head_dim = c->mla.nope + c->mla.rope;
+    c->n_kv_heads = c->n_q_heads;
+    if (c->mla.v > c->head_dim || c->mla.rope % 2)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported heads of %lld + %lld and values of %lld", where, (long long)c->mla.nope,
+             (long long)c->mla.rope, (long long)c->mla.v);
+    TRY(json_bool_opt(o, "attention_bias", &bias, where));
+    TRY(json_bool_opt(o, "mlp_bias", &mlp_bias, where));
+    TRY(json_bool_opt(o, "rope_interleave", &interleave, where));
+    if (bias || mlp_bias || !interleave)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported %s of a %s model", where,
+             bias       ? "attention_bias"
+             : mlp_bias ? "mlp_bias"
+                        : "rope_interleave false",
+             f->type);
+    return 0;
+}
+
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
@@ -211,14 +257,15 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     int64_t kv_default = c->n_q_heads, head_default = c->hidden / c->n_q_heads;
     if (c->family->n_kv_heads && !json_object_get(o, "num_key_value_heads")) kv_default = c->family->n_kv_heads;
     if (c->family->head_dim && !json_object_get(o, "head_dim")) head_default = c->family->head_dim;
-    else if (!json_is_integer(json_object_get(o, "head_dim")) && c->hidden % c->n_q_heads != 0)
+    else if (!c->family->mla.kv_rank && !json_is_integer(json_object_get(o, "head_dim")) && c->hidden % c->n_q_heads != 0)
         FAIL(ERR_FORMAT, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld", where, (long long)c->hidden,
              (long long)c->n_q_heads);
     const struct dim heads[] = {
         {"num_key_value_heads", &c->n_kv_heads, kv_default, c->n_q_heads},
         {"head_dim", &c->head_dim, head_default ? head_default : 1, 4096},
     };
-    TRY(parse_dims(o, where, heads, 2));
+    TRY(parse_dims(o, where, heads, c->family->mla.kv_rank ? 0 : 2));
+    TRY(parse_mla(c, o, where));
     if (c->n_q_heads % c->n_kv_heads != 0)
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
@@ -563,7 +610,7 @@ static int parse_rope_of(const struct model_config *c, struct model_rope *t, con
         TRY(json_f64_opt(r, "partial_rotary_factor", &partial, where));
         TRY(parse_rope_kind(c->family, t, r, where));
     }
-    t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)c->head_dim * partial) : 0;
+    t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)(c->mla.rope ? c->mla.rope : c->head_dim) * partial) : 0;
     if ((partial != 1 && !c->family->partial_rotary) || t->dim < 2 || t->dim % 2 != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g of heads of %lld", where, partial, (long long)c->head_dim);
     if (!json_is_object(r) && c->family->needs_rope)
@@ -596,7 +643,9 @@ static int parse_rope(struct model_config *c, const json_t *o, const char *where
         TRY(json_f64_opt(o, local, &c->local_rope.theta, where));
         TRY(parse_rope_of(c, &c->local_rope, by_type ? sliding : NULL, o, where));
     }
-    return parse_rope_of(c, &c->rope, by_type ? full : r, o, where);
+    TRY(parse_rope_of(c, &c->rope, by_type ? full : r, o, where));
+    if (c->mla.kv_rank) c->attn_scale *= model_mla_scale(&c->rope);
+    return 0;
 }
 
 /* ---- dtype and end tokens ---- */

@@ -23,6 +23,8 @@ enum model_feature {
     MODEL_SHARED_EXPERT = 64, /* all tokens have it, and experts as well */
     MODEL_ATTENTION = 256,    /* softmax attention, or a gated delta net */
     MODEL_DELTA_NET = 512,
+    MODEL_Q_LORA = 2048, /* of latent attention: queries by two matrices, or by one */
+    MODEL_Q_DIRECT = 4096,
     MODEL_OUTPUT_GATE = 1024, /* of all layers with attention */
 };
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE, ROPE_NTK_ALPHA };
@@ -60,7 +62,10 @@ struct model_config {
     bool norm_topk;                           /* weights of a token's experts sum to 1 */
     int64_t expert_groups, top_groups;        /* of which a token's experts are in the best; 0: no groups */
     double route_scale;                       /* of weights; 0: 1 */
-    double swiglu_alpha, swiglu_limit;        /* of experts with limits */
+    struct {
+        int64_t q_rank, kv_rank, nope, rope, v; /* ranks of q (0: none) and of K and V; sizes of a head's parts */
+    } mla;                                      /* multi-head latent attention; 0: none */
+    double swiglu_alpha, swiglu_limit;          /* of experts with limits */
     struct {
         int64_t k_heads, v_heads, k_dim, v_dim;
     } delta;                /* gated delta nets; 0: no layer has one */
@@ -123,6 +128,8 @@ int64_t model_attention_layers(const struct model_config *c);
 static inline bool model_layer_is_delta(const struct model_config *c, int64_t l) { return c->layer[l] & MODEL_LINEAR_ATTENTION; }
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
 int64_t model_config_linear_params(const struct model_config *c); /* those of the layers' matrices that a token meets */
+/* What scores of latent attention are multiplied by besides, of rope's "mscale_all_dim". */
+float model_mla_scale(const struct model_rope *r);
 const char *model_rope_name(enum rope_kind kind);
 enum model_rope_table model_layer_rope(const struct model_config *c, int64_t layer);
 bool model_has_rope(const struct model_config *c, enum model_rope_table which); /* a layer reads this table */

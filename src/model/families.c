@@ -178,6 +178,25 @@ static const struct model_group_row glm4_moe_layer[] = {
     {0},
 };
 
+/* Latent attention. */
+static const struct model_group_row deepseek_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    OF_KIND(mla_q_a, MODEL_LINEAR, MODEL_HIDDEN, MODEL_Q_LORA, {"self_attn.q_a_proj", MODEL_MLA_Q_RANK}),
+    NORM(mla_q_norm, "self_attn.q_a_layernorm", MODEL_MLA_Q_RANK, MODEL_Q_LORA),
+    OF_KIND(mla_q, MODEL_LINEAR, MODEL_MLA_Q_RANK, MODEL_Q_LORA, {"self_attn.q_b_proj", MODEL_Q}),
+    OF_KIND(mla_q, MODEL_LINEAR, MODEL_HIDDEN, MODEL_Q_DIRECT, {"self_attn.q_proj", MODEL_Q}),
+    LINEAR(mla_kv_a, MODEL_HIDDEN, 0, {"self_attn.kv_a_proj_with_mqa", MODEL_MLA_LATENT}),
+    NORM(mla_kv_norm, "self_attn.kv_a_layernorm", MODEL_MLA_KV_RANK, 0),
+    LINEAR(mla_kv, MODEL_MLA_KV_RANK, 0, {"self_attn.kv_b_proj", MODEL_MLA_KV}),
+    LINEAR(o, MODEL_MLA_V, 0, {"self_attn.o_proj", MODEL_HIDDEN}),
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_experts"),
+    {0},
+};
+
 /* Sinks of attention; biases of router and experts. */
 static const struct model_group_row gpt_oss_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
@@ -386,8 +405,42 @@ static const struct model_family families[] = {
                  .bias = "mlp.gate.e_score_correction_bias",
                  .groups = true,
                  .n_shared = 1,
+                 .dense_first = true,
                  .first_dense = 1},
      .layer = glm4_moe_layer},
+    {.type = "deepseek_v2",
+     .class_prefix = "DeepseekV2",
+     .interleaved = true,
+     .mla = {1536, 512, 128, 64, 128},
+     .experts = {.n = 64,
+                 .choices = 6,
+                 .width = 1407,
+                 .width_key = "moe_intermediate_size",
+                 .f32_weights = true,
+                 .f32_logits = true,
+                 .groups = true,
+                 .greedy = true,
+                 .n_shared = 2,
+                 .dense_first = true},
+     .layer = deepseek_layer},
+    {.type = "deepseek_v3",
+     .class_prefix = "DeepseekV3",
+     .interleaved = true,
+     .mla = {1536, 512, 128, 64, 128},
+     .experts = {.n = 256,
+                 .choices = 8,
+                 .width = 2048,
+                 .width_key = "moe_intermediate_size",
+                 .f32_weights = true,
+                 .f32_logits = true,
+                 .norm_key = true,
+                 .sigmoid = true,
+                 .bias = "mlp.gate.e_score_correction_bias",
+                 .groups = true,
+                 .n_shared = 1,
+                 .dense_first = true,
+                 .first_dense = 3},
+     .layer = deepseek_layer},
     {.type = "gpt_oss",
      .class_prefix = "GptOss",
      .n_kv_heads = 8,
@@ -515,8 +568,8 @@ static const struct model_family families[] = {
      .layer = delta_layer},
 };
 const char model_family_types[] =
-    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, gpt_oss, ministral3, olmo2, olmo3, "
-    "gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, mimo, qwen2_moe, "
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, deepseek_v2, deepseek_v3, gpt_oss, ministral3, "
+    "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, mimo, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
@@ -527,7 +580,8 @@ const struct model_family *model_family_find(const char *type) {
 }
 
 int model_layer_features(const struct model_config *c, int64_t l) {
-    const int attention = c->features | (model_layer_is_delta(c, l) ? MODEL_DELTA_NET : MODEL_ATTENTION);
+    const int of_q = !c->mla.kv_rank ? 0 : c->mla.q_rank ? MODEL_Q_LORA : MODEL_Q_DIRECT;
+    const int attention = c->features | of_q | (model_layer_is_delta(c, l) ? MODEL_DELTA_NET : MODEL_ATTENTION);
     if (!(c->layer[l] & MODEL_SPARSE)) return attention | MODEL_DENSE_MLP;
     return attention | MODEL_EXPERTS_MLP | (c->shared_ffn ? MODEL_SHARED_EXPERT : 0);
 }
@@ -558,6 +612,11 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_EXPERT_FFN] = c->expert_ffn,
                          [MODEL_SHARED_FFN] = c->shared_ffn,
                          [MODEL_Q_HEADS] = c->n_q_heads,
+                         [MODEL_MLA_Q_RANK] = c->mla.q_rank,
+                         [MODEL_MLA_KV_RANK] = c->mla.kv_rank,
+                         [MODEL_MLA_LATENT] = c->mla.kv_rank + c->mla.rope,
+                         [MODEL_MLA_KV] = c->n_q_heads * (c->mla.nope + c->mla.v),
+                         [MODEL_MLA_V] = c->n_q_heads * c->mla.v,
                          [MODEL_GATE_UP] = 2 * c->ffn,
                          [MODEL_Q_GATE] = 2 * q,
                          [MODEL_DELTA_QKV] = 2 * c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim,

@@ -36,6 +36,11 @@ enum model_dim {
     MODEL_N_EXPERTS,
     MODEL_EXPERT_FFN, /* width of an expert */
     MODEL_SHARED_FFN,
+    MODEL_MLA_Q_RANK, /* of latent attention: ranks; what K and V are made of, with what all heads share; both; outputs */
+    MODEL_MLA_KV_RANK,
+    MODEL_MLA_LATENT,
+    MODEL_MLA_KV,
+    MODEL_MLA_V,
     MODEL_Q_GATE,    /* queries and their gates, head by head */
     MODEL_DELTA_QKV, /* of a gated delta net: q, k and v; v; value heads; a value head */
     MODEL_DELTA_V,
@@ -94,12 +99,14 @@ struct model_experts_row {
     const char *bias; /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
     bool groups;      /* "n_group", "topk_group", "routed_scaling_factor" are read */
     bool f32_logits;  /* of the router */
+    bool greedy;      /* "topk_method": "greedy", without groups, unless it says group_limited_greedy */
     /* of gpt-oss: */
     bool clamped;     /* SwiGLU with limits: "swiglu_alpha", "swiglu_limit" */
     bool interleaved; /* files have all experts in one tensor, transposed, gate and up in turn; or MXFP4 (files/gpt_oss.c) */
     /* of both: */
-    int64_t n_shared;    /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
-    int64_t first_dense; /* "first_k_dense_replace" without the key: layers with an MLP instead; 0: the key is not read */
+    int64_t n_shared; /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
+    bool dense_first; /* "first_k_dense_replace" layers have an MLP instead, first_dense without the key */
+    int64_t first_dense;
 };
 /* A layer for multi-token prediction (DeepSeek-V3, section 2.2): from the last state h of row t, which the final norm has
  * normalised, and the embedding e of token t + 1, a state for token t + 2:
@@ -135,16 +142,20 @@ struct model_family {
     double rms_eps;                   /* without "rms_norm_eps"; 0: 1e-6 */
     double partial_rotary;            /* "partial_rotary_factor" without the key; 0: it has to be 1 */
     bool ntk_alpha;                   /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
-    bool needs_rope;                  /* "rope_parameters" or "rope_scaling" has to be there */
-    bool query_scale;                 /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
-    bool multipliers;                 /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
-    bool interleaved;                 /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
-    bool longrope_aliases;            /* rope types "su" and "yarn" mean longrope */
-    bool gelu;                        /* the MLP's activation is GELU in its tanh form, else silu */
-    bool scaled_embedding;            /* by sqrt(hidden), rounded to the compute dtype */
-    double query_scalar;              /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
+    struct {
+        int64_t q_rank, kv_rank, nope, rope, v; /* "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                                                   "v_head_dim" without the keys */
+    } mla;                                      /* 0: no latent attention */
+    bool needs_rope;                            /* "rope_parameters" or "rope_scaling" has to be there */
+    bool query_scale;      /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
+    bool multipliers;      /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
+    bool interleaved;      /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
+    bool longrope_aliases; /* rope types "su" and "yarn" mean longrope */
+    bool gelu;             /* the MLP's activation is GELU in its tanh form, else silu */
+    bool scaled_embedding; /* by sqrt(hidden), rounded to the compute dtype */
+    double query_scalar;   /* scores are divided by its square root: "query_pre_attn_scalar" without the key; 0: by
                                             that of the head size */
-    bool softcaps;                    /* "attn_logit_softcapping", "final_logit_softcapping" are read */
+    bool softcaps;         /* "attn_logit_softcapping", "final_logit_softcapping" are read */
     double attn_softcap, logit_softcap; /* without these keys */
     /* Layers with a gated delta net for attention: those that "layer_types" calls linear_attention, else all but each n-th, n of
      * "full_attention_interval", without it this; 0: none. */

@@ -40,6 +40,7 @@ static void softmax_layout(struct model_stage *s, struct arena *m, const struct 
     s->att = model__take2(m, act, rows, q);
     if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
     model__gate_layout(&s->gate, m, c, act, rows, train);
+    model__mla_layout(&s->mla, m, c, act, rows, train);
 }
 /* What backward reads of a layer up to x_mid, and of the MLP after it (the larger part). kinds: of what attends there. */
 static void attention_layout(struct model_stage *s, const struct model_acts *a, struct arena *m, const struct model_config *c,
@@ -104,6 +105,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     }
     model__experts_backward_layout(a, m, c, act);
     model__shared_backward_layout(a, m, c, act);
+    model__mla_backward_layout(a, m, c, act);
     model__hybrid_backward_layout(a, m, c, act);
     a->datt = model__take2(m, act, rows, q);
     a->dq = model__take2(m, act, rows, q);
@@ -356,11 +358,14 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     const int64_t n = b->n_rows;
     const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n);
     TRY(stage_input(m, y->attn_norm, model__top(s->xn1, n), model__top(s->rstd1, n), x));
-    TRY((y->delta_qkv ? model__delta_forward : softmax_attention)(m, b, a, l));
+    TRY((y->delta_qkv ? model__delta_forward : y->mla_kv ? model__mla_forward : softmax_attention)(m, b, a, l));
     return stage_output(m, b,
                         &(struct stage_output){.linear = y->o,
                                                .norm = y->attn_post_norm,
-                                               .in = model__top(y->delta_qkv ? s->delta.y : s->att, n),
+                                               .in = model__top(y->delta_qkv ? s->delta.y
+                                                                : y->mla_kv  ? s->mla.y
+                                                                             : s->att,
+                                                                n),
                                                .out = model__top(s->att_out, n),
                                                .rstd = model__top(s->att_out_rstd, n),
                                                .from = x,

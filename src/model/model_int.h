@@ -182,6 +182,18 @@ struct model_gate_stage {
     struct tensor att;  /* (T, Hq D) act     attention's own output; absent unless keep.train: the stage's att has it then */
 };
 
+/* Latent attention, in the place of what makes q, K and V; absent without. */
+struct model_mla_stage {
+    struct tensor qa, qa_rstd; /* (T, rq) f32, (T) f32   latent of queries; 1/rms, absent unless keep.train */
+    struct tensor qan;         /* (T, rq) act */
+    struct tensor q;           /* (T, Hq D) act */
+    struct tensor latent;      /* (T, r + rope) f32      of K and V, and what all heads share */
+    struct tensor c, c_rstd;   /* (T, r) f32, (T) f32    the first part */
+    struct tensor cn;          /* (T, r) act */
+    struct tensor kv;          /* (T, Hq (nope + v)) act */
+    struct tensor y;           /* (T, Hq v) act          what attention gives */
+};
+
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
     struct tensor xn1;     /* (T, h) act       attention's normalised input */
@@ -200,6 +212,7 @@ struct model_stage {
     struct tensor mlp;     /* (T, f) act       silu(gate) * up */
     struct model_expert_stage experts;
     struct model_shared_stage shared;
+    struct model_mla_stage mla;
     struct model_delta_stage delta;
     struct model_gate_stage gate;
     /* what a norm reads before it is added to the residual stream, and its 1/rms; absent without that norm */
@@ -275,6 +288,14 @@ struct model_acts {
         struct tensor dgate;    /* (T, 1) act */
     } shared;
     struct {
+        struct tensor dqan, dqa; /* (T, rq) act, f32 */
+        struct tensor dq;        /* (T, Hq D) act */
+        struct tensor dlatent;   /* (T, r + rope) act */
+        struct tensor dc, dcn;   /* (T, r) f32, act */
+        struct tensor dkv, dy;   /* (T, Hq (nope + v)), (T, Hq v) act */
+        struct tensor dx;        /* (T, h) f32: of the normalised input */
+    } mla;
+    struct {
         struct tensor dy, dout, dz; /* (T, Hv Dv) act */
         struct tensor dba;          /* (T, 2 Hv) act */
         struct tensor du, dqkv;     /* (T, C) act */
@@ -308,6 +329,14 @@ void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struc
 void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
 void model__hybrid_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
 /* From xn1 to delta.y; from the gradient of what the layer's last matrix gives to that of xn1, a->delta.dx. */
+/* ---- latent attention (mla.c) ---- */
+void model__mla_layout(struct model_mla_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
+                       bool train);
+void model__mla_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
+/* From xn1 to mla.y; backward, from dy (T, h) act to a->mla.dx. */
+int model__mla_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__mla_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
+                        const struct model_grads *g);
 int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
                           const struct model_grads *g);

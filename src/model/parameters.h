@@ -67,7 +67,8 @@ struct model_layer {
     struct model_group *mlp_norm, *gate_up, *down, *mlp_post_norm;
     struct model_group *router, *expert_gate_up, *expert_down; /* in the place of gate_up and down */
     struct model_buffer *route_bias;
-    struct model_group *sinks; /* of attention */
+    struct model_group *mla_q_a, *mla_q_norm, *mla_q, *mla_kv_a, *mla_kv_norm, *mla_kv; /* latent attention */
+    struct model_group *sinks;                                                          /* of attention */
     struct model_group *shared_gate_up, *shared_down, *shared_gate;
     /* in the place of qkv, q_norm and k_norm: a gated delta net. delta_ba: b of all heads, then a */
     struct model_group *delta_qkv, *delta_z, *delta_ba, *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm;

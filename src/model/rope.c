@@ -63,6 +63,11 @@ static void yarn_freqs(float *f, int64_t half, const struct model_rope *r) {
 
 static double yarn_mscale(double scale, double m) { return scale <= 1 ? 1.0 : 0.1 * m * log(scale) + 1.0; }
 
+float model_mla_scale(const struct model_rope *r) {
+    const double m = r->kind == ROPE_YARN && r->mscale_all_dim != 0 ? yarn_mscale(r->factor, r->mscale_all_dim) : 1;
+    return (float)(m * m);
+}
+
 /* What cos and sin are multiplied by. */
 static float attention_scaling(const struct model_rope *r) {
     if (r->kind != ROPE_YARN && r->kind != ROPE_LONGROPE) return 1.0f;

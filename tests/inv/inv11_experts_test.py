@@ -16,6 +16,10 @@ A = "actor_rollout_ref."
 FAMILIES = {
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
                   "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
+                    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 6,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 1, "topk_group": 1,
+                    "first_k_dense_replace": 1},
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
                 "sliding_window": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
                                                        "original_max_position_embeddings": 32}},

@@ -5,6 +5,7 @@
 #define VERLC_OPS_TABLE_H
 
 #include "ops/ops_delta_net.h"
+#include "ops/ops_mla.h"
 #include "ops/ops_moe.h"
 #include "ops/ops_test.h"
 
@@ -741,6 +742,7 @@ static const struct op_def ops_table[] = {
     {"expert bias", expert_bias_setup, expert_bias_fwd, expert_bias_bwd, SHAPES(shapes_expert_bias), false},
     {"clamped swiglu", clamped_setup, clamped_fwd, clamped_bwd, SHAPES(shapes_rows), true},
     {"sink", sink_setup, sink_fwd, sink_bwd, SHAPES(shapes_sink), true},
+    {"mla", mla_setup, mla_fwd, mla_bwd, SHAPES(shapes_mla), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(shapes_rows), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
 };

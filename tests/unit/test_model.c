@@ -239,6 +239,18 @@ static void families(void **state) {
                                          "mlp.experts.1.up_proj.bias "
                                          "mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight "
                                          "mlp.experts.0.down_proj.bias mlp.experts.1.down_proj.bias"},
+        {"deepseek_v3", ",\"q_lora_rank\":null,\"n_routed_experts\":2,\"num_experts_per_tok\":1,\"n_group\":1,\"topk_group\":1",
+         "input_layernorm.weight self_attn.q_proj.weight self_attn.kv_a_proj_with_mqa.weight self_attn.kv_a_layernorm.weight "
+         "self_attn.kv_b_proj.weight "
+         "self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
+             EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_experts.gate_proj.weight "
+                         "mlp.shared_experts.up_proj.weight mlp.shared_experts.down_proj.weight"},
+        {"deepseek_v2", ",\"n_routed_experts\":2,\"num_experts_per_tok\":1",
+         "input_layernorm.weight self_attn.q_a_proj.weight self_attn.q_a_layernorm.weight self_attn.q_b_proj.weight "
+         "self_attn.kv_a_proj_with_mqa.weight self_attn.kv_a_layernorm.weight self_attn.kv_b_proj.weight "
+         "self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT("0")
+             EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_experts.gate_proj.weight "
+                         "mlp.shared_experts.up_proj.weight mlp.shared_experts.down_proj.weight"},
         {"hunyuan_v1_dense", "",
          "input_layernorm.weight" QKV("weight") " self_attn.query_layernorm.weight self_attn.key_layernorm.weight "
                                                 "self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
@@ -344,6 +356,17 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":3}", "8 of 128 experts in 1 of 3 groups",
          ERR_FORMAT},
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":32}", "in 1 of 32 groups", ERR_FORMAT},
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"v_head_dim\":256}", "unsupported heads of 128 + 64 and values of 256",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"attention_bias\":true}", "unsupported attention_bias", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"rope_interleave\":false}", "unsupported rope_interleave false",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"kv_lora_rank\":0}", "kv_lora_rank", ERR_FORMAT},
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+         "unsupported quantization_config (fp8)", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"deepseek_v2\"," BASE ",\"topk_method\":\"noaux_tc\"}", "unsupported topk_method \"noaux_tc\"",
+         ERR_UNSUPPORTED},
+        {"{\"model_type\":\"deepseek_v2\"," BASE ",\"norm_topk_prob\":true}", "unsupported norm_topk_prob", ERR_UNSUPPORTED},
         {"{\"model_type\":\"gpt_oss\"," BASE ",\"num_key_value_heads\":2}", "a gpt_oss model needs \"rope_parameters\"", ERR_INPUT},
         {"{\"model_type\":\"gpt_oss\"," BASE ",\"num_key_value_heads\":2,\"swiglu_limit\":0}", "swiglu_limit", ERR_FORMAT},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}",
