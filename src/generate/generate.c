@@ -21,10 +21,13 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
+#include "model/parallel/tensor_parallel.h"
+#include "model/parallel/weight_streaming.h"
 #include "ranks/launcher.h"
 
 #include <jansson.h>
@@ -110,6 +113,12 @@ out:
 
 /* ---- sampling ---- */
 
+static void note_alone(const struct generate *g, const char *why) {
+    if (why)
+        log_note("rollout.tensor_model_parallel_size=%lld: each rank generates alone: %s; the result is the same",
+                 (long long)g->k.rollout.tensor_parallel, why);
+}
+
 /* The device, or the processes that have some. */
 static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
     char *dir = generate_output_dir(&g->k);
@@ -118,10 +127,18 @@ static int open_ranks(struct generate *g, int64_t longest, int64_t prompts) {
     const int rc = dispatch_open(&g->generator.base, &g->ranks, &a, "generator_device", NULL, NULL);
     free(dir);
     TRY(rc);
-    return rank_group_plain_call(&g->ranks.all, "generator_model",
-                                 json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts",
-                                           (json_int_t)((prompts + g->ranks.all.n - 1) / g->ranks.all.n)),
-                                 NULL);
+    json_t *first = NULL;
+    int64_t together = 1;
+    TRY(rank_group_plain_call(&g->ranks.all, "generator_model",
+                              json_pack("{s:I, s:I}", "longest", (json_int_t)longest, "prompts",
+                                        (json_int_t)((prompts + g->ranks.all.n - 1) / g->ranks.all.n)),
+                              &first));
+    const int got = json_i64(first, "tensor_parallel", &together, "rank 0");
+    note_alone(g, json_string_value(json_object_get(first, "alone")));
+    json_decref(first);
+    g->ranks.dispatch.together = (int)together;
+    if (together > 1) log_info("tensor parallel: %lld ranks generate together", (long long)together);
+    return got;
 }
 
 static int open_generator(struct generate *g) {
@@ -133,7 +150,9 @@ static int open_generator(struct generate *g) {
     g->generator.k = &g->k;
     TRY(resume_open_device(&g->generator.base.dev, &none, g->k.trainer.run.device, g->k.trainer.run.threads));
     worker_open_local(&g->generator.base, NULL);
-    return generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = g->batch, .local_ranks = 1});
+    TRY(generator_open(&g->generator, (struct generator_size){.longest = longest, .prompts = g->batch, .local_ranks = 1}));
+    note_alone(g, g->generator.alone);
+    return 0;
 }
 
 static int on_sample(void *arg, const struct engine_sample *s) {
@@ -313,12 +332,21 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     size_t adapter;
     TRYG(model_config_load(&shape, k.model.dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);
-    const struct generator_size size = {
-        .longest = k.prompt_length, .prompts = (k.batch_size + ranks.n - 1) / ranks.n, .local_ranks = (int)ranks.n_local};
-    const struct model_open_args o = {
-        .dir = k.model.dir, .act = k.model.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
-    const struct decoder_args d = generator_decoder(&k, &dev, &shape, size);
-    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter, decoder = decoder_bytes(&shape, k.model.act, &d),
+    const char *why;
+    const int64_t together = generator_together(&k, &shape, ranks.n, ranks.n_local, &why);
+    const struct generator_size size = {.longest = k.prompt_length,
+                                        .prompts = (k.batch_size + ranks.n - 1) / ranks.n * together,
+                                        .local_ranks = (int)ranks.n_local};
+    const struct model_open_args o = {.dir = k.model.dir,
+                                      .act = k.model.act,
+                                      .flags = together > 1 ? model_stream_flags(MODEL_STREAM_RANKS) : MODEL_INFER,
+                                      .max_len = k.prompt_length + k.response_length,
+                                      .shard = {.size = (int)ranks.n}};
+    const struct model_config part = model_tp_config(&shape, -1, (int)together);
+    const struct decoder_args d = generator_decoder(&k, &dev, &part, size);
+    size_t split = 0;
+    if (together > 1) TRYG(generator_split_bytes(&k, &dev, &shape, together, &d, &split), end);
+    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter + split, decoder = decoder_bytes(&part, k.model.act, &d),
                  there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)ranks.n_local;
     out->fits = weights + decoder <= there;
     buf_addf(&out->text, "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens",
@@ -330,9 +358,12 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     char note[64];
     snprintf(note, sizeof note, "%lld samples at a time", (long long)d.max_seqs);
     memory_rows_open(&rows, weights + decoder, there);
-    memory_row(&rows, "weights", weights, "");
+    memory_row(&rows, "weights", weights, together > 1 ? "a share, and the part that this rank generates with" : "");
     memory_row(&rows, "KV cache, activations", decoder, note);
     memory_row_text(&rows, "device", there, "");
+    if (together > 1) buf_addf(&out->text, "  tensor parallel: %lld ranks generate together\n", (long long)together);
+    else if (why)
+        buf_addf(&out->text, "  tensor parallel: 1, not the %lld asked for: %s\n", (long long)k.rollout.tensor_parallel, why);
     if (!out->fits) buf_adds(&out->text, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
     out->json = rows.json;
     json_object_set_new(out->json, "fits", json_boolean(out->fits));

@@ -33,13 +33,16 @@ def check_files(s, test):
     cases = {"jsonl": lambda n: generation(s, f"a{n}.jsonl", n),
              "parquet, float32, greedy": lambda n: generation(s, f"b{n}.parquet", n, **{
                  "rollout.dtype": "float32", "rollout.temperature": 0, "data.n_samples": 1}),
-             "verl's server keys": lambda n: server(s, f"c{n}.jsonl", n)}
-    for (name, args), ranks in zip(cases.items(), ((2, 4), (3,), (2,))):
+             "verl's server keys": lambda n: server(s, f"c{n}.jsonl", n),
+             "tensor parallel": lambda n: generation(s, f"d{n}.jsonl", n, **{"rollout.tensor_model_parallel_size": min(n, 2)})}
+    for (name, args), ranks in zip(cases.items(), ((2, 4), (3,), (2,), (4,))):
         found = {}
         for n in (1, *ranks):
             p = run(*args(n), check=False)
             out = pathlib.Path(next(a for a in args(n) if a.startswith("data.output_path=")).split("=", 1)[1])
             found[n] = out.read_bytes() if p.returncode == 0 else p.stderr[-800:]
+            said = "tensor parallel: 2 ranks generate together" in p.stdout + p.stderr
+            test(f"{name}: {n} ranks, together or alone", said == (name == "tensor parallel" and n > 1), p.stderr[-300:])
         test(f"{name}: {ranks} ranks write the file of one", found[1] and all(found[n] == found[1] for n in ranks),
              f"{[v for v in found.values() if isinstance(v, str)]}")
 
