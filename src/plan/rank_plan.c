@@ -9,8 +9,7 @@ static const struct {
     [LAYOUT_AUTO] = {"auto", "", ""},
     [LAYOUT_WHOLE] = {"whole", "weights whole on each of %lld ranks", "whole "},
     [LAYOUT_REF] = {"ref", "the reference's weights sharded over %lld ranks, the others whole on each", "reference sharded "},
-    [LAYOUT_SHARDED] = {"sharded", "the weights of policy and reference sharded over %lld ranks, the policy's gathered to generate",
-                        "all sharded "},
+    [LAYOUT_SHARDED] = {"sharded", "the weights of policy and reference sharded over %lld ranks", "all sharded "},
 };
 
 const char *rank_plan_layout_name(enum weight_layout l) { return TEXTS[l].name; }
@@ -35,6 +34,7 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     if (r->chunk > 1) snprintf(in_chunks, sizeof in_chunks, " in %lld chunk%s", (long long)chunks, chunks == 1 ? "" : "s");
     buf_addf(out, "  layout %s: ", name);
     buf_addf(out, TEXTS[r->layout].sharded, (long long)r->n);
+    if (r->layout == LAYOUT_SHARDED && r->together <= 1) buf_adds(out, ", the policy's gathered to generate");
     buf_addf(out, "; master, gradients and optimizer state sharded, the largest shard %.2f %% over the mean\n", 100 * r->uneven);
     if (r->why) buf_addf(out, "    %s\n", r->why);
     if (r->together > 1)

@@ -50,7 +50,9 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
     char note[160];
     if (p->policy.weights)
         memory_row(b, "policy weights", p->policy.weights,
-                   !trains                      ? "a copy of the trainer's"
+                   !trains ? "a copy of the trainer's"
+                   : k->model.lora.on && memory_plan_policy_from(p)
+                       ? "frozen, a share; passes gather two layers at a time, embedding and LM head, in the block"
                    : k->model.lora.on           ? "frozen; without the adapter they are the reference"
                    : memory_plan_policy_from(p) ? "a share; passes gather two layers at a time, embedding and LM head, in the block"
                                                 : "one buffer for rollout and training");
