@@ -775,19 +775,23 @@ static int derive_replay(struct ppo_config *k) {
              "out; take R3, or bypass_mode=False");
     if (r3 && k->rollout.external.n_urls > 0)
         FAIL(ERR_UNSUPPORTED, "router_replay.mode=R3: which experts a server of rollout.engine_url chose is not known; take R2");
-    if (r3 && k->schedule != PPO_SYNC)
-        FAIL(ERR_UNSUPPORTED, "router_replay.mode=R3 is not there where generation is asynchronous: by then other weights are "
-                              "there; take R2, whose choices are those of the old log-probs' pass");
+    if (r3 && k->schedule == PPO_FULLY_ASYNC)
+        FAIL(ERR_UNSUPPORTED,
+             "router_replay.mode=R3 is not there in fully asynchronous training, whose samples are of several weights; "
+             "take R2, whose choices are those of the old log-probs' pass");
     struct model_config c;
     TRY(model_config_load(&c, k->model.dir));
     const int64_t words = router_replay_words(&c), steps = (k->sizes.samples + k->sizes.mini_batch - 1) / k->sizes.mini_batch;
     model_config_free(&c);
+    const bool moves = r3 && k->schedule != PPO_SYNC; /* the update's first weights are not those that generated */
     const char *const why = words == 0 ? "the model has no experts"
-                            : steps * a->epochs == 1
+                            : steps * a->epochs == 1 && !moves
                                 ? "with one optimizer step a step, an update makes the choices of that pass anyway"
                                 : NULL;
     if (why && !quiet) log_note("router_replay.mode=%s changes nothing: %s", name, why);
-    if (!why) k->algorithm.replay_words = a->replay_words = words;
+    if (why) return 0;
+    k->algorithm.replay_words = a->replay_words = words;
+    k->algorithm.replay_rollout = moves;
     return 0;
 }
 

@@ -199,6 +199,7 @@ struct ppo_algorithm_config { /* algorithm */
     bool bypass;             /* the loss corrects from the distribution that was drawn from */
     bool correct;            /* rollout_correction between old and rollout log-probs: weights, rejection, or the metrics alone */
     int64_t replay_words;    /* of a token's recorded choices of experts (router_replay_words); 0: none are replayed */
+    bool replay_rollout;     /* they are recorded as the rollout ends: before the weights move */
     bool sampling_log_probs; /* a correction is from the sampler's distribution, which penalty and truncation change */
     struct algo_corr corr;
     struct ppo_filter_config filter;

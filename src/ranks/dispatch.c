@@ -279,7 +279,7 @@ static int send_seqs(struct rank_dispatch *d, struct pass *p, int rank, int64_t 
     r->lo = p->next;
     r->hi = p->next = end;
     json_object_update(m.head, p->args);
-    message_seqs(&m, p->p->seqs + r->lo, r->hi - r->lo);
+    message_seqs(&m, p->p->seqs + r->lo, r->hi - r->lo, p->p->words);
     const int rc = rank_group_start(d->g, rank, "forward", &m);
     message_free(&m);
     p->open += rc == 0;

@@ -66,7 +66,7 @@ int idle_ranks_start(struct idle_ranks *s, int rank) {
                              !pass->value, "sum_pi_sq", 0, "value", pass->value, "list", 0);
     json_object_update(m.head, args);
     json_decref(args);
-    message_seqs(&m, s->seqs + u->lo, u->hi - u->lo);
+    message_seqs(&m, s->seqs + u->lo, u->hi - u->lo, 0);
     const int rc = rank_group_start(s->g, rank, "forward", &m);
     message_free(&m);
     return rc < 0 ? rc : 1;

@@ -135,48 +135,60 @@ int message_read_metrics(struct message_reader *r, struct metrics *x) {
 }
 
 /* Tokens, and the first target or a mask. */
+enum { MAX_WORDS = MODEL_MAX_LAYERS * DEV_MAX_CHOICES };
 struct seq_item {
     int64_t n, first, masked;
+    int64_t words; /* of a token's recorded choices of experts; 0: none */
 };
 
-void message_seqs(struct message *m, const struct packed_seq *seqs, int64_t n) {
+void message_seqs(struct message *m, const struct packed_seq *seqs, int64_t n, int64_t words) {
     struct seq_item *items = xmalloc((size_t)(n + 1) * sizeof *items);
-    struct buf ids = {0}, masks = {0};
+    struct buf ids = {0}, masks = {0}, routes = {0};
     int rc = 0;
     for (int64_t i = 0; i < n && rc == 0; i++) {
-        items[i] = (struct seq_item){seqs[i].n, seqs[i].first, seqs[i].mask != NULL};
+        items[i] = (struct seq_item){seqs[i].n, seqs[i].first, seqs[i].mask != NULL, seqs[i].routes ? words : 0};
         rc = buf_add(&ids, seqs[i].ids, (size_t)seqs[i].n * sizeof *seqs[i].ids);
         if (rc == 0 && seqs[i].mask) rc = buf_add(&masks, seqs[i].mask, (size_t)seqs[i].n);
+        if (rc == 0) rc = buf_add(&routes, seqs[i].routes, (size_t)(seqs[i].n * items[i].words) * sizeof *seqs[i].routes);
     }
     CHECK(rc >= 0 && !m->borrows);
     message_add(m, items, (size_t)n * sizeof *items);
     message_add(m, ids.p, ids.n);
     message_add(m, masks.p, masks.n);
+    message_add(m, routes.p, routes.n);
     buf_free(&ids);
     buf_free(&masks);
+    buf_free(&routes);
     free(items);
 }
 
 int message_read_seqs(struct message_reader *r, struct packed_seq **seqs, int64_t *n) {
     struct seq_item *items;
-    int64_t tokens = 0, masked = 0;
-    struct comm_bytes ids, masks;
+    int64_t tokens = 0, masked = 0, words = 0;
+    struct comm_bytes ids, masks, routes;
     TRY(message_items(r, sizeof *items, n, (void **)&items));
     for (int64_t i = 0; i < *n; i++) {
         if (items[i].n < 0 || items[i].first < 0 || items[i].n > INT32_MAX)
             FAIL(ERR_FORMAT, "%s sent a sequence of %lld tokens", r->who, (long long)items[i].n);
+        if (items[i].words < 0 || items[i].words > MAX_WORDS)
+            FAIL(ERR_FORMAT, "%s sent a sequence with %lld words of choices a token", r->who, (long long)items[i].words);
         tokens += items[i].n;
+        words += items[i].n * items[i].words;
         if (items[i].masked) masked += items[i].n;
     }
     TRY(message_next(r, (size_t)tokens * sizeof(int32_t), &ids));
     TRY(message_next(r, (size_t)masked, &masks));
+    TRY(message_next(r, (size_t)words * sizeof(int32_t), &routes));
     *seqs = xmalloc((size_t)(*n + 1) * sizeof **seqs);
     const int32_t *at = ids.p;
     const uint8_t *mask = masks.p;
+    const int32_t *route = routes.p;
     for (int64_t i = 0; i < *n; at += items[i++].n) {
         (*seqs)[i] =
             (struct packed_seq){.ids = at, .n = items[i].n, .first = items[i].first, .mask = items[i].masked ? mask : NULL};
         if (items[i].masked) mask += items[i].n;
+        if (items[i].words) (*seqs)[i].routes = route;
+        route += items[i].n * items[i].words;
     }
     return 0;
 }

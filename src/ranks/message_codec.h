@@ -44,8 +44,9 @@ void message_columns(struct message *m, const struct batch *b, const char *const
 int message_read_columns(struct message_reader *r, struct batch *b);
 void message_metrics(struct message *m, const struct metrics *x);
 int message_read_metrics(struct message_reader *r, struct metrics *x);
-void message_seqs(struct message *m, const struct packed_seq *seqs, int64_t n);
-/* *seqs: the caller frees; ids and masks are r's. */
+/* words: of a token's recorded choices of experts, where sequences have them. */
+void message_seqs(struct message *m, const struct packed_seq *seqs, int64_t n, int64_t words);
+/* *seqs: the caller frees; ids, masks and choices are r's. */
 int message_read_seqs(struct message_reader *r, struct packed_seq **seqs, int64_t *n);
 
 /* ---- generation ---- */

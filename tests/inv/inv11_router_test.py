@@ -2,11 +2,12 @@
 where it should and nothing elsewhere; frozen routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU ranks."""
 
 import pathlib
+import shutil
 import sqlite3
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import experts_model, first_difference
+from ranks import experts_model, files, first_difference
 from verlc_test import Scratch, Tests, reward_dir, run, series, tensors
 
 A = "actor_rollout_ref."
@@ -79,6 +80,29 @@ def algorithms(s, test, model):
              (2 if "critic.model.path" in more else 0))
 
 
+def one_step_off(s, test, model):
+    """R3 of samples whose weights have moved when they are trained: one optimizer step is enough; resumed with the same bits."""
+    keys = {A + "model.path": model, A + "actor.optim.lr": 0.02, "trainer.device": "cpu", A + "actor.ppo_mini_batch_size": 4,
+            "trainer.save_freq": 1, A + "actor.ppo_micro_batch_size_per_gpu": 1, A + "rollout.dtype": "float32"}
+    r3 = {"+" + A + "actor.router_replay.mode": "R3", A + "rollout.enable_rollout_routing_replay": True}
+    again = {"algorithm.rollout_correction.bypass_mode": False}
+
+    def go(name, steps, **more):
+        args = s.ppo(name, **{k.replace(".", "__"): v for k, v in (keys | more).items()}, trainer__total_training_steps=steps)
+        p = run("ppo", "--config-name=one_step_off_ppo_trainer", *args[1:], check=False)
+        test(f"one step off: {name}, {steps} steps", p.returncode == 0, p.stderr[-1500:])
+        return s.dir / name
+
+    plain, three = go("off", 3), go("off_R3", 3, **r3)
+    test("R3 has other weights than no replay", first_difference(plain, three, 3))
+    shutil.copytree(three, s.dir / "resumed")
+    shutil.rmtree(s.dir / "resumed/global_step_3")
+    (s.dir / "resumed/latest_checkpointed_iteration.txt").write_text("2")
+    test("a resumed run has the same bits", files(three, 3) == files(go("resumed", 3, **r3), 3))
+    one, two = go("off_old", 3, **r3, **again), go("off_old_2", 3, **r3, **again, **{"trainer.ranks": 2})
+    test("with an old log-probs' pass on one rank and two", files(one, 3) == files(two, 3))
+
+
 def sft(s, name, model, steps, **keys):
     rows = s.write("sums.jsonl", [{"messages": [{"role": "user", "content": f"{i} + {i}?"},
                                                 {"role": "assistant", "content": f"{2 * i}"}]} for i in range(16)])
@@ -97,6 +121,7 @@ def main():
         balance_over_ranks(s, test, model)
         replay(s, test, model)
         algorithms(s, test, model)
+        one_step_off(s, test, model)
         run_dir, why = sft(s, "sft", model, 2, **{"model.override_config." + k: v for k, v in BALANCE.items()})
         loss, load = (series(run_dir, "train/router/" + m) for m in ("aux_loss", "load_entropy"))
         test("SFT has it", not why and all(0.1 < v < 0.6 for v in loss) and all(0 < v <= 1 for v in load), why or (loss, load))

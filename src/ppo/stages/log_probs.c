@@ -60,8 +60,29 @@ static int add_routes(struct batch *b, const struct packed_seq *seqs, int64_t wo
     return rc;
 }
 
+int ppo_record_routes(const struct stage *s, int64_t words, struct batch *b) {
+    const struct progress at = run_progress(s->run);
+    struct packed_seq *seqs;
+    int64_t tokens = 0;
+    TRY(ppo_sequences(b, &seqs));
+    for (int64_t i = 0; i < b->n_rows; i++) tokens += seqs[i].n;
+    int32_t *const routes = xmalloc((size_t)(tokens * words) * sizeof *routes + 1);
+    const struct worker_pass pass = {.role = VERLC_ACTOR,
+                                     .phase = "old_log_prob",
+                                     .at = &at,
+                                     .seqs = seqs,
+                                     .n = b->n_rows,
+                                     .words = words,
+                                     .out = {.routes = routes}};
+    int rc = s->worker->ops->forward(s->worker, &pass);
+    if (rc == 0) rc = add_routes(b, seqs, words, routes);
+    free(routes);
+    free(seqs);
+    return rc;
+}
+
 /* The policy's log-probs of all responses into old_log_probs; with sum_pi the sums of squared probabilities as well, with words
- * the choices of experts. */
+ * the choices of experts, which are recorded unless b has them: then they are replayed. */
 static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi, int64_t words) {
     const struct progress at = run_progress(s->run);
     struct packed_seq *seqs;
@@ -70,7 +91,9 @@ static int policy_log_probs(const struct stage *s, struct batch *b, bool sum_pi,
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp), *squares = sum_pi ? logp + n : NULL;
     int64_t tokens = 0;
     for (int64_t i = 0; i < b->n_rows; i++) tokens += seqs[i].n;
-    int32_t *const routes = words > 0 ? xmalloc((size_t)(tokens * words) * sizeof *routes + 1) : NULL;
+    const struct batch_col *const recorded = batch_find(b, PPO_ROUTES);
+    for (int64_t i = 0; recorded && i < b->n_rows; i++) seqs[i].routes = recorded->i32 + recorded->off[i];
+    int32_t *const routes = words > 0 && !recorded ? xmalloc((size_t)(tokens * words) * sizeof *routes + 1) : NULL;
     const double start = clock_now();
     int rc = 0;
     const struct worker_pass pass = {.role = VERLC_ACTOR,
@@ -116,7 +139,8 @@ int ppo_old_log_probs(const struct stage *s, const struct ppo_algorithm_config *
     /* Where the policy has not moved since the rollout, both use one forward pass, so the rollout's log-probs are the
      * policy's (invariant 1); the pass is for estimators that need more from it, for router replay, whose choices of experts are
      * the rollout's as well, and can be forced. */
-    if (k->force_old_log_prob || sum_pi || k->replay_words > 0 || (!k->bypass && !ppo_on_policy(s, b))) {
+    if (k->force_old_log_prob || sum_pi || (k->replay_words > 0 && !batch_find(b, PPO_ROUTES)) ||
+        (!k->bypass && !ppo_on_policy(s, b))) {
         TRY(policy_log_probs(s, b, sum_pi, k->replay_words));
         if (!k->bypass || ppo_on_policy(s, b)) return 0;
         batch_drop(b, "old_log_probs");

@@ -581,6 +581,7 @@ struct rollout_async {
     struct generation_state g;
     struct batch prompts; /* n_cols 0: taken one by one (filter_groups) */
     bool over;
+    struct batch samples; /* with router replay of the rollout: what wait gives, with its choices of experts; else n_cols 0 */
 };
 
 static int step_overlapped(void *arg) {
@@ -609,6 +610,11 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
     if (rc == 0 && a->g.overlapped) s->worker->overlapped = (struct worker_overlapped){a, step_overlapped};
     else if (rc == 0) rc = generation_run(&a->g);
     if (rc == 0 && !a->g.overlapped) end_generation(s);
+    if (rc == 0 && in->algorithm->replay_rollout) {
+        CHECK(!a->g.overlapped); /* ppo_worker_plan */
+        rc = collect(&a->g, prompts_of(a), &a->samples);
+        if (rc == 0) rc = ppo_record_routes(s, in->algorithm->replay_words, &a->samples);
+    }
     if (rc < 0) ppo_rollout_drop(a);
     else *out = a;
     return rc;
@@ -618,6 +624,7 @@ int ppo_rollout_start(const struct stage *s, const struct generation *in, struct
 static void rollout_async_free(struct rollout_async *a) {
     a->g.s->worker->overlapped.step = NULL;
     batch_free(&a->prompts);
+    batch_free(&a->samples);
     free(a);
 }
 
@@ -627,7 +634,12 @@ int ppo_rollout_wait(struct rollout_async *a, struct batch *out) {
     a->g.s->worker->overlapped.step = NULL;
     a->g.overlapped = false;
     if (overlapped) rc = generation_run(&a->g);
-    if (rc == 0) rc = collect(&a->g, prompts_of(a), out);
+    if (rc == 0 && a->samples.n_cols > 0) {
+        *out = a->samples;
+        a->samples = (struct batch){0};
+    } else if (rc == 0) {
+        rc = collect(&a->g, prompts_of(a), out);
+    }
     generation_end(&a->g, rc);
     rollout_async_free(a);
     return rc;

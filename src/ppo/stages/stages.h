@@ -97,6 +97,8 @@ const struct batch_col *ppo_sampling_log_probs(const struct batch *b);
 #define PPO_VALUES_PRECOMPUTED "values_precomputed"
 /* Which experts each token of prompt and response had, where an update replays it: verl's name; router_replay_words of each. */
 #define PPO_ROUTES "routed_experts"
+/* Adds them, by the policy as it is, which has to be the one that generated: its choices are the rollout's (invariant 1). */
+int ppo_record_routes(const struct stage *s, int64_t words, struct batch *b);
 /* One number a token of all responses: a frozen role's log-probs, or the critic's values. precomputed: one of the columns above,
  * which is removed from the batch; the other rows take a forward pass. */
 int ppo_numbers(const struct stage *s, enum verlc_role role, struct batch *b, const char *precomputed, float *out);

@@ -72,6 +72,10 @@ int ppo_worker_plan(struct ppo_worker *w) {
     struct memory_plan_shapes shapes = {0};
     struct buf text = {0};
     int rc = 0;
+    if (k->actor.replay == ROUTER_REPLAY_R3 && k->ranks.pools.n[PPO_ROLLOUT] > 0)
+        FAIL(ERR_UNSUPPORTED,
+             "router_replay.mode=R3 needs ranks that generate and train: leave out actor_rollout_ref.rollout.nnodes, or "
+             "take R2");
     memory_plan_offload(k, &w->base.dev);
     TRYG(memory_plan_shapes_load(&shapes, k), out);
     TRYG(memory_plan_make(&w->plan, k, &shapes, &w->base.dev), out);
