@@ -3,6 +3,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "model/families.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -55,6 +56,9 @@ int router_balance_coef(const struct train_router_keys *k, const struct model_co
     if (k->has_aux_coef) *coef = k->aux_coef;
     if (k->has_balance) on = k->balance;
     if (!on) *coef = 0;
+    if (on && c->family && c->family->experts.sigmoid)
+        FAIL(ERR_UNSUPPORTED, "output_router_logits: transformers has no load-balancing loss of %s, whose routers are no softmax",
+             c->family->type);
     if (!isfinite(*coef) || *coef < 0) FAIL(ERR_FORMAT, "config.json: \"router_aux_loss_coef\" is %g, expected 0 or more", *coef);
     return 0;
 }

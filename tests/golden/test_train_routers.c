@@ -2,6 +2,7 @@
  * of several micro-batches; recorded choices in later passes. The fixtures come from tools/oracle_model.py. */
 #include "model_case.h"
 
+#include "model/families.h"
 #include "train/router_balance.h"
 #include "train/router_replay.h"
 #include "train/trained_model.h"
@@ -169,7 +170,11 @@ static void coefficient(void **state) {
         json_decref(c.json);
     }
     const char *const negative = "{\"output_router_logits\":true,\"router_aux_loss_coef\":-1}";
-    struct model_config c = {.n_experts = 4, .json = json_loads(negative, 0, NULL)};
+    const struct model_family sigmoid = {.type = "glm4_moe", .experts = {.n = 4, .sigmoid = true}};
+    struct model_config c = {.n_experts = 4, .family = &sigmoid, .json = json_loads("{\"output_router_logits\":true}", 0, NULL)};
+    assert_int_equal(router_balance_coef(&cases[0].keys, &c, &got), ERR_UNSUPPORTED);
+    json_decref(c.json);
+    c = (struct model_config){.n_experts = 4, .json = json_loads(negative, 0, NULL)};
     assert_int_equal(router_balance_coef(&cases[0].keys, &c, &got), ERR_FORMAT);
     json_decref(c.json);
 }
