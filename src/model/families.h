@@ -163,6 +163,7 @@ struct model_family {
     /* "model_type" of a checkpoint with other parts, whose "text_config" is this family's; then names begin with
      * "model.language_model.". What begins with one of `kept` is kept as it is in what is written. */
     const char *outer_type, *kept[2];
+    bool keeps_layers; /* likewise tensors of layers behind the last one (MTP layers of GLM-4.5 and DeepSeek-V3) */
     const struct model_group_row *layer; /* in the order of the flat master */
 };
 /* features and which MLP layer l has, as `needs` of a row asks. */

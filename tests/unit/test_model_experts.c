@@ -276,6 +276,50 @@ static void correction_bias(void **state) {
     free(exported);
 }
 
+/* ---- layers behind the last one ---- */
+
+/* A tensor of an MTP layer is written as it was, whatever dtype is chosen. */
+static void kept_layers(void **state) {
+    static const char name[] = "model.layers.2.eh_proj.weight";
+    char *from = case_path("glm4_moe", "model.safetensors"), *config = case_path("glm4_moe", "config.json"), *dir = case_temp_dir(),
+         *out = case_temp_dir(), *path = file_join(dir, "model.safetensors"), *exported = file_join(out, "model.safetensors");
+    const float values[6] = {1, -2, 0.1f, 3e-9f, 5, 1e20f};
+    struct safetensors_write_tensor t[65];
+    struct safetensors_file *file;
+    struct model *m;
+    struct dev d;
+    int64_t n = 0;
+    (void)state;
+    case_dev(&d, "cpu", 1);
+    case_copy(config, dir, "config.json");
+    OK(safetensors_open(&file, from));
+    for (; n < safetensors_count(file); n++) {
+        const struct safetensors_tensor *s = safetensors_at(file, n);
+        assert_true(n < 64);
+        t[n] = (struct safetensors_write_tensor){.name = s->name, .dt = s->dt, .nd = s->nd, .data = s->data};
+        memcpy(t[n].dim, s->dim, sizeof s->dim);
+    }
+    t[n++] = (struct safetensors_write_tensor){.name = name, .dt = DT_F32, .nd = 2, .dim = {2, 3}, .data = values};
+    OK(safetensors_write(NULL, path, t, n, NULL));
+    safetensors_close(file);
+    OK(model_open(&m, &d, &(struct model_open_args){.dir = dir, .act = DT_BF16, .max_len = 32}));
+    OK(model_export(m, out, &(struct model_export_args){.dt = DT_BF16}));
+    OK(safetensors_open(&file, exported));
+    const struct safetensors_tensor *s = safetensors_find(file, name);
+    assert_true(s && s->dt == DT_F32 && s->nd == 2 && s->dim[0] == 2 && s->dim[1] == 3 &&
+                memcmp(s->data, values, sizeof values) == 0);
+    assert_int_equal(safetensors_count(file), n);
+    safetensors_close(file);
+    model_close(m);
+    dev_close(&d);
+    case_drop_dir(dir);
+    case_drop_dir(out);
+    free(from);
+    free(config);
+    free(path);
+    free(exported);
+}
+
 /* ---- gpt-oss' files ---- */
 
 enum { OSS_EXPERTS = 6, OSS_OUT = 24, OSS_IN = 32 };
@@ -380,8 +424,9 @@ static void mxfp4_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stacked_files),   cmocka_unit_test(adapters),    cmocka_unit_test(quantized_base),
-        cmocka_unit_test(correction_bias), cmocka_unit_test(mxfp4_files), cmocka_unit_test(adapters_in_blocks),
+        cmocka_unit_test(kept_layers),        cmocka_unit_test(stacked_files),   cmocka_unit_test(adapters),
+        cmocka_unit_test(quantized_base),     cmocka_unit_test(correction_bias), cmocka_unit_test(mxfp4_files),
+        cmocka_unit_test(adapters_in_blocks),
     };
     return cmocka_run_group_tests_name("models with experts", tests, NULL, NULL);
 }

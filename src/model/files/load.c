@@ -264,13 +264,22 @@ struct model_kept {
     } * tensors;
 };
 
+/* Whether a tensor is of a layer behind the last one. */
+static bool behind_layers(const struct model *m, const char *name) {
+    static const char layers[] = "model.layers.";
+    char *end;
+    if (strncmp(name, layers, sizeof layers - 1) != 0) return false;
+    const long long l = strtoll(name + sizeof layers - 1, &end, 10);
+    return *end == '.' && l >= m->cfg.n_layers;
+}
+
 static bool is_kept(const struct model *m, const char *name) {
     const char *const *const kept = m->cfg.family->kept;
     for (int i = 0; i < 2 && kept[i]; i++) {
         const size_t n = strlen(kept[i]);
         if (strncmp(name, kept[i], n) == 0) return !(m->cfg.mtp && strncmp(m->cfg.family->mtp->prefix, kept[i], n) == 0);
     }
-    return false;
+    return m->cfg.family->keeps_layers && behind_layers(m, name);
 }
 
 static const struct safetensors_tensor *tensor_of(const struct weights_dir *w, int64_t f, int64_t i) {
