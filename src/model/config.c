@@ -248,7 +248,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
         /* ceilings keep every product far below 2^63 */
         {"num_hidden_layers", &c->n_layers, 0, MODEL_MAX_LAYERS},
         {"hidden_size", &c->hidden, 0, 1 << 20},
-        {"intermediate_size", &c->ffn, 0, 1 << 22},
+        {"intermediate_size", &c->ffn, c->family->experts.stacked ? c->family->experts.width : 0, 1 << 22},
         {"num_attention_heads", &c->n_q_heads, 0, 4096},
         {"vocab_size", &c->vocab, 0, 1 << 24},
         {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},

@@ -234,29 +234,39 @@ static const struct model_group_row mixtral_layer[] = {
 };
 
 /* Gated attention, or a gated delta net. */
+#define DELTA_MIXERS                                                                                                    \
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),                                                                \
+        {offsetof(struct model_layer, qkv),                                                                             \
+         MODEL_LINEAR,                                                                                                  \
+         MODEL_HIDDEN,                                                                                                  \
+         MODEL_ATTENTION,                                                                                               \
+         MODEL_QKV_BIAS,                                                                                                \
+         {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},         \
+        NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),                                                  \
+        NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),                                                  \
+        {offsetof(struct model_layer, o),     MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS,                     \
+         {{"self_attn.o_proj", MODEL_HIDDEN}}},                                                                         \
+        OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),  \
+        OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),        \
+        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},    \
+                {"linear_attn.in_proj_a", MODEL_DELTA_HEADS}),                                                          \
+        OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}),          \
+        OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),    \
+        OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}), \
+        OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),         \
+        OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN})
+
 static const struct model_group_row delta_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    {offsetof(struct model_layer, qkv),
-     MODEL_LINEAR,
-     MODEL_HIDDEN,
-     MODEL_ATTENTION,
-     MODEL_QKV_BIAS,
-     {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},
-    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),
-    NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),
-    {offsetof(struct model_layer, o), MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS, {{"self_attn.o_proj", MODEL_HIDDEN}}},
-    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),
-    OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),
-    OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},
-            {"linear_attn.in_proj_a", MODEL_DELTA_HEADS}),
-    OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}),
-    OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),
-    OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}),
-    OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),
-    OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN}),
+    DELTA_MIXERS, NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN, {0},
+};
+
+static const struct model_group_row delta_moe_layer[] = {
+    DELTA_MIXERS,
     NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_expert"),
+    SHARED_GATE("mlp.shared_expert_gate"),
     {0},
 };
 
@@ -568,10 +578,30 @@ static const struct model_family families[] = {
      .partial_rotary = 0.25,
      .delta_interval = 4,
      .layer = delta_layer},
+    {.type = "qwen3_5_moe_text",
+     .outer_type = "qwen3_5_moe",
+     .kept = {"model.visual.", "mtp."},
+     .class_prefix = "Qwen3_5Moe",
+     .n_kv_heads = 2,
+     .head_dim = 256,
+     .norm = NORM_ONE_PLUS,
+     .features = MODEL_OUTPUT_GATE,
+     .keys = {ATTENTION_BIAS},
+     .partial_rotary = 0.25,
+     .delta_interval = 4,
+     .experts = {.n = 256,
+                 .choices = 8,
+                 .width = 512,
+                 .width_key = "moe_intermediate_size",
+                 .normalize = true,
+                 .shared = 512,
+                 .stacked = true},
+     .layer = delta_moe_layer},
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, deepseek_v2, deepseek_v3, gpt_oss, ministral3, "
-    "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, mimo, qwen2_moe, "
+    "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, qwen3_5_moe, "
+    "qwen3_5_moe_text, mimo, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {

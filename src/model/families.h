@@ -92,6 +92,7 @@ struct model_experts_row {
     bool normalize;   /* weights of a token's experts sum to 1; else by "norm_topk_prob" */
     bool f32_weights; /* they stay f32 */
     bool dense;       /* some layers have an MLP instead: "mlp_only_layers", "decoder_sparse_step" */
+    bool stacked;     /* files have all experts of a layer in one tensor, unless they were read otherwise; no layer has an MLP */
     int64_t shared;   /* "shared_expert_intermediate_size" without the key; 0: there is no shared expert */
     bool norm_key;    /* "norm_topk_prob" without the key */
     /* of DeepSeek-V3 and related ones: */

@@ -12,6 +12,10 @@ from ranks import files, first_difference
 from verlc_test import Scratch, Tests, run, save_tensors, series, tensors
 
 STEPS = 3
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(map(ord, solution_str)) % 97 / 97
+"""
 A = "actor_rollout_ref."
 OTHER = {"model.visual.patch_embed.proj.weight": ("BF16", [4, 3, 2], bytes(range(48))), "mtp.fc.weight": ("F32", [2, 2], bytes(16)),
          "mtp.norm.weight": ("BF16", [5], bytes(range(10)))}
@@ -34,7 +38,8 @@ def hybrid_model(s):
 
 def grpo(s, model, d, **keys):
     keys = {A + "model.path": model, "trainer.total_training_steps": STEPS, "trainer.save_freq": 1, "trainer.device": "cpu",
-            A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.force_old_log_prob": True, "data.max_response_length": 48, **keys}
+            A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.force_old_log_prob": True, "data.max_response_length": 48,
+            "reward.custom_reward_function.path": s.dir / "reward.py", "reward.num_workers": 1, **keys}
     return run(*s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
 
 
@@ -50,6 +55,8 @@ def check_grpo(s, model, test):
             test(f"{name}: {n} rank(s), {layout}", not why, why)
         diff = series(one, "training/rollout_probs_diff_max")
         test(f"{name}: the update has the rollout's probabilities", len(diff) == STEPS and not any(diff), diff)
+        norms = series(one, "actor/grad_norm")
+        test(f"{name}: there are gradients", len(norms) == STEPS and all(norms), norms)
     one = s.dir / "bf16_Muon"
     before, after = (tensors(d / "model.safetensors") for d in (model, one / f"global_step_{STEPS}/actor"))
     prefix = "model.language_model.layers.0.linear_attn."
@@ -82,6 +89,7 @@ def main():
     test = Tests()
     with Scratch() as s:
         model = hybrid_model(s)
+        (s.dir / "reward.py").write_text(REWARD)
         check_grpo(s, model, test)
         check_sft(s, model, test)
     test.end()

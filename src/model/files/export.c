@@ -136,6 +136,21 @@ static int read_interleaved(void *arg, size_t off, void *dst, size_t bytes) {
     return 0;
 }
 
+/* All experts in one tensor, as the parameters are, which have one size. */
+static int read_stacked(void *arg, size_t off, void *dst, size_t bytes) {
+    const struct param_source *s = arg;
+    const struct model *m = s->r->m;
+    const size_t size = dtype_size(s->dt);
+    const int64_t each = s->p->rows * s->p->cols, end = (int64_t)((off + bytes) / size);
+    for (int64_t at = (int64_t)(off / size), n; at < end; at += n) {
+        struct param_source one = {s->r, &m->params[m->groups[s->p->group].first_param + at / each], s->dt};
+        n = each - at % each < end - at ? each - at % each : end - at;
+        TRY(read_param(&one, (size_t)(at % each) * size, dst, (size_t)n * size));
+        dst = (char *)dst + (size_t)n * size;
+    }
+    return 0;
+}
+
 static int read_buffer(void *arg, size_t off, void *dst, size_t n) {
     const struct model_buffer *const b = arg;
     const size_t size = dtype_size(b->src_dt);
@@ -284,7 +299,7 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
     int64_t n_own = 0, n = 0; /* parameters, tensors */
     char(*const stack_names)[MODEL_STACK_NAME] = xcalloc((size_t)m->n_groups, sizeof *stack_names);
     for (int64_t i = 0; i < m->n_groups; i++)
-        if (model__interleaved(m, &m->groups[i])) model__stack_name(m, &m->groups[i], stack_names[i]);
+        if (model__stacked(m, &m->groups[i])) model__stack_name(m, &m->groups[i], stack_names[i]);
     CHECK(dt < 0 || dt == DT_F32 || dt == DT_BF16 || dt == DT_F16);
     TRYG(reader_open(&r, m), out);
     for (int pass = 0; pass < 2; pass++) {           /* f32 first, so that every tensor is aligned to its size */
@@ -304,17 +319,18 @@ int model_export(const struct model *m, const char *dir, const struct model_expo
             TRYG(choose_dtype(m, &m->params[i], dt, &as), out);
             if ((as == DT_F32) != (pass == 0)) continue;
             const struct model_param *p = &m->params[i];
-            if (model__interleaved(m, &m->groups[p->group]) && i != m->groups[p->group].first_param) continue; /* with that one */
+            if (model__stacked(m, &m->groups[p->group]) && i != m->groups[p->group].first_param) continue; /* with that one */
             src[n_own] = (struct param_source){&r, p, as};
             t[n] = (struct safetensors_write_tensor){
                 .name = p->name, .dt = as, .nd = p->nd, .dim = {p->rows, p->cols}, .read = read_param, .arg = &src[n_own++]};
             if (p->nd == 3) t[n].dim[1] = 1, t[n].dim[2] = p->cols;
             t[n].any_thread = r.master && !dev_has_own_memory(m->dev); /* memory, and no state */
             if (t[n].any_thread && as == DT_F32) t[n].data = r.master + p->offset;
-            if (model__interleaved(m, &m->groups[p->group])) {
+            if (model__stacked(m, &m->groups[p->group])) {
+                const bool turned = model__interleaved(m, &m->groups[p->group]);
                 t[n].name = stack_names[p->group];
-                t[n].nd = model__interleaved_shape(&m->groups[p->group], t[n].dim);
-                t[n].read = read_interleaved;
+                t[n].nd = model__stack_shape(m, &m->groups[p->group], t[n].dim);
+                t[n].read = turned ? read_interleaved : read_stacked;
                 t[n].any_thread = false;
                 t[n].data = NULL;
             }

@@ -33,11 +33,14 @@ enum { MODEL_STACK_NAME = 128 };
 void model__stack_name(const struct model *m, const struct model_group *g, char out[MODEL_STACK_NAME]);
 /* Whether files have such a tensor of this group, experts transposed and gate and up in turn, as gpt-oss has it. */
 bool model__interleaved(const struct model *m, const struct model_group *g);
+/* Whether they are one tensor of the files, so or as the parameters are: (E, rows, cols). */
+bool model__stacked(const struct model *m, const struct model_group *g);
 /* Its shape (E, k, n), or (E, n) of biases; the return is the number of dimensions. */
 int model__interleaved_shape(const struct model_group *g, int64_t dim[3]);
 /* Which row of its expert in the group column j of an expert has. */
 int64_t model__interleaved_row(const struct model_group *g, int64_t j);
 /* One parameter in it. */
+int model__stack_shape(const struct model *m, const struct model_group *g, int64_t dim[3]); /* returns how many dimensions */
 struct interleaved {
     const struct safetensors_tensor *t;      /* NULL: the parameter is not in such a tensor */
     const struct safetensors_tensor *scales; /* t has MXFP4's codes; NULL: it has values */

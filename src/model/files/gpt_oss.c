@@ -27,11 +27,21 @@ bool model__interleaved(const struct model *m, const struct model_group *g) {
     return m->cfg.family->experts.interleaved && g->count > 1;
 }
 
+bool model__stacked(const struct model *m, const struct model_group *g) {
+    return model__interleaved(m, g) || (m->cfg.family->experts.stacked && !m->split_experts && g->role == MODEL_EXPERTS);
+}
+
 int model__interleaved_shape(const struct model_group *g, int64_t dim[3]) {
     dim[0] = g->count;
     dim[1] = g->k ? g->k : g->n / g->count;
     dim[2] = g->n / g->count;
     return g->k ? 3 : 2;
+}
+
+int model__stack_shape(const struct model *m, const struct model_group *g, int64_t dim[3]) {
+    if (model__interleaved(m, g)) return model__interleaved_shape(g, dim);
+    dim[0] = g->count, dim[1] = g->n / g->count, dim[2] = g->k;
+    return 3;
 }
 
 int64_t model__interleaved_row(const struct model_group *g, int64_t j) {

@@ -201,7 +201,7 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
     for (int64_t i = 0; i < m->n_params; i++) {
         const struct model_param *p = &m->params[i];
         const struct model_group *const g = &m->groups[p->group];
-        if (model__interleaved(m, g) && i != g->first_param) continue; /* with that one */
+        if (model__stacked(m, g) && i != g->first_param) continue; /* with that one */
         s[i] = (struct init_source){.pool = pool,
                                     .role = m->groups[p->group].role,
                                     .dt = dt,
@@ -216,10 +216,10 @@ static int write_random(const struct model *m, const char *path, uint64_t seed, 
         t[n] = (struct safetensors_write_tensor){
             .name = p->name, .dt = dt, .nd = p->nd, .dim = {p->rows, p->cols}, .read = fill, .arg = &s[i]};
         if (p->nd == 3) t[n].dim[1] = 1, t[n].dim[2] = p->cols;
-        if (model__interleaved(m, g)) {
+        if (model__stacked(m, g)) {
             model__stack_name(m, g, stack_names[p->group]);
             t[n].name = stack_names[p->group];
-            t[n].nd = model__interleaved_shape(g, t[n].dim);
+            t[n].nd = model__stack_shape(m, g, t[n].dim);
         }
         n++;
     }
