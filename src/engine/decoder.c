@@ -211,6 +211,12 @@ size_t decoder_bytes(const struct model_config *c, enum dtype act, const struct 
     return m.used;
 }
 
+int64_t decoder_verify_rows(const struct decoder_args *a) {
+    struct decoder d = {0};
+    decoder_limits(&d, a);
+    return d.draft.rows;
+}
+
 int64_t decoder_most_rows(const struct decoder_args *a) {
     struct decoder d = {0};
     decoder_limits(&d, a);

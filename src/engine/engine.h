@@ -131,7 +131,8 @@ size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const stru
  * as `room` bytes hold: preemption makes do with less, down to those of one sample. model and block stay as they are. */
 struct decoder_args decoder_size(const struct dev *d, const struct model_config *c, enum dtype act,
                                  const struct decoder_args *limits, size_t room);
-int64_t decoder_most_rows(const struct decoder_args *a); /* of a step, padding included */
+int64_t decoder_most_rows(const struct decoder_args *a);   /* of a step, padding included */
+int64_t decoder_verify_rows(const struct decoder_args *a); /* of a step that verifies drafts, likewise; 0: there is none */
 int decoder_open(struct decoder **out, const struct decoder_args *a);
 void decoder_close(struct decoder *d); /* NULL ok */
 struct engine_model decoder_model(struct decoder *d);

@@ -350,9 +350,12 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
     if (p->max_rows_critic > rows) rows = p->max_rows_critic;
     if (p->rm_args.max_rows > rows) rows = p->rm_args.max_rows;
     if (p->max_rows_teacher > rows) rows = p->max_rows_teacher;
+    const struct decoder_args drafts = {
+        .max_seqs = p->max_seqs, .max_rows = p->max_rows_roll, .max_len = p->max_len, .max_draft = memory_plan_draft(p, k)};
+    const int64_t decode = decoder_verify_rows(&drafts);
     p->sizes = model_dev_sizes(m, k->model.act, rows > p->max_rows_roll ? rows : p->max_rows_roll,
                                p->max_rows_update > p->max_rows_critic ? p->max_rows_update : p->max_rows_critic,
-                               p->max_seqs + DECODE_UNIT);
+                               decode > p->max_seqs + DECODE_UNIT ? decode : p->max_seqs + DECODE_UNIT);
     if (s->critic.json) model_dev_sizes_widen(&p->sizes, &s->critic);
     if (s->teacher.json) model_dev_sizes_widen(&p->sizes, &s->teacher);
     if (k->rm.enable) model_dev_sizes_widen(&p->sizes, &k->rm.model);
