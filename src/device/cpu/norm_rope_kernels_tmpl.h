@@ -150,66 +150,49 @@ static void kern_rot_bwd(void *dx, const void *dy, const void *x, const struct c
     else FOR_ACT(h->act, rot_head_grad, dx, dy, x, h, h->kind);
 }
 
-/* ---- SwiGLU ---- */
+/* ---- SwiGLU and GeGLU: act(g) u, act(g) = g s; s is sigmoid(g), or sigmoid(2v) with v = sqrt(2/pi) (g + 0.044715 g^3) ---- */
 
+#define GELU_K 1.5957691216057308f /* 2 sqrt(2/pi) */
 VEC_FN vec sigmoid(vec x) { return vdiv(vset1(1), vadd(vset1(1), vexp(vsub(vset1(0), x)))); }
+VEC_FN vec glu_sigmoid(vec g, bool gelu) {
+    return sigmoid(gelu ? vmul(vmul(vset1(GELU_K), g), vfma(vmul(vset1(0.044715f), g), g, vset1(1))) : g);
+}
+/* silu'(g) = s + g s (1 - s), gelu'(g) = s + g s (1 - s) 2v'. */
+VEC_FN vec glu_slope(vec g, vec sig, bool gelu) {
+    const vec rest = vsub(vset1(1), sig);
+    if (!gelu) return vmul(sig, vfma(g, rest, vset1(1)));
+    const vec dv = vmul(vset1(GELU_K), vfma(vmul(vset1(3 * 0.044715f), g), g, vset1(1)));
+    return vmul(sig, vfma(vmul(g, rest), dv, vset1(1)));
+}
 
-VEC_FN void swiglu_row(void *y, const void *gate, const void *up, int64_t n, enum dtype dt) {
+VEC_FN void glu_row(void *y, const void *gate, const void *up, int64_t n, bool gelu, enum dtype dt) {
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
         const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
-        vstore_act_n(y, dt, i, vmul(vmul(g, sigmoid(g)), u), k);
+        vstore_act_n(y, dt, i, vmul(vmul(g, glu_sigmoid(g, gelu)), u), k);
     }
 }
 static void kern_swiglu_fwd(void *y, const void *gate, const void *up, enum dtype dt, int64_t n) {
-    FOR_ACT(dt, swiglu_row, y, gate, up, n);
-}
-
-/* silu'(g) = s + g s (1 - s), s = sigmoid(g). */
-VEC_FN void swiglu_grad(const struct cpu_swiglu_grad *s, enum dtype dt) {
-    void *const dgate = s->dgate, *const dup = s->dup;
-    const void *const dy = s->dy, *const gate = s->gate, *const up = s->up;
-    const int64_t n = s->n;
-    for (int64_t i = 0; i < n; i += VEC) {
-        const int64_t k = LANES(n, i);
-        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
-        const vec d = vload_act_n(dy, dt, i, k), sig = sigmoid(g);
-        const vec slope = vmul(sig, vfma(g, vsub(vset1(1), sig), vset1(1)));
-        vstore_act_n(dgate, dt, i, vmul(vmul(d, u), slope), k);
-        vstore_act_n(dup, dt, i, vmul(vmul(d, g), sig), k);
-    }
-}
-static void kern_swiglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, swiglu_grad, g); }
-
-/* ---- GeGLU: gelu(g) = g s, s = sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3); gelu'(g) = s + g s (1 - s) 2u' ---- */
-
-#define GELU_K 1.5957691216057308f /* 2 sqrt(2/pi) */
-VEC_FN vec gelu_sigmoid(vec g) { return sigmoid(vmul(vmul(vset1(GELU_K), g), vfma(vmul(vset1(0.044715f), g), g, vset1(1)))); }
-VEC_FN void geglu_row(void *y, const void *gate, const void *up, int64_t n, enum dtype dt) {
-    for (int64_t i = 0; i < n; i += VEC) {
-        const int64_t k = LANES(n, i);
-        const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
-        vstore_act_n(y, dt, i, vmul(vmul(g, gelu_sigmoid(g)), u), k);
-    }
+    FOR_ACT(dt, glu_row, y, gate, up, n, false);
 }
 static void kern_geglu_fwd(void *y, const void *gate, const void *up, enum dtype dt, int64_t n) {
-    FOR_ACT(dt, geglu_row, y, gate, up, n);
+    FOR_ACT(dt, glu_row, y, gate, up, n, true);
 }
-VEC_FN void geglu_grad(const struct cpu_swiglu_grad *s, enum dtype dt) {
+
+VEC_FN void glu_grad(const struct cpu_swiglu_grad *s, bool gelu, enum dtype dt) {
     void *const dgate = s->dgate, *const dup = s->dup;
     const void *const dy = s->dy, *const gate = s->gate, *const up = s->up;
     const int64_t n = s->n;
     for (int64_t i = 0; i < n; i += VEC) {
         const int64_t k = LANES(n, i);
         const vec g = vload_act_n(gate, dt, i, k), u = vload_act_n(up, dt, i, k);
-        const vec d = vload_act_n(dy, dt, i, k), sig = gelu_sigmoid(g);
-        const vec du = vmul(vset1(GELU_K), vfma(vmul(vset1(3 * 0.044715f), g), g, vset1(1)));
-        const vec slope = vmul(sig, vfma(vmul(g, vsub(vset1(1), sig)), du, vset1(1)));
-        vstore_act_n(dgate, dt, i, vmul(vmul(d, u), slope), k);
+        const vec d = vload_act_n(dy, dt, i, k), sig = glu_sigmoid(g, gelu);
+        vstore_act_n(dgate, dt, i, vmul(vmul(d, u), glu_slope(g, sig, gelu)), k);
         vstore_act_n(dup, dt, i, vmul(vmul(d, g), sig), k);
     }
 }
-static void kern_geglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, geglu_grad, g); }
+static void kern_swiglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, glu_grad, g, false); }
+static void kern_geglu_bwd(const struct cpu_swiglu_grad *g, enum dtype dt) { FOR_ACT(dt, glu_grad, g, true); }
 
 /* ---- plain rows ---- */
 
