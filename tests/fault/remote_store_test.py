@@ -253,7 +253,7 @@ def every_moment(test, s):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         run(*s.ppo("unbroken", trainer__total_training_steps=3))
         store = Store(s, "hdfs")
         both_places(test, s, "hdfs", store.url, store.root, store.env)

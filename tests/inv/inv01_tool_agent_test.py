@@ -136,7 +136,7 @@ def one_step_off(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         calling_model(s.dir / "model", s.dir / "calls", 12, 9)
         (s.dir / "tools.py").write_text(TOOLS)
         (s.dir / "reward.py").write_text(REWARD)

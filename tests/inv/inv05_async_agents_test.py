@@ -219,7 +219,7 @@ def main():
     rng = random.Random(seed := time.time_ns() % 10**6)
     print(f"seed {seed}")
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         calling_model(s.dir / "model", s.dir / "calls", 5.5, 4.5)
         for name, text in (("late_tools.py", TOOLS), ("tools.yaml", YAML), ("again.yaml", INTERACTIONS), ("reward.py", REWARD)):
             (s.dir / name).write_text(text)

@@ -154,7 +154,7 @@ def main():
     rng = random.Random(seed := time.time_ns() % 10**6)
     print(f"seed {seed}")
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         rows = [s.row(i) for i in range(16)]
         for i, row in enumerate(rows):
             row["agent_name"] = "program_agent" if i % 2 else "two"

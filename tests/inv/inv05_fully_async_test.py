@@ -155,7 +155,7 @@ def bounds(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "digits.py").write_text(DIGITS_REWARD)
         record(s, test)
         still(s, test)

@@ -94,7 +94,7 @@ def decoupled(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "digits.py").write_text(DIGITS_REWARD)
         schedule(s, test)
         by_hand(s, test)

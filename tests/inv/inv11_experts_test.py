@@ -31,7 +31,7 @@ FAMILIES = {
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         model = experts_model(s)
         bf16 = {A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon"}
         cases = {"bf16, Muon": (bf16, ((2, "auto"), (2, "sharded"))), "lora": ({A + "model.lora_rank": 4}, ((2, "auto"),)),

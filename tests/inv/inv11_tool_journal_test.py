@@ -111,7 +111,7 @@ def main():
     n = int(option.get("--kills", 4))
     print(f"seed {seed}")
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         calling_model(s.dir / "model", s.dir / "calls", 12, 11)
         for name, text in (("counting.py", TOOL + INTERACTION), ("tools.yaml", YAML), ("again.yaml", INTERACTIONS),
                            ("reward.py", REWARD)):
