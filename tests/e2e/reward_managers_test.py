@@ -286,7 +286,7 @@ def check_judge(s, runs, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         for name, text in (("scorers.py", SCORERS), ("managers.py", MANAGERS), ("judged.py", JUDGED)):
             (s.dir / name).write_text(text)
         runs = Runs(s)

@@ -362,7 +362,7 @@ def check_helpers(s, test):
          p.stderr.count("error: ") == 1, f"exit {p.returncode} after {time.time() - began:.0f} s: {p.stderr[-400:]}")
     path = reward_file(s, "stuck", "time.sleep(1000)")
     began = time.time()
-    p = run(*s.ppo("stuck", trainer__deadline=2, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}),
+    p = run(*s.ppo("stuck", trainer__deadline=5, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}),
             check=False, timeout=100)
     test.refused("a stage without progress: the watchdog ends the run and names it", p, DEADLINE, "stage 'gen'", "trainer.deadline")
     test("a stage without progress: within its deadline", time.time() - began < 60)
@@ -386,7 +386,7 @@ def check_trackers(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         for check in (check_output, custom_function, check_numbers, check_checkpoints, check_foreign, check_rewards, check_helpers,
                       check_trackers):
             if len(sys.argv) < 2 or check.__name__ in sys.argv[1:] + ["check_output"]:

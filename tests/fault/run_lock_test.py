@@ -169,7 +169,7 @@ def moved(test, s):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         refused(test, s)
         killed(test, s)
         moved(test, s)
