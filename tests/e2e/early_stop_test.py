@@ -123,7 +123,7 @@ def check_optimizers(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         chats = [{"messages": [{"role": "user", "content": f"What is {i % 7} + {i % 5}?"},
                                {"role": "assistant", "content": f"#### {i % 7 + i % 5}"}]} for i in range(40)]
         s.write("chats.jsonl", chats[:32])

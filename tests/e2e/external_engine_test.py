@@ -186,7 +186,7 @@ def refused(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "reward.py").write_text(DIGITS_REWARD)
         kinds(s, test)
         trtllm(s, test)

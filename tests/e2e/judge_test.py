@@ -180,7 +180,7 @@ def served(s, test, d):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         d = judge(s)
         served(s, test, d)
         judgements(s, test, d)

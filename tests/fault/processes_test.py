@@ -235,7 +235,7 @@ def check_closed(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         check_nothing_left(s, test)
         check_timeout(s, test)
         check_memory_order(s, test)
