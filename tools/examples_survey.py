@@ -54,7 +54,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 | script | result |
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
-           "gemma": "Gemma", "qwen3_5": "Qwen3_5", "mimo": "MiMo"}
+           "gemma": "Gemma", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "mimo": "MiMo"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
@@ -110,11 +110,13 @@ class Scratch:
                       "vocab_size": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536,
                       "hidden_act": "gelu_pytorch_tanh" if family == "gemma" else "silu",
                       "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
-            if family == "qwen3_5":  # a vision-language checkpoint
+            if family in ("qwen3_5", "qwen3_5_moe"):  # a vision-language checkpoint
                 config |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
-                           "linear_value_head_dim": 16}
-                config = {"model_type": family, "architectures": ["Qwen3_5ForConditionalGeneration"], "vision_config": {},
-                          "tie_word_embeddings": True, "text_config": config | {"model_type": "qwen3_5_text"}}
+                           "linear_value_head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+                           "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+                config = {"model_type": family, "architectures": [CLASSES[family] + "ForConditionalGeneration"],
+                          "vision_config": {}, "tie_word_embeddings": True,
+                          "text_config": config | {"model_type": family + "_text"}}
             if family == "mimo":
                 config["num_nextn_predict_layers"] = 1
             (folder / "config.json").write_text(json.dumps(config))

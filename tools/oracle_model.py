@@ -160,8 +160,8 @@ CASES = {
                           rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
     # and experts, with a shared one that has a gate; the files have them in one tensor
     "qwen3_5_experts": dict(QWEN35, model_type="qwen3_5_moe_text", architectures=["Qwen3_5MoeForCausalLM"],
-                            tie_word_embeddings=False, num_key_value_heads=1, full_attention_interval=2, num_experts=6, num_experts_per_tok=2,
-                            moe_intermediate_size=16, shared_expert_intermediate_size=24,
+                            tie_word_embeddings=False, num_key_value_heads=1, full_attention_interval=2, num_experts=6,
+                            num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
                             rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25)),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
