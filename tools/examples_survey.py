@@ -30,7 +30,8 @@ FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     (r"qwen3-\d+b-(a\d+b|moe)|qwen3moe|qwen3-235|qwen3_30b", "qwen3_moe"), ("qwen2.5-vl|qwen2_5_vl", "qwen2_5_vl"),
     ("qwen2-vl", "qwen2_vl"), ("qwen1.5-moe|moe_a2.7b", "qwen2_moe"), ("deepseek-v4|dsv4|deepseek_v4", "deepseek_v4"),
     ("deepseek-v2|deepseek-coder-v2", "deepseek_v2"), ("deepseek-v3|deepseek-r1|moonlight|671b", "deepseek_v3"),
-    ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
+    ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm-?4.5|glm4_?moe", "glm4_moe"),
+    ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
     ("ref_model_path", "qwen2_5_vl"),  # deepeyes
     ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hunyuan|hy[-_]?v3|hy3", "hunyuan"),
     ("gemma", "gemma"), ("mimo", "mimo"), ("internvl", "internvl"), ("mistral|mathstral", "mistral"), ("qwen3|qwen-3", "qwen3"),
@@ -54,6 +55,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 | script | result |
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
+           "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe",
            "gemma": "Gemma", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "mimo": "MiMo"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
@@ -117,6 +119,8 @@ class Scratch:
                 config = {"model_type": family, "architectures": [CLASSES[family] + "ForConditionalGeneration"],
                           "vision_config": {}, "tie_word_embeddings": True,
                           "text_config": config | {"model_type": family + "_text"}}
+            if family == "gpt_oss":
+                config["rope_scaling"] = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
             if family == "mimo":
                 config["num_nextn_predict_layers"] = 1
             (folder / "config.json").write_text(json.dumps(config))
