@@ -371,6 +371,30 @@ static void write_mxfp4_config(const char *dir) {
     free(to);
 }
 
+/* As a quantised base it has the codes of the same weights in bf16: `released`. */
+static void quantized_alike(struct dev *d, const char *released, const char *dir) {
+    char *out[2], *path[2];
+    struct safetensors_file *file[2];
+    for (int i = 0; i < 2; i++) {
+        struct model *m;
+        out[i] = case_temp_dir();
+        path[i] = file_join(out[i], "model.safetensors");
+        OK(model_open(&m, d,
+                      &(struct model_open_args){.dir = i ? dir : released, .act = DT_BF16, .max_len = 32, .quant = QUANT_INT8}));
+        OK(model_export(m, out[i], &(struct model_export_args){.dt = DT_BF16}));
+        model_close(m);
+        OK(safetensors_open(&file[i], path[i]));
+    }
+    const struct safetensors_tensor *a = safetensors_find(file[0], "model.layers.1.mlp.experts.gate_up_proj"),
+                                    *b = safetensors_find(file[1], "model.layers.1.mlp.experts.gate_up_proj");
+    assert_true(a && b && a->bytes == b->bytes && memcmp(a->data, b->data, a->bytes) == 0);
+    for (int i = 0; i < 2; i++) {
+        safetensors_close(file[i]);
+        case_drop_dir(out[i]);
+        free(path[i]);
+    }
+}
+
 /* Codes of every kind are read exactly, and exported as bf16 under the names that transformers has. */
 static void mxfp4_files(void **state) {
     uint8_t codes[OSS_EXPERTS * OSS_OUT * 16], scales[OSS_EXPERTS * OSS_OUT];
@@ -406,6 +430,7 @@ static void mxfp4_files(void **state) {
     json_decref(o);
     safetensors_close(got);
     model_close(m);
+    quantized_alike(&d, out, dir);
     write_mxfp4(from, dir, codes, scales, 1);
     assert_int_equal(open_dir(&m, &d, dir, QUANT_NONE), ERR_FORMAT);
     if (!strstr(err_msg(), "gate_up_proj_blocks does not have the shape (6, 24, 1, 16)")) fail_msg("%s", err_msg());

@@ -458,7 +458,7 @@ static int load_codes(struct model *m, int64_t i, const struct source *s) {
         const int64_t k = n - lo < step ? n - lo : step, rows = kind == QUANT_NF4 ? 1 : k / p->cols, cols = k / rows;
         const uint8_t *src = elements(s, lo, k, raw);
         TRYG(check_finite(p, s, src, k), out);
-        model__convert(w, DT_F32, src, s->t->dt, k);
+        model__convert(w, DT_F32, src, value_dtype(s), k);
         model_quantize(kind, w, rows, cols, code, scale);
         TRYG(dev_copy_in(m->dev, (char *)q->code.data + model__quant_codes(kind, lo), code, (size_t)model__quant_codes(kind, k)),
              out);
