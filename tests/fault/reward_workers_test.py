@@ -24,7 +24,15 @@ def trivial(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
 def index_of(solution_str):
     return float(solution_str.split()[1].rstrip("."))
+scores = False
+def begun():
+    """For those who kill this process: it has started."""
+    global scores
+    if not scores:
+        open(os.path.join(os.path.dirname(__file__), f"scores.{os.getpid()}"), "w").close()
+    scores = True
 def short(data_source, solution_str, ground_truth, extra_info=None, seconds=0.01):
+    begun()
     time.sleep(seconds)
     return index_of(solution_str)
 now = most = 0
@@ -39,6 +47,7 @@ async def judge(data_source, solution_str, ground_truth, extra_info=None):
     now -= 1
     return index_of(solution_str)
 async def brief_judge(data_source, solution_str, ground_truth, extra_info=None):
+    begun()
     await asyncio.sleep(0.1)
     return index_of(solution_str)
 def deadly(data_source, solution_str, ground_truth, extra_info=None):
@@ -92,7 +101,8 @@ def scorers_of(pid):
 
 
 def check_kills(s, test, name, n, **options):
-    """A process is killed every second (two in the short test); each sample has its score all the same."""
+    """A process is killed every second (two in the short test); each sample has its score all the same. One that dies while it
+    starts would end the run, so that none is killed before it scores."""
     args = [VERLC, "bench", "reward", f"--path={s.dir / 'scorers.py'}", f"--name={name}", f"--samples={n}",
             *(f"--{k.replace('_', '-')}={v}" for k, v in options.items())]
     p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
@@ -100,7 +110,8 @@ def check_kills(s, test, name, n, **options):
 
     def kill():
         while not done.wait(1 if FULL else 0.5):
-            for pid in sorted(scorers_of(p.pid), key=lambda q: killed.count(q))[-1:]:
+            scoring = [q for q in scorers_of(p.pid) if (s.dir / f"scores.{q}").exists()]
+            for pid in sorted(scoring, key=lambda q: killed.count(q))[-1:]:
                 try:
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
