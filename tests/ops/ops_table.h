@@ -647,6 +647,7 @@ static const struct op_shape shapes_qkv[] = {
     {.rows = 9, .hq = 2, .hk = 1, .dim = 18, .flags = S_NORM | S_ONE_PLUS},
     {.rows = 9, .hq = 2, .hk = 1, .dim = 64, .flags = S_PARTIAL},
     {.rows = 17, .hq = 3, .hk = 1, .dim = 24, .flags = S_PARTIAL | S_NORM},
+    {.rows = 17, .hq = 2, .hk = 1, .dim = 64, .flags = S_PARTIAL | S_NORM | S_ONE_PLUS},
     {.rows = 9, .hq = 2, .hk = 1, .dim = 64, .flags = S_PARTIAL | S_PAIRS},
     {.rows = 33, .hq = 2, .hk = 2, .dim = 32, .flags = S_PAIRS | S_NORM},
     {.rows = 18, .hq = 2, .hk = 1, .dim = 12, .flags = S_PARTIAL | S_PAIRS | S_NORM},

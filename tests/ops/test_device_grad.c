@@ -25,6 +25,7 @@ static const struct op_shape small_qkv[] = {{.rows = 4, .hq = 2, .hk = 1, .dim =
                                             {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_PAIRS},
                                             {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_NORM},
                                             {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_NORM | S_ONE_PLUS},
+                                            {.rows = 4, .hq = 2, .hk = 1, .dim = 16, .flags = S_PARTIAL | S_NORM | S_ONE_PLUS},
                                             {.rows = 9, .hq = 1, .hk = 1, .dim = 12, .flags = S_PAIRS | S_NORM}};
 static const struct op_shape small_attn[] = {{.rows = 5, .hq = 1, .hk = 1, .dim = 16, .lens = {5}},
                                              {.rows = 80, .hq = 2, .hk = 1, .dim = 16, .lens = {70, 10}},

@@ -248,7 +248,14 @@ static __device__ __forceinline__ void row_place(const qkv_job<T> &j, int64_t t,
 }
 
 /* How a head of qkv is to be read as pairs (dev_rope_source): whole and in halves; partly turned; neighbours. */
-enum { PAIRS_HALVES, PAIRS_PARTIAL, PAIRS_NEIGHBOURS, PAIRS_ONE_PLUS /* PAIRS_HALVES, norms of that kind */ };
+enum {
+    PAIRS_HALVES,
+    PAIRS_PARTIAL,
+    PAIRS_NEIGHBOURS,
+    PAIRS_ONE_PLUS, /* PAIRS_HALVES and PAIRS_PARTIAL, norms of that kind */
+    PAIRS_PARTIAL_ONE_PLUS,
+};
+static constexpr __host__ __device__ bool one_plus(int pairs) { return pairs == PAIRS_ONE_PLUS || pairs == PAIRS_PARTIAL_ONE_PLUS; }
 static constexpr __host__ __device__ bool halves(int pairs) { return pairs == PAIRS_HALVES || pairs == PAIRS_ONE_PLUS; }
 template <int PAIRS> static __device__ __forceinline__ int64_t pair_place(int64_t j, int second, int64_t half, int64_t turned) {
     if (halves(PAIRS)) return second ? half + j : j;
@@ -350,7 +357,7 @@ static __global__ void __launch_bounds__(QKV_THREADS) qkv_fwd_kernel(const qkv_j
             if (on && !is_v && norm) {
                 float w0[CHUNK], w1[CHUNK];
                 load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
-                if (PAIRS == PAIRS_ONE_PLUS) norm_head_one_plus<T>(x0, x1, w0, w1, rs);
+                if (one_plus(PAIRS)) norm_head_one_plus<T>(x0, x1, w0, w1, rs);
                 else norm_head<T>(x0, x1, w0, w1, rs);
             }
         }
@@ -407,7 +414,7 @@ static __device__ __forceinline__ void norm_back(const qkv_job<T> &j, const T *n
     if (on) {
         load_pairs<PAIRS, VEC>(x0, x1, x, pair_span{i, half, j.turned, n});
         load_pairs<PAIRS, VEC>(w0, w1, norm, pair_span{i, half, j.turned, n});
-        if (PAIRS == PAIRS_ONE_PLUS)
+        if (one_plus(PAIRS))
 #pragma unroll
             for (int e = 0; e < CHUNK; e++) w0[e] = __fadd_rn(w0[e], 1.0f), w1[e] = __fadd_rn(w1[e], 1.0f);
     }
@@ -587,7 +594,7 @@ template <int PAIRS, typename T> static int qkv_fwd_any(struct cuda *c, const st
 }
 static int qkv_check_kind(const struct qkv_args *a) {
     const bool norms = a->q_norm.data || a->k_norm.data;
-    if (norms && (a->kind == NORM_SCALE_CAST || (a->kind == NORM_ONE_PLUS && dev_rope_reorders(a))))
+    if (norms && (a->kind == NORM_SCALE_CAST || (a->kind == NORM_ONE_PLUS && a->interleaved)))
         FAIL(ERR_UNSUPPORTED, "cuda: norms of heads of this kind, with this rope");
     return 0;
 }
@@ -596,6 +603,8 @@ int cuda_qkv_fwd(struct dev *d, const struct qkv_args *a) {
     const bool narrow = a->qkv.dt == DT_BF16;
     struct cuda *c = cuda_of(d);
     TRY(qkv_check_kind(a));
+    if (a->kind == NORM_ONE_PLUS && a->q_norm.data && dev_rope_reorders(a))
+        return narrow ? qkv_fwd_any<PAIRS_PARTIAL_ONE_PLUS, bf16>(c, a) : qkv_fwd_any<PAIRS_PARTIAL_ONE_PLUS, float>(c, a);
     if (a->kind == NORM_ONE_PLUS && a->q_norm.data)
         return narrow ? qkv_fwd_any<PAIRS_ONE_PLUS, bf16>(c, a) : qkv_fwd_any<PAIRS_ONE_PLUS, float>(c, a);
     if (!dev_rope_reorders(a)) return narrow ? qkv_fwd_any<PAIRS_HALVES, bf16>(c, a) : qkv_fwd_any<PAIRS_HALVES, float>(c, a);
@@ -634,6 +643,8 @@ int cuda_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_a
     const bool narrow = a->qkv.dt == DT_BF16;
     struct cuda *c = cuda_of(d);
     TRY(qkv_check_kind(a));
+    if (a->kind == NORM_ONE_PLUS && a->q_norm.data && dev_rope_reorders(a))
+        return narrow ? qkv_bwd_any<PAIRS_PARTIAL_ONE_PLUS, bf16>(c, a, g) : qkv_bwd_any<PAIRS_PARTIAL_ONE_PLUS, float>(c, a, g);
     if (a->kind == NORM_ONE_PLUS && a->q_norm.data)
         return narrow ? qkv_bwd_any<PAIRS_ONE_PLUS, bf16>(c, a, g) : qkv_bwd_any<PAIRS_ONE_PLUS, float>(c, a, g);
     if (!dev_rope_reorders(a)) return narrow ? qkv_bwd_any<PAIRS_HALVES, bf16>(c, a, g) : qkv_bwd_any<PAIRS_HALVES, float>(c, a, g);

@@ -93,6 +93,7 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct model_config model_tp_config(const struct model_config *c, int rank, int size) {
     struct model_config out = *c;
+    if (size == 1) return out;
     out.mtp = false; /* it drafts nothing */
     out.n_q_heads = out.n_kv_heads = out.ffn = 0;
     for (int r = 0; r < size; r++) {

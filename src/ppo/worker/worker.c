@@ -234,6 +234,7 @@ static int open_decoder(struct ppo_worker *w) {
     a.n_kv_blocks = l->n_kv_blocks;
     TRY(open_split(w, decoder_most_rows(&a)));
     if (w->split) a.model = w->split;
+    CHECK(l->gathered + decoder_bytes(&a.model->cfg, a.model->act, &a) <= l->rollout);
     return decoder_open(&w->base.generator.decoder, &a);
 }
 
