@@ -178,6 +178,7 @@ def outcome(p, n):
         return "memory plan", ""
     if errors:
         text = re.sub(r"/tmp/[\w./-]*/models/(\w+)(_reward)?", r"\1", errors[0].removeprefix("error: "))
+        text = re.sub(r"; verlc has llama, .* and \w+$", "", text)  # the list of families
         return "refused", re.sub(r"/tmp/[\w./-]*/checkout/", "", text)
     return "failed", (p.stderr.strip().splitlines() or ["no output"])[-1]
 
