@@ -111,6 +111,7 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .schedule = k->schedule,
                                .warmup_steps = k->warmup_steps,
                                .warmup_ratio = k->warmup_ratio,
+                               .decay_steps = k->decay_steps,
                                .zero_indexed_step = k->zero_indexed_step || strcmp(k->schedule, "cosine") != 0, /* as verl */
                                .min_lr_ratio = k->min_lr_ratio,
                                .num_cycles = k->num_cycles,
@@ -128,17 +129,17 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
 }
 
 void train_optim_steps(struct optim_config *o, int64_t total_steps) {
-    o->total_steps = total_steps;
-    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(o->warmup_ratio * (double)total_steps);
+    o->total_steps = o->decay_steps > 0 ? o->decay_steps : total_steps;
+    if (o->warmup_steps <= 0) o->warmup_steps = (int64_t)(o->warmup_ratio * (double)o->total_steps);
 }
 
 void train_optim_check_steps(struct optim_config o, int64_t total_steps, const char *section,
                              void (*say)(void *arg, const char *line), void *arg) {
     train_optim_steps(&o, total_steps);
-    if (o.total_steps <= 1 || o.warmup_steps < o.total_steps) return;
+    if (total_steps <= 1 || o.warmup_steps < total_steps) return;
     char *line =
         xasprintf("unusual_setting: %s.lr_warmup_steps=%lld, and the run has %lld steps: the learning rate never reaches lr=%g",
-                  section, (long long)o.warmup_steps, (long long)o.total_steps, o.lr);
+                  section, (long long)o.warmup_steps, (long long)total_steps, o.lr);
     say(arg, line);
     free(line);
 }

@@ -11,7 +11,7 @@ struct train_optim_keys {
     enum optim_kind kind;
     double lr, weight_decay, betas[2], warmup_ratio, clip_grad, min_lr_ratio, init_lr_ratio, num_cycles;
     double min_lr, init_lr; /* over 0: in place of the ratios */
-    int64_t n_betas, warmup_steps;
+    int64_t n_betas, warmup_steps, decay_steps;
     const char *schedule;
     bool zero_indexed_step;
     const json_t *options; /* override_optimizer_config; NULL: none */

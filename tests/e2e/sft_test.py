@@ -72,7 +72,7 @@ def check_batches(s, test):
         test(f"{name}: the same losses", near(got, want, 1e-5), (got, want))
 
 
-def rates(kind, warmup, peak=1e-3, low=0.1):
+def rates(kind, warmup, peak=1e-3, low=0.1, steps=STEPS):
     """What the steps report, which as in verl is the rate of the next one, by the schedule's formula (torch's LambdaLR)."""
     out = []
     for step in range(1, STEPS + 1):
@@ -81,7 +81,7 @@ def rates(kind, warmup, peak=1e-3, low=0.1):
         elif kind == "constant":
             out.append(peak)
         else:
-            at = (step - warmup) / (STEPS - warmup)
+            at = min(1, (step - warmup) / (steps - warmup))
             out.append(peak * (low + (1 - low) * (0.5 * (1 + math.cos(math.pi * at)))))
     return out
 
@@ -91,6 +91,10 @@ def check_schedules(s, test):
         sft(s, kind, optim__lr_scheduler_type=kind, optim__lr_warmup_steps=2, optim__min_lr_ratio=0.1)
         got = series(s.dir / kind, "train/lr")
         test(f"{kind}: warm-up over 2 steps, then its curve", near(got, rates(kind, 2), 1e-6), (got, rates(kind, 2)))
+    sft(s, "shorter", engine="megatron", optim__lr_decay_style="cosine", optim__lr_warmup_steps=2, optim__min_lr=1e-4,
+        optim__lr_decay_steps=STEPS - 1)
+    got, want = series(s.dir / "shorter", "train/lr"), rates("cosine", 2, steps=STEPS - 1)
+    test("lr_decay_steps: the curve ends before the run", near(got, want, 1e-6) and got[-1] == got[-2], (got, want))
 
 
 def check_epochs(s, test):
