@@ -463,7 +463,9 @@ static void schedules(void **state) {
     near(optim_lr(&c, 4), 2);
     near(optim_lr(&c, 14), 2 * 0.55); /* half way between 1 and 0.1 */
     near(optim_lr(&c, 24), 0.2);
+    c.decay_steps = 24;
     near(optim_lr(&c, 40), 0.2);
+    c.decay_steps = 0;
     c.init_lr_ratio = 0.5;
     near(optim_lr(&c, 2), 1.5);
     c.schedule = "linear";

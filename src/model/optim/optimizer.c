@@ -27,7 +27,9 @@ static double cosine_wave(const struct optim_config *c, double progress) { retur
 
 /* The factor after warmup, step counted from its end, of n steps in all. */
 static double decay_factor(const struct optim_config *c, int64_t step, int64_t n) {
-    const double min = c->min_lr_ratio, progress = fmin(1, (double)step / (double)(n > 1 ? n : 1));
+    const double at_step = (double)step / (double)(n > 1 ? n : 1);
+    const double min = c->min_lr_ratio,
+                 progress = c->decay_steps > 0 ? fmin(1, at_step) : at_step; /* Megatron's ends, verl's goes on */
     if (strcmp(c->schedule, "cosine") == 0) return fmax(min, cosine_wave(c, progress) * (1 - min) * 0.5 + (1 + min) * 0.5);
     if (strcmp(c->schedule, "linear") == 0) return fmax(min, 1 - (1 - min) * progress);
     if (strcmp(c->schedule, "wsd") == 0) { /* stable for 9/10, then half a cosine */

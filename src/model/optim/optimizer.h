@@ -35,8 +35,8 @@ struct optim_config {
     bool host_state, host_master; /* state arrays, and what model_open put there: the master, are in host memory */
     bool muon_original_lr;        /* Muon's update times sqrt(max(1, rows / cols)), else 0.2 sqrt(max(rows, cols)), AdamW's size */
     const char *schedule;         /* constant | cosine | linear | wsd */
-    int64_t warmup_steps, total_steps; /* of the schedule, warm-up included; its last value holds after them */
-    int64_t decay_steps;               /* total_steps, whatever the run has (Megatron's lr_decay_steps); 0: the run's */
+    int64_t warmup_steps, total_steps; /* of the schedule, warm-up included */
+    int64_t decay_steps;               /* over 0: total_steps, whatever the run has, and its end holds after them (Megatron) */
     double warmup_ratio, min_lr_ratio, num_cycles, init_lr_ratio; /* warmup_ratio: of total_steps, where warmup_steps is 0 */
     bool zero_indexed_step;                                       /* the schedule's first step is 0 (verl 0.9.1), else 1 */
 };
