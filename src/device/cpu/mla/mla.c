@@ -1,19 +1,7 @@
 /* mla.c - the CPU backend's multi-head latent attention: what joins its parts into heads of queries, K and V.
  *
  * Invariant: a token's results are made by one thread in one order. */
-#include "device/cpu/cpu_int.h"
-
-enum { ROWS = 16 /* tokens of a part */ };
-
-static float value_at(struct tensor t, int64_t i) {
-    return t.dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)t.data)[i]) : ((const float *)t.data)[i];
-}
-static void put(struct tensor t, int64_t i, float v) {
-    if (t.dt == DT_BF16) ((uint16_t *)t.data)[i] = f32_to_bf16(v);
-    else ((float *)t.data)[i] = v;
-}
-static int64_t parts_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
-static int64_t part_end(int64_t rows, int64_t part) { return (part + 1) * ROWS < rows ? (part + 1) * ROWS : rows; }
+#include "device/cpu/moe/token_rows.h"
 
 struct join_job {
     const struct mla_join_args *a;

@@ -3,20 +3,11 @@
  *
  * Invariant: a token's results are made by one thread in one order, and a row of a GEMM has the same bits for any number of rows
  * (gemm.c): the load of an expert changes no bit. */
-#include "device/cpu/cpu_int.h"
+#include "device/cpu/moe/token_rows.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { ROWS = 16 /* tokens of a part */ };
-
-static float value_at(struct tensor t, int64_t i) {
-    return t.dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)t.data)[i]) : ((const float *)t.data)[i];
-}
-static void put(struct tensor t, int64_t i, float v) {
-    if (t.dt == DT_BF16) ((uint16_t *)t.data)[i] = f32_to_bf16(v);
-    else ((float *)t.data)[i] = v;
-}
 /* n elements of t from i on as f32: in place, or in buf. */
 static const float *values_at(struct tensor t, int64_t i, int64_t n, float *buf) {
     if (t.dt == DT_F32) return (const float *)t.data + i;
@@ -24,9 +15,6 @@ static const float *values_at(struct tensor t, int64_t i, int64_t n, float *buf)
     for (int64_t c = 0; c < n; c++) buf[c] = bf16_to_f32(x[c]);
     return buf;
 }
-
-static int64_t parts_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
-static int64_t part_end(int64_t rows, int64_t part) { return (part + 1) * ROWS < rows ? (part + 1) * ROWS : rows; }
 
 /* ---- router ---- */
 

@@ -1,21 +1,12 @@
 /* moe_gates.c - the CPU backend's ops that some families' experts have besides router, GEMMs and combination.
  *
  * Invariant: a token's results are made by one thread in one order. */
-#include "device/cpu/cpu_int.h"
+#include "device/cpu/moe/token_rows.h"
 
 #include <math.h>
 
-enum { ROWS = 16 /* tokens of a part */, LANES = 16 /* sums of a dot product side by side, added in their order */ };
+enum { LANES = 16 /* sums of a dot product side by side, added in their order */ };
 
-static float value_at(struct tensor t, int64_t i) {
-    return t.dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)t.data)[i]) : ((const float *)t.data)[i];
-}
-static void put(struct tensor t, int64_t i, float v) {
-    if (t.dt == DT_BF16) ((uint16_t *)t.data)[i] = f32_to_bf16(v);
-    else ((float *)t.data)[i] = v;
-}
-static int64_t parts_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
-static int64_t part_end(int64_t rows, int64_t part) { return (part + 1) * ROWS < rows ? (part + 1) * ROWS : rows; }
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* ---- the gate of a shared expert ---- */

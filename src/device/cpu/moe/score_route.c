@@ -1,25 +1,15 @@
 /* score_route.c - the CPU backend's routers that choose by scores: sigmoids or a softmax, a bias that only the choice sees, groups.
  *
  * Invariant: a token's results are made by one thread in one order. */
-#include "device/cpu/cpu_int.h"
+#include "device/cpu/moe/token_rows.h"
 
 #include <math.h>
 #include <string.h>
-
-enum { ROWS = 16 /* tokens of a part */ };
 
 struct job {
     const struct route_args *a;
     struct tensor dlogits, dweight;
 };
-
-static float value_at(struct tensor t, int64_t i) {
-    return t.dt == DT_BF16 ? bf16_to_f32(((const uint16_t *)t.data)[i]) : ((const float *)t.data)[i];
-}
-static void put(struct tensor t, int64_t i, float v) {
-    if (t.dt == DT_BF16) ((uint16_t *)t.data)[i] = f32_to_bf16(v);
-    else ((float *)t.data)[i] = v;
-}
 
 /* s (E): scores of row t. */
 static void scores_of(const struct route_args *a, int64_t t, float *s) {
