@@ -53,33 +53,6 @@ int model__expert_linear(struct model *m, const struct model_group *g, struct te
     return 0;
 }
 
-/* Each expert's own rectangles of the sums, as linear.c's. */
-static int add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
-    const struct model_lora *l = m->lora;
-    const int64_t r = l->cfg.rank;
-    for (int64_t e = 0; e < g->count; e++)
-        for (int64_t i = 0; i < g->n_parts; i++) {
-            const struct lora_part *p = &g->part[i];
-            float *const at = grads->at + e * g->stride;
-            const struct add_block_args da = {.dst = tensor_2d(at + p->a, DT_F32, r, g->k),
-                                              .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
-                                              .src_row = i * r,
-                                              .rows = r,
-                                              .cols = g->k,
-                                              .scale = 1};
-            const struct add_block_args db = {.dst = tensor_2d(at + p->b, DT_F32, p->n, r),
-                                              .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
-                                              .src_row = p->row,
-                                              .src_col = i * r,
-                                              .rows = p->n,
-                                              .cols = r,
-                                              .scale = l->scale};
-            TRY(dev_add_block(m->dev, &da));
-            TRY(dev_add_block(m->dev, &db));
-        }
-    return 0;
-}
-
 int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_args *a) {
     const struct lora_group *const g = a->group->lora;
     const struct model_lora *l = m->lora;
@@ -104,5 +77,5 @@ int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_arg
         TRY(dev_grouped_dw(m->dev, mat_b, dy, b.z, b.offset, lo > 0));
         TRY(dev_cast(m->dev, tensor_rows(a->dx, lo, b.n), b.sum)); /* last: it may be x */
     }
-    return add_adapter_grads(m, g, a->grads);
+    return model__add_adapter_grads(m, g, a->grads);
 }

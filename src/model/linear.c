@@ -81,28 +81,29 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
     return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, lo > 0);
 }
 
-/* Each part's own rectangle of the sums; outside of those of mat_b are cross terms of different modules. */
-static int add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
+int model__add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
-    for (int64_t i = 0; i < g->n_parts; i++) {
-        const struct lora_part *p = &g->part[i];
-        const struct add_block_args da = {.dst = tensor_2d(grads->at + p->a, DT_F32, r, g->k),
-                                          .src = scratch(l->mat_a, DT_F32, g->width, g->k),
-                                          .src_row = i * r,
-                                          .rows = r,
-                                          .cols = g->k,
-                                          .scale = 1};
-        const struct add_block_args db = {.dst = tensor_2d(grads->at + p->b, DT_F32, p->n, r),
-                                          .src = scratch(l->mat_b, DT_F32, g->n, g->width),
-                                          .src_row = p->row,
-                                          .src_col = i * r,
-                                          .rows = p->n,
-                                          .cols = r,
-                                          .scale = l->scale};
-        TRY(dev_add_block(m->dev, &da));
-        TRY(dev_add_block(m->dev, &db));
-    }
+    for (int64_t e = 0; e < g->count; e++)
+        for (int64_t i = 0; i < g->n_parts; i++) {
+            const struct lora_part *p = &g->part[i];
+            float *const at = grads->at + e * g->stride;
+            const struct add_block_args da = {.dst = tensor_2d(at + p->a, DT_F32, r, g->k),
+                                              .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
+                                              .src_row = i * r,
+                                              .rows = r,
+                                              .cols = g->k,
+                                              .scale = 1};
+            const struct add_block_args db = {.dst = tensor_2d(at + p->b, DT_F32, p->n, r),
+                                              .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
+                                              .src_row = p->row,
+                                              .src_col = i * r,
+                                              .rows = p->n,
+                                              .cols = r,
+                                              .scale = l->scale};
+            TRY(dev_add_block(m->dev, &da));
+            TRY(dev_add_block(m->dev, &db));
+        }
     return 0;
 }
 
@@ -117,7 +118,7 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     if (a->x.dim[0] == 0) return 0;
     for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
         TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
-    return add_adapter_grads(m, g, a->grads);
+    return model__add_adapter_grads(m, g, a->grads);
 }
 
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {

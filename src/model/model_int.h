@@ -352,6 +352,9 @@ struct expert_linear_bwd_args {
     const struct model_grads *grads;
 };
 int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_args *a);
+/* Of a group's matrices, each part's own rectangle of the sums in model_lora's mat_a and mat_b; outside of those of mat_b are cross
+ * terms of different modules. */
+int model__add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads);
 /* ---- layers with experts (experts.c) ---- */
 /* Their buffers: of all layers, of a stage, of backward. Nothing in a model without. */
 void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
