@@ -13,7 +13,7 @@
 #ifndef VERLC_AGENT_TOKEN_TREE_H
 #define VERLC_AGENT_TOKEN_TREE_H
 
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "data/data.h"
 
 struct token_tree;

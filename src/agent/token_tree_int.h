@@ -2,7 +2,7 @@
 #ifndef VERLC_AGENT_TOKEN_TREE_INT_H
 #define VERLC_AGENT_TOKEN_TREE_INT_H
 
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "agent/token_tree.h"
 
 enum { TOKEN_TREE_KEY = 33 }; /* 32 hexadecimal digits */

@@ -1,7 +1,7 @@
 /* tool_agent.c - see tool_agent.h. Where verl's loop has a quirk that decides which tokens are trained, a comment says so. */
 #include "agent/tool_agent.h"
 
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/err.h"
 #include "base/json.h"
 

@@ -8,7 +8,7 @@
 #ifndef VERLC_AGENT_TOOL_AGENT_H
 #define VERLC_AGENT_TOOL_AGENT_H
 
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 
 #include "data/data.h"
 #include "text/text.h"

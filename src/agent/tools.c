@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 #include "helper/helper.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #include "base/buf.h"
 
 #include "base/err.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * except in err_check_failed, the program's only abort. */
 #include "base/err.h"
 
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>

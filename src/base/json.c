@@ -3,7 +3,7 @@
 
 #include "base/err.h"
 #include "base/file.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <stdlib.h>
 #include <string.h>

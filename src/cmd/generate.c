@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 #include "engine/engine.h"
 #include "model/files/load.h"
 #include "model/lora/lora.h"

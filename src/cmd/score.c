@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 #include "model/files/load.h"
 #include "model/forward.h"
 #include "model/lora/lora.h"

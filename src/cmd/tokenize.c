@@ -2,8 +2,8 @@
  *
  * Reads standard input line by line and answers in order; needs no weights.  --bench
  * measures opening, encoding and decoding of a file instead. */
-#include "agent/continuous_tokens.h"
-#include "agent/tool_parser.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"

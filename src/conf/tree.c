@@ -5,7 +5,7 @@
 #include "conf/conf_int.h"
 
 #include "base/err.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -5,7 +5,7 @@
  * Invariant: what is read has the shape that its own lengths say, whatever the text is; else it is refused. */
 #include "data/data.h"
 
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/buf.h"
 #include "base/json.h"
 

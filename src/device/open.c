@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 #include "device/collective/peers.h"
 #include "device/collective/transport.h"
 #include "device/cuda/abi.h"

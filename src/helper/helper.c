@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef VERLC_PPO_CONFIG_H
 #define VERLC_PPO_CONFIG_H
 
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "algo/advantage.h"
 #include "algo/custom/user.h"
 #include "algo/distillation.h"

@@ -5,7 +5,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <string.h>
 

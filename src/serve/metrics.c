@@ -3,7 +3,7 @@
  * Invariant: counters only rise; names keep their meaning. */
 #include "serve/serve_int.h"
 
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 enum { ROUTES = 4, RESULTS = 6 };
 

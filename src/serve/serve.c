@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <errno.h>
 #include <math.h>

@@ -72,7 +72,7 @@ struct serve_args {
     bool sessions_only;                    /* what is asked outside of one is refused; templates are the sessions' */
     const struct tokenizer *tok;           /* borrowed, as all here */
     const char *model;                     /* its name for clients */
-    const char *tool_format;               /* of agent/tool_parser.h; NULL: by the chat template */
+    const char *tool_format;               /* of agent/tool_parser/tool_parser.h; NULL: by the chat template */
     struct engine_stop_ids stop;
     int64_t max_len, max_open; /* tokens of prompt and answer; samples at a time, waiting ones too: beyond them 429 */
 };

@@ -4,7 +4,7 @@
 
 #include "serve/serve.h"
 
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/buf.h"
 
 enum { SERVE_MAX_N = 128, SERVE_MAX_STOP = 16, SERVE_MARKERS = 2 };

@@ -5,7 +5,7 @@
  * Invariant: everything past text_utf8_repair may rely on well-formed text. */
 #include "text/text_int.h"
 
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <string.h>
 

@@ -7,8 +7,8 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/number.h"
-#include "base/utf8.h"
+#include "base/encoding/number.h"
+#include "base/encoding/utf8.h"
 
 #include <fcntl.h>
 #include <math.h>

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <math.h>
 #include <stdlib.h>

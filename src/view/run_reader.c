@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 #include "text/text.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -18,7 +18,7 @@
  *   /api/search?run=ID&q=&case=&in=&step=&min=&max=&ids=   a stream: a JSON object a line */
 #include "view/view_int.h"
 
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"

@@ -6,7 +6,7 @@
 #include "fuzz.h"
 
 #include "agent/child_program.h"
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "agent/token_tree.h"
 #include "base/json.h"
 

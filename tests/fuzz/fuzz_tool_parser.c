@@ -4,7 +4,7 @@
  * longer than the turn, every call has a name and arguments, a turn read twice is the same, and what UTF-8 goes in comes out. */
 #include "fuzz.h"
 
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/json.h"
 
 static const char *const names[] = {"hermes",  "qwen3_coder", "gpt-oss",     "glm",    "seed",

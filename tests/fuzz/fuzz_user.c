@@ -4,7 +4,7 @@
 #include "fuzz.h"
 
 #include "algo/custom/user_int.h"
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/json.h"
 
 static void name(const char *text) {

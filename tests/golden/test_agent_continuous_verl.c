@@ -2,7 +2,7 @@
  *
  * cases.jsonl and the model directories beside it are made by tools/oracle_continuous.py; VERLC_CONTINUOUS_FIXTURES names others,
  * which may be many. */
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"

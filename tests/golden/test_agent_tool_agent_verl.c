@@ -3,7 +3,7 @@
  *
  * The policy's turns and the tools' answers come from conversations.jsonl (tools/oracle_tool_agent.py), with the tokenizers beside
  * it; an argument names another directory. */
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "agent/tool_agent.h"
 #include "base/err.h"
 #include "base/file.h"

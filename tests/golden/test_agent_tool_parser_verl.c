@@ -1,6 +1,6 @@
 /* test_agent_tool_parser_verl.c - the tool parsers beside verl 0.9.1's on generated turns (tools/oracle_tool_parser.py).
  * With an argument it reads that file instead. */
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"

@@ -6,7 +6,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* test_agent_continuous.c - what is appended behind a turn, by hand; tests/golden/test_agent_continuous_verl.c has verl's. */
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/json.h"

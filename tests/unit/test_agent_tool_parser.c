@@ -1,6 +1,6 @@
 /* test_agent_tool_parser.c - calls of tools by hand: Llama's format, what is counted as malformed, names, hostile turns.
  * tests/golden/test_agent_tool_parser_verl.c has verl's own answers. */
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/err.h"
 #include "base/file.h"
 

@@ -4,7 +4,7 @@
  * golden/test_conf_hydra.c. */
 #include "conf/conf_int.h"
 #include "base/err.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -8,7 +8,7 @@
  * Invariant: a reply has exactly the elements that were requested. */
 #include "algo/custom/user_int.h"
 
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/json.h"
 #include "base/log.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 #include "device/collective/peers.h"
 #include "device/collective/transport.h"
 #include "device/device_int.h"

@@ -7,7 +7,7 @@
 #include "device/device.h"
 
 #include "base/buf.h"
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 #include "device/host_decode.h"
 
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * All are bound by memory, so they are plain loops that the compiler turns
  * into vectors, cut into parts of a fixed size.  Invariant: a part is a fixed
  * range of elements, so sums do not depend on the number of threads. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <math.h>
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
  * CPUs and at half of it on others.  A probe of a few milliseconds tells.
  *
  * Invariant: the same machine always gives the same answer. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include "base/clock.h"
 

@@ -4,7 +4,7 @@
  * Bound by memory like elementwise.c.  Invariant: every element (every block of
  * the codes) is computed alone, so threads change nothing. */
 #include "device/adaptive.h"
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <math.h>
 #include <string.h>

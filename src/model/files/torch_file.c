@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/map.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 #include "model/files/pickle.h"
 
 #include <stdio.h>

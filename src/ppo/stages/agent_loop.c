@@ -6,7 +6,7 @@
 #include "ppo/stages/program_loop.h"
 #include "ppo/stages/user_loop.h"
 
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "agent/tool_journal.h"
 #include "agent/tools.h"
 

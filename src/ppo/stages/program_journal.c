@@ -2,7 +2,7 @@
 #include "ppo/stages/program_journal.h"
 #include "ppo/stages/generation.h"
 
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/hash.h"

@@ -7,7 +7,7 @@
 #ifndef VERLC_PPO_STAGES_PROGRAM_LOOP_H
 #define VERLC_PPO_STAGES_PROGRAM_LOOP_H
 
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "engine/engine.h"
 #include "ppo/config.h"
 

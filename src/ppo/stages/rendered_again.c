@@ -4,7 +4,7 @@
  * It changes no sample: what is trained are the tokens that were drawn. Which conversations are looked at depends on the order of
  * the prompts alone, and a render waits for the template's helper, so they are few.
  * Invariant: what the template cannot render is not counted. */
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "ppo/stages/generation.h"
 
 #include "base/err.h"

@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <float.h>
 #include <math.h>

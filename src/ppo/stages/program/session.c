@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>

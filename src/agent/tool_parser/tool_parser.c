@@ -1,9 +1,9 @@
 /* tool_parser.c - the table of formats, what all of them do, and hermes.
  *
  * Invariant: a format's function reads the run's text and adds to the run's turn, nothing else. */
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 #include "base/err.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* tool_parser_tokens.c - the formats that mark a call by special tokens: gpt-oss, kimi, gemma4, llama3_json.
  *
  * Invariant: as tool_parser_xml.c's. */
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 
 #include <utf8proc.h>
 

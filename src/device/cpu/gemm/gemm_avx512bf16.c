@@ -2,10 +2,10 @@
  * 14 x 32, two k at a time.  Twice the f32 rate on AMD Zen 4 and 5, half of it
  * on Intel server cores (there the probe prefers avx512).  f32 operands use
  * the AVX-512 kernels. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #if defined(__x86_64__)
-#include "device/cpu/gemm_pair.h"
+#include "device/cpu/gemm/gemm_pair.h"
 
 enum { ROWS = 14, PREFETCH = 8192 };
 

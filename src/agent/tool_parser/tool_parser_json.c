@@ -3,7 +3,7 @@
  *
  * Invariant: what it accepts is what Python 3.11's json.loads accepts, but for the depth: lists in lists are TOOL_JSON_DEPTH at
  * most here, and there as many as the interpreter has calls to go. */
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 
 struct reader {
     struct tool_parser__memory *m;

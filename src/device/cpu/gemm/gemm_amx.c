@@ -5,10 +5,10 @@
  * 4 and 5 the A halves, 6 and 7 the B halves.  A thread configures full tiles
  * once on entry to a part: blocks are padded with zero rows to 16 or 32, which
  * costs less than another configuration. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #if defined(__x86_64__)
-#include "device/cpu/gemm_pair.h"
+#include "device/cpu/gemm/gemm_pair.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* base64.c - see base64.h. */
-#include "base/base64.h"
+#include "base/encoding/base64.h"
 
 #include "base/buf.h"
 

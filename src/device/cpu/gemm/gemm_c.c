@@ -1,7 +1,7 @@
 /* gemm_c.c - matrix kernels in portable C: vectors of four floats by
  * the compiler's vector extension, which any processor has or imitates.
  * Multiplication and addition round separately here (no fused multiply-add). */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <string.h>
 
@@ -22,6 +22,6 @@ typedef uint32_t vec4u __attribute__((vector_size(16), aligned(4), may_alias));
 #define T_FMA(a, b, c) ((a) * (b) + (c))
 #define T_BF16_LO(p) ((vec4)(*(const vec4u *)(const void *)(p) << 16))
 #define T_BF16_HI(p) ((vec4)(*(const vec4u *)(const void *)(p)&0xffff0000u))
-#include "device/cpu/gemm_tmpl.h"
+#include "device/cpu/gemm/gemm_tmpl.h"
 
 const struct cpu_gemm_isa cpu_gemm_c = {.name = "c", .bf16 = &tmpl_bf16, .f32 = &tmpl_f32};

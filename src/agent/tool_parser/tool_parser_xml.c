@@ -2,7 +2,7 @@
  *
  * What verl reads with regular expressions that try again is read here by cursors that only move on.
  * Invariant: after a place without a closing text no later place is searched for it. */
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* tool_parser_number.c - int(text), float(text) of Python, and integers with a base.
  *
  * Invariant: an integer's text is Python's: no sign +, no leading zero, no -0. */
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 
 #include <math.h>
 #include <utf8proc.h>

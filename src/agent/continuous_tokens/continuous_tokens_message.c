@@ -1,9 +1,9 @@
 /* continuous_tokens_message.c - what continuous tokens read of messages, and the synthetic ones they render around them.
  *
  * Invariant: messages are only read. */
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "base/err.h"
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #ifndef VERLC_DEVICE_CPU_GEMM_ZMM_H
 #define VERLC_DEVICE_CPU_GEMM_ZMM_H
 
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
 /* utf8.c - see utf8.h. */
-#include "base/utf8.h"
+#include "base/encoding/utf8.h"
 
 #include <stdint.h>
 #include <string.h>

@@ -16,7 +16,7 @@
  *   T_KC T_MC T_NC blocking
  *
  * Defines `static const struct cpu_gemm_ops tmpl_bf16, tmpl_f32`. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #ifndef VERLC_AGENT_CONTINUOUS_TOKENS_INT_H
 #define VERLC_AGENT_CONTINUOUS_TOKENS_INT_H
 
-#include "agent/continuous_tokens.h"
+#include "agent/continuous_tokens/continuous_tokens.h"
 #include "base/map.h"
 
 #include <stdbool.h>

@@ -5,7 +5,7 @@
 #ifndef VERLC_DEVICE_CPU_GEMM_PAIR_H
 #define VERLC_DEVICE_CPU_GEMM_PAIR_H
 
-#include "device/cpu/gemm_zmm.h"
+#include "device/cpu/gemm/gemm_zmm.h"
 
 /* Rows s and s + ld (absent: zero) of n <= 16 bf16 -> 16 pairs. */
 static inline __attribute__((always_inline)) __m512i pair_rows(const uint16_t *s, int64_t ld, __mmask16 m, int64_t rows_left) {

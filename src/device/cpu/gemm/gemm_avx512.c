@@ -1,10 +1,10 @@
 /* gemm_avx512.c - matrix kernels for AVX-512: blocks of 14 x 32, bf16
  * widened to f32.  On CPUs whose vdpbf16ps is slow this is the fastest way to
  * multiply bf16 without AMX.  Called only where the CPU has the instructions. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #if defined(__x86_64__)
-#include "device/cpu/gemm_zmm.h"
+#include "device/cpu/gemm/gemm_zmm.h"
 
 /* src (rows, r) bf16 -> [r][rows] f32 */
 static void pack_a_bf16(void *dst, const void *src, int64_t ld, int rows, int64_t rn) {
@@ -42,7 +42,7 @@ static void pack_a_bf16(void *dst, const void *src, int64_t ld, int rows, int64_
 #define T_PACK_W_BF16 zmm_pack_w
 #define T_STORE_BLOCK zmm_store
 #define T_F32_OPS cpu_gemm_avx512_f32
-#include "device/cpu/gemm_tmpl.h"
+#include "device/cpu/gemm/gemm_tmpl.h"
 
 const struct cpu_gemm_isa cpu_gemm_avx512 = {.name = "avx512", .bf16 = &tmpl_bf16, .f32 = &cpu_gemm_avx512_f32};
 #endif

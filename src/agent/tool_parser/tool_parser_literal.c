@@ -3,7 +3,7 @@
  *
  * Does not know the names of \N{...}: such a text is no literal here.
  * Invariant: what it accepts is what Python 3.11's ast.literal_eval accepts, with the same value. */
-#include "agent/tool_parser_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 
 #include <math.h>
 #include <stdlib.h>

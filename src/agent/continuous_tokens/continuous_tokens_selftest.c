@@ -2,7 +2,7 @@
  * render of the whole conversation (verl's tokenization_sanity_check_mode).
  *
  * Invariant: a case that is reported as working is one that append did. */
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "base/buf.h"
 #include "base/err.h"
 

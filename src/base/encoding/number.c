@@ -1,7 +1,7 @@
 /* number.c - see number.h.
  * Invariant: what number_text writes, strtod reads back as the same double. A text of 15 digits (of a float: 6) is read back
  * unchanged, so what fits into it has no shorter one but for trailing zeros; below the normal numbers that does not hold. */
-#include "base/number.h"
+#include "base/encoding/number.h"
 
 #include <float.h>
 #include <math.h>

@@ -8,8 +8,8 @@
  *
  * Invariant: a frame is used only where ids of the whole render are those of its two parts, whatever the texts are: an added
  * token begins the frame, and the fixed text there decides that. */
-#include "agent/continuous_tokens_int.h"
-#include "agent/tool_parser_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 #include "base/err.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * Renders are texts where they can be, since ids of a text that splits at an added token are those of its two parts: then only
  * what is new is made into ids.  Where it does not split, ids are compared.
  * Invariant: the ids are those of verl's way, which makes ids of both renders and compares them. */
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "base/err.h"
 #include "base/json.h"
 

@@ -2,7 +2,7 @@
  *
  * Rendering is in continuous_tokens_render.c, frames that save renders in continuous_tokens_frame.c.
  * Invariant: of the stream only tokens at its end that a family's rule names are taken off. */
-#include "agent/continuous_tokens_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
 #include "base/err.h"
 #include "base/log.h"
 

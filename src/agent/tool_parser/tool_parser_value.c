@@ -2,8 +2,8 @@
  *
  * Makes nothing of text but numbers: tool_parser_json.c and tool_parser_literal.c read.
  * Invariant: a dict has the order and the keys that Python's has, and finds a key among many without looking at all. */
-#include "agent/tool_parser_int.h"
-#include "base/number.h"
+#include "agent/tool_parser/tool_parser_int.h"
+#include "base/encoding/number.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,8 +2,8 @@
  *
  * As verl 0.9.1's verl/utils/tokenizer/deepseek.py, encode_messages.
  * Invariant: what is appended is encoded alone, and then stands behind what was there. */
-#include "agent/continuous_tokens_int.h"
-#include "agent/tool_parser_int.h"
+#include "agent/continuous_tokens/continuous_tokens_int.h"
+#include "agent/tool_parser/tool_parser_int.h"
 #include "base/err.h"
 #include "base/json.h"
 

@@ -8,7 +8,7 @@
  *
  * Invariant: bands, units, cache blocks and threads change which element is
  * computed when and by whom, never its chain of operations. */
-#include "device/cpu/gemm.h"
+#include "device/cpu/gemm/gemm.h"
 
 #include "base/buf.h"
 

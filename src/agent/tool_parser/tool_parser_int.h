@@ -2,7 +2,7 @@
 #ifndef VERLC_AGENT_TOOL_PARSER_INT_H
 #define VERLC_AGENT_TOOL_PARSER_INT_H
 
-#include "agent/tool_parser.h"
+#include "agent/tool_parser/tool_parser.h"
 #include "base/map.h"
 
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 /* tool_parser_text.c - scanning, and Python's classes of characters.
  *
  * Invariant: each function looks at a byte a bounded number of times. */
-#include "agent/tool_parser_int.h"
-#include "base/utf8.h"
+#include "agent/tool_parser/tool_parser_int.h"
+#include "base/encoding/utf8.h"
 
 #include <utf8proc.h>
 
