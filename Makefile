@@ -8,7 +8,7 @@ VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks \
-        bench-sessions kill-agents performance bench-learn \
+        bench-sessions kill-agents kill-tensor-parallel performance bench-learn \
         learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
@@ -58,6 +58,8 @@ oracle-venv: setup
 	@scripts/oracle_venv.sh .venv-verifiers tools/verifiers_requirements.txt
 kill-agents: build ## kill -9 at 50 random moments of a run with tools and an interaction, resumed bitwise
 	@VERLC=build/release/verlc .venv/bin/python tests/inv/inv11_tool_journal_test.py --kills 50 --report build/bench/cpu.json
+kill-tensor-parallel: build ## kill -9 and SIGSTOP of a rank at 50 random moments of a tensor parallel run, resumed bitwise
+	@VERLC=build/release/verlc .venv/bin/python tests/inv/inv11_tensor_parallel_kill_test.py --kills 50 --report build/bench/cpu.json
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
 asan tsan: setup-test ## the first three rungs under a sanitizer; tsan those of them that have threads
