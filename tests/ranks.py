@@ -76,6 +76,31 @@ def below(pid):
     return seen
 
 
+# shapes whose heads do not divide by two and three, narrow; what `model init` writes where its model's config.json has these keys
+FAMILIES = {
+    # norms behind attention and MLP, windows, three key heads
+    "gemma3": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 96, "intermediate_size": 120,
+               "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
+               "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 8,
+               "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0},
+    # norms of whole rows of queries and of keys, of what attention and MLP give and of nothing before
+    "olmo2": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 96, "intermediate_size": 160,
+              "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16},
+    # gated delta nets, and attention with output gates in layer 3
+    "qwen3_5": {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 96, "intermediate_size": 128,
+                "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
+                "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
+}
+
+
+def family_model(s, name):
+    """The scratch's model as one of FAMILIES."""
+    arch, out = s.dir / f"{name}.json", s.dir / name
+    arch.write_text(json.dumps(json.loads((s.dir / "model/config.json").read_text()) | FAMILIES[name]))
+    run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return out
+
+
 def experts_model(s, family="qwen3_moe", keys=None):
     """The scratch's model as a Qwen3-MoE, one MLP in layer 1, experts in the others; or as another family."""
     config = json.loads((s.dir / "model/config.json").read_text())

@@ -509,6 +509,17 @@ int dev_join_columns(struct dev *d, const struct join_columns_args *a) {
     return tensor_count(a->y) ? TRACED(join_columns, (d, a), a->y.dim[0], a->y.dim[1], 0) : 0;
 }
 
+int dev_copy_columns(struct dev *d, const struct copy_columns_args *a) {
+    static const char *const op = "copy_columns";
+    TRY(want2(op, "y", a->y, ACT, ANY, ANY));
+    TRY(want2(op, "x", a->x, set_of(a->y.dt), a->y.dim[0], ANY));
+    if (a->n < 0 || a->x_at < 0 || a->y_at < 0 || a->n > a->x.dim[1] - a->x_at || a->n > a->y.dim[1] - a->y_at)
+        FAIL(ERR_INVAL, "dev op %s: %lld columns from %lld of %lld to %lld of %lld", op, (long long)a->n, (long long)a->x_at,
+             (long long)a->x.dim[1], (long long)a->y_at, (long long)a->y.dim[1]);
+    HAVE(copy_columns);
+    return a->n > 0 && a->y.dim[0] > 0 ? TRACED(copy_columns, (d, a), a->y.dim[0], a->n, 0) : 0;
+}
+
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     TRY(want2("scatter_rows_add", "dst", dst, F32, ANY, ANY));
     TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));

@@ -191,6 +191,14 @@ struct join_columns_args {
     int64_t cut[DEV_MOST_COLUMNS + 1]; /* host, ascending from 0 to N */
 };
 
+/* Columns [y_at, y_at + n) of y = [x_at, x_at + n) of x; y's others stay. */
+struct copy_columns_args {
+    struct tensor y; /* (T, N) act */
+    int64_t y_at;
+    struct tensor x; /* (T, K), dtype of y; other memory than y */
+    int64_t x_at, n;
+};
+
 /* out = from + ((w_0 y_0 + w_1 y_1) + ...) over a token's choices in their order, product and sum in f32, out rounded once. */
 struct combine_args {
     struct tensor out;    /* (T, h) act or f32 */

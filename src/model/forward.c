@@ -336,7 +336,7 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     }
     if (y->q_row_norm) {
         const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
-        TRY(dev_qk_norm_fwd(d, &norms));
+        TRY(m->tp ? model__tp_qk_norm(m, &norms) : dev_qk_norm_fwd(d, &norms));
     }
     if (y->q_rope_norm) {
         const struct rope_norm_args norms = model__rope_norm_args(m, b, s, l);

@@ -2,30 +2,16 @@
 tokens, weights and files of one rank, whether heads divide or not; so does a run that goes on with another number of them. What
 cannot be split is said. Small runs on CPU ranks; the death of a rank: inv11_tensor_parallel_kill_test.py."""
 
-import json
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import first_difference
+from ranks import family_model, first_difference
 from verlc_test import Scratch, Tests, run, series
 
 STEPS = 2
 A = "actor_rollout_ref."
 TOGETHER = A + "rollout.tensor_model_parallel_size"
-
-
-def gemma(s):
-    """The scratch's model as a Gemma 3: norms behind attention and MLP, windows, three key heads, narrow."""
-    config = json.loads((s.dir / "model/config.json").read_text())
-    config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 96, "intermediate_size": 120,
-               "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
-               "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 8,
-               "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0}
-    (s.dir / "gemma.json").write_text(json.dumps(config))
-    run("model", "init", "--arch", s.dir / "gemma.json", "--out", s.dir / "gemma", "--tokenizer", s.dir / "model", "--dtype",
-        "fp32")
-    return s.dir / "gemma"
 
 
 def main():
@@ -41,12 +27,15 @@ def main():
             test(name, p.returncode == 0, p.stderr[-1500:])
             return p.stdout + p.stderr
 
-        bf16 = {A + "model.path": gemma(s), A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon",
-                A + "actor.use_kl_loss": False, "trainer.test_freq": 2, "trainer.val_before_train": True}
+        bf16 = {A + "model.path": family_model(s, "gemma3"), A + "actor.fsdp_config.dtype": "bfloat16",
+                A + "actor.optim.optimizer": "Muon", A + "actor.use_kl_loss": False, "trainer.test_freq": 2,
+                "trainer.val_before_train": True}
         critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
                   "algorithm.use_kl_in_reward": True}
+        rows = {A + "model.path": family_model(s, "olmo2"), A + "actor.fsdp_config.dtype": "bfloat16"}
         lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
-        cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2),)), "an adapter": (lora, ((3, 3), (2, 1))),
+        cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2),)),
+                 "norms of rows": (rows, ((3, 3), (4, 4))), "an adapter": (lora, ((3, 3), (2, 1))),
                  "a critic": (critic, ())}
         for name, (keys, sizes) in cases.items():
             one = s.dir / name.replace(" ", "_")

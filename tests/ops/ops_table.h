@@ -106,6 +106,20 @@ static inline int join_fwd(struct run *r) {
     return 0;
 }
 
+/* Columns from k of an input to window of an output with n, whose others stay. */
+static inline void copy_columns_setup(struct run *r) {
+    add_in(r, "x", shape_2d(r->act, r->rows, r->s->k + r->s->n / 2), true, 1, 0);
+    add_in(r, "y", shape_2d(r->act, r->rows, r->s->n), true, 1, 0);
+}
+static inline int copy_columns_fwd(struct run *r) {
+    const struct tensor y = up(r, &r->in[1]);
+    const struct copy_columns_args a = {
+        .y = y, .y_at = r->s->window, .x = up(r, &r->in[0]), .x_at = r->s->k, .n = r->s->n / 2 - r->s->window};
+    TRY(dev_copy_columns(r->d, &a));
+    down(r, "y", y, true, TOL_EXACT);
+    return 0;
+}
+
 /* ---- RMSNorm ---- */
 
 #define NORM_EPS 1e-5f
@@ -699,6 +713,12 @@ static const struct op_shape shapes_join[] = {
     {.rows = 5, .n = 4096, .k = 64},
     {.rows = 65, .n = 4096, .k = 64, .flags = S_F32},
 };
+static const struct op_shape shapes_columns[] = {
+    {.rows = 1, .n = 2, .k = 1},
+    {.rows = 7, .n = 300, .k = 5, .window = 3},
+    {.rows = 5, .n = 8, .k = 4, .window = 4}, /* none */
+    {.rows = 65, .n = 4096, .k = 64, .window = 128},
+};
 static const struct op_shape shapes_lists[] = {
     /* window: entries of a list */
     {.rows = 1, .n = 2, .k = 16, .window = 2, .flags = S_ENTROPY},
@@ -720,6 +740,7 @@ static const struct op_def ops_table[] = {
     {"gather", gather_setup, gather_fwd, gather_bwd, SHAPES(shapes_table), true},
     {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
     {"join_columns", join_setup, join_fwd, NULL, SHAPES(shapes_join), false},
+    {"copy_columns", copy_columns_setup, copy_columns_fwd, NULL, SHAPES(shapes_columns), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(shapes_qk_norm), true},
     {"rope_norm", rope_norm_setup, rope_norm_fwd, rope_norm_bwd, SHAPES(shapes_rope_norm), true},

@@ -204,6 +204,21 @@ int cpu_join_columns(struct dev *d, const struct join_columns_args *a) {
     return 0;
 }
 
+static void copy_columns_part(void *arg, int64_t part, int thread) {
+    const struct copy_columns_args *const a = arg;
+    const int64_t rows = a->y.dim[0], hi = (part + 1) * ROWS < rows ? (part + 1) * ROWS : rows;
+    const size_t unit = dtype_size(a->y.dt);
+    (void)thread;
+    for (int64_t t = part * ROWS; t < hi; t++)
+        memcpy((char *)a->y.data + (size_t)(t * a->y.dim[1] + a->y_at) * unit,
+               (const char *)a->x.data + (size_t)(t * a->x.dim[1] + a->x_at) * unit, (size_t)a->n * unit);
+}
+int cpu_copy_columns(struct dev *d, const struct copy_columns_args *a) {
+    struct copy_columns_args c = *a;
+    pool_run(cpu_of(d)->pool, parts_of(a->y.dim[0], ROWS), copy_columns_part, &c);
+    return 0;
+}
+
 static void scatter_row(const struct rows_job *j, int64_t r, int64_t id) {
     const int64_t n = j->dst.dim[1];
     CHECK(id >= 0 && id < j->dst.dim[0]);

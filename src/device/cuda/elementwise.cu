@@ -202,6 +202,14 @@ int cuda_join_columns(struct dev *d, const struct join_columns_args *a) {
     return a->y.dt == DT_BF16 ? join_columns_any<__nv_bfloat16>(cuda_of(d), a) : join_columns_any<float>(cuda_of(d), a);
 }
 
+int cuda_copy_columns(struct dev *d, const struct copy_columns_args *a) {
+    const size_t unit = dtype_size(a->y.dt);
+    CU_TRY(cudaMemcpy2DAsync((char *)a->y.data + (size_t)a->y_at * unit, (size_t)a->y.dim[1] * unit,
+                             (const char *)a->x.data + (size_t)a->x_at * unit, (size_t)a->x.dim[1] * unit, (size_t)a->n * unit,
+                             (size_t)a->y.dim[0], cudaMemcpyDeviceToDevice, cuda_of(d)->stream));
+    return 0;
+}
+
 /* ---- embedding, backward: the first row of each id adds up all rows of that id, in order, then adds the sum once ---- */
 
 /* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */

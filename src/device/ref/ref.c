@@ -132,6 +132,15 @@ int ref_join_columns(struct dev *d, const struct join_columns_args *a) {
     return 0;
 }
 
+int ref_copy_columns(struct dev *d, const struct copy_columns_args *a) {
+    const size_t unit = dtype_size(a->y.dt);
+    (void)d;
+    for (int64_t t = 0; t < a->y.dim[0]; t++)
+        memcpy((char *)a->y.data + (size_t)(t * a->y.dim[1] + a->y_at) * unit,
+               (const char *)a->x.data + (size_t)(t * a->x.dim[1] + a->x_at) * unit, (size_t)a->n * unit);
+    return 0;
+}
+
 int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const int64_t n = dst.dim[1];

@@ -25,6 +25,7 @@ struct model_tp {
     int64_t max_rows;
     char *send;              /* columns of all ranks, gathered: shared with them */
     void *joined;            /* the same as one matrix */
+    void *row[2];            /* q, k, v of all heads, and their norms; families that normalise whole rows */
     void *rows[2];           /* where weights are packed: a group's rows, and those of them that are this rank's */
     struct lora_group *lora; /* of its groups, in their order; NULL: no adapter */
 };
@@ -46,6 +47,13 @@ static struct heads heads_of(const struct model_config *c, int rank, int size) {
     return (struct heads){at * group + group * i / n, at * group + group * (i + 1) / n, at, at + 1};
 }
 
+/* Where the keys of a rank begin, of one that is not the first with its key head behind them: each key has one rank. */
+static int64_t first_key(const struct model_config *c, int rank, int size) {
+    if (rank == size) return c->n_kv_heads;
+    const int64_t at = heads_of(c, rank, size).kv0;
+    return at + (rank > 0 && size > c->n_kv_heads && heads_of(c, rank - 1, size).kv0 == at);
+}
+
 static int64_t cut_of(int64_t n, int rank, int size) {
     const int64_t unit = n >= (int64_t)WIDE * 4 * size ? WIDE : NARROW;
     return rank == size ? n : n / unit * rank / size * unit;
@@ -54,6 +62,7 @@ static int64_t cut_of(int64_t n, int rank, int size) {
 static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]) {
     for (int r = 0; r <= size; r++) {
         cut[MODEL_TP_HEADS][r] = r < size ? heads_of(c, r, size).q0 * c->head_dim : c->n_q_heads * c->head_dim;
+        cut[MODEL_TP_KEYS][r] = first_key(c, r, size) * c->head_dim;
         cut[MODEL_TP_FFN][r] = cut_of(c->ffn, r, size);
         cut[MODEL_TP_HIDDEN][r] = cut_of(c->hidden, r, size);
     }
@@ -71,9 +80,10 @@ static bool has_rows(const struct model_config *c, const struct model_group_row 
 
 const char *model_tp_unable(const struct model_config *c, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
-    static const size_t known[] = {PLACE(attn_norm),   PLACE(qkv),         PLACE(q_norm), PLACE(k_norm),
-                                   PLACE(q_rope_norm), PLACE(k_rope_norm), PLACE(o),      PLACE(attn_post_norm),
-                                   PLACE(mlp_norm),    PLACE(gate_up),     PLACE(down),   PLACE(mlp_post_norm)};
+    static const size_t known[] = {
+        PLACE(attn_norm),   PLACE(qkv),          PLACE(q_norm), PLACE(k_norm),         PLACE(q_row_norm), PLACE(k_row_norm),
+        PLACE(q_rope_norm), PLACE(k_rope_norm),  PLACE(o),      PLACE(attn_post_norm), PLACE(mlp_norm),   PLACE(gate_up),
+        PLACE(down),        PLACE(mlp_post_norm)};
 #undef PLACE
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (c->value) return "it has a value head";
@@ -82,7 +92,7 @@ const char *model_tp_unable(const struct model_config *c, int size) {
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i] && has_rows(c, row);
-        if (!is_known) return "its family has norms of whole rows of queries, or layers of another kind";
+        if (!is_known) return "its family has layers of another kind";
     }
     const int64_t share = (size + c->n_kv_heads - 1) / c->n_kv_heads; /* ranks of a key head */
     if (share > c->n_q_heads / c->n_kv_heads) return "it has fewer heads";
@@ -199,6 +209,8 @@ static void tp_layout(struct model_tp *t, struct model_group *groups, struct are
     const int64_t unit = (int64_t)dtype_size(whole->act);
     t->send = arena_take(a, send_bytes(c, whole->act, t->max_rows));
     t->joined = arena_take(a, SIZE_OF(t->max_rows, max64(c->n_q_heads * c->head_dim, c->ffn), unit));
+    const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
+    for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
     weights_layout(whole, t->rank, t->size, groups, a);
     lora_layout(whole, t->rank, t->size, t->lora, a);
     for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
@@ -368,4 +380,37 @@ int model__tp_linear(struct model *m, const struct linear_args *a) {
     if (a->base || !a->group->lora) return 0;
     TRY(model__lora_linear(m, &part)); /* behind the base's sum, as on one rank */
     return gather(m, MODEL_TP_HIDDEN, a->y, a->y);
+}
+
+/* n columns of x from x_at on to those of y from y_at on. */
+static int copy_columns(struct model *m, struct tensor y, int64_t y_at, struct tensor x, int64_t x_at, int64_t n) {
+    return dev_copy_columns(m->dev, &(struct copy_columns_args){.y = y, .y_at = y_at, .x = x, .x_at = x_at, .n = n});
+}
+
+/* Columns of all ranks to those of row from `at` on; this rank's are in x from x_at on. */
+static int gather_columns(struct model *m, enum model_tp_dim d, struct tensor row, int64_t at, struct tensor x, int64_t x_at) {
+    const struct tensor part = model__tp_part(m, d, x.dim[0]);
+    struct tensor all;
+    TRY(copy_columns(m, part, 0, x, x_at, part.dim[1]));
+    TRY(model__tp_gather(m, d, x.dim[0], &all));
+    return copy_columns(m, row, at, all, 0, all.dim[1]);
+}
+
+/* The norms' sums are of whole rows, so each rank has the rows of q and k whole for them, and takes its heads again. The values
+ * of `row` are never read. */
+int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a) {
+    const struct model_tp *const t = m->tp;
+    const struct model_config *const c = &t->whole->cfg;
+    const int64_t keys = model_dim(c, MODEL_Q), width = model_dim(c, MODEL_QKV), rows = a->x.dim[0];
+    const int64_t q = model_dim(&m->cfg, MODEL_Q), kv = model_dim(&m->cfg, MODEL_KV), first = heads_of(c, t->rank, t->size).kv0;
+    const struct tensor row = tensor_2d(t->row[0], m->act, rows, width), normed = tensor_2d(t->row[1], m->act, rows, width);
+    struct qk_norm_args whole = *a;
+    whole.x = row;
+    whole.y = normed;
+    TRY(gather_columns(m, MODEL_TP_HEADS, row, 0, a->x, 0));
+    TRY(gather_columns(m, MODEL_TP_KEYS, row, keys, a->x, q));
+    TRY(dev_qk_norm_fwd(m->dev, &whole));
+    TRY(copy_columns(m, a->y, 0, normed, t->cut[MODEL_TP_HEADS][t->rank], q));
+    TRY(copy_columns(m, a->y, q, normed, keys + first * c->head_dim, kv));
+    return copy_columns(m, a->y, q + kv, a->x, q + kv, kv);
 }
