@@ -230,7 +230,9 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     const struct model_config *c = &a->model->cfg;
     decoder_limits(d, a);
     d->n_states = decoder_states(c, a);
-    CHECK(d->draft.most == 0 || (c->mtp && d->n_states == 0));
+    CHECK(d->draft.most == 0 || c->mtp);
+    if (d->draft.most > 0 && d->n_states > 0)
+        FAILG(fail, ERR_UNSUPPORTED, "unsupported drafts of a model with gated delta nets, whose states are not taken back");
     d->layers = xcalloc((size_t)model_layer_places(c), sizeof *d->layers);
     d->kv.layers = d->layers;
     if (d->n_states) d->kv.states = d->states = xcalloc((size_t)c->n_layers, sizeof *d->states);

@@ -789,12 +789,16 @@ void model_config_make_value(struct model_config *c) {
 
 int model_config_use_mtp(struct model_config *c, bool detached, const char *where) {
     if (c->mtp_layers != 1)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported %lld layers for multi-token prediction of a %s model; mtp.enable wants one, of mimo",
+        FAIL(ERR_UNSUPPORTED,
+             "%s: unsupported %lld layers for multi-token prediction of a %s model; mtp.enable wants one, of MiMo or Qwen3.5",
              where, (long long)c->mtp_layers, c->family->type);
-    CHECK(c->n_experts == 0); /* of no family that has an MTP layer here */
+    bool own_embeddings = false;
+    TRY(json_bool_opt(model_text_json(c->json), "mtp_use_dedicated_embeddings", &own_embeddings, where));
+    if (own_embeddings)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported mtp_use_dedicated_embeddings; an MTP layer has the model's embeddings", where);
     c->mtp = true;
     c->mtp_detached = detached;
-    c->layer[model_mtp_layer(c)] = 0;
+    c->layer[model_mtp_layer(c)] = c->n_experts ? MODEL_SPARSE : 0;
     return 0;
 }
 

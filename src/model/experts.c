@@ -16,7 +16,7 @@ void model__experts_layout(struct model_acts *a, struct arena *m, const struct m
     if (!c->n_experts) return;
     a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
     if (!a->keep.train) return;
-    a->experts.offsets = model__take2(m, DT_I32, c->n_layers, c->n_experts + 1);
+    a->experts.offsets = model__take2(m, DT_I32, model_layer_places(c), c->n_experts + 1);
     a->experts.load = model__take1(m, DT_F32, c->n_experts);
     a->experts.loss = model__take2(m, DT_F32, c->n_layers, a->max_rows);
 }
@@ -188,7 +188,7 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     /* x: its gradient */
     TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, g}));
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
-    if (a->experts.balanced) TRY(balance_backward(d, a, l, e.logits, dlogits));
+    if (a->experts.balanced && l < m->cfg.n_layers) TRY(balance_backward(d, a, l, e.logits, dlogits));
     if (!m->lora) TRY(model__router_dw(m, g, y->router, dlogits, xn));
     TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
     TRY(model__shared_backward(m, a, l, dy, dx, g));

@@ -141,6 +141,8 @@ static void acts_layout(struct model_acts *a, struct arena *m, const struct mode
         if (train) {
             attention_layout(s, a, m, c, act, model_layer_features(c, model_mtp_layer(c)));
             mlp_layout(s, m, c, act, a->max_rows, train);
+            model__experts_stage_layout(&s->experts, a, m, c, act);
+            model__shared_stage_layout(&s->shared, m, c, act, a->max_rows);
         }
         model__mtp_layout(a, m, c, act);
     }

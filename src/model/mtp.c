@@ -65,8 +65,12 @@ static int normalise(struct model *m, struct model_acts *a, int64_t n, bool toke
                        TENSOR_NONE);
 }
 
-int model_mtp_forward(struct model *m, const struct model_batch *b, struct model_acts *a, struct tensor hidden) {
+int model_mtp_forward(struct model *m, const struct model_batch *of, struct model_acts *a, struct tensor hidden) {
     struct dev *const d = m->dev;
+    struct model_batch own = *of;
+    const struct model_batch *const b = &own;
+    own.routes = TENSOR_NONE; /* they are of the model's layers */
+    own.routes_kept = false;
     struct model_mtp_acts *const t = &a->mtp;
     const int64_t n = b->n_rows, h = m->cfg.hidden, l = model_mtp_layer(&m->cfg);
     const bool train = a->keep.train;

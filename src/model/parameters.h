@@ -33,6 +33,7 @@ struct model_group {
     struct tensor vec; /* compute copy of a vector, act */
     int64_t first_param, n_params;
     enum model_role role;     /* MODEL_LINEAR of a quantised model: mat is empty */
+    bool split_experts;       /* the files that it came from have a matrix of each expert, and so have those that are written */
     struct model_group *bias; /* of a layer's matrix; NULL: none */
     struct lora_group *lora;  /* adapters on its modules, NULL: none; private to model */
 };
@@ -120,7 +121,6 @@ struct model {
     int64_t n_own, n_master;   /* ranges; elements of the master */
     struct model_lora *lora;   /* NULL: no adapter; private to model */
     struct model_quant *quant; /* NULL: not quantised; private to model */
-    bool split_experts;        /* the files that it came from have a matrix of each expert, and so have those that are written */
     struct model_kept *kept;   /* tensors that are written as the files have them; NULL: none; private to model */
     struct model_tp *tp;       /* its layers are split over ranks (parallel/tensor_parallel.h); NULL: they are whole; private */
 };

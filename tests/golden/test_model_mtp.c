@@ -6,15 +6,18 @@ static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* bars of the project */
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH_BACKEND(k) for (size_t k = 0; k < sizeof BACKENDS / sizeof *BACKENDS; k++)
 
-static void open_mimo(struct model_case *c, const char *backend, bool detached) {
-    char *dir = case_path("mimo", "");
+static const char *const CASES[] = {"mimo", "qwen3_5_mtp", "qwen3_5_mtp_experts"};
+#define EACH_CASE(k) for (size_t k = 0; k < sizeof CASES / sizeof *CASES; k++)
+
+static void open_case(struct model_case *c, const char *name, const char *backend, bool detached) {
+    char *dir = case_path(name, "");
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
     OK(model_open(&c->m, &c->dev,
                   &(struct model_open_args){
                       .dir = dir, .act = DT_F32, .flags = MODEL_TRAIN, .max_len = 128, .mtp = true, .mtp_detached = detached}));
     free(dir);
-    case_golden(c, "mimo");
+    case_golden(c, name);
 }
 
 /* The batch with each row's next token; 0 where there is none. */
@@ -72,11 +75,11 @@ static double check_grads(const struct model_case *c, const float *g, const char
     return worst;
 }
 
-static void check_case(const char *backend, struct model_keep keep, bool detached) {
+static void check_case(const char *name, const char *backend, struct model_keep keep, bool detached) {
     struct model_case c;
     struct model_batch b, next;
     struct model_acts *a;
-    open_mimo(&c, backend, detached);
+    open_case(&c, name, backend, detached);
     struct case_seq s[2] = {case_seq_at(&c, 0), case_seq_at(&c, 1)};
     case_pack(&c.dev, &b, s, 2);
     next = shifted(&c, &b);
@@ -107,7 +110,7 @@ static void check_case(const char *backend, struct model_keep keep, bool detache
                                       .sink = &(struct model_grad_sink){.flat = g_dev}}));
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
     const double e_own = check_grads(&c, g, "mtp_grad", true), e_rest = check_grads(&c, g, detached ? "grad" : "mtp_grad", false);
-    print_message("mtp %-4s%s: logits %.1e, logp %.1e, its gradients %.1e, the others' %.1e\n", backend,
+    print_message("%s %-4s%s: logits %.1e, logp %.1e, its gradients %.1e, the others' %.1e\n", name, backend,
                   detached ? " detached" : "", e_logits, e_logp, e_own, e_rest);
     assert_true(e_logits <= MAX_REL && e_logp <= MAX_REL && e_own <= MAX_REL && e_rest <= MAX_REL);
 
@@ -138,8 +141,10 @@ static void against_torch(void **state) {
     (void)state;
     EACH_BACKEND(k) {
         if (!case_has(BACKENDS[k])) continue;
-        check_case(BACKENDS[k], MODEL_KEEP_ALL, false);
-        check_case(BACKENDS[k], MODEL_KEEP_LAYER, true);
+        EACH_CASE(i) {
+            check_case(CASES[i], BACKENDS[k], MODEL_KEEP_ALL, false);
+            check_case(CASES[i], BACKENDS[k], MODEL_KEEP_LAYER, true);
+        }
     }
 }
 
@@ -160,9 +165,8 @@ static void same_tensors(const char *a_path, const char *b_path) {
 }
 
 /* Not a part of the model, its tensors are exported as they were; a part of it, they are exported like others. */
-static void files_keep_it(void **state) {
-    (void)state;
-    char *dir = case_path("mimo", ""), *weights = case_path("mimo", "model.safetensors");
+static void check_files(const char *name) {
+    char *dir = case_path(name, ""), *weights = case_path(name, "model.safetensors");
     for (int used = 0; used < 2; used++) {
         struct dev d;
         struct model *m;
@@ -181,6 +185,10 @@ static void files_keep_it(void **state) {
     }
     free(dir);
     free(weights);
+}
+static void files_keep_it(void **state) {
+    (void)state;
+    EACH_CASE(i) check_files(CASES[i]);
 }
 
 static void refusals(void **state) {

@@ -28,7 +28,7 @@ bool model__interleaved(const struct model *m, const struct model_group *g) {
 }
 
 bool model__stacked(const struct model *m, const struct model_group *g) {
-    return model__interleaved(m, g) || (m->cfg.family->experts.stacked && !m->split_experts && g->role == MODEL_EXPERTS);
+    return model__interleaved(m, g) || (m->cfg.family->experts.stacked && !g->split_experts && g->role == MODEL_EXPERTS);
 }
 
 int model__interleaved_shape(const struct model_group *g, int64_t dim[3]) {

@@ -729,7 +729,8 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
         }
         TRYG(find_param(&src[i], &w, m, &m->params[i], a->dir), out);
         m->params[i].src_dt = src[i].all.scales ? DT_BF16 : src[i].t->dt;
-        m->split_experts |= m->groups[m->params[i].group].role == MODEL_EXPERTS && strstr(src[i].t->name, ".weight");
+        struct model_group *const g = &m->groups[m->params[i].group];
+        g->split_experts |= g->role == MODEL_EXPERTS && strstr(src[i].t->name, ".weight");
     }
     TRYG(read_buffers(m, &w, a->dir), out);
     note_unused(m, src, &w, a->dir);
