@@ -105,6 +105,15 @@ static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 
+/* Without PDL, in a CUDA graph too. */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_plain(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                            A... args) {
+    cudaLaunchAttribute attr = {};
+    const cudaLaunchConfig_t config = cuda_launch_config(c, grid, threads, smem, &attr, false);
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+
 /* Whether this GPU runs what is built for sm_90a alone: the files *_sm90.cu. */
 static inline bool cuda_hopper(const struct cuda *c) {
     static const char built[] = VERLC_CUDA_ARCHS;

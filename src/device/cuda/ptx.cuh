@@ -1,5 +1,5 @@
 /* ptx.cuh - wrappers of PTX instructions that every target has (sm_80), one function each: cp.async,
- * ldmatrix, mma.sync with bf16 operands, named barriers, approximate base-2 exponential and logarithm,
+ * ldmatrix, mma.sync with bf16 and TF32 operands, named barriers, approximate base-2 exponential and logarithm,
  * L2 cache policies; and programmatic dependent launch, which is empty below sm_90.
  *
  * Hopper's instructions are in wgmma.cuh and tma.cuh.  docs/kernels/ptx.md says why these are not <cuda/ptx>.
@@ -19,6 +19,12 @@
 
 /* Address of shared memory as the instructions below want it. */
 static __device__ __forceinline__ uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* The launch's dynamic shared memory. */
+template <class T> static __device__ __forceinline__ T &dynamic_shared() {
+    extern __shared__ float4 dynamic_shared_memory[];
+    return *(T *)dynamic_shared_memory;
+}
 
 /* 16 bytes from global to shared memory, both aligned to as much. */
 static __device__ __forceinline__ void cp_async16(uint32_t dst, const void *src) {
@@ -73,6 +79,20 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint3
 /* c (16, 8) f32 += a (16, 16) . b (16, 8). */
 static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* To TF32, to nearest; NaN stays. */
+static __device__ __forceinline__ uint32_t tf32_round(float x) {
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return r;
+}
+/* c (16, 8) f32 += a (16, 8) . b (8, 8), TF32: lane 4 g + t has a[0] row g column t, a[1] row g + 8, a[2], a[3] the same rows,
+ * column t + 4; b0 row t of column g, b1 row t + 4; c as in mma_bf16. */
+static __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

@@ -218,13 +218,11 @@ template <typename T> static int conv_fwd_any(struct cuda *c, const struct causa
     const conv_job<T> j = conv_job_of<T>(a);
     const dim3 grid(column_blocks(j.cols), (unsigned)ceil_div(j.rows, j.per)), states(grid.x, (unsigned)j.n);
     const bool vec = wide(j.cols, j.x, j.w, j.y, j.state);
-    if (vec) conv_fwd_kernel<T, true><<<grid, THREADS, 0, c->stream>>>(j);
-    else conv_fwd_kernel<T, false><<<grid, THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    if (vec) CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
+    else CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
     if (!j.state || j.n == 0) return 0;
-    if (vec) conv_state_kernel<T, true><<<states, THREADS, 0, c->stream>>>(j);
-    else conv_state_kernel<T, false><<<states, THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    if (vec) CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
+    else CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
     return 0;
 }
 int cuda_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
@@ -240,9 +238,8 @@ static int conv_bwd_any(struct cuda *c, const struct causal_conv_args *a, const 
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * each) * sizeof(float), &parts));
     j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.parts = (float *)parts;
     const dim3 grid(column_blocks(j.cols), (unsigned)n);
-    if (wide(j.cols, j.x, j.w, j.dy, j.dx)) conv_bwd_kernel<T, true><<<grid, THREADS, 0, c->stream>>>(j);
-    else conv_bwd_kernel<T, false><<<grid, THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    if (wide(j.cols, j.x, j.w, j.dy, j.dx)) CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, true>, grid, THREADS, 0, j));
+    else CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, false>, grid, THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, each, each);
 }
 int cuda_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *b) {
@@ -327,8 +324,7 @@ template <typename T> static norm_job<T> norm_job_of(const struct gated_norm_arg
 }
 template <typename T> static int gated_norm_fwd_any(struct cuda *c, const struct gated_norm_args *a) {
     const norm_job<T> j = norm_job_of<T>(a);
-    gated_norm_fwd_kernel<T><<<(unsigned)ceil_div(j.rows, WARPS), THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch_plain(c, gated_norm_fwd_kernel<T>, (unsigned)ceil_div(j.rows, WARPS), THREADS, 0, j));
     return 0;
 }
 int cuda_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
@@ -342,10 +338,8 @@ static int gated_norm_bwd_any(struct cuda *c, const struct gated_norm_args *a, c
     const int64_t n = ceil_div(j.rows, j.per);
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * j.cols) * sizeof(float), &parts));
     j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data, j.parts = (float *)parts;
-    gated_norm_bwd_kernel<T><<<(unsigned)ceil_div(j.rows, WARPS), THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
-    gated_norm_dw_kernel<T><<<dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, c->stream>>>(j);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch_plain(c, gated_norm_bwd_kernel<T>, (unsigned)ceil_div(j.rows, WARPS), THREADS, 0, j));
+    CU_TRY(cuda_launch_plain(c, gated_norm_dw_kernel<T>, dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, j.cols, j.cols);
 }
 int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {
@@ -390,16 +384,17 @@ int cuda_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct
     const int64_t n = tensor_count(x);
     const unsigned blocks = (unsigned)ceil_div(n, THREADS * CHUNK);
     if (x.dt == DT_BF16)
-        gate_fwd_kernel<<<blocks, THREADS, 0, c->stream>>>((bf16 *)y.data, (const bf16 *)x.data, (const bf16 *)gate.data, n);
-    else gate_fwd_kernel<<<blocks, THREADS, 0, c->stream>>>((float *)y.data, (const float *)x.data, (const float *)gate.data, n);
-    CU_LAUNCHED();
+        CU_TRY(cuda_launch_plain(c, gate_fwd_kernel<bf16>, blocks, THREADS, 0, (bf16 *)y.data, (const bf16 *)x.data,
+                                 (const bf16 *)gate.data, n));
+    else
+        CU_TRY(cuda_launch_plain(c, gate_fwd_kernel<float>, blocks, THREADS, 0, (float *)y.data, (const float *)x.data,
+                                 (const float *)gate.data, n));
     return 0;
 }
 template <typename T> static int gate_bwd_any(struct cuda *c, const struct output_gate_bwd_args *a) {
     const int64_t n = tensor_count(a->dy);
-    gate_bwd_kernel<<<(unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, c->stream>>>(
-        (T *)a->dx.data, (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n);
-    CU_LAUNCHED();
+    CU_TRY(cuda_launch_plain(c, gate_bwd_kernel<T>, (unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, (T *)a->dx.data,
+                             (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n));
     return 0;
 }
 int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
@@ -426,9 +421,8 @@ template <typename U> static int split_units(struct cuda *c, const struct gate_s
         U *const joint = (U *)a->joint.data + lo * cols, *const rest = (U *)a->rest.data + lo * (cols - n),
                  *const gate = (U *)a->gate.data + lo * n;
         const dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
-        if (join) split_kernel<U, true><<<grid, THREADS, 0, c->stream>>>(joint, rest, gate, n, n / a->n_heads, cols);
-        else split_kernel<U, false><<<grid, THREADS, 0, c->stream>>>(joint, rest, gate, n, n / a->n_heads, cols);
-        CU_LAUNCHED();
+        if (join) CU_TRY(cuda_launch_plain(c, split_kernel<U, true>, grid, THREADS, 0, joint, rest, gate, n, n / a->n_heads, cols));
+        else CU_TRY(cuda_launch_plain(c, split_kernel<U, false>, grid, THREADS, 0, joint, rest, gate, n, n / a->n_heads, cols));
     }
     return 0;
 }

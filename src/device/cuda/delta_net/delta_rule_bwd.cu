@@ -12,62 +12,38 @@
  *   dS = exp(G_C) dS' - sum_i y_i k_i r_i^T + sum_i y_i q_i do_i^T
  * dS takes the place of S in states.
  *
- * Invariant: a warp has whole rows of every product, and each sum one order. */
+ * Products are on tensor cores (tf32x3.cuh).  A warp has 16 rows of a chunk and half of the columns: of heads 64, of squares 32.
+ * x comes in parts of 16 rows, from the last: within a part a thread has a column, the parts before take a part's by a product.
+ * Invariant: each sum has one order, whatever else is in the batch. */
 #include "device/cuda/delta_net/delta_rule.cuh"
+#include "device/cuda/delta_net/tf32x3.cuh"
 
 typedef __nv_bfloat16 bf16;
 
 enum {
-    ROWS = DELTA_C / DELTA_WARPS, /* of a warp */
-    COLS = DEV_DELTA_DIM / 32,    /* of a lane, with a stride of 32 */
-    LD = DEV_DELTA_DIM + 1,       /* floats between rows of heads in shared memory, */
-    LDX = DELTA_C + 1,            /* and between rows of squares: neighbours are in different banks */
+    PART = 16,                /* rows of a warp, and of a part of x */
+    PARTS = DELTA_C / PART,   /* warps are PARTS by 2 */
+    HALF = DEV_DELTA_DIM / 2, /* columns of a warp */
+    WIDE = HALF / 8,          /* tiles of them */
+    NARROW = DELTA_C / 2 / 8, /* tiles of half of a square */
+    LD = DEV_DELTA_DIM + 4,   /* floats between rows of heads in shared memory, */
+    LDX = DELTA_C + 4,        /* and between rows of squares: the rows of a tile are in different banks */
 };
+static_assert(DELTA_WARPS == 2 * PARTS && DEV_DELTA_DIM == DELTA_WARPS * PART, "a warp has 16 rows");
 
 struct bwd_memory {
     float k[DELTA_C][LD], q[DELTA_C][LD], e[DELTA_C][LD], x[DELTA_C][LD], square[DELTA_C][LDX];
     float beta[DELTA_C], g[DELTA_C], by[DELTA_C], left[DELTA_C], rk[DELTA_C], rq[DELTA_C];
-    float start[DELTA_C], after[DELTA_C], pairs[DELTA_WARPS][DELTA_C], whole; /* the parts of dg */
+    float start[2][DELTA_C], after[2][DELTA_C], pairs[PARTS][DELTA_C], whole; /* the parts of dg; of both halves of columns */
+    float keys[2][DELTA_C];                                                   /* of start: -y_i k_i.(S r_i) */
+    float low[DELTA_C];                                                       /* a row's sum over the left half of a square */
     float red[32], da_log, ddt_bias;
 };
-
-/* acc[r][c] += sum over i in [0, n) of a(row, i) b(i, column), rows of the warp, columns of the lane below `cols`. */
-template <class A, class B>
-static __device__ __forceinline__ void warp_mm(float acc[ROWS][COLS], int64_t n, int64_t cols, const A &a, const B &b) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
-    for (int64_t i = 0; i < n; i++) {
-        float y[COLS];
-#pragma unroll
-        for (int c = 0; c < COLS; c++) y[c] = lane + 32 * c < cols ? b(i, lane + 32 * c) : 0.0f;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float w = a(row + r, i);
-#pragma unroll
-            for (int c = 0; c < COLS; c++) acc[r][c] = __fmaf_rn(w, y[c], acc[r][c]);
-        }
-    }
-}
-static __device__ __forceinline__ void zero(float acc[ROWS][COLS]) {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int c = 0; c < COLS; c++) acc[r][c] = 0;
-}
-static __device__ __forceinline__ void add_to(float to[ROWS][COLS], const float acc[ROWS][COLS]) {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int c = 0; c < COLS; c++) to[r][c] = __fadd_rn(to[r][c], acc[r][c]);
-}
-/* Row r of acc times row `with`, over all columns; every lane gets it. */
-static __device__ __forceinline__ float row_dot(const float acc[COLS], const float *with, int64_t cols) {
-    const int lane = threadIdx.x & 31;
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < COLS; c++)
-        if (lane + 32 * c < cols) sum = __fmaf_rn(acc[c], with[lane + 32 * c], sum);
-    return lanes_sum(sum, 32);
-}
+/* Where shared memory is large enough, with a copy of S or of dS'. */
+struct bwd_memory_staged {
+    bwd_memory m;
+    alignas(16) float s[DEV_DELTA_DIM][LD];
+};
 
 /* Chunk `chunk` of a sequence: rows of the batch [t, t + n). */
 struct bwd_chunk {
@@ -75,79 +51,118 @@ struct bwd_chunk {
     int n;
     const float *s, *ds; /* NULL: zeros */
 };
-
 /* Rows of a chunk, sizes of heads. */
 struct bwd_size {
-    int n;
-    int64_t dk, dv;
+    int n, dk, dv;
 };
+/* A warp's place: its rows, its half of the columns of a head and of a square. */
+struct bwd_warp {
+    int row, half, col, narrow;
+};
+static __device__ __forceinline__ bwd_warp warp_place() {
+    const int w = (int)threadIdx.x / 32;
+    return {w % PARTS * PART, w / PARTS, w / PARTS * HALF, w / PARTS * (DELTA_C / 2)};
+}
+
+/* S or dS' as products read it. */
+struct bwd_state {
+    const float *p;
+    int64_t ld;
+};
+/* Collective: `to` may be NULL, then products read it where it is. */
+static __device__ bwd_state stage_state(float *to, const float *from, int64_t dk, int64_t dv) {
+    if (!to || !from) return {from, dv};
+    __syncthreads(); /* what was there has been read */
+    for (int64_t i = threadIdx.x * 4; i < dk * dv; i += DELTA_THREADS * 4)
+        *(float4 *)&to[i / dv * LD + i % dv] = *(const float4 *)&from[i];
+    __syncthreads();
+    return {to, LD};
+}
 
 /* square = dots of rows of `of` with keys, decayed; 0 from the diagonal on (strict) or behind it. */
-static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int64_t dk, bool strict) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
+static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int dk, bool strict) {
+    const bwd_warp w = warp_place();
+    float acc[NARROW][4];
+    tiles_zero(acc);
+    tiles_mm(
+        acc, {w.row, w.narrow, DELTA_C}, dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int c) { return m.k[c][d]; });
 #pragma unroll
-    for (int c = 0; c < DELTA_C; c += 32) {
-        float sum[ROWS] = {};
-        for (int64_t d = 0; d < dk; d++) {
-            const float key = m.k[lane + c][d];
+    for (int y = 0; y < NARROW; y++)
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) sum[r] = __fmaf_rn(of[row + r][d], key, sum[r]);
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int i = row + r, j = lane + c;
+        for (int x = 0; x < 4; x++) {
+            const int i = w.row + tile_row(x), j = w.narrow + 8 * y + tile_col(x);
             const bool on = i < n && (strict ? j < i : j <= i);
-            m.square[i][j] = on ? __fmul_rn(sum[r], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
+            m.square[i][j] = on ? __fmul_rn(acc[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
         }
-    }
 }
-/* Sums of v over the lanes up to each, in a fixed order. */
-static __device__ __forceinline__ float lanes_scan(float v) {
-    const int lane = threadIdx.x & 31;
+/* Each number of a warp's half of a square becomes the sum of those before it in its row. Collective; m.low is free before and
+ * after a barrier. */
+static __device__ void before_in_row(bwd_memory &m, const bwd_warp &w, float (&a)[NARROW][4]) {
+    const int t = (int)threadIdx.x & 3;
 #pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-        const float below = __shfl_up_sync(WARP_ALL, v, o);
-        if (lane >= o) v = __fadd_rn(below, v);
+    for (int h = 0; h < 4; h += 2) {
+        float carry = 0;
+#pragma unroll
+        for (int y = 0; y < NARROW; y++) {
+            const float first = a[y][h], both = __fadd_rn(first, a[y][h + 1]);
+            float v = both;
+            const float one = __shfl_up_sync(WARP_ALL, v, 1, 4);
+            if (t >= 1) v = __fadd_rn(one, v);
+            const float two = __shfl_up_sync(WARP_ALL, v, 2, 4);
+            if (t >= 2) v = __fadd_rn(two, v);
+            const float before = __shfl_up_sync(WARP_ALL, v, 1, 4), all = __shfl_sync(WARP_ALL, v, 3, 4);
+            a[y][h] = t ? __fadd_rn(carry, before) : carry;
+            a[y][h + 1] = __fadd_rn(a[y][h], first);
+            carry = __fadd_rn(carry, all);
+        }
+        if (!w.half && t == 0) m.low[w.row + tile_row(h)] = carry;
     }
-    return v;
+    __syncthreads();
+    if (!w.half) return;
+#pragma unroll
+    for (int y = 0; y < NARROW; y++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) a[y][x] = __fadd_rn(m.low[w.row + tile_row(x)], a[y][x]);
 }
-/* square = a(i, c) . e_j decayed, likewise; pairs[x] += the sum over the warp's rows i and j < t <= i of that times row i of `of`
- * . k_j, t = lane + 32 x. */
+/* square = a(i, c) . e_j decayed, likewise; pairs[y][x] += the sum over the lane's rows i and j < t <= i of that times row i of
+ * `of` . k_j, t the lane's column x of tile y. Collective. */
 template <class A>
 static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict, const A &a, const float (*of)[LD],
-                                  float pairs[2]) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
-    float w[ROWS][2];
+                                  float (&pairs)[NARROW][2]) {
+    const bwd_warp w = warp_place();
+    float value[NARROW][4], dot[NARROW][4];
+    tiles_zero(value), tiles_zero(dot);
+    tiles_mm(value, {w.row, w.narrow, DELTA_C}, z.dv, a, [&](int c, int j) { return m.e[j][c]; });
+    tiles_mm(
+        dot, {w.row, w.narrow, DELTA_C}, z.dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int j) { return m.k[j][d]; });
 #pragma unroll
-    for (int x = 0; x < 2; x++) {
-        const int j = lane + 32 * x;
-        float sum[ROWS] = {}, dot[ROWS] = {};
-        for (int64_t d = 0; d < z.dv; d++) {
-            const float e = m.e[j][d];
+    for (int y = 0; y < NARROW; y++)
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) sum[r] = __fmaf_rn(a(row + r, d), e, sum[r]);
-        }
-        for (int64_t d = 0; d < z.dk; d++) {
-            const float key = m.k[j][d];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) dot[r] = __fmaf_rn(of[row + r][d], key, dot[r]);
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int i = row + r;
+        for (int x = 0; x < 4; x++) {
+            const int i = w.row + tile_row(x), j = w.narrow + 8 * y + tile_col(x);
             const bool on = i < z.n && (strict ? j < i : j <= i);
-            const float y = on ? __fmul_rn(sum[r], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
-            m.square[i][j] = y;
-            w[r][x] = on && j < i ? __fmul_rn(y, dot[r]) : 0.0f;
+            const float v = on ? __fmul_rn(value[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
+            m.square[i][j] = v;
+            dot[y][x] = on && j < i ? __fmul_rn(v, dot[y][x]) : 0.0f;
         }
-    }
+    before_in_row(m, w, dot);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float low = lanes_scan(w[r][0]), all = __shfl_sync(WARP_ALL, low, 31), high = __fadd_rn(all, lanes_scan(w[r][1]));
-        const float before_low = __shfl_up_sync(WARP_ALL, low, 1), before_high = __shfl_up_sync(WARP_ALL, high, 1);
-        if (lane && lane <= row + r) pairs[0] = __fadd_rn(pairs[0], before_low);
-        if (lane + 32 <= row + r) pairs[1] = __fadd_rn(pairs[1], lane ? before_high : all);
-    }
+    for (int y = 0; y < NARROW; y++)
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+            if (w.narrow + 8 * y + tile_col(x) <= w.row + tile_row(x)) pairs[y][x & 1] = __fadd_rn(pairs[y][x & 1], dot[y][x]);
+}
+/* The lanes' sums over all rows of the warp, to m.pairs. */
+static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
+    const bwd_warp w = warp_place();
+#pragma unroll
+    for (int y = 0; y < NARROW; y++)
+#pragma unroll
+        for (int x = 0; x < 2; x++) {
+            float v = pairs[y][x];
+            for (int o = 4; o < 32; o <<= 1) v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, o));
+            if ((threadIdx.x & 31) < 4) m.pairs[w.row / PART][w.narrow + 8 * y + tile_col(x)] = v;
+        }
 }
 
 template <typename T> static __device__ void load_heads(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
@@ -181,49 +196,78 @@ template <typename T> static __device__ void load_values(const delta_job<T> &j, 
     }
     __syncthreads();
 }
+template <typename T> static __device__ __forceinline__ const T *dout_of(const delta_job<T> &j, const bwd_chunk &b) {
+    return j.dout + (b.t * j.hv + b.value_head) * j.dv;
+}
 
-/* x of all rows, to m.x; and the gradients of beta and v. */
-template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
-    const T *dout = j.dout + (b.t * j.hv + b.value_head) * j.dv;
-    const int64_t step = j.hv * j.dv;
-    float acc[ROWS][COLS], sum[ROWS][COLS];
-    zero(acc), zero(sum);
-    if (b.ds)
-        warp_mm(
-            acc, j.dk, j.dv, [&](int r, int64_t d) { return m.k[r][d]; }, [&](int64_t d, int c) { return b.ds[d * j.dv + c]; });
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int c = 0; c < COLS; c++) acc[r][c] = __fmul_rn(m.left[row + r], acc[r][c]);
-    dots(m, m.q, b.n, j.dk, false);
-    __syncthreads();
-    warp_mm(
-        acc, b.n, j.dv, [&](int r, int64_t i) { return m.square[i][r]; },
-        [&](int64_t i, int c) { return act_at(dout, i * step + c); });
-    __syncthreads();
-    dots(m, m.k, b.n, j.dk, true);
-    __syncthreads();
-    for (int y = b.n - 1; y >= 0; y--) { /* row y is whole; the rows before it take it */
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (row + r == y)
-#pragma unroll
-                for (int c = 0; c < COLS; c++)
-                    if (lane + 32 * c < j.dv) m.x[y][lane + 32 * c] = __fsub_rn(acc[r][c], sum[r][c]);
-        __syncthreads();
-        const float beta = m.beta[y];
-#pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            const float x = lane + 32 * c < j.dv ? __fmul_rn(beta, m.x[y][lane + 32 * c]) : 0.0f;
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if (row + r < y) sum[r][c] = __fmaf_rn(m.square[y][row + r], x, sum[r][c]);
-        }
+/* What dS' gives: de = z_j dS'^T k_j, and to dk and `after` z_i dS' e_i. */
+template <typename T>
+static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4],
+                                 float (&dk)[WIDE][4]) {
+    const bwd_warp w = warp_place();
+    float acc[WIDE][4];
+    tiles_zero(de), tiles_zero(acc);
+    if (b.ds) {
+        const bwd_state ds = stage_state(stage, b.ds, j.dk, j.dv);
+        tiles_mm(
+            de, {w.row, w.col, (int)j.dv}, (int)j.dk, [&](int i, int d) { return __fmul_rn(m.left[i], m.k[i][d]); },
+            [&](int d, int c) { return ds.p[d * ds.ld + c]; });
+        tiles_mm(
+            acc, {w.row, w.col, (int)j.dk}, (int)j.dv, [&](int i, int c) { return __fmul_rn(m.left[i], m.e[i][c]); },
+            [&](int c, int d) { return ds.p[d * ds.ld + c]; });
     }
-    for (int i = b.n; i < DELTA_C; i++)
-        for (int64_t c = threadIdx.x; c < j.dv; c += DELTA_THREADS) m.x[i][c] = 0;
-    for (int i = row; i < row + ROWS && i < b.n; i++) {
+    tiles_row_sums(m.after[w.half], acc, {w.row, w.col, (int)j.dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+#pragma unroll
+    for (int y = 0; y < WIDE; y++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) dk[y][x] = __fadd_rn(dk[y][x], acc[y][x]);
+}
+
+/* A column of a part of x, from de less what the parts after it take: x_j = de_j - sum_{i>j} A_ij beta_i x_i. */
+static __device__ __forceinline__ void part_x(bwd_memory &m, int part, int c) {
+    float v[PART];
+#pragma unroll
+    for (int r = 0; r < PART; r++) v[r] = m.x[part * PART + r][c];
+#pragma unroll
+    for (int y = PART - 1; y > 0; y--) {
+        const float x = __fmul_rn(m.beta[part * PART + y], v[y]);
+#pragma unroll
+        for (int r = 0; r < y; r++) v[r] = __fmaf_rn(-m.square[part * PART + y][part * PART + r], x, v[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < PART; r++) m.x[part * PART + r][c] = v[r];
+}
+/* x of all rows, to m.x; and the gradients of beta and v. */
+template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
+    const bwd_warp w = warp_place();
+    const int lane = threadIdx.x & 31, dk = (int)j.dk, dv = (int)j.dv;
+    const T *dout = dout_of(j, b);
+    const int64_t step = j.hv * j.dv;
+    dots(m, m.q, b.n, dk, false);
+    __syncthreads();
+    tiles_mm(
+        de, {w.row, w.col, dv}, DELTA_C, [&](int r, int i) { return m.square[i][r]; },
+        [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
+    __syncthreads();
+    dots(m, m.k, b.n, dk, true);
+    __syncthreads();
+    for (int part = PARTS - 1; part >= 0; part--) {
+        if (w.row == part * PART)
+#pragma unroll
+            for (int y = 0; y < WIDE; y++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    if (w.col + 8 * y < dv) m.x[w.row + tile_row(x)][w.col + 8 * y + tile_col(x)] = de[y][x];
+        __syncthreads();
+        if (threadIdx.x < dv) part_x(m, part, threadIdx.x);
+        __syncthreads();
+        if (w.row < part * PART)
+            tiles_mm(
+                de, {w.row, w.col, dv}, PART,
+                [&](int r, int i) { return -__fmul_rn(m.square[part * PART + i][r], m.beta[part * PART + i]); },
+                [&](int i, int c) { return m.x[part * PART + i][c]; });
+    }
+    for (int i = threadIdx.x / 32; i < b.n; i += DELTA_WARPS) {
         float dot = 0;
         for (int64_t c = lane; c < j.dv; c += 32) {
             dot = __fmaf_rn(m.x[i][c], m.e[i][c], dot);
@@ -232,67 +276,51 @@ template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_me
         dot = lanes_sum(dot, 32);
         if (lane == 0) act_put(j.dba, (b.t + i) * 2 * j.hv + b.value_head, __fmul_rn(dot, __fsub_rn(1.0f, m.beta[i])));
     }
-    __syncthreads();
 }
 
 /* dq, dk += a value head's, and the parts of dg. */
 template <typename T>
-static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float dq[ROWS][COLS],
-                                  float dk[ROWS][COLS]) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
-    const T *dout = j.dout + (b.t * j.hv + b.value_head) * j.dv;
+static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&dq)[WIDE][4],
+                                  float (&dk)[WIDE][4]) {
+    const bwd_warp w = warp_place();
+    const int n_dk = (int)j.dk, n_dv = (int)j.dv;
+    const T *dout = dout_of(j, b);
     const int64_t step = j.hv * j.dv;
-    const bwd_size z = {b.n, j.dk, j.dv};
-    const auto dout_at = [&](int r, int64_t c) { return r < b.n ? act_at(dout, r * step + c) : 0.0f; };
-    const auto r_at = [&](int r, int64_t c) { return __fmul_rn(m.beta[r], m.x[r][c]); };
-    const auto key = [&](int64_t i, int d) { return m.k[i][d]; };
-    const auto state = [&](int64_t c, int d) { return b.s[d * j.dv + c]; };
-    float acc[ROWS][COLS], start[ROWS], pairs[2] = {};
-    zero(acc);
+    const auto dout_at = [&](int r, int c) { return r < b.n ? act_at(dout, r * step + c) : 0.0f; };
+    const auto minus_r = [&](int r, int c) { return -__fmul_rn(m.beta[r], m.x[r][c]); };
+    const auto key = [&](int i, int d) { return m.k[i][d]; };
+    const auto square = [&](int r, int i) { return m.square[r][i]; };
+    const auto transposed = [&](int r, int i) { return m.square[i][r]; };
+    float acc[WIDE][4], pairs[NARROW][2] = {};
+    const bwd_state s = stage_state(stage, b.s, j.dk, j.dv);
+    const auto state = [&](int c, int d) { return s.p[d * s.ld + c]; };
+    tiles_zero(acc);
     if (b.s)
-        warp_mm(
-            acc, j.dv, j.dk, [&](int r, int64_t c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
+        tiles_mm(
+            acc, {w.row, w.col, n_dk}, n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
+    tiles_row_sums(m.start[w.half], acc, {w.row, w.col, n_dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) start[r] = row_dot(acc[r], m.q[row + r], j.dk);
-    value_dots(m, z, false, dout_at, m.q, pairs);
+    for (int y = 0; y < WIDE; y++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) dq[y][x] = __fadd_rn(dq[y][x], acc[y][x]);
+    value_dots(m, {b.n, n_dk, n_dv}, false, dout_at, m.q, pairs);
     __syncthreads();
-    warp_mm(
-        acc, b.n, j.dk, [&](int r, int64_t i) { return m.square[r][i]; }, key);
-    add_to(dq, acc);
-    zero(acc);
-    warp_mm(
-        acc, b.n, j.dk, [&](int r, int64_t i) { return m.square[i][r]; }, [&](int64_t i, int d) { return m.q[i][d]; });
-    add_to(dk, acc);
+    tiles_mm(dq, {w.row, w.col, n_dk}, DELTA_C, square, key);
+    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, transposed, [&](int i, int d) { return m.q[i][d]; });
     __syncthreads();
-    value_dots(
-        m, z, true, [&](int r, int64_t c) { return -r_at(r, c); }, m.k, pairs);
-    m.pairs[threadIdx.x / 32][lane] = pairs[0], m.pairs[threadIdx.x / 32][lane + 32] = pairs[1];
-    __syncthreads();
-    zero(acc);
+    value_dots(m, {b.n, n_dk, n_dv}, true, minus_r, m.k, pairs);
+    pairs_put(m, pairs);
+    tiles_zero(acc);
     if (b.s)
-        warp_mm(
-            acc, j.dv, j.dk, [&](int r, int64_t c) { return -__fmul_rn(m.by[r], r_at(r, c)); }, state);
+        tiles_mm(
+            acc, {w.row, w.col, n_dk}, n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], minus_r(r, c)); }, state);
+    tiles_row_sums(m.keys[w.half], acc, {w.row, w.col, n_dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        start[r] = __fadd_rn(start[r], row_dot(acc[r], m.k[row + r], j.dk));
-        if (lane == 0) m.start[row + r] = start[r];
-    }
-    warp_mm(
-        acc, b.n, j.dk, [&](int r, int64_t i) { return m.square[r][i]; }, key);
-    warp_mm(
-        acc, b.n, j.dk, [&](int r, int64_t i) { return m.square[i][r]; }, key);
-    add_to(dk, acc);
-    zero(acc);
-    if (b.ds)
-        warp_mm(
-            acc, j.dv, j.dk, [&](int r, int64_t c) { return __fmul_rn(m.left[r], m.e[r][c]); },
-            [&](int64_t c, int d) { return b.ds[d * j.dv + c]; });
+    for (int y = 0; y < WIDE; y++)
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float after = row_dot(acc[r], m.k[row + r], j.dk);
-        if (lane == 0) m.after[row + r] = after;
-    }
-    add_to(dk, acc);
+        for (int x = 0; x < 4; x++) dk[y][x] = __fadd_rn(dk[y][x], acc[y][x]);
+    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, square, key);
+    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, transposed, key);
     float whole = 0;
     for (int64_t i = threadIdx.x; i < j.dk * j.dv && b.s && b.ds; i += DELTA_THREADS)
         whole = __fmaf_rn(__fmul_rn(m.by[b.n - 1], b.s[i]), b.ds[i], whole);
@@ -301,83 +329,113 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, const bw
     __syncthreads();
 }
 
-/* The gradient of the state at the chunk's start, to where that is. A warp has DEV_DELTA_DIM / DELTA_WARPS rows of it. */
+/* The gradient of the state at the chunk's start, to where that is. A warp has 16 rows of it. */
 template <typename T> static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float *to) {
-    const int lane = threadIdx.x & 31;
-    const T *dout = j.dout + (b.t * j.hv + b.value_head) * j.dv;
-    for (int64_t row = (int64_t)threadIdx.x / 32 * ROWS; row < j.dk; row += DELTA_WARPS * ROWS) {
-        float acc[ROWS][COLS];
+    const int row = (int)threadIdx.x / 32 * PART, dv = (int)j.dv;
+    const T *dout = dout_of(j, b);
+    const int64_t step = j.hv * j.dv;
+    if (row >= j.dk) return;
+    for (int col = 0; col < dv; col += HALF) {
+        float acc[WIDE][4];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        for (int y = 0; y < WIDE; y++)
 #pragma unroll
-            for (int c = 0; c < COLS; c++)
-                acc[r][c] = b.ds && lane + 32 * c < j.dv ? __fmul_rn(m.by[b.n - 1], b.ds[(row + r) * j.dv + lane + 32 * c]) : 0.0f;
-        for (int i = 0; i < b.n; i++) {
-            float x[COLS], o[COLS];
-#pragma unroll
-            for (int c = 0; c < COLS; c++) {
-                const bool on = lane + 32 * c < j.dv;
-                x[c] = on ? -__fmul_rn(m.by[i], __fmul_rn(m.beta[i], m.x[i][lane + 32 * c])) : 0.0f;
-                o[c] = on ? __fmul_rn(m.by[i], act_at(dout, i * j.hv * j.dv + lane + 32 * c)) : 0.0f;
+            for (int x = 0; x < 4; x++) {
+                const int64_t at = (int64_t)(row + tile_row(x)) * dv + col + 8 * y + tile_col(x);
+                acc[y][x] = b.ds && col + 8 * y < dv ? __fmul_rn(m.by[b.n - 1], b.ds[at]) : 0.0f;
             }
+        tiles_mm(
+            acc, {row, col, dv}, DELTA_C, [&](int d, int i) { return -__fmul_rn(__fmul_rn(m.by[i], m.beta[i]), m.k[i][d]); },
+            [&](int i, int c) { return m.x[i][c]; });
+        tiles_mm(
+            acc, {row, col, dv}, DELTA_C, [&](int d, int i) { return __fmul_rn(m.by[i], m.q[i][d]); },
+            [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const float k = m.k[i][row + r], q = m.q[i][row + r];
+        for (int y = 0; y < WIDE; y++)
 #pragma unroll
-                for (int c = 0; c < COLS; c++) acc[r][c] = __fmaf_rn(q, o[c], __fmaf_rn(k, x[c], acc[r][c]));
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int c = 0; c < COLS; c++)
-                if (lane + 32 * c < j.dv) to[(row + r) * j.dv + lane + 32 * c] = acc[r][c];
+            for (int x = 0; x < 4; x++)
+                if (col + 8 * y < dv) to[(int64_t)(row + tile_row(x)) * dv + col + 8 * y + tile_col(x)] = acc[y][x];
     }
 }
 
-/* From the parts of dg the gradients of a, a_log and dt_bias. */
+/* Sums of v over the lanes up to each, in a fixed order. */
+static __device__ __forceinline__ float lanes_scan(float v) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        const float below = __shfl_up_sync(WARP_ALL, v, o);
+        if (lane >= o) v = __fadd_rn(below, v);
+    }
+    return v;
+}
+/* From the parts of dg the gradients of a, a_log and dt_bias. By one warp: a lane has row `lane` and the one 32 later. */
 template <typename T> static __device__ void gates_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
-    if (threadIdx.x) return;
+    const int lane = threadIdx.x;
+    if (lane >= 32) return;
     const float a_log = act_at(j.a_log, b.value_head), decay = -expf(a_log);
-    float after = m.whole;
-    for (int i = b.n - 2; i >= 0; i--) m.start[i] = __fadd_rn(m.start[i], m.start[i + 1]);
-    for (int i = 0; i < b.n; i++) {
+    float start[2], after[2], sum = 0, da_log = 0, ddt_bias = 0;
+#pragma unroll
+    for (int h = 1; h >= 0; h--) { /* start: over the rows from each on */
+        const int i = 31 - lane + 32 * h;
+        const float v =
+            lanes_scan(i < b.n ? __fadd_rn(__fadd_rn(m.start[0][i], m.start[1][i]), __fadd_rn(m.keys[0][i], m.keys[1][i])) : 0.0f);
+        start[h] = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31 - lane));
+        sum = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31));
+    }
+    sum = m.whole;
+#pragma unroll
+    for (int h = 0; h < 2; h++) { /* after: over the rows before each */
+        const int i = lane + 32 * h;
+        const float v = lanes_scan(i < b.n ? __fadd_rn(m.after[0][i], m.after[1][i]) : 0.0f),
+                    before = __shfl_up_sync(WARP_ALL, v, 1);
+        after[h] = lane ? __fadd_rn(sum, before) : sum;
+        sum = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int i = lane + 32 * h;
+        if (i >= b.n) continue;
         const float x = delta_input(j, b.t + i, b.value_head);
-        float dg = __fadd_rn(m.start[i], after);
-        for (int w = 0; w < DELTA_WARPS; w++) dg = __fadd_rn(dg, m.pairs[w][i]);
-        after = __fadd_rn(after, m.after[i]);
+        float dg = __fadd_rn(start[h], after[h]);
+        for (int w = 0; w < PARTS; w++) dg = __fadd_rn(dg, m.pairs[w][i]);
         const float da = __fmul_rn(__fmul_rn(dg, decay), delta_sigmoid(x));
         act_put(j.dba, (b.t + i) * 2 * j.hv + j.hv + b.value_head, da);
-        m.da_log = __fmaf_rn(dg, delta_g(a_log, x), m.da_log);
-        m.ddt_bias = __fadd_rn(m.ddt_bias, da);
+        da_log = __fmaf_rn(dg, delta_g(a_log, x), da_log);
+        ddt_bias = __fadd_rn(ddt_bias, da);
     }
+    da_log = lanes_sum(da_log, 32), ddt_bias = lanes_sum(ddt_bias, 32);
+    if (lane == 0) m.da_log = __fadd_rn(m.da_log, da_log), m.ddt_bias = __fadd_rn(m.ddt_bias, ddt_bias);
 }
 
-/* The warp's rows of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. */
+/* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. part: (2, DELTA_C), free.
+ * Collective. */
 template <typename T>
-static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, const bwd_chunk &b, const float dy[ROWS][COLS],
-                                 bool key) {
-    const int row = (int)threadIdx.x / 32 * ROWS, lane = threadIdx.x & 31;
+static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, float (*part)[DELTA_C], const bwd_chunk &b,
+                                 const float (&dy)[WIDE][4], bool key) {
+    const bwd_warp w = warp_place();
     const float(*const y)[LD] = key ? m.k : m.q, *const rn = key ? m.rk : m.rq;
     const float by = key ? 1.0f : delta_q_scale(j.dk), inv = __fdiv_rn(1.0f, by);
     const int64_t head = (key ? j.hk : 0) + b.head;
+    tiles_row_sums(part[w.half], dy, {w.row, w.col, (int)j.dk}, [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
+    __syncthreads();
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (row + r >= b.n) continue;
-        const float dot = __fmul_rn(row_dot(dy[r], y[row + r], j.dk), inv), scale = __fmul_rn(rn[row + r], by);
+    for (int x = 0; x < 4; x++) {
+        const int i = w.row + tile_row(x);
+        if (i >= b.n) continue;
+        const float dot = __fmul_rn(__fadd_rn(part[0][i], part[1][i]), inv), scale = __fmul_rn(rn[i], by);
 #pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            const int d = lane + 32 * c;
+        for (int c = 0; c < WIDE; c++) {
+            const int d = w.col + 8 * c + tile_col(x);
             if (d >= j.dk) continue;
-            const float n = __fmul_rn(y[row + r][d], inv);
-            act_put(j.dqkv, (b.t + row + r) * j.width + head * j.dk + d, __fmul_rn(scale, __fmaf_rn(-n, dot, dy[r][c])));
+            const float n = __fmul_rn(y[i][d], inv);
+            act_put(j.dqkv, (b.t + i) * j.width + head * j.dk + d, __fmul_rn(scale, __fmaf_rn(-n, dot, dy[c][x])));
         }
     }
 }
 
-template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) delta_bwd_kernel(const delta_job<T> j) {
-    extern __shared__ float4 shared[];
-    bwd_memory &m = *(bwd_memory *)shared;
+template <typename T, bool STAGED> static __global__ void __launch_bounds__(DELTA_THREADS) delta_bwd_kernel(const delta_job<T> j) {
+    bwd_memory &m = STAGED ? dynamic_shared<bwd_memory_staged>().m : dynamic_shared<bwd_memory>();
+    float *const stage = STAGED ? dynamic_shared<bwd_memory_staged>().s[0] : NULL;
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     const int64_t head = blockIdx.x, chunks = (s.n + DELTA_C - 1) / DELTA_C;
     for (int64_t n = head * j.group; n < (head + 1) * j.group && threadIdx.x == 0; n++)
@@ -385,8 +443,8 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
     for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
         bwd_chunk b = {s.row0 + chunk * DELTA_C, chunk, head, 0, 0, NULL, NULL};
         b.n = s.n - chunk * DELTA_C < DELTA_C ? (int)(s.n - chunk * DELTA_C) : DELTA_C;
-        float dq[ROWS][COLS], dk[ROWS][COLS];
-        zero(dq), zero(dk);
+        float dq[WIDE][4], dk[WIDE][4], de[WIDE][4];
+        tiles_zero(dq), tiles_zero(dk);
         __syncthreads();
         load_heads(j, m, b);
         for (int64_t n = head * j.group; n < (head + 1) * j.group; n++) {
@@ -398,14 +456,16 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
             __syncthreads();
             if (threadIdx.x == 0) m.da_log = *da_log, m.ddt_bias = *ddt_bias;
             load_values(j, m, b);
-            solve(j, m, b);
-            heads_back(j, m, b, dq, dk);
+            from_next(j, m, stage, b, de, dk);
+            solve(j, m, b, de);
+            heads_back(j, m, stage, b, dq, dk);
             if (chunk) state_back(j, m, b, state);
             gates_back(j, m, b);
             if (threadIdx.x == 0) *da_log = m.da_log, *ddt_bias = m.ddt_bias;
         }
-        norm_back(j, m, b, dq, false);
-        norm_back(j, m, b, dk, true);
+        __syncthreads();
+        norm_back(j, m, m.start, b, dq, false);
+        norm_back(j, m, m.after, b, dk, true);
     }
 }
 
@@ -425,12 +485,13 @@ template <typename T> static int backward_any(struct cuda *c, const struct delta
     if (a->seqs.n == 0) return 0;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(a->seqs.n * 2 * j.hv) * sizeof(float), &sums));
     j.dout = (const T *)b->dout.data, j.dqkv = (T *)b->dqkv.data, j.dba = (T *)b->dba.data, j.sums = (float *)sums;
-    TRY(delta_shared(c, (const void *)delta_bwd_kernel<T>, sizeof(bwd_memory), a));
-    delta_bwd_kernel<T><<<dim3((unsigned)j.hk, (unsigned)a->seqs.n), DELTA_THREADS, sizeof(bwd_memory), c->stream>>>(j);
-    CU_LAUNCHED();
-    delta_sums_kernel<<<(unsigned)ceil_div(2 * j.hv, 128), 128, 0, c->stream>>>((float *)b->da_log.data, (float *)b->ddt_bias.data,
-                                                                                j.sums, a->seqs.n, j.hv);
-    CU_LAUNCHED();
+    const bool staged = sizeof(bwd_memory_staged) <= c->smem_max;
+    void (*const kernel)(delta_job<T>) = staged ? delta_bwd_kernel<T, true> : delta_bwd_kernel<T, false>;
+    const size_t bytes = staged ? sizeof(bwd_memory_staged) : sizeof(bwd_memory);
+    TRY(delta_shared(c, (const void *)kernel, bytes, a));
+    CU_TRY(cuda_launch_plain(c, kernel, dim3((unsigned)j.hk, (unsigned)a->seqs.n), DELTA_THREADS, bytes, j));
+    CU_TRY(cuda_launch_plain(c, delta_sums_kernel, dim3((unsigned)ceil_div(2 * j.hv, 128)), 128, 0, (float *)b->da_log.data,
+                             (float *)b->ddt_bias.data, (const float *)j.sums, a->seqs.n, j.hv));
     return 0;
 }
 

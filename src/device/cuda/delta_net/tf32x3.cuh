@@ -1,0 +1,70 @@
+/* tf32x3.cuh - products of f32 matrices on tensor cores, each as three of TF32 (Ootomo & Yokota 2022): x = hi + lo with 11 bits
+ * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-22 of a term.  A warp has 16 rows and N tiles of 8 columns.
+ *
+ * Invariant: a number is one chain of instructions over k, ascending, whose order the hardware fixes. */
+#ifndef VERLC_DEV_CUDA_TF32X3_CUH
+#define VERLC_DEV_CUDA_TF32X3_CUH
+
+#include "device/cuda/ptx.cuh"
+
+struct tf32_pair {
+    uint32_t hi, lo;
+};
+static __device__ __forceinline__ tf32_pair tf32_split(float x) {
+    tf32_pair p;
+    p.hi = tf32_round(x);
+    p.lo = tf32_round(__fsub_rn(x, __uint_as_float(p.hi)));
+    return p;
+}
+
+/* Where a lane's numbers of a tile are: acc[i] in row g + 8 (i / 2), column 2t + i % 2. */
+static __device__ __forceinline__ int tile_row(int i) { return ((int)threadIdx.x & 31) / 4 + (i & 2 ? 8 : 0); }
+static __device__ __forceinline__ int tile_col(int i) { return ((int)threadIdx.x & 3) * 2 + (i & 1); }
+
+/* A warp's tiles: rows [row, row + 16), columns from col on, those below cols. */
+struct tile_place {
+    int row, col, cols;
+};
+template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] = 0;
+}
+/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8. */
+template <int N, class A, class B>
+static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place &at, int k, const A &a, const B &b) {
+    const int g = ((int)threadIdx.x & 31) / 4, t = (int)threadIdx.x & 3;
+    for (int x = 0; x < k; x += 8) {
+        const tf32_pair p[4] = {tf32_split(a(at.row + g, x + t)), tf32_split(a(at.row + g + 8, x + t)),
+                                tf32_split(a(at.row + g, x + t + 4)), tf32_split(a(at.row + g + 8, x + t + 4))};
+        const uint32_t hi[4] = {p[0].hi, p[1].hi, p[2].hi, p[3].hi}, lo[4] = {p[0].lo, p[1].lo, p[2].lo, p[3].lo};
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (at.col + 8 * n >= at.cols) break;
+            const tf32_pair b0 = tf32_split(b(x + t, at.col + 8 * n + g)), b1 = tf32_split(b(x + t + 4, at.col + 8 * n + g));
+            mma_tf32(acc[n], lo, b0.hi, b1.hi);
+            mma_tf32(acc[n], hi, b0.lo, b1.lo);
+            mma_tf32(acc[n], hi, b0.hi, b1.hi);
+        }
+    }
+}
+/* Sums over the columns of the warp's tiles of f(row, column, number), to part[row]. */
+template <int N, class F>
+static __device__ __forceinline__ void tiles_row_sums(float *part, const float (&acc)[N][4], const tile_place &at, const F &f) {
+#pragma unroll
+    for (int h = 0; h < 4; h += 2) {
+        const int i = at.row + tile_row(h);
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int x = h; x < h + 2; x++)
+                if (at.col + 8 * n < at.cols) sum = __fadd_rn(sum, f(i, at.col + 8 * n + tile_col(x), acc[n][x]));
+        sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, 1));
+        sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, 2));
+        if ((threadIdx.x & 3) == 0) part[i] = sum;
+    }
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* cuda_runtime.h - what kernels without asynchronous copies use of CUDA, for threads.cu: the threads of a block on one CPU thread.
+ *
+ * A kernel is a function of the host's; a block's threads take turns, in an order that is drawn anew at each barrier, so that a
+ * result that depends on the order between two barriers differs from run to run.
+ * Invariant: a warp's exchange and a block's barrier wait for all threads that have not ended; one that some never reach ends the
+ * program with a message. */
+#ifndef VERLC_TESTS_CUDA_THREADS_RUNTIME_H
+#define VERLC_TESTS_CUDA_THREADS_RUNTIME_H
+
+#include <cmath>
+#include <functional>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __host__
+#define __device__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __trap() __builtin_trap()
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w) { return float4{x, y, z, w}; }
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+typedef struct stream *cudaStream_t;
+enum cudaError_t { cudaSuccess = 0 };
+static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
+static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) { return cudaSuccess; }
+
+void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel);
+void threads_block_barrier();
+/* The values of the warp's 32 lanes; valid until this lane's next exchange but one. */
+typedef char lane_bytes[64];
+const lane_bytes *threads_exchange(const void *mine, size_t bytes);
+extern "C" char threads_shared[];
+
+static inline void __syncthreads() { threads_block_barrier(); }
+static inline void __syncwarp(unsigned = ~0u) {
+    const int none = 0;
+    threads_exchange(&none, sizeof none);
+}
+template <class T> static inline T threads_lane(T v, int lane) {
+    memcpy(&v, threads_exchange(&v, sizeof v)[lane], sizeof v);
+    return v;
+}
+template <class T> static inline T __shfl_sync(unsigned, T v, int from, int width = 32) {
+    const int lane = (int)threadIdx.x & 31;
+    return threads_lane(v, (lane & ~(width - 1)) + (from & (width - 1)));
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T v, int by, int = 32) {
+    return threads_lane(v, ((int)threadIdx.x & 31) ^ by);
+}
+template <class T> static inline T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
+    const int lane = (int)threadIdx.x & 31;
+    return threads_lane(v, (lane & (width - 1)) >= by ? lane - by : lane);
+}
+template <class T> static inline T __shfl_down_sync(unsigned, T v, int by, int width = 32) {
+    const int lane = (int)threadIdx.x & 31;
+    return threads_lane(v, (lane & (width - 1)) + by < width ? lane + by : lane);
+}
+
+/* The compiler fuses nothing (-ffp-contract=off). */
+static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline uint32_t __float_as_uint(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+static inline float __uint_as_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+#endif

@@ -1,0 +1,41 @@
+/* context.cuh - of the backend's context what kernels and their launches use. */
+#ifndef VERLC_TESTS_CUDA_THREADS_CONTEXT_CUH
+#define VERLC_TESTS_CUDA_THREADS_CONTEXT_CUH
+
+#include "base/err.h"
+#include "device/cuda/ptx.cuh"
+#include "device/device.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <string.h>
+
+enum cuda_scratch_id { CUDA_SCRATCH_ROW, CUDA_N_SCRATCH };
+struct cuda {
+    int n_sm;
+    size_t smem_max;
+    cudaStream_t stream;
+    void *scratch[CUDA_N_SCRATCH];
+};
+static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
+#define CU_TRY(call)                                                                          \
+    do {                                                                                      \
+        const cudaError_t cu_e_ = (call);                                                     \
+        if (cu_e_ != cudaSuccess) FAIL(ERR_DEVICE, "%s failed with %d", #call, (int)(cu_e_)); \
+    } while (0)
+#define CU_LAUNCHED() CU_TRY(cudaGetLastError())
+int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **out);
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_plain(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                            A... args) {
+    (void)c;
+    threads_run(grid, (unsigned)threads, smem, [&] { kernel(static_cast<P>(args)...); });
+    return cudaSuccess;
+}
+int cuda_add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols);
+
+#define OP(name, ...) int cuda_##name(struct dev *d, __VA_ARGS__);
+#define OP_FUSED OP
+#include "device/ops.def"
+
+#endif

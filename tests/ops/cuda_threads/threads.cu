@@ -1,0 +1,168 @@
+/* threads.cu - the threads of a block as fibers of one CPU thread, and a device that has the ops of the kernels linked to it.
+ *
+ * Fibers are made by makecontext and switched by setjmp, which keeps no signal mask and so makes no system call. */
+#include "device/cuda/context.cuh"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+enum { MAX_THREADS = 1024, STACK = 64 << 10, SHARED = 256 << 10 };
+enum wait { READY, WARP, BLOCK, ENDED };
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+alignas(128) char threads_shared[SHARED];
+
+struct fiber {
+    ucontext_t start;
+    jmp_buf at;
+    char *stack;
+    enum wait wait;
+    bool begun;
+    unsigned turn; /* of its exchanges */
+};
+static struct fiber fiber[MAX_THREADS];
+static lane_bytes exchange[MAX_THREADS / 32][2][32];
+static ucontext_t caller;
+static jmp_buf scheduler;
+static unsigned current;
+static const std::function<void()> *body;
+static uint64_t drawn = 88172645463325252u;
+
+static uint64_t draw() { /* xorshift64 */
+    drawn ^= drawn << 13, drawn ^= drawn >> 7, drawn ^= drawn << 17;
+    return drawn;
+}
+static void pause(enum wait why) {
+    fiber[current].wait = why;
+    if (!_setjmp(fiber[current].at)) _longjmp(scheduler, 1);
+}
+static void fiber_main() {
+    (*body)();
+    fiber[current].wait = ENDED;
+    _longjmp(scheduler, 1);
+}
+void threads_block_barrier() { pause(BLOCK); }
+const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
+    lane_bytes *all = exchange[current / 32][fiber[current].turn++ & 1];
+    memcpy(all[current % 32], mine, bytes);
+    pause(WARP);
+    return all;
+}
+/* Releases whoever all of whose partners wait with it; false: nobody could be. */
+static bool release(unsigned n) {
+    bool any = false, all = true;
+    unsigned blocked = 0;
+    for (unsigned w = 0; w * 32 < n; w++) {
+        unsigned waiting = 0, alive = 0;
+        for (unsigned i = w * 32; i < n && i < w * 32 + 32; i++) alive += fiber[i].wait != ENDED, waiting += fiber[i].wait == WARP;
+        if (waiting && waiting == alive)
+            for (unsigned i = w * 32; i < n && i < w * 32 + 32; i++)
+                if (fiber[i].wait == WARP) fiber[i].wait = READY, any = true;
+    }
+    for (unsigned i = 0; i < n; i++) blocked += fiber[i].wait == BLOCK, all &= fiber[i].wait == BLOCK || fiber[i].wait == ENDED;
+    if (all && blocked)
+        for (unsigned i = 0; i < n; i++)
+            if (fiber[i].wait == BLOCK) fiber[i].wait = READY, any = true;
+    return any;
+}
+static void run_fiber(unsigned i) {
+    current = i;
+    threadIdx = dim3(i);
+    if (_setjmp(scheduler)) return;
+    if (fiber[i].begun) _longjmp(fiber[i].at, 1);
+    fiber[i].begun = true;
+    setcontext(&fiber[i].start);
+}
+static void run_block(unsigned n) {
+    static unsigned order[MAX_THREADS];
+    for (unsigned i = 0; i < n; i++) {
+        struct fiber *f = &fiber[i];
+        if (!f->stack) f->stack = (char *)malloc(STACK);
+        getcontext(&f->start);
+        f->start.uc_stack.ss_sp = f->stack, f->start.uc_stack.ss_size = STACK, f->start.uc_link = &caller;
+        makecontext(&f->start, fiber_main, 0);
+        f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
+    }
+    memset(threads_shared, 0xff, sizeof threads_shared); /* NaN */
+    for (;;) {
+        unsigned ended = 0;
+        for (unsigned i = n; i-- > 1;) {
+            const unsigned k = (unsigned)(draw() % (i + 1)), x = order[i];
+            order[i] = order[k], order[k] = x;
+        }
+        for (volatile unsigned i = 0; i < n; i++)
+            if (fiber[order[i]].wait == READY) run_fiber(order[i]);
+        for (unsigned i = 0; i < n; i++) ended += fiber[i].wait == ENDED;
+        if (ended == n) return;
+        if (!release(n)) {
+            fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
+            abort();
+        }
+    }
+}
+void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel) {
+    if (threads > MAX_THREADS || shared > SHARED) abort();
+    body = &kernel;
+    gridDim = grid, blockDim = dim3(threads);
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                blockIdx = dim3(x, y, z);
+                run_block(threads);
+            }
+}
+
+/* ---- the device ---- */
+
+int cuda_scratch(struct cuda *c, enum cuda_scratch_id id, size_t bytes, void **out) {
+    c->scratch[id] = realloc(c->scratch[id], bytes);
+    *out = c->scratch[id];
+    return 0;
+}
+static int op_alloc(struct dev *, size_t bytes, void **out) {
+    *out = aligned_alloc(256, (bytes + 255) & ~(size_t)255);
+    return *out ? 0 : ERR_NOMEM;
+}
+static void op_free(struct dev *, void *p, size_t) { free(p); }
+static int op_sync(struct dev *) { return 0; }
+static int op_copy(struct dev *, void *dst, const void *src, size_t bytes) {
+    memcpy(dst, src, bytes);
+    return 0;
+}
+static int op_zero(struct dev *, void *dst, size_t bytes) {
+    memset(dst, 0, bytes);
+    return 0;
+}
+static void op_close(struct dev *d) { free(d->ctx); }
+/* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */
+extern "C" bool __wrap_dev_cuda_present(char *, size_t) { return true; }
+extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
+    static struct dev_ops o;
+    o.name = "cuda";
+    o.close = op_close, o.alloc = op_alloc, o.free = op_free, o.sync = op_sync;
+    o.copy_in = o.copy_out = o.copy = op_copy, o.zero = op_zero;
+    o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
+    o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
+    o.gated_norm_fwd = cuda_gated_norm_fwd, o.gated_norm_bwd = cuda_gated_norm_bwd;
+    o.output_gate_fwd = cuda_output_gate_fwd, o.output_gate_bwd = cuda_output_gate_bwd;
+    *d = dev{};
+    struct cuda *c = (struct cuda *)calloc(1, sizeof *c);
+    if (!c) return ERR_NOMEM;
+    const char *kib = getenv("SMEM_KIB");
+    c->n_sm = 2, c->smem_max = (size_t)(kib ? atoi(kib) : 227) << 10;
+    d->ops = &o, d->ctx = c;
+    snprintf(d->isa, sizeof d->isa, "cuda-threads");
+    return 0;
+}
+
+/* Of norm_rope.cu. */
+int cuda_add_parts(struct cuda *, float *out, const float *part, int64_t n, int64_t stride, int64_t cols) {
+    for (int64_t c = 0; c < cols; c++) {
+        float sum = 0;
+        for (int64_t i = 0; i < n; i++) sum += part[i * stride + c];
+        out[c] += sum;
+    }
+    return 0;
+}
