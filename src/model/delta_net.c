@@ -113,12 +113,13 @@ int model__delta_forward(struct model *m, const struct model_batch *b, struct mo
     const struct model_layer *y = &m->layers[l];
     const struct model_delta_stage *s = &a->stages[l].delta;
     const struct tensor xn = model__top(a->stages[l].xn1, b->n_rows);
-    const struct delta_ops o = ops_of(m, b, s, l);
+    struct delta_ops o = ops_of(m, b, s, l);
     TRY(model__linear(m, &(struct linear_args){y->delta_qkv, o.conv.x, xn, .base = b->no_adapter}));
     TRY(model__linear(m, &(struct linear_args){y->delta_z, model__top(s->z, b->n_rows), xn, .base = b->no_adapter}));
-    TRY(model__linear(m, &(struct linear_args){y->delta_ba, o.rule.ba, xn, .base = b->no_adapter}));
+    TRY((m->tp ? model__tp_delta_ba : model__linear)(m, &(struct linear_args){y->delta_ba, o.rule.ba, xn, .base = b->no_adapter}));
     TRY(dev_causal_conv_fwd(d, &o.conv));
     TRY(dev_delta_fwd(d, &o.rule));
+    if (m->tp) o.norm.y = heads_of(model__tp_part(m, MODEL_TP_DELTA, b->n_rows), m->cfg.delta.v_dim);
     return dev_gated_norm_fwd(d, &o.norm);
 }
 

@@ -329,7 +329,8 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
-    if (m->tp) attn.out = model__tp_part(m, MODEL_TP_HEADS, n);
+    const struct tensor out = m->tp ? model__tp_part(m, MODEL_TP_HEADS, n) : model__top(s->att, n); /* behind gates, if any */
+    if (m->tp && !a->joint.nd) attn.out = out;
     const struct tensor projected = a->joint.nd ? model__top(a->joint, n) : s->raw.nd ? model__top(s->raw, n) : qkv.qkv;
     TRY(model__linear(m, &(struct linear_args){y->qkv, projected, xn1, .base = b->no_adapter}));
     if (a->joint.nd) {
@@ -351,7 +352,7 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
         TRY(dev_attn_fwd(d, &attn));
     }
     if (y->sinks) TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}));
-    return a->joint.nd ? dev_output_gate_fwd(d, model__top(s->att, n), attn.out, model__top(s->gate.gate, n)) : 0;
+    return a->joint.nd ? dev_output_gate_fwd(d, out, attn.out, model__top(s->gate.gate, n)) : 0;
 }
 
 int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -372,7 +373,7 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
                                                .rstd = model__top(s->att_out_rstd, n),
                                                .from = x,
                                                .to = x_mid,
-                                               .columns = MODEL_TP_HEADS});
+                                               .columns = y->delta_qkv ? MODEL_TP_DELTA : MODEL_TP_HEADS});
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {

@@ -126,15 +126,17 @@ int model__stream_start(struct model *m); /* a forward begins; the embedding is 
 int model__stream_head(struct model *m);  /* norm and head are read from here on */
 
 /* ---- layers split over ranks (parallel/tensor_parallel.c): m->tp ---- */
-/* What ranks have columns of: outputs of attention, keys, outputs of the MLP's activation, of the matrices that add to the residual
- * stream. */
-enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_KEYS, MODEL_TP_FFN, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
+/* What ranks have columns of: outputs of attention, keys, outputs of a gated delta net, of the MLP's activation, of the matrices
+ * that add to the residual stream. */
+enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_KEYS, MODEL_TP_DELTA, MODEL_TP_FFN, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
 /* Where this rank's columns of so many rows are computed. */
 struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows);
 /* *whole (rows, all columns) act: those of all ranks; until the next call. */
 int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct tensor *whole);
 /* As dev_qk_norm_fwd of a rank's heads, whose norms are of all heads' rows. */
 int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a);
+/* As model__linear of a gated delta net's delta_ba, whose rows are whole on each rank: a->y has those of its heads. */
+int model__tp_delta_ba(struct model *m, const struct linear_args *a);
 /* As model__linear of what gives a->y (T, h) f32, all its columns. */
 int model__tp_linear(struct model *m, const struct linear_args *a);
 

@@ -33,10 +33,11 @@ def main():
         critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
                   "algorithm.use_kl_in_reward": True}
         rows = {A + "model.path": family_model(s, "olmo2"), A + "actor.fsdp_config.dtype": "bfloat16"}
+        delta = {A + "model.path": family_model(s, "qwen3_5"), "data.max_response_length": 48}
         lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
         cases = {"a reference": ({}, ((3, 3), (4, 2))), "bf16": (bf16, ((2, 2),)),
-                 "norms of rows": (rows, ((3, 3), (4, 4))), "an adapter": (lora, ((3, 3), (2, 1))),
-                 "a critic": (critic, ())}
+                 "norms of rows": (rows, ((3, 3), (4, 4))), "delta nets": (delta, ((2, 2), (4, 4))),
+                 "an adapter": (lora, ((3, 3), (2, 1))), "a critic": (critic, ())}
         for name, (keys, sizes) in cases.items():
             one = s.dir / name.replace(" ", "_")
             go(f"{name}: one rank", one, 1, 1, **keys)

@@ -25,6 +25,7 @@ struct model_tp {
     int64_t max_rows;
     char *send;              /* columns of all ranks, gathered: shared with them */
     void *joined;            /* the same as one matrix */
+    void *ba;                /* delta_ba's outputs of all heads; of gated delta nets */
     void *row[2];            /* q, k, v of all heads, and their norms; families that normalise whole rows */
     void *rows[2];           /* where weights are packed: a group's rows, and those of them that are this rank's */
     struct lora_group *lora; /* of its groups, in their order; NULL: no adapter */
@@ -37,14 +38,22 @@ struct heads {
 };
 
 /* By key head; where ranks are more, those of one key head share its queries. */
-static struct heads heads_of(const struct model_config *c, int rank, int size) {
-    const int64_t kv = c->n_kv_heads, group = c->n_q_heads / kv, at = kv * rank / size;
+static struct heads split_heads(int64_t q, int64_t kv, int rank, int size) {
+    const int64_t group = q / kv, at = kv * rank / size;
     if (size <= kv) {
         const int64_t end = kv * (rank + 1) / size;
         return (struct heads){at * group, end * group, at, end};
     }
     const int64_t first = (at * size + kv - 1) / kv, n = ((at + 1) * size + kv - 1) / kv - first, i = rank - first;
     return (struct heads){at * group + group * i / n, at * group + group * (i + 1) / n, at, at + 1};
+}
+
+static struct heads heads_of(const struct model_config *c, int rank, int size) {
+    return split_heads(c->n_q_heads, c->n_kv_heads, rank, size);
+}
+/* Of gated delta nets, whose value heads are as queries. */
+static struct heads delta_heads(const struct model_config *c, int rank, int size) {
+    return c->delta.k_heads ? split_heads(c->delta.v_heads, c->delta.k_heads, rank, size) : (struct heads){0};
 }
 
 /* Where the keys of a rank begin, of one that is not the first with its key head behind them: each key has one rank. */
@@ -63,39 +72,50 @@ static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_
     for (int r = 0; r <= size; r++) {
         cut[MODEL_TP_HEADS][r] = r < size ? heads_of(c, r, size).q0 * c->head_dim : c->n_q_heads * c->head_dim;
         cut[MODEL_TP_KEYS][r] = first_key(c, r, size) * c->head_dim;
+        cut[MODEL_TP_DELTA][r] = (r < size ? delta_heads(c, r, size).q0 : c->delta.v_heads) * c->delta.v_dim;
         cut[MODEL_TP_FFN][r] = cut_of(c->ffn, r, size);
         cut[MODEL_TP_HIDDEN][r] = cut_of(c->hidden, r, size);
     }
 }
 
+/* Outputs of a head's queries, in heads: a gate behind each where attention has output gates. */
+static int64_t query_parts(const struct model_config *c) { return c->features & MODEL_OUTPUT_GATE ? 2 : 1; }
+
 /* Whether the outputs of a group are those that rows_of splits. */
 static bool has_rows(const struct model_config *c, const struct model_group_row *row) {
     int64_t n = 0;
     for (int i = 0; i < MODEL_MAX_PARTS && row->part[i].name; i++) n += model_dim(c, row->part[i].rows);
-    if (row->place == offsetof(struct model_layer, qkv)) return n == (c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
+    if (row->place == offsetof(struct model_layer, qkv))
+        return n == (query_parts(c) * c->n_q_heads + 2 * c->n_kv_heads) * c->head_dim;
     if (row->place == offsetof(struct model_layer, gate_up)) return n == 2 * c->ffn;
     const bool sums = row->place == offsetof(struct model_layer, o) || row->place == offsetof(struct model_layer, down);
     return !sums || n == c->hidden;
 }
 
+/* For each rank one of the queries' at least. */
+static bool enough_heads(int64_t q, int64_t kv, int size) {
+    const int64_t share = (size + kv - 1) / kv; /* ranks of a key head */
+    return share <= q / kv;
+}
+
 const char *model_tp_unable(const struct model_config *c, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
     static const size_t known[] = {
-        PLACE(attn_norm),   PLACE(qkv),          PLACE(q_norm), PLACE(k_norm),         PLACE(q_row_norm), PLACE(k_row_norm),
-        PLACE(q_rope_norm), PLACE(k_rope_norm),  PLACE(o),      PLACE(attn_post_norm), PLACE(mlp_norm),   PLACE(gate_up),
-        PLACE(down),        PLACE(mlp_post_norm)};
+        PLACE(attn_norm),   PLACE(qkv),           PLACE(q_norm),    PLACE(k_norm),         PLACE(q_row_norm), PLACE(k_row_norm),
+        PLACE(q_rope_norm), PLACE(k_rope_norm),   PLACE(o),         PLACE(attn_post_norm), PLACE(mlp_norm),   PLACE(gate_up),
+        PLACE(down),        PLACE(mlp_post_norm), PLACE(delta_qkv), PLACE(delta_z),        PLACE(delta_ba),   PLACE(delta_conv),
+        PLACE(delta_a_log), PLACE(delta_dt_bias), PLACE(delta_norm)};
 #undef PLACE
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (c->value) return "it has a value head";
     if (c->n_experts > 0) return "it has experts";
-    if (c->features & MODEL_OUTPUT_GATE) return "its attention has output gates";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i] && has_rows(c, row);
         if (!is_known) return "its family has layers of another kind";
     }
-    const int64_t share = (size + c->n_kv_heads - 1) / c->n_kv_heads; /* ranks of a key head */
-    if (share > c->n_q_heads / c->n_kv_heads) return "it has fewer heads";
+    if (!enough_heads(c->n_q_heads, c->n_kv_heads, size)) return "it has fewer heads";
+    if (c->delta.k_heads && !enough_heads(c->delta.v_heads, c->delta.k_heads, size)) return "its delta nets have fewer heads";
     return c->hidden < NARROW * size || c->ffn < NARROW * size ? "it is too narrow" : NULL;
 }
 
@@ -105,35 +125,59 @@ struct model_config model_tp_config(const struct model_config *c, int rank, int 
     struct model_config out = *c;
     if (size == 1) return out;
     out.mtp = false; /* it drafts nothing */
-    out.n_q_heads = out.n_kv_heads = out.ffn = 0;
+    out.n_q_heads = out.n_kv_heads = out.ffn = out.delta.k_heads = out.delta.v_heads = 0;
     for (int r = 0; r < size; r++) {
-        const struct heads h = heads_of(c, r, size);
+        const struct heads h = heads_of(c, r, size), d = delta_heads(c, r, size);
         if (rank >= 0 && r != rank) continue;
         out.n_q_heads = max64(out.n_q_heads, h.q1 - h.q0);
         out.n_kv_heads = max64(out.n_kv_heads, h.kv1 - h.kv0);
+        out.delta.k_heads = max64(out.delta.k_heads, d.kv1 - d.kv0);
+        out.delta.v_heads = max64(out.delta.v_heads, d.q1 - d.q0);
         out.ffn = max64(out.ffn, cut_of(c->ffn, r + 1, size) - cut_of(c->ffn, r, size));
     }
     return out;
 }
 
+static bool is_of(const struct model_group *g, const struct model_group *of) { return of && (g == of || g == of->bias); }
+
+/* Of a gated delta net; unit: elements of a row. */
+static int delta_rows(const struct model_config *c, int rank, int size, const struct model_layer *y, const struct model_group *g,
+                      struct model_range *out) {
+    const struct heads h = delta_heads(c, rank, size);
+    const int64_t k = c->delta.k_dim, v = c->delta.v_dim, keys = c->delta.k_heads * k,
+                  unit = g == y->delta_conv ? DEV_CONV_TAPS : 1;
+    if (is_of(g, y->delta_qkv) || g == y->delta_conv) {
+        out[0] = (struct model_range){unit * h.kv0 * k, unit * h.kv1 * k};
+        out[1] = (struct model_range){unit * (keys + h.kv0 * k), unit * (keys + h.kv1 * k)};
+        out[2] = (struct model_range){unit * (2 * keys + h.q0 * v), unit * (2 * keys + h.q1 * v)};
+        return 3;
+    }
+    if (is_of(g, y->delta_z)) out[0] = (struct model_range){h.q0 * v, h.q1 * v};
+    else if (g == y->delta_a_log || g == y->delta_dt_bias) out[0] = (struct model_range){h.q0, h.q1};
+    else return 0;
+    return 1;
+}
+
 /* Rows of a layer's group that a rank has: ranges of it, at most MOST_RANGES; how many. */
 static int rows_of(const struct model_config *c, int rank, int size, const struct model_layer *y, const struct model_group *g,
                    struct model_range *out) {
-    const int64_t dim = c->head_dim, keys = c->n_q_heads * dim, values = keys + c->n_kv_heads * dim;
+    const int64_t dim = c->head_dim, q = query_parts(c) * dim, keys = c->n_q_heads * q, values = keys + c->n_kv_heads * dim;
     const int64_t f0 = cut_of(c->ffn, rank, size), f1 = cut_of(c->ffn, rank + 1, size);
-    if (g == y->qkv || g == y->qkv->bias) {
+    if (is_of(g, y->qkv)) {
         const struct heads h = heads_of(c, rank, size);
-        out[0] = (struct model_range){h.q0 * dim, h.q1 * dim};
+        out[0] = (struct model_range){h.q0 * q, h.q1 * q};
         out[1] = (struct model_range){keys + h.kv0 * dim, keys + h.kv1 * dim};
         out[2] = (struct model_range){values + h.kv0 * dim, values + h.kv1 * dim};
         return 3;
     }
-    if (g == y->gate_up || g == y->gate_up->bias) {
+    if (is_of(g, y->gate_up)) {
         out[0] = (struct model_range){f0, f1};
         out[1] = (struct model_range){c->ffn + f0, c->ffn + f1};
         return 2;
     }
-    const bool split = g == y->o || g == y->o->bias || g == y->down || g == y->down->bias;
+    const int n = y->delta_qkv ? delta_rows(c, rank, size, y, g, out) : 0;
+    if (n > 0) return n;
+    const bool split = is_of(g, y->o) || is_of(g, y->down);
     out[0] = (struct model_range){split ? cut_of(c->hidden, rank, size) : 0, split ? cut_of(c->hidden, rank + 1, size) : g->n};
     return 1;
 }
@@ -196,8 +240,13 @@ static int64_t packed_elements(const struct model *whole, int rank, int size, bo
     return most;
 }
 
+/* Columns of the widest matrix in the compute type that is gathered. */
+static int64_t most_columns(const struct model_config *c) {
+    return max64(max64(model_dim(c, MODEL_Q), model_dim(c, MODEL_DELTA_V)), c->ffn);
+}
+
 static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t rows) {
-    const size_t wide = SIZE_OF(rows, max64(c->n_q_heads * c->head_dim, c->ffn), (int64_t)dtype_size(act));
+    const size_t wide = SIZE_OF(rows, most_columns(c), (int64_t)dtype_size(act));
     const size_t sums = SIZE_OF(rows, c->hidden, (int64_t)sizeof(float));
     return wide > sums ? wide : sums;
 }
@@ -208,7 +257,8 @@ static void tp_layout(struct model_tp *t, struct model_group *groups, struct are
     const struct model_config *const c = &whole->cfg;
     const int64_t unit = (int64_t)dtype_size(whole->act);
     t->send = arena_take(a, send_bytes(c, whole->act, t->max_rows));
-    t->joined = arena_take(a, SIZE_OF(t->max_rows, max64(c->n_q_heads * c->head_dim, c->ffn), unit));
+    t->joined = arena_take(a, SIZE_OF(t->max_rows, most_columns(c), unit));
+    if (c->delta.v_heads) t->ba = arena_take(a, SIZE_OF(t->max_rows, 2 * c->delta.v_heads, unit));
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
     weights_layout(whole, t->rank, t->size, groups, a);
@@ -248,10 +298,9 @@ static void copy_groups(struct model *m, const struct model *whole) {
         struct model_layer *const y = &m->layers[l];
         y->first = same(m, whole, y->first);
         y->last = same(m, whole, y->last);
-        for (const struct model_group_row *row = whole->cfg.family->layer; row->part->name; row++) {
-            struct model_group **const at = (struct model_group **)(void *)((char *)y + row->place);
-            *at = same(m, whole, *at);
-        }
+        for (const struct model_group_row *row = whole->cfg.family->layer; row->part->name; row++) /* a place may be in two rows */
+            *(struct model_group **)(void *)((char *)y + row->place) =
+                same(m, whole, *(struct model_group *const *)(const void *)((const char *)&whole->layers[l] + row->place));
     }
     m->g_embed = same(m, whole, whole->g_embed);
     m->g_head = same(m, whole, whole->g_head);
@@ -413,4 +462,16 @@ int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a) {
     TRY(copy_columns(m, a->y, 0, normed, t->cut[MODEL_TP_HEADS][t->rank], q));
     TRY(copy_columns(m, a->y, q, normed, keys + first * c->head_dim, kv));
     return copy_columns(m, a->y, q + kv, a->x, q + kv, kv);
+}
+
+int model__tp_delta_ba(struct model *m, const struct linear_args *a) {
+    const struct model_tp *const t = m->tp;
+    const int64_t all = t->whole->cfg.delta.v_heads, n = m->cfg.delta.v_heads,
+                  at = delta_heads(&t->whole->cfg, t->rank, t->size).q0;
+    const struct tensor whole = tensor_2d(t->ba, m->act, a->x.dim[0], 2 * all);
+    struct linear_args of_all = *a;
+    of_all.y = whole;
+    TRY(model__linear(m, &of_all));
+    for (int i = 0; i < 2; i++) TRY(copy_columns(m, a->y, i * n, whole, i * all + at, n));
+    return 0;
 }
