@@ -37,12 +37,13 @@ int64_t generator_together(const struct generate_config *k, const struct model_c
            : ranks % n != 0 ? "it does not divide the ranks"
            : local % n != 0 ? "it does not divide the ranks of a host"
            : k->adapter     ? "there is an adapter"
-                            : model_tp_unable(c, (int)n);
+                            : model_tp_unable(c, QUANT_NONE, (int)n);
     return *why ? 1 : n;
 }
 
 static size_t room_bytes(const struct generate_config *k, struct dev *dev, const struct model_config *c) {
-    return model_stream_bytes(c, dev, k->model.act, MODEL_STREAM_RANKS);
+    const struct model_stream_shape s = {c, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS};
+    return model_stream_bytes(&s);
 }
 
 int generator_split_bytes(const struct generate_config *k, struct dev *dev, const struct model_config *c, int64_t together,

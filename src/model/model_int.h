@@ -40,7 +40,9 @@ struct model_quant {
 /* After model__params_build; QUANT_NONE: nothing happens. */
 void model__quant_create(struct model *m, enum quant_kind kind);
 void model__quant_free(struct model *m);
-void model__quant_layout(struct model *m, struct arena *a);  /* measure, then bind */
+void model__quant_layout(struct model *m, struct arena *a); /* measure, then bind: codes and scales of all, and the scratch */
+void model__quant_place(struct model *m, const struct model_group *g, struct arena *a); /* codes and scales of a group */
+void model__quant_scratch(struct model *m, struct arena *a);
 int64_t model__quant_codes(enum quant_kind kind, int64_t n); /* bytes of n elements */
 int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
 /* The group's matrix to multiply by. Of a quantised model it lies in the one scratch that all groups share: valid

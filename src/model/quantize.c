@@ -92,10 +92,36 @@ static void place_parts(struct model *m, const struct model_group *g, struct are
     }
 }
 
-void model__quant_layout(struct model *m, struct arena *a) {
-    struct model_quant *q = m->quant;
+void model__quant_place(struct model *m, const struct model_group *g, struct arena *a) {
+    struct model_quant *const q = m->quant;
+    if (one_part(m, g)) {
+        place_parts(m, g, a);
+        return;
+    }
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+        const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
+                      scales = model__quant_scales(q->kind, rows, g->k);
+        q->parts[p].code = tensor_1d(arena_take(a, (size_t)codes), DT_U8, codes);
+        q->parts[p].scale = tensor_1d(arena_take(a, (size_t)scales * sizeof(float)), DT_F32, scales);
+    }
+}
+
+void model__quant_scratch(struct model *m, struct arena *a) {
     int64_t stage = 0;
     size_t pack = 0;
+    for (int64_t i = 0; i < m->n_groups; i++) {
+        const struct model_group *g = &m->groups[i];
+        if (!model__adaptable(g)) continue;
+        const size_t bytes = model__group_bytes(m, g);
+        if (bytes > pack) pack = bytes;
+        if (g->n * g->k > stage) stage = g->n * g->k;
+    }
+    m->quant->stage = arena_take(a, (size_t)stage * dtype_size(m->act));
+    m->quant->pack = arena_take(a, pack);
+}
+
+void model__quant_layout(struct model *m, struct arena *a) {
+    struct model_quant *q = m->quant;
     if (m->flags & MODEL_SHARED_BASE) { /* the base's codes, and its scratch: the two models run in turn */
         if (!m->base) return;
         memcpy(q->parts, m->base->quant->parts, (size_t)m->g_head->first_param * sizeof *q->parts);
@@ -103,22 +129,9 @@ void model__quant_layout(struct model *m, struct arena *a) {
         q->pack = m->base->quant->pack;
         return;
     }
-    for (int64_t i = 0; i < m->n_groups; i++) {
-        const struct model_group *g = &m->groups[i];
-        if (!model__adaptable(g)) continue;
-        if (one_part(m, g)) place_parts(m, g, a);
-        for (int64_t p = g->first_param; p < g->first_param + g->n_params && !one_part(m, g); p++) {
-            const int64_t rows = m->params[p].rows, codes = model__quant_codes(q->kind, rows * g->k),
-                          scales = model__quant_scales(q->kind, rows, g->k);
-            q->parts[p].code = tensor_1d(arena_take(a, (size_t)codes), DT_U8, codes);
-            q->parts[p].scale = tensor_1d(arena_take(a, (size_t)scales * sizeof(float)), DT_F32, scales);
-        }
-        const size_t bytes = model__group_bytes(m, g);
-        if (bytes > pack) pack = bytes;
-        if (g->n * g->k > stage) stage = g->n * g->k;
-    }
-    q->stage = arena_take(a, (size_t)stage * dtype_size(m->act));
-    q->pack = arena_take(a, pack);
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if (model__adaptable(&m->groups[i])) model__quant_place(m, &m->groups[i], a);
+    model__quant_scratch(m, a);
 }
 
 void model__quant_create(struct model *m, enum quant_kind kind) {

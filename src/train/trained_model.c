@@ -66,7 +66,9 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
     struct arena m = {0};
     struct model_list list;
-    arena_take(&m, model_stream_bytes(c, a->dev, act, a->stream));
+    const enum quant_kind quant = a->model ? model_stream_shape(a->model, a->stream).quant : a->quant;
+    const struct model_stream_shape stream = {c, a->dev, act, quant, a->stream};
+    arena_take(&m, model_stream_bytes(&stream));
     micro_batch_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
     arena_take(&m, mtp_bytes(c, a));
@@ -105,7 +107,8 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
 static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
     struct collective *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
     if (a->stream == MODEL_STREAM_NONE || model_stream_is_bound(t->model)) return 0;
-    if (g) TRY(collective_share(g, room, model_stream_bytes(&t->model->cfg, t->dev, t->model->act, a->stream)));
+    const struct model_stream_shape shape = model_stream_shape(t->model, a->stream);
+    if (g) TRY(collective_share(g, room, model_stream_bytes(&shape)));
     model_stream_bind(t->model, room, g);
     return 0;
 }
@@ -141,7 +144,8 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
         block = t->owned_block;
     }
     struct arena arena = {.base = block, .cap = t->block_bytes};
-    TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&m->cfg, t->dev, m->act, a->stream))), fail);
+    const struct model_stream_shape stream = model_stream_shape(m, a->stream);
+    TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&stream))), fail);
     micro_batch_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
     t->mtp.d_next = arena_take(&arena, mtp_bytes(&m->cfg, a));

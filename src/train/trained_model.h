@@ -31,6 +31,7 @@ struct trained_model_args {
     bool routes;                      /* passes record or replay choices of routers */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
+    enum quant_kind quant;            /* read without a model: of what is to be opened */
     const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
     double mtp_loss;                  /* train: weight of the loss of the model's MTP layer, which has one then; 0: none */
     int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */

@@ -140,6 +140,15 @@ def check_together(s, test):
     test("72b on 8: 8 as asked", "tensor parallel: 8 ranks generate together" in said and "as rollout.tensor" in said, said)
     said = plan(s, "72b", 8, check=False, **offload, **{TOGETHER: 3}).stdout
     test("3 of 8 cannot", "tensor parallel: 1, not the 3 asked for: it does not divide the ranks" in said, said)
+    qlora = {"actor_rollout_ref.model.lora_rank": 32, "actor_rollout_ref.model.quantization": "nf4", "data.train_batch_size": 32,
+             A + "ppo_mini_batch_size": 32, A + "ppo_max_token_len_per_gpu": 8192}
+    p = plan(s, "72b", 2, "--gpu", "80GB", "--json", check=False, **qlora)
+    j = json.loads(p.stdout)
+    test("72b in NF4 on 2 GPUs of 80 GB: codes sharded, both generate together", p.returncode == 0 and
+         j["ranks"]["layout"] == "sharded" and j["ranks"]["tensor_parallel"] == 2 and j["total"] <= j["limit"], p.stdout)
+    codes = n_params("72b") - 2 * VOCAB * 8192
+    test("of the codes a half, 4.5 bits each", 0 < parts(j)["policy weights"] - (codes * 4.5 / 8 + 4 * VOCAB * 8192) / 2 < 2 * GIB,
+         parts(j))
     j = json.loads(plan(s, "7b", 8, "--json").stdout)
     test("7b on 8: each alone", j["ranks"]["tensor_parallel"] == 1 and j["ranks"]["layout"] == "whole", j["ranks"])
 

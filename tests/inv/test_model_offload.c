@@ -59,7 +59,8 @@ static void streamed(const char *dir, const char *backend, enum dtype act) {
     a.flags = MODEL_HOST_WEIGHTS;
     OK(model_open(&far, &dev, &a));
     logps(kept, want);
-    const size_t bytes = model_stream_bytes(&kept->cfg, &dev, act, MODEL_STREAM_HOST);
+    const struct model_stream_shape shape = {&kept->cfg, &dev, act, QUANT_NONE, MODEL_STREAM_HOST};
+    const size_t bytes = model_stream_bytes(&shape);
     void *block = case_alloc(&dev, bytes);
     assert_true(kept->cfg.n_layers < 3 || bytes < kept->weights_bytes);
     model_stream_bind(far, block, NULL);

@@ -105,6 +105,7 @@ struct rig {
     int64_t n_micro;
     bool sharded;
     void *whole; /* sharded: all weights, of which the ranks have a share each */
+    size_t whole_bytes;
     void *block; /* of the trained model, its gradients included */
     size_t block_bytes;
     struct result *out;
@@ -279,7 +280,8 @@ static int take_weights(struct rig *r, struct collective *group) {
     TRY(trained_model_end(r->t));
     TRY(buf_add(&r->out->log, out, sizeof out));
     if (r->sharded) {
-        const size_t all = model_gathered_bytes(&m->cfg, &r->dev, m->act);
+        const struct model_stream_shape shape = model_stream_shape(m, MODEL_STREAM_RANKS);
+        const size_t all = r->whole_bytes = model_gathered_bytes(&shape);
         TRY(dev_alloc(&r->dev, all, &r->whole));
         TRY(collective_share(group, r->whole, all));
         TRY(model_gather(m, r->whole));
@@ -331,7 +333,7 @@ static int run_setup(const struct setup *s, const char *dir, size_t device, bool
     if (c) TRYG(comm_barrier(c), out);
 out:
     collective_close(g);
-    if (r->whole) dev_free(&r->dev, r->whole, model_gathered_bytes(&r->m->cfg, &r->dev, r->m->act));
+    if (r->whole) dev_free(&r->dev, r->whole, r->whole_bytes);
     trained_model_destroy(r->t);
     if (r->block) dev_free(&r->dev, r->block, r->block_bytes);
     model_close(r->m);

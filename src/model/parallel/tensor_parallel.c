@@ -98,7 +98,15 @@ static bool enough_heads(int64_t q, int64_t kv, int size) {
     return share <= q / kv;
 }
 
-const char *model_tp_unable(const struct model_config *c, int size) {
+/* Whether rows that any two ranks have end with a block of NF4: rows and their lengths are multiples of NARROW. */
+static bool whole_blocks(const struct model_config *c) {
+    const int64_t n[] = {c->hidden, c->ffn, c->head_dim, c->delta.k_dim, c->delta.v_dim};
+    bool whole = NARROW * NARROW % DEV_NF4_BLOCK == 0;
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) whole &= n[i] % NARROW == 0;
+    return whole;
+}
+
+const char *model_tp_unable(const struct model_config *c, enum quant_kind quant, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
     static const size_t known[] = {
         PLACE(attn_norm),   PLACE(qkv),           PLACE(q_norm),    PLACE(k_norm),         PLACE(q_row_norm), PLACE(k_row_norm),
@@ -109,6 +117,7 @@ const char *model_tp_unable(const struct model_config *c, int size) {
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (c->value) return "it has a value head";
     if (c->n_experts > 0) return "it has experts";
+    if (quant == QUANT_NF4 && !whole_blocks(c)) return "its rows end within blocks of NF4";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
         for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= row->place == known[i] && has_rows(c, row);
@@ -190,17 +199,51 @@ static int64_t count_rows(const struct model_range *r, int n) {
 
 /* ---- memory ---- */
 
-/* The groups of whole's layers as rank `rank` has them: measure (groups NULL), then bind. */
-static void weights_layout(const struct model *whole, int rank, int size, struct model_group *groups, struct arena *a) {
+/* What of n ranges of a group's rows is of its parameter p, whose first row is `first`, counted from there; how many ranges. */
+static int of_param(const struct model_range *range, int n, int64_t first, int64_t rows, struct model_range *out) {
+    int k = 0;
+    for (int i = 0; i < n; i++) {
+        const struct model_range r = {max64(range[i].lo - first, 0), range[i].hi - first < rows ? range[i].hi - first : rows};
+        if (r.lo < r.hi) out[k++] = r;
+    }
+    return k;
+}
+
+static bool has_codes(const struct model *whole, const struct model_group *g) { return whole->quant && model__adaptable(g); }
+
+/* Codes of the rows in n ranges of a group; to: NULL, or the split model. */
+static void codes_layout(const struct model *whole, const struct model_group *g, const struct model_range *range, int n,
+                         struct model *to, struct arena *a) {
+    int64_t first = 0;
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; first += whole->params[p++].rows) {
+        struct model_range own[MOST_RANGES];
+        const enum quant_kind kind = whole->quant->kind;
+        const int64_t rows = count_rows(own, of_param(range, n, first, whole->params[p].rows, own));
+        const int64_t codes = model__quant_codes(kind, rows * g->k), scales = model__quant_scales(kind, rows, g->k);
+        void *const code = arena_take(a, (size_t)codes), *const scale = arena_take(a, (size_t)scales * sizeof(float));
+        if (!to) continue;
+        to->params[p].rows = rows;
+        to->quant->parts[p] = (struct quant_part){tensor_1d(code, DT_U8, codes), tensor_1d(scale, DT_F32, scales)};
+    }
+}
+
+/* The groups of whole's layers as rank `rank` has them: measure (m NULL), then bind those of the split model m. */
+static void weights_layout(const struct model *whole, int rank, int size, struct model *m, struct arena *a) {
     for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
         const struct model_layer *const y = &whole->layers[l];
         for (const struct model_group *g = y->first; g <= y->last; g++) {
             struct model_range range[MOST_RANGES];
-            const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
+            const int n_ranges = rows_of(&whole->cfg, rank, size, y, g, range);
+            const int64_t n = count_rows(range, n_ranges);
+            if (has_codes(whole, g)) {
+                codes_layout(whole, g, range, n_ranges, m, a);
+                if (m) m->groups[g - whole->groups].n = n;
+                continue;
+            }
             void *const at =
                 arena_take(a, g->k ? dev_weight_bytes(whole->dev, whole->act, n, g->k) : (size_t)n * dtype_size(whole->act));
-            if (!groups) continue;
-            struct model_group *const to = &groups[g - whole->groups];
+            if (!m) continue;
+            struct model_group *const to = &m->groups[g - whole->groups];
             to->n = n;
             if (g->k) to->mat = (struct weight){.data = at, .dt = whole->act, .n = n, .k = g->k, .of = g->n};
             else to->vec = tensor_1d(at, whole->act, n);
@@ -234,7 +277,7 @@ static int64_t packed_elements(const struct model *whole, int rank, int size, bo
         for (const struct model_group *g = y->first; g <= y->last; g++) {
             struct model_range range[MOST_RANGES];
             const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
-            most = max64(most, (all ? g->n : n) * max64(g->k, g->lora ? g->lora->width : 0));
+            most = max64(most, (all ? g->n : n) * max64(has_codes(whole, g) ? 0 : g->k, g->lora ? g->lora->width : 0));
         }
     }
     return most;
@@ -252,7 +295,7 @@ static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t r
 }
 
 /* Of t's whole model, rank, size and rows. */
-static void tp_layout(struct model_tp *t, struct model_group *groups, struct arena *a) {
+static void tp_layout(struct model_tp *t, struct model *m, struct arena *a) {
     const struct model *const whole = t->whole;
     const struct model_config *const c = &whole->cfg;
     const int64_t unit = (int64_t)dtype_size(whole->act);
@@ -261,7 +304,7 @@ static void tp_layout(struct model_tp *t, struct model_group *groups, struct are
     if (c->delta.v_heads) t->ba = arena_take(a, SIZE_OF(t->max_rows, 2 * c->delta.v_heads, unit));
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
-    weights_layout(whole, t->rank, t->size, groups, a);
+    weights_layout(whole, t->rank, t->size, m, a);
     lora_layout(whole, t->rank, t->size, t->lora, a);
     for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
 }
@@ -269,7 +312,7 @@ static void tp_layout(struct model_tp *t, struct model_group *groups, struct are
 int model_tp_bytes(const struct model_tp_shape *s, size_t *out) {
     struct model *m;
     *out = 0;
-    TRY(model_shape(&m, s->config, s->dev, s->act, QUANT_NONE, s->lora));
+    TRY(model_shape(&m, s->config, s->dev, s->act, s->quant, s->lora));
     for (int r = 0; r < s->size; r++) {
         struct model_tp t = {.whole = m, .rank = r, .size = s->size, .max_rows = s->max_rows};
         struct arena a = {0};
@@ -307,9 +350,21 @@ static void copy_groups(struct model *m, const struct model *whole) {
     m->g_norm = same(m, whole, whole->g_norm);
 }
 
+/* Codes of its own, the scratch of whole: the two run in turn. */
+static void copy_quant(struct model *m, const struct model *whole) {
+    const size_t n = (size_t)whole->n_params;
+    m->n_params = whole->n_params;
+    m->params = xmalloc(n * sizeof *m->params);
+    memcpy(m->params, whole->params, n * sizeof *m->params);
+    model__quant_create(m, whole->quant->kind);
+    m->quant->stage = whole->quant->stage;
+    m->quant->pack = whole->quant->pack;
+}
+
 int model_tp_open(struct model **out, struct model *whole, struct collective *g, int64_t max_rows, void *block) {
     const int rank = collective_rank(g), size = collective_size(g);
-    CHECK(!whole->quant && !model_tp_unable(&whole->cfg, size));
+    const enum quant_kind quant = whole->quant ? whole->quant->kind : QUANT_NONE;
+    CHECK(!model_tp_unable(&whole->cfg, quant, size));
     struct model_tp *const t = xcalloc(1, sizeof *t);
     struct model *const m = *out = xcalloc(1, sizeof *m);
     *t = (struct model_tp){.whole = whole, .group = g, .rank = rank, .size = size, .max_rows = max_rows};
@@ -325,7 +380,8 @@ int model_tp_open(struct model **out, struct model *whole, struct collective *g,
     copy_groups(m, whole);
     make_cuts(&whole->cfg, size, t->cut);
     struct arena a = {.base = block, .cap = SIZE_MAX};
-    tp_layout(t, m->groups, &a);
+    if (quant) copy_quant(m, whole);
+    tp_layout(t, m, &a);
     struct lora_group *adapter = t->lora;
     for (struct model_group *x = m->groups; x < m->groups + m->n_groups; x++)
         if (x->lora) x->lora = adapter++;
@@ -339,6 +395,8 @@ int model_tp_open(struct model **out, struct model *whole, struct collective *g,
 
 void model_tp_close(struct model *m) {
     if (!m) return;
+    model__quant_free(m);
+    free(m->params);
     free(m->groups);
     free(m->layers);
     free(m->tp->lora);
@@ -366,11 +424,36 @@ static int take_rows(struct model *m, struct weight to, struct weight from, cons
     return plain ? 0 : dev_weight_pack(m->dev, to, tensor_2d(t->rows[1], m->act, to.n, to.k));
 }
 
+/* Of a quantised matrix: rows begin and end with blocks of NF4 (whole_blocks). */
+static int take_codes(struct model *m, const struct model_group *g, const struct model_range *range, int n) {
+    const struct model *const whole = m->tp->whole;
+    const enum quant_kind kind = whole->quant->kind;
+    int64_t first = 0;
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; first += whole->params[p++].rows) {
+        const struct quant_part from = whole->quant->parts[p], to = m->quant->parts[p];
+        struct model_range own[MOST_RANGES];
+        char *code = to.code.data;
+        float *scale = to.scale.data;
+        const int k = of_param(range, n, first, whole->params[p].rows, own);
+        for (int i = 0; i < k; i++) {
+            const int64_t codes = model__quant_codes(kind, (own[i].hi - own[i].lo) * g->k),
+                          scales = model__quant_scales(kind, own[i].hi - own[i].lo, g->k);
+            TRY(dev_copy(m->dev, code, (const char *)from.code.data + model__quant_codes(kind, own[i].lo * g->k), (size_t)codes));
+            TRY(dev_copy(m->dev, scale, (const float *)from.scale.data + model__quant_scales(kind, own[i].lo, g->k),
+                         (size_t)scales * sizeof *scale));
+            code += codes;
+            scale += scales;
+        }
+    }
+    return 0;
+}
+
 static int take_group(struct model *m, const struct model_layer *y, const struct model_group *from, const struct model_group *to) {
     const struct model_tp *const t = m->tp;
     struct model_range range[MOST_RANGES];
     const int n = rows_of(&t->whole->cfg, t->rank, t->size, y, from, range);
     if (from->lora) TRY(take_rows(m, to->lora->b, from->lora->b, range, n));
+    if (has_codes(t->whole, from)) return take_codes(m, from, range, n);
     if (from->k) return take_rows(m, to->mat, from->mat, range, n);
     char *at = to->vec.data;
     for (int i = 0; i < n; i++) TRY(copy_rows(m, &at, from->vec.data, range[i], 1));

@@ -4,9 +4,9 @@
  * would, and the outputs are gathered before the next matrix reads them. Attention is split by key head, the KV cache with it:
  * where heads do not divide, ranks have different numbers; where ranks are more than key heads, several have the same one and share
  * its queries. Gated delta nets are split the same way. Norms of whole rows of queries and keys are computed by each rank. Of an
- * adapter a rank has all A, and its rows of B. Embedding, norms and head are whole on each rank. Training is not split: such a
- * model is made again from the trained one's weights for each generation, whether these are whole on each rank or sharded over all
- * (weight_streaming.h).
+ * adapter a rank has all A, and its rows of B; of a quantised base the codes of its rows. Embedding, norms and head are whole on
+ * each rank. Training is not split: such a model is made again from the trained one's weights for each generation, whether these
+ * are whole on each rank or sharded over all (weight_streaming.h).
  * Invariant: a row's bits are those of the model that is not split, whatever the number of ranks. */
 #ifndef VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 /* Why layers of this shape cannot be split over so many ranks, for people; NULL: they can. */
-const char *model_tp_unable(const struct model_config *c, int size);
+const char *model_tp_unable(const struct model_config *c, enum quant_kind quant, int size);
 /* The shape that a rank computes: its heads and its part of the MLP; rank -1: the largest of each. json is c's, borrowed. */
 struct model_config model_tp_config(const struct model_config *c, int rank, int size);
 /* Device bytes of the rank that takes the most, for passes of so many rows. */
@@ -27,6 +27,7 @@ struct model_tp_shape {
     const struct model_config *config;
     struct dev *dev;
     enum dtype act;
+    enum quant_kind quant; /* of the layers' matrices */
     int size;
     int64_t max_rows;
     const struct lora_config *lora; /* NULL: no adapter */

@@ -59,16 +59,20 @@ int model_stream_flags(enum model_stream_from from) {
 static void **group_data(struct model_group *g) { return g->k ? &g->mat.data : &g->vec.data; }
 
 /* The groups of a span lie one after the other from base on (NULL: measures). Returns its bytes. */
-static size_t place(const struct model *m, const struct span *s, char *base) {
+static size_t place(struct model *m, const struct span *s, char *base) {
     struct arena a = {.base = base, .cap = s->bytes};
     for (struct model_group *g = s->first; g <= s->last; g++) {
+        if (m->quant && model__adaptable(g)) {
+            model__quant_place(m, g, &a);
+            continue;
+        }
         void *const at = arena_take(&a, model__group_bytes(m, g));
         if (base) *group_data(g) = at;
     }
     return a.used;
 }
 
-static struct span span_of(const struct model *m, struct model_group *first, struct model_group *last) {
+static struct span span_of(struct model *m, struct model_group *first, struct model_group *last) {
     struct span s = {.first = first, .last = last};
     s.bytes = place(m, &s, NULL);
     s.from = *group_data(first);
@@ -149,6 +153,7 @@ void model__stream_free(struct model *m) {
 
 void model__shares_layout(struct model *m, int rank, struct arena *a) {
     for (int64_t i = 0; i < n_spans(m); i++) m->stream->spans[i].from = arena_take(a, share_bytes(&m->stream->spans[i], rank));
+    if (m->quant) model__quant_scratch(m, a);
 }
 
 size_t model__shares_most(struct model *m, struct model_shard shard) {
@@ -230,12 +235,12 @@ static void whole_layout(const struct model *m, struct arena *a) {
     for (int64_t i = 0; i < n_spans(m); i++) m->stream->whole[i] = arena_take(a, m->stream->spans[i].bytes);
 }
 
-static size_t measure(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from,
-                      void (*layout)(const struct model *m, struct arena *a)) {
-    struct model m = {.cfg = *c, .dev = dev, .act = act, .shard = {.size = 1}};
+static size_t measure(const struct model_stream_shape *s, void (*layout)(const struct model *m, struct arena *a)) {
+    struct model m = {.cfg = *s->config, .dev = s->dev, .act = s->act, .shard = {.size = 1}};
     struct arena a = {0};
-    m.flags = model_stream_flags(from);
+    m.flags = model_stream_flags(s->from);
     model__params_build(&m);
+    model__quant_create(&m, s->quant);
     model__weights_layout(&m, &a);
     model__stream_create(&m);
     a = (struct arena){0};
@@ -245,12 +250,14 @@ static size_t measure(const struct model_config *c, struct dev *dev, enum dtype 
     return a.used;
 }
 
-size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from) {
-    return from == MODEL_STREAM_NONE ? 0 : measure(c, dev, act, from, stream_layout);
+size_t model_stream_bytes(const struct model_stream_shape *s) {
+    return s->from == MODEL_STREAM_NONE ? 0 : measure(s, stream_layout);
 }
 
-size_t model_gathered_bytes(const struct model_config *c, struct dev *dev, enum dtype act) {
-    return measure(c, dev, act, MODEL_STREAM_RANKS, whole_layout);
+size_t model_gathered_bytes(const struct model_stream_shape *s) { return measure(s, whole_layout); }
+
+struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from) {
+    return (struct model_stream_shape){&m->cfg, m->dev, m->act, m->quant ? m->quant->kind : QUANT_NONE, from};
 }
 
 /* All groups are read at these places. */

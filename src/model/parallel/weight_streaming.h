@@ -12,8 +12,16 @@
 
 enum model_stream_from { MODEL_STREAM_NONE, MODEL_STREAM_HOST, MODEL_STREAM_RANKS };
 int model_stream_flags(enum model_stream_from from); /* of model_load_flags: what such a model is opened with */
+struct model_stream_shape {
+    const struct model_config *config;
+    struct dev *dev;
+    enum dtype act;
+    enum quant_kind quant; /* of the layers' matrices, whose codes are sharded then; not from the host */
+    enum model_stream_from from;
+};
+struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from); /* borrows its config */
 /* Device bytes of a pass's buffers: two layers, the final norm, the head and, from ranks, the embedding. */
-size_t model_stream_bytes(const struct model_config *c, struct dev *dev, enum dtype act, enum model_stream_from from);
+size_t model_stream_bytes(const struct model_stream_shape *s);
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
 void model_stream_bind(struct model *m, void *block, struct collective *g);
@@ -31,7 +39,7 @@ int model_stream_idle_back(struct model *m); /* of the model_backward after it *
 int model_stream_layer(struct model *m, int64_t l, int64_t next);
 
 /* ---- sharded weights as a whole, and new ones ---- */
-size_t model_gathered_bytes(const struct model_config *c, struct dev *dev, enum dtype act);
+size_t model_gathered_bytes(const struct model_stream_shape *s);
 /* Collective. Passes read all weights from block, which the ranks share as in model_stream_bind, until model_stream_begin; such
  * passes are each rank's own. */
 int model_gather(struct model *m, void *block);

@@ -111,8 +111,11 @@ static void plan_ref(struct memory_plan *p, const struct ppo_worker_config *k, c
 static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
     TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes->samples, p->max_len,
                    &p->max_rows_ref, &p->max_seqs_ref));
-    const struct trained_model_args a = {
-        .dev = dev, .max_rows = p->max_rows_ref, .max_seqs = p->max_seqs_ref, .stream = memory_plan_ref_from(p, k)};
+    const struct trained_model_args a = {.dev = dev,
+                                         .max_rows = p->max_rows_ref,
+                                         .max_seqs = p->max_seqs_ref,
+                                         .stream = memory_plan_ref_from(p, k),
+                                         .quant = k->model.lora.quant};
     struct model_config own = *m;
     own.mtp = false;
     p->ref_pass = trained_model_block_bytes(&own, k->model.act, &a);
@@ -130,6 +133,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_co
                                          .list = memory_plan_distill_list(k->distill),
                                          .routes = k->actor.replay_words > 0,
                                          .stream = memory_plan_policy_from(p),
+                                         .quant = k->model.lora.quant,
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
     return trained_model_block_bytes(m, k->model.act, &a);
@@ -368,17 +372,19 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
 static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
                         const struct decoder_args *limits) {
     const enum dtype act = k->model.act;
+    const struct model_stream_shape stream = {m, dev, act, k->model.lora.quant, memory_plan_policy_from(p)};
     p->split_at = p->gathered = 0;
-    if (!memory_plan_policy_from(p)) return 0;
+    if (!stream.from) return 0;
     if (p->tensor_parallel == 1) {
-        p->gathered = train_pages(model_gathered_bytes(m, dev, act));
+        p->gathered = train_pages(model_gathered_bytes(&stream));
         return 0;
     }
     struct decoder_args a = decoder_size(dev, m, act, limits, SIZE_MAX);
-    p->split_at = train_pages(model_stream_bytes(m, dev, act, memory_plan_policy_from(p)));
+    p->split_at = train_pages(model_stream_bytes(&stream));
     const struct model_tp_shape shape = {.config = m,
                                          .dev = dev,
                                          .act = act,
+                                         .quant = k->model.lora.quant,
                                          .size = (int)p->tensor_parallel,
                                          .max_rows = decoder_most_rows(&a),
                                          .lora = k->model.lora.on ? &k->model.lora.cfg : NULL};
@@ -502,7 +508,6 @@ static const char *no_layout(const struct ppo_worker_config *k, enum weight_layo
     if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
     if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
     if (l == LAYOUT_SHARDED && k->rollout.external.n_urls > 0) return "servers get the weights from a rank that has them whole";
-    if (k->model.lora.on && k->model.lora.quant != QUANT_NONE) return "the adapter's base is quantised";
     if (k->model.lora.on && ppo_critic_shares(k)) return "the critic reads the policy's weights";
     if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
     if (k->model.lora.on) return "there is an adapter";
@@ -519,7 +524,7 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
     if (l != LAYOUT_SHARDED) return no_layout(k, LAYOUT_SHARDED) ? no_layout(k, LAYOUT_SHARDED) : "each rank has the weights whole";
     if (ranks % n != 0) return "it does not divide the ranks";
     if (k->ranks.all.n_local % n != 0) return "it does not divide the ranks of a host";
-    return model_tp_unable(&s->policy, (int)n);
+    return model_tp_unable(&s->policy, k->model.lora.quant, (int)n);
 }
 
 /* KV blocks for a quarter, at least, of the samples that may run at once. */
