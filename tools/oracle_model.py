@@ -419,6 +419,13 @@ def make_case(name, config, out):
 
 
 BALANCED = ("qwen3_moe", "mixtral", "olmoe")
+MEGATRON_BALANCED = (*BALANCED, "glm4_moe", "deepseek_v3")
+
+
+def router_gradients(loss, config, model, path, more):
+    kept = (".gate.", "embed_tokens", "norm")
+    grads = {k: p.grad for k, p in model.named_parameters() if p.grad is not None and any(x in k for x in kept)}
+    save_file({"loss": loss.detach()[None], **more} | {f"grad.{k}": v for k, v in released(grads, config.model_type).items()}, path)
 
 
 def make_balance(out, model, seqs):
@@ -431,10 +438,37 @@ def make_balance(out, model, seqs):
     loss = balance(tuple(torch.cat(layer) for layer in zip(*routers)), experts, config.num_experts_per_tok)
     model.zero_grad()
     loss.backward()
-    kept = (".gate.", "embed_tokens", "norm")
-    grads = {k: p.grad for k, p in model.named_parameters() if p.grad is not None and any(x in k for x in kept)}
-    save_file({"loss": loss.detach()[None]} | {f"grad.{k}": v for k, v in released(grads, config.model_type).items()},
-              f"{out}/balance.safetensors")
+    router_gradients(loss, config, model, f"{out}/balance.safetensors", {})
+
+
+def make_megatron_balance(out, model, seqs):
+    """megatron_balance.safetensors: Megatron's aux_loss and 0.3 of its z-loss, summed over the layers, and the gradients of both
+    together. The formulas are those of megatron/core/transformer/moe/moe_utils.py: switch_load_balancing_loss_func, z_loss_func,
+    and compute_routing_scores_for_aux_loss, whose choices know neither a correction bias nor groups."""
+    config, seen = model.config, {}
+    experts = getattr(config, "num_experts", None) or getattr(config, "n_routed_experts", None) or config.num_local_experts
+    k, tokens = config.num_experts_per_tok, sum(map(len, seqs))
+
+    def keep(module, args):
+        x = args[0].reshape(-1, args[0].shape[-1])
+        seen.setdefault(module, []).append(torch.nn.functional.linear(x.float(), module.weight.float()))
+
+    hooks = [m.register_forward_pre_hook(keep) for n, m in model.named_modules() if n.endswith(".mlp.gate")]
+    for s in seqs:
+        model(input_ids=s[None])
+    for h in hooks:
+        h.remove()
+    loss = z_loss = 0
+    for logits in map(torch.cat, seen.values()):
+        scores = logits.softmax(-1)
+        if config.model_type in ("glm4_moe", "deepseek_v3"):
+            scores = logits.sigmoid() / (logits.sigmoid().sum(-1, keepdim=True) + 1e-20)
+        count = torch.bincount(scores.topk(k, -1).indices.flatten(), minlength=experts)
+        loss = loss + (scores.sum(0) * count).sum() * experts / (k * tokens * tokens)
+        z_loss = z_loss + 0.3 * logits.logsumexp(-1).square().mean()
+    model.zero_grad()
+    (loss + z_loss).backward()
+    router_gradients(loss, config, model, f"{out}/megatron_balance.safetensors", {"z_loss": z_loss.detach()[None]})
 
 
 def make_adamw(out, model, seqs, row, target, dlogp, dentropy):
@@ -492,6 +526,8 @@ def make(out, names):
             make_adamw(f"{out}/{name}", *made)
         if name in BALANCED:
             make_balance(f"{out}/{name}", *made[:2])
+        if name in MEGATRON_BALANCED:
+            make_megatron_balance(f"{out}/{name}", *made[:2])
         if name == "llama":
             make_ropes(f"{out}/{name}", made[1])
     size = sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(out) for f in fs)

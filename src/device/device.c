@@ -240,6 +240,7 @@ int dev_balance_bwd(struct dev *d, const struct balance_args *a) {
     TRY(want1("balance_bwd", "load", a->load, F32, n));
     TRY(want_like("balance_bwd", "dlogits", a->dlogits, ACT, a->logits));
     TRY(want1("balance_bwd", "loss", a->loss, F32, rows));
+    if (a->z_loss.data) TRY(want1("balance_bwd", "z_loss", a->z_loss, F32, rows));
     HAVE(balance_bwd);
     return rows ? TRACED(balance_bwd, (d, a), rows, n, 0) : 0;
 }

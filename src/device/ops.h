@@ -168,12 +168,17 @@ struct route_args {
     float scale;         /* of the weights; 0: 1 */
     struct tensor given; /* (T, k) i32, optional: a token whose first id is not negative has these in the place of its k largest */
 };
-/* The load-balancing loss of a router (Fedus et al. 2022): of a token sum_e load_e p_e, p its softmax over all E in f32. */
+/* The losses of a router, in f32. Load balancing (Fedus et al. 2022): of a token sum_e load_e p_e, p its softmax over all E;
+ * sigmoid: p_e = s_e / sum_j s_j, s the sigmoids (DeepSeek-V3). The z-loss (Zoph et al. 2022): z times the square of the logits'
+ * log-sum-exp. */
 struct balance_args {
-    struct tensor logits;  /* (T, E) act or f32 */
-    struct tensor load;    /* (E) f32: of all tokens' choices, times what the loss is multiplied by */
-    struct tensor dlogits; /* (T, E) act or f32: += p_e (load_e - sum_j load_j p_j) */
+    struct tensor logits; /* (T, E) act or f32 */
+    struct tensor load;   /* (E) f32: of all tokens' choices, times what the loss is multiplied by */
+    bool sigmoid;
+    float z;
+    struct tensor dlogits; /* (T, E) act or f32: += p_e (load_e - sum_j load_j p_j), times 1 - s_e; += 2 z lse softmax_e */
     struct tensor loss;    /* (T) f32 */
+    struct tensor z_loss;  /* (T) f32, optional: without it there is no z-loss */
 };
 enum { DEV_MAX_EXPERT_GROUPS = 32 };
 static inline bool route_by_scores(const struct route_args *a) {

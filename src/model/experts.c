@@ -17,8 +17,10 @@ void model__experts_layout(struct model_acts *a, struct arena *m, const struct m
     a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
     if (!a->keep.train) return;
     a->experts.offsets = model__take2(m, DT_I32, model_layer_places(c), c->n_experts + 1);
-    a->experts.load = model__take1(m, DT_F32, c->n_experts);
+    a->experts.scored = model__take2(m, DT_I32, c->n_layers, c->n_experts + 1);
+    a->experts.load = model__take2(m, DT_F32, c->n_layers, c->n_experts);
     a->experts.loss = model__take2(m, DT_F32, c->n_layers, a->max_rows);
+    a->experts.z_loss = model__take2(m, DT_F32, c->n_layers, a->max_rows);
 }
 
 void model__experts_stage_layout(struct model_expert_stage *e, const struct model_acts *a, struct arena *m,
@@ -76,8 +78,20 @@ static struct route_args route_of(const struct model *m, const struct model_laye
 /* ---- forward ---- */
 
 /* A layer's load, for model_router_load. */
-static int keep_offset(struct dev *d, const struct model_acts *a, int64_t l, struct tensor offset) {
-    return dev_copy(d, tensor_rows(a->experts.offsets, l, 1).data, offset.data, (size_t)tensor_count(offset) * sizeof(int32_t));
+static int keep_offset(struct dev *d, struct tensor kept, int64_t l, struct tensor offset) {
+    return dev_copy(d, tensor_rows(kept, l, 1).data, offset.data, (size_t)tensor_count(offset) * sizeof(int32_t));
+}
+
+/* Whether something but the scores decides on choices. */
+static bool given_or_moved(const struct route_args *route) { return route->given.data || route->bias.data || route->groups > 1; }
+
+/* The load as it were without. In the buffers of the choices, which come later. */
+static int keep_scored(struct dev *d, const struct model_acts *a, int64_t l, const struct route_args *route,
+                       const struct model_expert_stage *e) {
+    const struct route_args plain = {.logits = e->logits, .expert = e->expert, .weight = e->weight, .sigmoid = route->sigmoid};
+    TRY(dev_route_fwd(d, &plain));
+    TRY(dev_expert_sort(d, e->offset, e->token, e->row, e->expert));
+    return keep_offset(d, a->experts.scored, l, e->offset);
 }
 
 /* Layer l's part of a batch's recorded choices. */
@@ -105,10 +119,13 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     struct route_args route = route_of(m, y, &e);
     if (!b->routes_kept) route.given = routes;
     TRY(dev_matmul_fwd(d, e.logits, xn, y->router->mat, model__vec(y->router->bias), false));
+    const bool scored = a->experts.by_scores && a->keep.train && l < m->cfg.n_layers, moved = scored && given_or_moved(&route);
+    if (moved) TRY(keep_scored(d, a, l, &route, &e));
     TRY(dev_route_fwd(d, &route));
     if (b->routes_kept) TRY(dev_copy(d, routes.data, e.expert.data, (size_t)tensor_count(e.expert) * sizeof(int32_t)));
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
-    if (a->keep.train) TRY(keep_offset(d, a, l, e.offset));
+    if (a->keep.train) TRY(keep_offset(d, a->experts.offsets, l, e.offset));
+    if (scored && !moved) TRY(keep_offset(d, a->experts.scored, l, e.offset));
     TRY(dev_gather_rows(d, x, xn, e.token));
     TRY(experts_linear(m, b, e.gate_up, x, y->expert_gate_up, e.offset));
     if (m->cfg.family->experts.clamped)
@@ -150,12 +167,17 @@ int model__router_dw(struct model *m, const struct model_grads *g, const struct 
     return dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float));
 }
 
-/* The load-balancing loss of layer l's router. */
-static int balance_backward(struct dev *d, const struct model_acts *a, int64_t l, struct tensor logits, struct tensor dlogits) {
-    float *const loss = (float *)a->experts.loss.data + l * a->max_rows;
-    return dev_balance_bwd(
-        d, &(struct balance_args){
-               .logits = logits, .load = a->experts.load, .dlogits = dlogits, .loss = tensor_1d(loss, DT_F32, logits.dim[0])});
+/* The losses of layer l's router. */
+static int balance_backward(struct model *m, const struct model_acts *a, int64_t l, struct tensor logits, struct tensor dlogits) {
+    const int64_t n = logits.dim[0], at = l * a->max_rows;
+    struct balance_args b = {.logits = logits,
+                             .load = tensor_1d((float *)a->experts.load.data + l * m->cfg.n_experts, DT_F32, m->cfg.n_experts),
+                             .sigmoid = m->cfg.family->experts.sigmoid,
+                             .z = a->experts.z,
+                             .dlogits = dlogits,
+                             .loss = tensor_1d((float *)a->experts.loss.data + at, DT_F32, n)};
+    if (b.z > 0) b.z_loss = tensor_1d((float *)a->experts.z_loss.data + at, DT_F32, n);
+    return dev_balance_bwd(m->dev, &b);
 }
 
 /* Of experts' matrices, and of their biases. */
@@ -188,7 +210,7 @@ int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, st
     /* x: its gradient */
     TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, g}));
     TRY(dev_route_bwd(d, &route, dlogits, dweight));
-    if (a->experts.balanced && l < m->cfg.n_layers) TRY(balance_backward(d, a, l, e.logits, dlogits));
+    if (a->experts.balanced && l < m->cfg.n_layers) TRY(balance_backward(m, a, l, e.logits, dlogits));
     if (!m->lora) TRY(model__router_dw(m, g, y->router, dlogits, xn));
     TRY(dev_matmul_dx(d, dx, dlogits, y->router->mat, false));
     TRY(model__shared_backward(m, a, l, dy, dx, g));

@@ -111,13 +111,19 @@ int model_value(struct model *m, struct model_acts *a, const int32_t *row, int64
 
 /* ---- routers of layers with experts (router_load.c) ---- */
 int64_t model_router_layers(const struct model_config *c); /* how many layers have one */
-/* After a training forward: load (model_router_layers, n_experts) += how many choices of its rows each expert has. */
-int model_router_load(struct model *m, struct model_acts *a, int64_t *load);
-/* The backward passes that follow add the load-balancing loss of their rows, the sum of sum_e load_e p_e over routers and tokens, p
- * the softmax of a router's logits; load (n_experts) host. NULL: none. */
-int model_router_balance(struct model *m, struct model_acts *a, const float *load);
-/* Its value in the last of them, added layer by layer, row by row. */
-int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss);
+/* Training passes to come also count the choices that routers would make by scores alone: no recorded choices, bias, groups. */
+void model_router_by_scores(struct model_acts *a);
+/* After a training forward: load (model_router_layers, n_experts) += how many choices of its rows each expert has; scored, after
+ * model_router_by_scores: by the scores alone, the same shape; else it is left alone. */
+int model_router_load(struct model *m, struct model_acts *a, int64_t *load, int64_t *scored);
+/* The losses of routers that the backward passes to come add for their rows (struct balance_args). */
+struct model_router_losses {
+    const float *load; /* (model_router_layers, n_experts) host */
+    float z;
+};
+int model_router_balance(struct model *m, struct model_acts *a, const struct model_router_losses *losses); /* NULL: none */
+/* Their values in the last of them, added layer by layer, row by row. */
+int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss, double *z_loss);
 
 /* ---- backward ---- */
 /* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then

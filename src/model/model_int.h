@@ -284,10 +284,11 @@ struct model_acts {
         struct tensor dweight;  /* (T, k) f32 */
         struct tensor dlogits;  /* (T, E) act */
         struct tensor dx;       /* (T, h) f32   what comes through the router */
-        /* training: rows by expert of each layer, (n_layers, E + 1) i32; the load that the load-balancing loss reads (E) f32, and
-         * the loss (n_layers, T) f32, while `balanced` */
-        struct tensor offsets, load, loss;
-        bool balanced;
+        /* training: rows by expert of each layer, and while `by_scores` those of the largest scores, (n_layers, E + 1) i32; while
+         * `balanced` the load that the load-balancing loss reads (n_layers, E) f32, that loss and the z-loss (n_layers, T) f32 */
+        struct tensor offsets, scored, load, loss, z_loss;
+        bool balanced, by_scores;
+        float z; /* of model_router_losses */
     } experts;
     struct {
         struct tensor dmlp;     /* (T, f) act */

@@ -1,6 +1,6 @@
 /* router_load.c - what routers have chosen in a training pass, and the load that their load-balancing loss reads.
  *
- * The loss itself is an op of backward (experts.c); what it is multiplied by is the caller's (train/router_balance.h).
+ * The losses themselves are an op of backward (experts.c); what they are multiplied by is the caller's (train/router_balance.h).
  * Invariant: loads are whole numbers, so their sums over passes and ranks do not depend on an order. */
 #include "model/model_int.h"
 
@@ -15,12 +15,13 @@ int64_t model_router_layers(const struct model_config *c) {
     return n;
 }
 
-int model_router_load(struct model *m, struct model_acts *a, int64_t *load) {
+void model_router_by_scores(struct model_acts *a) { a->experts.by_scores = a->keep.train; }
+
+/* load += that of kept (n_layers, E + 1). */
+static int add_load(struct model *m, struct tensor kept, int64_t *load) {
     const int64_t layers = m->cfg.n_layers, n = m->cfg.n_experts;
-    if (!n) return 0;
-    CHECK(a->keep.train);
     int32_t *const at = xmalloc((size_t)(layers * (n + 1)) * sizeof *at);
-    const int rc = dev_copy_out(m->dev, at, a->experts.offsets.data, (size_t)(layers * (n + 1)) * sizeof *at);
+    const int rc = dev_copy_out(m->dev, at, kept.data, (size_t)(layers * (n + 1)) * sizeof *at);
     for (int64_t l = 0; l < layers && rc == 0; l++) {
         const int32_t *const o = at + l * (n + 1);
         if (!m->layers[l].router) continue;
@@ -31,21 +32,44 @@ int model_router_load(struct model *m, struct model_acts *a, int64_t *load) {
     return rc;
 }
 
-int model_router_balance(struct model *m, struct model_acts *a, const float *load) {
-    a->experts.balanced = load && m->cfg.n_experts;
-    return a->experts.balanced ? dev_copy_in(m->dev, a->experts.load.data, load, (size_t)m->cfg.n_experts * sizeof *load) : 0;
+int model_router_load(struct model *m, struct model_acts *a, int64_t *load, int64_t *scored) {
+    if (!m->cfg.n_experts) return 0;
+    CHECK(a->keep.train);
+    TRY(add_load(m, a->experts.offsets, load));
+    return a->experts.by_scores && scored ? add_load(m, a->experts.scored, scored) : 0;
 }
 
-int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss) {
+int model_router_balance(struct model *m, struct model_acts *a, const struct model_router_losses *losses) {
+    const int64_t n = m->cfg.n_experts;
+    a->experts.balanced = losses && n;
+    if (!a->experts.balanced) return 0;
+    a->experts.z = losses->z;
+    const float *load = losses->load;
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) {
+        if (!m->layers[l].router) continue;
+        TRY(dev_copy_in(m->dev, (float *)a->experts.load.data + l * n, load, (size_t)n * sizeof *load));
+        load += n;
+    }
+    return 0;
+}
+
+/* sum += v (n_layers, max_rows) of the rows of layers with a router. */
+static int add_rows(struct model *m, const struct model_acts *a, struct tensor v, double *sum) {
     const size_t bytes = (size_t)a->n_rows * sizeof(float);
     float *const row = xmalloc(bytes + 1);
     int rc = 0;
-    *loss = 0;
-    for (int64_t l = 0; l < m->cfg.n_layers && a->experts.balanced && rc == 0; l++) {
+    for (int64_t l = 0; l < m->cfg.n_layers && rc == 0; l++) {
         if (!m->layers[l].router) continue;
-        rc = dev_copy_out(m->dev, row, (const float *)a->experts.loss.data + l * a->max_rows, bytes);
-        for (int64_t t = 0; t < a->n_rows && rc == 0; t++) *loss += (double)row[t];
+        rc = dev_copy_out(m->dev, row, (const float *)v.data + l * a->max_rows, bytes);
+        for (int64_t t = 0; t < a->n_rows && rc == 0; t++) *sum += (double)row[t];
     }
     free(row);
     return rc;
+}
+
+int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss, double *z_loss) {
+    *loss = *z_loss = 0;
+    if (!a->experts.balanced) return 0;
+    TRY(add_rows(m, a, a->experts.loss, loss));
+    return a->experts.z > 0 ? add_rows(m, a, a->experts.z_loss, z_loss) : 0;
 }

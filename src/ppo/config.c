@@ -90,7 +90,7 @@ static enum train_recompute recompute(const struct ppo_config *k, bool checkpoin
 static int derive_model(struct ppo_config *k) {
     TRY(model_dir(ARR "model.path", k->raw.model_path, &k->model.dir));
     TRY(train_make_lora(&k->model.lora, ARR "model", &k->raw.lora, k->raw.model_path));
-    train_router_given(&k->model.router, k->conf, ARR "model");
+    train_router_given(&k->model.router, k->conf, ARR "model", ARR "actor.megatron");
     TRY(train_make_mtp(&k->model.mtp, ARR "model", k->conf, k->model.lora.on));
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (k->raw.rollout_dtype != k->model.act) {

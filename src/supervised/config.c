@@ -39,7 +39,7 @@ static int derive_model(struct supervised_config *k, const struct conf *c) {
     const int rc = run_model_dir(k->raw.model_path, false, &k->model.dir);
     if (rc < 0) return err_wrap(rc, "model.path");
     TRY(train_make_lora(&k->model.lora, "model", &k->raw.lora, k->raw.model_path));
-    train_router_given(&k->model.router, c, "model");
+    train_router_given(&k->model.router, c, "model", "engine");
     TRY(train_make_mtp(&k->model.mtp, "model", c, k->model.lora.on));
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (conf_is_null(c, "trainer.recompute")) k->model.recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;

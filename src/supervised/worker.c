@@ -33,7 +33,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
                                       .shard = all_reduce_shard(w->devices, &k->optim)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
     w->model->frozen_routers = k->model.router.freeze;
-    TRY(router_balance_coef(&k->model.router, &w->model->cfg, &a.balance));
+    TRY(router_losses(&k->model.router, &w->model->cfg, &a.routers));
     a.model = w->model;
     a.group = w->devices;
     struct worker_role policy = {.cut = k->data.cut, .temperature = 1};

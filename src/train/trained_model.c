@@ -28,12 +28,13 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
-    bool collective;        /* the weights are sharded */
-    struct routers {        /* of a mini-batch */
-        double coef;        /* of the load-balancing loss */
+    bool collective; /* the weights are sharded */
+    struct routers { /* of a mini-batch */
+        struct router_losses losses;
         int64_t n, *count;  /* (n): choices by layer and expert; n 0: the model has none */
-        float *load;        /* (experts) */
-        double *loss;       /* by micro-batch, of those that are this rank's; the others 0 */
+        int64_t *scored;    /* (n), of Megatron's load-balancing loss: model_router_by_scores; else NULL */
+        float *load;        /* (n) */
+        double *loss;       /* by micro-batch both losses, of those that are this rank's; the others 0 */
         bool counted, read; /* count is of the whole mini-batch; load has been read from it */
     } routers;
     void *owned_block;
@@ -126,6 +127,17 @@ static void alloc_mtp(struct trained_model *t, const struct trained_model_args *
     for (int64_t i = 0; i < a->max_rows; i++) t->mtp.ones[i] = 1;
 }
 
+static void open_routers(struct trained_model *t, const struct trained_model_args *a) {
+    struct routers *const u = &t->routers;
+    *u = (struct routers){.losses = a->routers, .n = model_router_layers(&a->model->cfg) * a->model->cfg.n_experts};
+    if (u->n == 0) return;
+    u->count = xmalloc((size_t)u->n * sizeof *u->count);
+    u->load = xmalloc((size_t)u->n * sizeof *u->load);
+    if (!u->losses.by_layer || u->losses.balance == 0) return;
+    u->scored = xmalloc((size_t)u->n * sizeof *u->scored);
+    model_router_by_scores(t->acts);
+}
+
 int trained_model_create(struct trained_model **out, const struct trained_model_args *a) {
     int rc = 0;
     struct model *m = a->model;
@@ -156,9 +168,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
-    t->routers = (struct routers){.coef = a->balance, .n = a->train ? model_router_layers(&m->cfg) * m->cfg.n_experts : 0};
-    if (t->routers.n) t->routers.count = xmalloc((size_t)t->routers.n * sizeof *t->routers.count);
-    if (t->routers.n) t->routers.load = xmalloc((size_t)m->cfg.n_experts * sizeof *t->routers.load);
+    if (a->train) open_routers(t, a);
     if (a->train && a->mtp_loss > 0) alloc_mtp(t, a);
     *out = t;
     return 0;
@@ -183,6 +193,7 @@ void trained_model_destroy(struct trained_model *t) {
     free(t->dout);
     free(t->dentropy);
     free(t->routers.count);
+    free(t->routers.scored);
     free(t->routers.load);
     free(t->mtp.next);
     free(t->mtp.row);
@@ -364,6 +375,12 @@ static int sum_ranks(struct trained_model *t, void *v, int64_t n, bool f64) {
     return rc;
 }
 
+static int sum_load(struct trained_model *t) {
+    const struct routers *const u = &t->routers;
+    TRY(sum_ranks(t, u->count, u->n, false));
+    return u->scored ? sum_ranks(t, u->scored, u->n, false) : 0;
+}
+
 /* Passes over the mini-batch that count the load of experts. */
 static int count_load(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
     const int64_t size = t->group ? collective_size(t->group) : 1, rank = t->group ? collective_rank(t->group) : 0;
@@ -372,47 +389,55 @@ static int count_load(struct trained_model *t, const struct mini_batch *s, const
         if (i + rank < n) {
             TRY(micro_batch_fill(&t->pack, s->seqs, &list[i + rank], &b));
             TRY(model_forward(t->model, &b, t->acts));
-            TRY(model_router_load(t->model, t->acts, t->routers.count));
+            TRY(model_router_load(t->model, t->acts, t->routers.count, t->routers.scored));
         } else if (t->collective) {
             TRY(model_stream_idle(t->model));
         }
     }
     t->routers.counted = true;
-    return sum_ranks(t, t->routers.count, t->routers.n, false);
+    return sum_load(t);
 }
 
 /* n: micro-batches of the list, all of them with a target. */
 static int begin_routers(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                          struct step_result *r) {
     struct routers *const u = &t->routers;
-    r->router = (struct router_load){
-        .layers = model_router_layers(&t->model->cfg), .experts = t->model->cfg.n_experts, .balanced = u->coef > 0};
+    const struct router_losses *const c = &u->losses;
+    r->router = (struct router_load){.layers = model_router_layers(&t->model->cfg),
+                                     .experts = t->model->cfg.n_experts,
+                                     .balanced = c->balance > 0,
+                                     .has_z = c->z > 0};
     for (int64_t i = 0; i < n; i++) r->router.rows += list[i].n_rows;
     u->counted = u->read = false;
     if (u->n == 0) return 0;
     memset(u->count, 0, (size_t)u->n * sizeof *u->count);
-    u->loss = xcalloc((size_t)r->n_micro + 1, sizeof *u->loss);
-    return u->coef > 0 && (n > 1 || t->group) ? count_load(t, s, list, n) : 0;
+    if (u->scored) memset(u->scored, 0, (size_t)u->n * sizeof *u->scored);
+    u->loss = xcalloc((size_t)r->n_micro + 1, 2 * sizeof *u->loss);
+    return c->balance > 0 && (n > 1 || t->group) ? count_load(t, s, list, n) : 0;
 }
 
 /* After the forward pass of a micro-batch. */
 static int read_routers(struct trained_model *t, const struct router_load *r) {
     struct routers *const u = &t->routers;
+    const struct model_router_losses losses = {.load = u->load, .z = router_z(r, &u->losses)};
     if (u->n == 0) return 0;
-    if (!u->counted) TRY(model_router_load(t->model, t->acts, u->count));
-    if (u->coef == 0 || u->read) return 0;
+    if (!u->counted) TRY(model_router_load(t->model, t->acts, u->count, u->scored));
+    if ((!r->balanced && !r->has_z) || u->read) return 0;
     u->read = true;
-    router_balance_load(r, u->count, u->coef, u->load);
-    return model_router_balance(t->model, t->acts, u->load);
+    router_balance_load(r, u->scored ? u->scored : u->count, t->model->cfg.n_choices, &u->losses, u->load);
+    return model_router_balance(t->model, t->acts, &losses);
 }
 
 static int end_routers(struct trained_model *t, int rc, struct step_result *r) {
     struct routers *const u = &t->routers;
     double *const loss = u->loss;
     u->loss = NULL;
-    if (rc == 0 && u->n && !u->counted) rc = sum_ranks(t, u->count, u->n, false);
-    if (rc == 0 && u->n && u->coef > 0) rc = sum_ranks(t, loss, r->n_micro, true);
-    for (int64_t i = 0; loss && i < r->n_micro; i++) r->router.loss += loss[i];
+    if (rc == 0 && u->n && !u->counted) rc = sum_load(t);
+    if (rc == 0 && u->n && (r->router.balanced || r->router.has_z)) rc = sum_ranks(t, loss, 2 * r->n_micro, true);
+    for (int64_t i = 0; loss && i < r->n_micro; i++) {
+        r->router.loss += loss[2 * i];
+        r->router.z_loss += loss[2 * i + 1];
+    }
     if (u->n) router_load_metrics(&r->router, u->count);
     free(loss);
     return rc;
@@ -481,7 +506,8 @@ static int backward(struct trained_model *t, const struct mini_batch *s, const s
         logp.mtp.dlogp = t->mtp.dlogp;
     }
     TRY(t->model->cfg.value ? model_value_backward(t->model, t->acts, &value) : model_backward(t->model, t->acts, &logp));
-    return t->routers.read ? model_router_balance_loss(t->model, t->acts, &t->routers.loss[m->index]) : 0;
+    double *const loss = t->routers.loss + (t->routers.read ? 2 * m->index : 0);
+    return t->routers.read ? model_router_balance_loss(t->model, t->acts, loss, loss + 1) : 0;
 }
 
 static int report(const struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, const void *record,

@@ -27,7 +27,7 @@ struct trained_model_args {
     int64_t max_rows;       /* rows of the largest micro-batch */
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
-    double balance;                   /* train: coefficient of the routers' load-balancing loss; 0: none */
+    struct router_losses routers;     /* train: what routers add to the loss */
     bool routes;                      /* passes record or replay choices of routers */
     bool no_adapter;                  /* the base model alone (the reference); not with train */
     enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */

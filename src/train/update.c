@@ -75,11 +75,15 @@ static void router_metrics(const struct update *u, const struct router_load *r) 
     const struct {
         const char *name;
         double value;
-    } v[] = {{"load_max_over_mean", r->max_over_mean}, {"load_entropy", r->entropy}, {"aux_loss", r->loss}};
+        bool on;
+    } v[] = {{"load_max_over_mean", r->max_over_mean, true},
+             {"load_entropy", r->entropy, true},
+             {"aux_loss", r->loss, r->balanced},
+             {"z_loss", r->z_loss, r->has_z}};
     for (size_t i = 0; i < sizeof v / sizeof *v && u->router && r->layers > 0 && r->rows > 0; i++) {
         char name[112];
         snprintf(name, sizeof name, "%s/%s", u->router, v[i].name);
-        if (i < 2 || r->balanced) update_metric_add(u->metrics, name, REDUCE_FLAT, v[i].value);
+        if (v[i].on) update_metric_add(u->metrics, name, REDUCE_FLAT, v[i].value);
     }
 }
 

@@ -11,6 +11,8 @@
 static const double MAX_REL = 1e-5;
 
 static const char *const CASES[] = {"qwen3_moe", "mixtral", "olmoe"};
+static const char *const MEGATRON_CASES[] = {"qwen3_moe", "mixtral", "olmoe", "glm4_moe", "deepseek_v3"};
+static const struct router_losses TRANSFORMERS = {.balance = 1}, MEGATRON = {.balance = 1, .by_layer = true, .z = 0.3};
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
 
@@ -21,33 +23,44 @@ static void pack_case(struct model_case *c, struct model_batch *b) {
     case_pack(&c->dev, b, s, 2);
 }
 
-/* transformers' load-balancing loss, and what it gives to routers and to what is before them. */
-static void check_balance(const char *name, const char *backend, struct model_keep keep) {
+static double error_of(struct safetensors_file *golden, const char *name, double got) {
+    const double want = (double)*(const float *)case_data(golden, name, DT_F32, NULL);
+    return fabs(got - want) / want;
+}
+
+/* The losses of routers, and what they give to routers and to what is before them. */
+static void check_balance(const char *name, const char *backend, struct model_keep keep, const struct router_losses *how) {
     struct model_case c;
     struct model_batch b;
     struct model_acts *a;
     struct safetensors_file *golden;
-    char *path = case_path(name, "balance.safetensors");
+    char *path = case_path(name, how->by_layer ? "megatron_balance.safetensors" : "balance.safetensors");
     case_open(&c, &(struct case_args){name, backend, 2, DT_F32, MODEL_TRAIN});
     OK(safetensors_open(&golden, path));
     pack_case(&c, &b);
     OK(model_acts_create(&a, c.m, c.n_rows, keep, NULL));
+    if (how->by_layer) model_router_by_scores(a);
     OK(model_forward(c.m, &b, a));
     OK(model_logp(c.m, a, &c.l));
     struct router_load r = {.layers = model_router_layers(&c.m->cfg), .experts = c.m->cfg.n_experts, .rows = c.n_rows};
-    int64_t *count = xcalloc((size_t)(r.layers * r.experts), sizeof *count), sum = 0;
-    OK(model_router_load(c.m, a, count));
-    for (int64_t i = 0; i < r.layers * r.experts; i++) sum += count[i];
-    assert_int_equal(sum, r.layers * r.rows * c.m->cfg.n_choices); /* nothing is dropped */
-    float *load = xmalloc((size_t)r.experts * sizeof *load), *zeros = xcalloc((size_t)c.l.n, sizeof *zeros);
+    const int64_t k = c.m->cfg.n_choices, n_counts = r.layers * r.experts;
+    int64_t *count = xcalloc((size_t)n_counts, sizeof *count), *scored = xcalloc((size_t)n_counts, sizeof *scored), sum = 0;
+    OK(model_router_load(c.m, a, count, scored));
+    for (int64_t i = 0; i < n_counts; i++) sum += count[i];
+    assert_int_equal(sum, r.layers * r.rows * k); /* nothing is dropped */
+    for (int64_t i = 0; i < n_counts; i++) sum -= scored[i];
+    assert_int_equal(sum, how->by_layer ? 0 : r.layers * r.rows * k);
+    const bool moved = c.m->cfg.expert_groups > 1; /* and a bias */
+    assert_int_equal(how->by_layer && memcmp(count, scored, (size_t)n_counts * sizeof *count) == 0, how->by_layer && !moved);
+    float *load = xmalloc((size_t)n_counts * sizeof *load), *zeros = xcalloc((size_t)c.l.n, sizeof *zeros);
     float *g_dev = case_garbage(&c.dev, (size_t)c.m->n_elems * 4), *g = xmalloc((size_t)c.m->n_elems * 4);
     const struct model_grad_sink sink = {.flat = g_dev};
     const struct model_backward_args back = {.batch = &b, .logp = &c.l, .dlogp = zeros, .sink = &sink};
-    double loss, worst = 0;
-    router_balance_load(&r, count, 1, load);
-    OK(model_router_balance(c.m, a, load));
+    double loss, z_loss, worst = 0;
+    router_balance_load(&r, how->by_layer ? scored : count, k, how, load);
+    OK(model_router_balance(c.m, a, &(struct model_router_losses){load, router_z(&r, how)}));
     OK(model_backward(c.m, a, &back));
-    OK(model_router_balance_loss(c.m, a, &loss));
+    OK(model_router_balance_loss(c.m, a, &loss, &z_loss));
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
     for (int64_t i = 0, n; i < safetensors_count(golden); i++) {
         const struct safetensors_tensor *t = safetensors_at(golden, i);
@@ -58,9 +71,10 @@ static void check_balance(const char *name, const char *backend, struct model_ke
         const float *want = case_data(golden, t->name, DT_F32, &n);
         worst = fmax(worst, case_worst(g + c.m->params[p].offset, want, n));
     }
-    const double want = (double)*(const float *)case_data(golden, "loss", DT_F32, NULL), error = fabs(loss - want) / want;
-    print_message("%-12s %-3s: load-balancing loss %.1e, gradients %.1e\n", name, backend, error, worst);
-    assert_true(error <= MAX_REL && worst <= MAX_REL);
+    const double error = error_of(golden, "loss", loss), z_error = how->z > 0 ? error_of(golden, "z_loss", z_loss) : z_loss;
+    print_message("%-12s %-3s: %s load-balancing loss %.1e, z-loss %.1e, gradients %.1e\n", name, backend,
+                  how->by_layer ? "Megatron's" : "transformers'", error, z_error, worst);
+    assert_true(error <= MAX_REL && z_error <= MAX_REL && worst <= MAX_REL);
     OK(model_router_balance(c.m, a, NULL));
     OK(model_forward(c.m, &b, a));
     OK(model_logp(c.m, a, &c.l));
@@ -70,6 +84,7 @@ static void check_balance(const char *name, const char *backend, struct model_ke
     free(load);
     free(zeros);
     free(count);
+    free(scored);
     free(g);
     free(path);
     dev_free(&c.dev, g_dev, (size_t)c.m->n_elems * 4);
@@ -81,8 +96,15 @@ static void check_balance(const char *name, const char *backend, struct model_ke
 
 static void load_balancing(void **state) {
     (void)state;
-    EACH(k, BACKENDS) EACH(i, CASES) if (case_has(BACKENDS[k])) check_balance(CASES[i], BACKENDS[k], MODEL_KEEP_ALL);
-    check_balance("qwen3_moe", "cpu", MODEL_KEEP_LAYER);
+    EACH(k, BACKENDS) EACH(i, CASES) if (case_has(BACKENDS[k])) check_balance(CASES[i], BACKENDS[k], MODEL_KEEP_ALL, &TRANSFORMERS);
+    check_balance("qwen3_moe", "cpu", MODEL_KEEP_LAYER, &TRANSFORMERS);
+}
+
+static void megatron_losses(void **state) {
+    (void)state;
+    EACH(k, BACKENDS)
+    EACH(i, MEGATRON_CASES) if (case_has(BACKENDS[k])) check_balance(MEGATRON_CASES[i], BACKENDS[k], MODEL_KEEP_ALL, &MEGATRON);
+    check_balance("glm4_moe", "cpu", MODEL_KEEP_LAYER, &MEGATRON);
 }
 
 /* ---- a mini-batch of several micro-batches has the loss of the whole ---- */
@@ -105,17 +127,21 @@ static float *gradient(struct trained_model *t, const struct packed_seq *seqs, i
     return g;
 }
 
-static void over_the_mini_batch(void **state) {
+static void check_mini_batch(const char *name, const struct router_losses *losses) {
     struct model_case c;
     struct trained_model *t;
     int32_t ids[N * LEN];
     struct packed_seq seqs[N];
     struct step_result whole, cut;
     struct router_load *const r = &whole.router;
-    (void)state;
-    case_open(&c, &(struct case_args){"qwen3_moe", "cpu", 2, DT_F32, MODEL_TRAIN});
-    struct trained_model_args a = {
-        .dev = &c.dev, .model = c.m, .train = true, .keep = MODEL_KEEP_LAYER, .max_rows = N * LEN, .max_seqs = N, .balance = 0.5};
+    case_open(&c, &(struct case_args){name, "cpu", 2, DT_F32, MODEL_TRAIN});
+    struct trained_model_args a = {.dev = &c.dev,
+                                   .model = c.m,
+                                   .train = true,
+                                   .keep = MODEL_KEEP_LAYER,
+                                   .max_rows = N * LEN,
+                                   .max_seqs = N,
+                                   .routers = *losses};
     for (int i = 0; i < N * LEN; i++) ids[i] = (i * 37 + i / 7) % 100;
     for (int i = 0; i < N; i++) seqs[i] = (struct packed_seq){.ids = ids + i * LEN, .n = LEN - i, .first = 3};
     OK(trained_model_create(&t, &a));
@@ -123,7 +149,10 @@ static void over_the_mini_batch(void **state) {
     assert_int_equal(whole.n_micro, 1);
     assert_int_equal(cut.n_micro, 3);
     assert_true(case_worst(many, one, c.m->n_elems) <= MAX_REL);
-    assert_true(fabs(cut.router.loss / r->loss - 1) <= 1e-6); /* f32 of each token, added in double */
+    /* f32 of each token, added in double */
+    assert_true(losses->balance > 0 ? fabs(cut.router.loss / r->loss - 1) <= 1e-6 : r->loss == 0 && cut.router.loss == 0);
+    assert_true(losses->z > 0 ? fabs(cut.router.z_loss / r->z_loss - 1) <= 1e-6 : r->z_loss == 0 && cut.router.z_loss == 0);
+    assert_true(r->balanced == (losses->balance > 0) && r->has_z == (losses->z > 0));
     assert_true(cut.router.max_over_mean == r->max_over_mean && cut.router.entropy == r->entropy);
     assert_true(r->max_over_mean >= 1 && r->max_over_mean <= 3 && r->entropy > 0.5 && r->entropy <= 1);
     assert_int_equal(r->rows, N * LEN - 15);
@@ -133,7 +162,7 @@ static void over_the_mini_batch(void **state) {
     free(one);
     free(many);
     trained_model_destroy(t);
-    a.balance = 0;
+    a.routers = (struct router_losses){0};
     OK(trained_model_create(&t, &a));
     float *const none = gradient(t, seqs, 2, &cut);
     for (int64_t i = 0; i < c.m->n_elems; i++) assert_true(none[i] == 0);
@@ -141,6 +170,13 @@ static void over_the_mini_batch(void **state) {
     free(none);
     trained_model_destroy(t);
     case_close(&c);
+}
+
+static void over_the_mini_batch(void **state) {
+    (void)state;
+    check_mini_batch("qwen3_moe", &(struct router_losses){.balance = 0.5});
+    check_mini_batch("glm4_moe", &(struct router_losses){.balance = 0.5, .by_layer = true, .z = 0.1});
+    check_mini_batch("qwen3_moe", &(struct router_losses){.z = 0.1});
 }
 
 /* What config.json says, and the keys that go before it. */
@@ -157,25 +193,34 @@ static void coefficient(void **state) {
         {"{\"router_aux_loss_coef\":0.02}", {.balance = true, .has_balance = true}, 0.02},
         {"{\"router_aux_loss_coef\":0.02}", {.balance = true, .has_balance = true, .aux_coef = 0.5, .has_aux_coef = true}, 0.5},
         {"{\"router_aux_loss_coef\":0.02}", {.aux_coef = 0.5, .has_aux_coef = true}, 0},
+        {"{\"output_router_logits\":true}", {.megatron.balancing = ROUTER_BALANCING_AUX_LOSS}, 0.001},
+        {"{\"router_aux_loss_coef\":0.02}", {.megatron.balancing = ROUTER_BALANCING_AUX_LOSS}, 0.02},
+        {"{\"router_aux_loss_coef\":0.02}", {.megatron = {ROUTER_BALANCING_AUX_LOSS, .aux = 0.5, .has_aux = true, .z = 0.1}}, 0.5},
+        {"{\"router_aux_loss_coef\":0.02}", {.megatron = {.aux = 0.5, .has_aux = true, .z = 0.1}}, 0},
     };
-    double got;
+    struct router_losses got;
     (void)state;
     EACH(i, cases) {
         struct model_config c = {.n_experts = 4, .json = json_loads(cases[i].config, 0, NULL)};
-        OK(router_balance_coef(&cases[i].keys, &c, &got));
-        assert_true(got == cases[i].want);
+        OK(router_losses(&cases[i].keys, &c, &got));
+        assert_true(got.balance == cases[i].want && got.z == cases[i].keys.megatron.z);
+        assert_int_equal(got.by_layer, cases[i].keys.megatron.balancing);
         c.n_experts = 0;
-        OK(router_balance_coef(&cases[i].keys, &c, &got));
-        assert_true(got == 0);
+        OK(router_losses(&cases[i].keys, &c, &got));
+        assert_true(got.balance == 0 && got.z == 0);
         json_decref(c.json);
     }
     const char *const negative = "{\"output_router_logits\":true,\"router_aux_loss_coef\":-1}";
     const struct model_family sigmoid = {.type = "glm4_moe", .experts = {.n = 4, .sigmoid = true}};
+    const struct train_router_keys of_layers = {.megatron.balancing = ROUTER_BALANCING_AUX_LOSS},
+                                   two = {.has_balance = true, .balance = true, .megatron = of_layers.megatron};
     struct model_config c = {.n_experts = 4, .family = &sigmoid, .json = json_loads("{\"output_router_logits\":true}", 0, NULL)};
-    assert_int_equal(router_balance_coef(&cases[0].keys, &c, &got), ERR_UNSUPPORTED);
+    assert_int_equal(router_losses(&cases[0].keys, &c, &got), ERR_UNSUPPORTED);
+    OK(router_losses(&of_layers, &c, &got));
+    assert_int_equal(router_losses(&two, &c, &got), ERR_INVAL);
     json_decref(c.json);
     c = (struct model_config){.n_experts = 4, .json = json_loads(negative, 0, NULL)};
-    assert_int_equal(router_balance_coef(&cases[0].keys, &c, &got), ERR_FORMAT);
+    assert_int_equal(router_losses(&cases[0].keys, &c, &got), ERR_FORMAT);
     json_decref(c.json);
 }
 
@@ -293,8 +338,8 @@ static void replayed(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(load_balancing), cmocka_unit_test(over_the_mini_batch),
-                                       cmocka_unit_test(coefficient), cmocka_unit_test(words_of_choices),
-                                       cmocka_unit_test(replayed)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(load_balancing),      cmocka_unit_test(megatron_losses),
+                                       cmocka_unit_test(over_the_mini_batch), cmocka_unit_test(coefficient),
+                                       cmocka_unit_test(words_of_choices),    cmocka_unit_test(replayed)};
     return cmocka_run_group_tests_name("routers in training", tests, NULL, NULL);
 }

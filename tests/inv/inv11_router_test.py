@@ -1,5 +1,6 @@
-"""Routers in updates: the load-balancing loss on one rank and two gives the same weights and metrics; router replay does something
-where it should and nothing elsewhere; frozen routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU ranks."""
+"""Routers in updates: load-balancing losses and the z-loss on one rank and two give the same weights, metrics; router replay does
+something where it should and nothing elsewhere; frozen routers stay as they are, with any optimizer. Small GRPO and SFT runs on CPU
+ranks."""
 
 import pathlib
 import shutil
@@ -35,6 +36,28 @@ def balance_over_ranks(s, test, model):
     none, _ = grpo(s, "none", **{A + "model.path": model})
     test("without it others", not series(none, "actor/router/aux_loss") and first_difference(one, none, 2))
     test("but a metric of the load", len(series(none, "actor/router/load_entropy")) == 2)
+
+
+def megatron_over_ranks(s, test, model):
+    """Megatron's losses, which verl switches on by the type alone; z-loss alone needs no count of the load."""
+    engine = A + "actor.megatron.override_transformer_config.moe_"
+    base = {A + "model.path": model, "model_engine": "megatron", A + "actor.ppo_mini_batch_size": 4}
+    z, coefficient = {engine + "z_loss_coeff": 0.05}, {engine + "aux_loss_coeff": 0.1}
+    both = z | coefficient | {engine + "router_load_balancing_type": "aux_loss"}
+    cases = {"none": {}, "coefficient": coefficient, "z": z, "both": both}
+    runs = {}
+    for name, more in cases.items():
+        runs[name], why = grpo(s, "megatron_" + name, **base, **more)
+        test(f"Megatron's keys: {name}", not why, why)
+        have = [len(series(runs[name], "actor/router/" + m)) for m in ("aux_loss", "z_loss")]
+        test(f"{name}: metrics", have == [2 * (name == "both"), 2 * (name in ("z", "both"))], have)
+    test("a coefficient without the type does nothing", not first_difference(runs["none"], runs["coefficient"], 2))
+    test("others do", all(first_difference(runs[a], runs[b], 2) for a, b in (("none", "z"), ("z", "both"))))
+    two, why = grpo(s, "megatron_two", **base, **cases["both"], **{"trainer.ranks": 2})
+    test("two ranks: the same", not why and not first_difference(runs["both"], two, 2), why)
+    for m in ("aux_loss", "z_loss"):
+        a, b = (series(d, "actor/router/" + m) for d in (runs["both"], two))
+        test(f"and the same {m}", a == b, (a, b))
 
 
 def replay(s, test, model):
@@ -119,12 +142,18 @@ def main():
     with Scratch() as s:
         model = experts_model(s)
         balance_over_ranks(s, test, model)
+        megatron_over_ranks(s, test, model)
         replay(s, test, model)
         algorithms(s, test, model)
         one_step_off(s, test, model)
         run_dir, why = sft(s, "sft", model, 2, **{"model.override_config." + k: v for k, v in BALANCE.items()})
         loss, load = (series(run_dir, "train/router/" + m) for m in ("aux_loss", "load_entropy"))
         test("SFT has it", not why and all(0.1 < v < 0.6 for v in loss) and all(0 < v <= 1 for v in load), why or (loss, load))
+        of_megatron = {"router_load_balancing_type": "aux_loss", "aux_loss_coeff": 0.1, "z_loss_coeff": 0.01}
+        run_dir, why = sft(s, "sft_megatron", model, 2, engine="megatron", **{
+            "engine.override_transformer_config.moe_" + k: v for k, v in of_megatron.items()})
+        loss = series(run_dir, "train/router/aux_loss") + series(run_dir, "train/router/z_loss")
+        test("SFT has Megatron's", not why and len(loss) == 4 and all(v > 0 for v in loss), why or loss)
         shared = experts_model(s, "qwen2_moe", {
             "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
             "shared_expert_intermediate_size": 32})

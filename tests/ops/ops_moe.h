@@ -101,6 +101,34 @@ static inline int balance_bwd(struct run *r) {
     return 0;
 }
 
+/* The same of softmax or sigmoids (S_SOFTCAP), with a z-loss, which is a second result. */
+static inline void router_losses_setup(struct run *r) {
+    balance_setup(r);
+    add_gout(r, "dz_loss", shape_1d(DT_F32, r->rows), true);
+    for (int64_t t = 0; t < r->rows; t++) r->gout[1].f[t] = 1;
+}
+static inline struct balance_args router_losses_args(struct run *r, enum dtype dt) {
+    struct balance_args a = balance_args(r, dt, false);
+    a.sigmoid = r->s->flags & S_SOFTCAP;
+    a.z = 0.125f;
+    a.z_loss = dev_new(r, shape_1d(DT_F32, r->rows), true);
+    return a;
+}
+static inline int router_losses_fwd(struct run *r) {
+    const struct balance_args a = router_losses_args(r, DT_F32);
+    TRY(dev_balance_bwd(r->d, &a));
+    down(r, "loss", a.loss, true, TOL_SUM);
+    down(r, "z_loss", a.z_loss, true, TOL_SUM);
+    return 0;
+}
+static inline int router_losses_bwd(struct run *r) {
+    const struct balance_args a = router_losses_args(r, r->act);
+    TRY(dev_zero(r->d, a.dlogits.data, (size_t)tensor_count(a.dlogits) * dtype_size(a.dlogits.dt)));
+    TRY(dev_balance_bwd(r->d, &a));
+    down_grad(r, 0, a.dlogits, TOL_SUM)->floor = 0.01;
+    return 0;
+}
+
 /* ---- experts: sort, gather, grouped GEMM, combine ---- */
 
 /* Ids distinct in a row. S_ADD: most tokens choose the same few experts, and some experts have no row. */
@@ -342,6 +370,11 @@ static const struct op_shape shapes_score_route[] = {
     {.rows = 65, .hq = 160, .hk = 6, .n = 8, .k = 3},
     {.rows = 17, .hq = 384, .hk = 8, .flags = S_SOFTCAP | S_ADD},
     {.rows = 5, .hq = 1024, .hk = 32, .n = 32, .k = 7, .flags = S_NORM},
+};
+static const struct op_shape shapes_router_losses[] = {
+    {.rows = 1, .hq = 1, .hk = 1},    {.rows = 7, .hq = 8, .hk = 3, .flags = S_SOFTCAP},
+    {.rows = 33, .hq = 60, .hk = 4},  {.rows = 40, .hq = 256, .hk = 8, .flags = S_SOFTCAP},
+    {.rows = 17, .hq = 384, .hk = 8}, {.rows = 5, .hq = 1024, .hk = 32, .flags = S_SOFTCAP},
 };
 static const struct op_shape shapes_experts[] = {
     {.rows = 1, .n = 1, .k = 1, .hq = 1, .hk = 1},

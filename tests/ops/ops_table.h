@@ -760,6 +760,7 @@ static const struct op_def ops_table[] = {
     {"route", route_setup, route_fwd, route_bwd, SHAPES(shapes_route), true},
     {"score route", score_route_setup, score_route_fwd, score_route_bwd, SHAPES(shapes_score_route), true},
     {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(shapes_route), true},
+    {"router losses", router_losses_setup, router_losses_fwd, router_losses_bwd, SHAPES(shapes_router_losses), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(shapes_experts), true},
     {"expert bias", expert_bias_setup, expert_bias_fwd, expert_bias_bwd, SHAPES(shapes_expert_bias), false},
     {"clamped swiglu", clamped_setup, clamped_fwd, clamped_bwd, SHAPES(shapes_rows), true},

@@ -44,6 +44,8 @@ static const struct op_shape small_lists[] = {{.rows = 3, .n = 11, .k = 8, .wind
                                               {.rows = 2, .n = 30, .k = 8, .window = 7, .flags = S_ENTROPY | S_SOFTCAP}};
 static const struct op_shape small_route[] = {
     {.rows = 3, .hq = 4, .hk = 2, .flags = S_NORM}, {.rows = 5, .hq = 6, .hk = 3}, {.rows = 4, .hq = 40, .hk = 8, .flags = S_NORM}};
+static const struct op_shape small_losses[] = {
+    {.rows = 3, .hq = 4, .hk = 2}, {.rows = 5, .hq = 6, .hk = 3, .flags = S_SOFTCAP}, {.rows = 4, .hq = 40, .hk = 8}};
 static const struct op_shape small_experts[] = {{.rows = 9, .n = 7, .k = 6, .hq = 5, .hk = 2},
                                                 {.rows = 20, .n = 8, .k = 16, .hq = 4, .hk = 3, .flags = S_ADD}};
 
@@ -94,6 +96,7 @@ static const struct op_def grad_table[] = {
     {"route", route_apart_setup, route_fwd, route_bwd, SHAPES(small_route), true},
     {"score route", score_apart_setup, score_route_fwd, score_route_bwd, SHAPES(small_score_route), true},
     {"balance", balance_setup, balance_fwd, balance_bwd, SHAPES(small_route), true},
+    {"router losses", router_losses_setup, router_losses_fwd, router_losses_bwd, SHAPES(small_losses), true},
     {"experts", experts_setup, experts_fwd, experts_bwd, SHAPES(small_experts), true},
     {"expert bias", expert_bias_setup, expert_bias_fwd, expert_bias_bwd, SHAPES(small_expert_bias), false},
     {"clamped swiglu", clamped_apart_setup, clamped_fwd, clamped_bwd, SHAPES(small_rows), true},

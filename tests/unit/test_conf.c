@@ -379,6 +379,19 @@ static void test_rejected(void **state) {
         message_has(cases[k].texts);
         conf_free(c);
     }
+#define OF_ENGINE(key) "+" A "megatron.override_transformer_config.moe_" key
+    assert_int_equal(LOAD(&c, "model_engine=megatron", "+critic.megatron.override_transformer_config.moe_aux_loss_coeff=0.01"), 0);
+    assert_int_equal(conf_check(c), ERR_INVAL);
+    message_has("moe_aux_loss_coeff=0.01|a critic's routers");
+    conf_free(c);
+    REFUSED("moe_router_load_balancing_type='seq_aux_loss'|did you mean aux_loss", "model_engine=megatron",
+            OF_ENGINE("router_load_balancing_type=seq_aux_loss"));
+    REFUSED("moe_z_loss_coeff", "model_engine=megatron", OF_ENGINE("z_loss_coeff=-1"));
+    assert_int_equal(LOAD(&c, "model_engine=megatron", OF_ENGINE("router_load_balancing_type=aux_loss"),
+                          OF_ENGINE("aux_loss_coeff=0.01"), OF_ENGINE("z_loss_coeff=0.001")),
+                     0);
+    assert_int_equal(conf_check(c), 0);
+    conf_free(c);
     assert_int_equal(LOAD(&c, "actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.hybrid_engine=true",
                           "reward_model.enable=false", A "router_replay.mode=R2",
                           "+actor_rollout_ref.model.override_config.attn_implementation=eager",

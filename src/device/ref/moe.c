@@ -75,18 +75,46 @@ int ref_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogi
     return 0;
 }
 
+/* p (E), and slope (E): dp_e/dz_e over p_e (1 - p_e), and dp_e/dz_j over -p_e p_j. */
+static void row_shares(const struct balance_args *a, int64_t t, double *p, double *slope) {
+    const int64_t n = a->logits.dim[1];
+    double sum = 1e-20;
+    if (!a->sigmoid) row_softmax(a->logits, t, p);
+    for (int64_t e = 0; e < n; e++) slope[e] = 1;
+    for (int64_t e = 0; e < n && a->sigmoid; e++) {
+        p[e] = 1 / (1 + exp(-ref_at(a->logits, t * n + e)));
+        slope[e] = 1 - p[e];
+        sum += p[e];
+    }
+    for (int64_t e = 0; e < n && a->sigmoid; e++) p[e] /= sum;
+}
+
+static double row_lse(struct tensor logits, int64_t t) {
+    const int64_t n = logits.dim[1];
+    double max = -INFINITY, sum = 0;
+    for (int64_t e = 0; e < n; e++) max = fmax(max, ref_at(logits, t * n + e));
+    for (int64_t e = 0; e < n; e++) sum += exp(ref_at(logits, t * n + e) - max);
+    return max + log(sum);
+}
+
 int ref_balance_bwd(struct dev *d, const struct balance_args *a) {
     const int64_t n = a->logits.dim[1];
     const float *const load = ref_f32(a->load);
-    double p[DEV_MAX_EXPERTS];
+    double p[DEV_MAX_EXPERTS], slope[DEV_MAX_EXPERTS], dz[DEV_MAX_EXPERTS];
     (void)d;
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         double dot = 0;
-        row_softmax(a->logits, t, p);
+        row_shares(a, t, p, slope);
         for (int64_t e = 0; e < n; e++) dot += load[e] * p[e];
-        for (int64_t e = 0; e < n; e++)
-            ref_put(a->dlogits.data, a->dlogits.dt, t * n + e, ref_at(a->dlogits, t * n + e) + p[e] * (load[e] - dot));
+        for (int64_t e = 0; e < n; e++) dz[e] = p[e] * slope[e] * (load[e] - dot);
         ref_f32(a->loss)[t] = (float)dot;
+        if (a->z_loss.data) {
+            const double lse = row_lse(a->logits, t), z = (double)a->z;
+            row_softmax(a->logits, t, p);
+            for (int64_t e = 0; e < n; e++) dz[e] += 2 * z * lse * p[e];
+            ref_f32(a->z_loss)[t] = (float)(z * lse * lse);
+        }
+        for (int64_t e = 0; e < n; e++) ref_put(a->dlogits.data, a->dlogits.dt, t * n + e, ref_at(a->dlogits, t * n + e) + dz[e]);
     }
     return 0;
 }

@@ -242,11 +242,11 @@ static int open_decoder(struct ppo_worker *w) {
 static int open_training(struct ppo_worker *w) {
     const struct ppo_worker_config *k = &w->k;
     const struct memory_plan *l = &w->plan;
-    double balance;
+    struct router_losses routers;
     w->model[VERLC_ACTOR]->frozen_routers = k->model.router.freeze;
-    TRY(router_balance_coef(&k->model.router, &w->model[VERLC_ACTOR]->cfg, &balance));
+    TRY(router_losses(&k->model.router, &w->model[VERLC_ACTOR]->cfg, &routers));
     const struct trained_model_args policy = {.train = true,
-                                              .balance = balance,
+                                              .routers = routers,
                                               .routes = k->actor.replay_words > 0,
                                               .stream = memory_plan_policy_from(l),
                                               .keep = l->keep,

@@ -104,18 +104,47 @@ int cpu_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogi
     return 0;
 }
 
+/* p (E) of a router of sigmoids, and s (E) = 1 - their sigmoids. */
+static void row_sigmoids(struct tensor logits, int64_t t, float *p, float *s) {
+    const int64_t n = logits.dim[1];
+    float sum = 1e-20f;
+    for (int64_t e = 0; e < n; e++) sum += p[e] = 1 / (1 + expf(-value_at(logits, t * n + e)));
+    for (int64_t e = 0; e < n; e++) {
+        s[e] = 1 - p[e];
+        p[e] /= sum;
+    }
+}
+
+/* += the z-loss' gradient of row t; returns the log-sum-exp. */
+static float z_gradient(const struct balance_args *a, int64_t t, float *dz) {
+    const int64_t n = a->logits.dim[1];
+    float p[DEV_MAX_EXPERTS], z[DEV_MAX_EXPERTS], max = -INFINITY, sum = 0;
+    row_softmax(a->logits, t, p, z);
+    for (int64_t e = 0; e < n; e++) max = z[e] > max ? z[e] : max;
+    for (int64_t e = 0; e < n; e++) sum += expf(z[e] - max);
+    const float lse = max + logf(sum), by = 2 * a->z * lse;
+    for (int64_t e = 0; e < n; e++) dz[e] += by * p[e];
+    return lse;
+}
+
 static void balance_bwd_part(void *arg, int64_t part, int thread) {
     const struct balance_args *const a = arg;
     const int64_t n = a->logits.dim[1], end = part_end(a->logits.dim[0], part);
     const float *const load = a->load.data;
-    float p[DEV_MAX_EXPERTS], z[DEV_MAX_EXPERTS];
+    float p[DEV_MAX_EXPERTS], z[DEV_MAX_EXPERTS], dz[DEV_MAX_EXPERTS];
     (void)thread;
     for (int64_t t = part * ROWS; t < end; t++) {
         float dot = 0;
-        row_softmax(a->logits, t, p, z);
+        if (a->sigmoid) row_sigmoids(a->logits, t, p, z);
+        else row_softmax(a->logits, t, p, z);
         for (int64_t e = 0; e < n; e++) dot += load[e] * p[e];
-        for (int64_t e = 0; e < n; e++) put(a->dlogits, t * n + e, value_at(a->dlogits, t * n + e) + p[e] * (load[e] - dot));
+        for (int64_t e = 0; e < n; e++) dz[e] = p[e] * (load[e] - dot) * (a->sigmoid ? z[e] : 1);
         ((float *)a->loss.data)[t] = dot;
+        if (a->z_loss.data) {
+            const float lse = z_gradient(a, t, dz);
+            ((float *)a->z_loss.data)[t] = a->z * lse * lse;
+        }
+        for (int64_t e = 0; e < n; e++) put(a->dlogits, t * n + e, value_at(a->dlogits, t * n + e) + dz[e]);
     }
 }
 

@@ -29,10 +29,11 @@ struct route {
     void *dlogits;
     const int32_t *given; /* may be NULL */
     const float *load;    /* of balance_bwd */
-    float *loss;
+    float *loss, *z_loss; /* of balance_bwd; z_loss may be NULL */
+    float z;
     int64_t tokens;
     int experts, choices;
-    bool logits_half, weight_half, dlogits_half, normalize;
+    bool logits_half, weight_half, dlogits_half, normalize, sigmoid;
 };
 
 /* p: softmax of token t's logits; z: they, NaN as -infinity. PER: experts of a lane; those from E on are -infinity and 0. */
@@ -175,6 +176,51 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) balance_
     if (lane == 0) a.loss[t] = dot;
 }
 
+/* As balance_bwd_kernel, with a z-loss or of sigmoids. */
+template <int PER> static __global__ void __launch_bounds__(32 * WARPS) router_losses_kernel(const struct route a) {
+    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    float p[PER], z[PER], share[PER], slope[PER], dot = 0, sum = 0, max = -INFINITY, by = 0;
+    pdl_launch_dependents();
+    pdl_wait();
+    if (t >= a.tokens) return;
+    row_softmax<PER>(a, t, lane, p, z);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const float s = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-z[i])));
+        share[i] = a.sigmoid ? s : p[i];
+        slope[i] = a.sigmoid ? __fsub_rn(1.0f, s) : 1.0f;
+        if (i * 32 + lane < a.experts) sum = __fadd_rn(sum, share[i]);
+    }
+    sum = __fadd_rn(warp_sum(sum), 1e-20f);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        if (a.sigmoid) share[i] = __fdiv_rn(share[i], sum);
+        if (i * 32 + lane < a.experts) dot = __fadd_rn(dot, __fmul_rn(a.load[i * 32 + lane], share[i]));
+    }
+    dot = warp_sum(dot);
+    if (a.z_loss) {
+        sum = 0;
+#pragma unroll
+        for (int i = 0; i < PER; i++) max = fmaxf(max, z[i]);
+        max = warp_max(max);
+#pragma unroll
+        for (int i = 0; i < PER; i++) sum = __fadd_rn(sum, i * 32 + lane < a.experts ? expf(__fsub_rn(z[i], max)) : 0.0f);
+        const float lse = __fadd_rn(max, logf(warp_sum(sum)));
+        by = __fmul_rn(__fmul_rn(2.0f, a.z), lse);
+        if (lane == 0) a.z_loss[t] = __fmul_rn(__fmul_rn(a.z, lse), lse);
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = i * 32 + lane;
+        const int64_t at = t * a.experts + e;
+        if (e >= a.experts) continue;
+        const float d = __fmul_rn(__fmul_rn(share[i], __fsub_rn(a.load[e], dot)), slope[i]);
+        put(a.dlogits, a.dlogits_half, at, __fadd_rn(value_at(a.dlogits, a.dlogits_half, at), __fadd_rn(d, __fmul_rn(by, p[i]))));
+    }
+    if (lane == 0) a.loss[t] = dot;
+}
+
 typedef void (*route_kernel)(struct route);
 /* By experts of a lane: 1, 2, 4, ... 32. */
 static const route_kernel route_fwd_kernels[] = {route_fwd_kernel<1>, route_fwd_kernel<2>,  route_fwd_kernel<4>,
@@ -184,6 +230,8 @@ static const route_kernel route_bwd_kernels[] = {route_bwd_kernel<1>, route_bwd_
 
 static const route_kernel balance_bwd_kernels[] = {balance_bwd_kernel<1>, balance_bwd_kernel<2>,  balance_bwd_kernel<4>,
                                                    balance_bwd_kernel<8>, balance_bwd_kernel<16>, balance_bwd_kernel<32>};
+static const route_kernel router_losses_kernels[] = {router_losses_kernel<1>, router_losses_kernel<2>,  router_losses_kernel<4>,
+                                                     router_losses_kernel<8>, router_losses_kernel<16>, router_losses_kernel<32>};
 
 static struct route route_of(const struct route_args *a) {
     struct route r = {};
@@ -231,7 +279,10 @@ int cuda_balance_bwd(struct dev *d, const struct balance_args *a) {
     r.loss = (float *)a->loss.data;
     r.tokens = a->logits.dim[0];
     r.experts = (int)a->logits.dim[1];
-    return route_launch(cuda_of(d), balance_bwd_kernels, r);
+    r.z = a->z;
+    r.z_loss = (float *)a->z_loss.data;
+    r.sigmoid = a->sigmoid;
+    return route_launch(cuda_of(d), r.sigmoid || r.z_loss ? router_losses_kernels : balance_bwd_kernels, r);
 }
 
 /* ---- rows by expert ---- */
