@@ -17,7 +17,10 @@ static int check_conv(const char *op, const struct causal_conv_args *a) {
     TRY(want2(op, "x", a->x, ACT, ANY, ANY));
     TRY(want2(op, "w", a->w, set_of(a->x.dt), a->x.dim[1], DEV_CONV_TAPS));
     TRY(want_seqs(op, &a->seqs, a->state.data != NULL));
-    if (a->state.data) TRY(want(op, "state", a->state, set_of(a->x.dt), 3, (const int64_t[]){ANY, DEV_CONV_TAPS - 1, a->x.dim[1]}));
+    if (!a->state.data) return 0;
+    TRY(want(op, "state", a->state, set_of(a->x.dt), 3, (const int64_t[]){ANY, ANY, a->x.dim[1]}));
+    if (a->state.dim[1] < DEV_CONV_TAPS - 1)
+        FAIL(ERR_INVAL, "dev op %s: a state of %lld rows; at least %d", op, (long long)a->state.dim[1], DEV_CONV_TAPS - 1);
     return 0;
 }
 

@@ -260,10 +260,12 @@ struct row_seqs {
  * zeros before the sequence. u is rounded to act, as Hugging Face does. */
 struct causal_conv_args {
     struct row_seqs seqs;
-    struct tensor x;     /* (T, c) act */
-    struct tensor w;     /* (c, DEV_CONV_TAPS) act */
-    struct tensor y;     /* (T, c) act */
-    struct tensor state; /* (slots, DEV_CONV_TAPS - 1, c) act: the sequence's last inputs, the oldest first; optional */
+    struct tensor x; /* (T, c) act */
+    struct tensor w; /* (c, DEV_CONV_TAPS) act */
+    struct tensor y; /* (T, c) act */
+    /* (slots, R, c) act, optional: the sequence's last inputs, that at position p in row p modulo R; R >= DEV_CONV_TAPS - 1. Up to
+     * R - (DEV_CONV_TAPS - 1) rows can be taken back: the next call then goes on from a position before them. */
+    struct tensor state;
 };
 struct causal_conv_bwd_args { /* no state */
     struct tensor dy;         /* (T, c) act, given */
@@ -281,7 +283,7 @@ struct causal_conv_bwd_args { /* no state */
  *   out_i = exp(G_i) S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) e_j
  *   S' = exp(G_C) S + sum_j exp(G_C - G_j) k_j e_j^T, at the end of a whole chunk alone.
  * A row reads rows before it alone, so a decoding step is a row like others, from the state: S and the rows k, e, G of the open
- * chunk, (position modulo DEV_DELTA_CHUNK) of them. */
+ * chunk, (position modulo DEV_DELTA_CHUNK) of them. Rows of the open chunk can be taken back, those of a whole one cannot. */
 struct delta_state {
     struct tensor s; /* (slots, Hv, Dk, Dv) f32 */
     struct tensor k; /* (slots, Hk, Dk, DEV_DELTA_CHUNK) f32 */

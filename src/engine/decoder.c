@@ -78,16 +78,16 @@ int64_t decoder_states(const struct model_config *c, const struct decoder_args *
     return n < 1 ? 1 : n < most ? n : most;
 }
 
-/* The states of a layer with a gated delta net: measures, then binds. */
-static struct model_state state_layout(struct arena *m, const struct model_config *c, enum dtype act, int64_t slots) {
+/* The states of a layer with a gated delta net, from which `back` rows can be taken: measures, then binds. */
+static struct model_state state_layout(struct arena *m, const struct model_config *c, enum dtype act, int64_t slots, int64_t back) {
     const int64_t hk = c->delta.k_heads, hv = c->delta.v_heads, dk = c->delta.k_dim, dv = c->delta.v_dim, chunk = DEV_DELTA_CHUNK;
-    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), taps = DEV_CONV_TAPS - 1, f = (int64_t)sizeof(float);
-    struct model_state s = {.conv = {NULL, act, 3, {slots, taps, channels, 1}},
+    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), inputs = DEV_CONV_TAPS - 1 + back, f = (int64_t)sizeof(float);
+    struct model_state s = {.conv = {NULL, act, 3, {slots, inputs, channels, 1}},
                             .delta = {.s = {NULL, DT_F32, 4, {slots, hv, dk, dv}},
                                       .k = {NULL, DT_F32, 4, {slots, hk, dk, chunk}},
                                       .e = {NULL, DT_F32, 4, {slots, hv, chunk, dv}},
                                       .g = {NULL, DT_F32, 3, {slots, hv, chunk, 1}}}};
-    s.conv.data = arena_take(m, SIZE_OF(slots, taps, channels, (int64_t)dtype_size(act)));
+    s.conv.data = arena_take(m, SIZE_OF(slots, inputs, channels, (int64_t)dtype_size(act)));
     s.delta.s.data = arena_take(m, SIZE_OF(slots * hv, dk, dv, f));
     s.delta.k.data = arena_take(m, SIZE_OF(slots * hk, dk, chunk, f));
     s.delta.e.data = arena_take(m, SIZE_OF(slots * hv, chunk, dv, f));
@@ -98,7 +98,7 @@ static struct model_state state_layout(struct arena *m, const struct model_confi
 size_t decoder_kv_bytes(const struct model_config *c, enum dtype act, const struct decoder_args *a) {
     struct arena m = {0};
     for (int64_t l = 0; l < c->n_layers; l++)
-        if (model_layer_is_delta(c, l)) state_layout(&m, c, act, decoder_states(c, a));
+        if (model_layer_is_delta(c, l)) state_layout(&m, c, act, decoder_states(c, a), a->max_draft);
     return m.used + (size_t)a->n_kv_blocks * block_bytes(c, act);
 }
 
@@ -118,11 +118,11 @@ int64_t decoder_kv_blocks_fit(const struct model_config *c, enum dtype act, cons
 static void decoder_layout(struct decoder *d, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t n_kv_blocks = d->n_kv_blocks + (d->max_burst > 1 || d->draft.most > 0); /* the last one is the dummy block */
     const size_t side = SIZE_OF(c->n_kv_heads, c->head_dim, KV_BLOCK_LEN, n_kv_blocks, (int64_t)dtype_size(act));
-    const int64_t slots = d->n_states + (d->max_burst > 1); /* the last one: padding rows' */
+    const int64_t slots = d->n_states + (d->max_burst > 1 || d->draft.most > 0); /* the last one: padding rows' */
     for (int64_t l = 0; l < (d->draft.most > 0 ? model_layer_places(c) : c->n_layers); l++) {
         if (l == c->n_layers) continue; /* before the MTP layer */
         if (model_layer_is_delta(c, l)) {
-            const struct model_state s = state_layout(m, c, act, slots);
+            const struct model_state s = state_layout(m, c, act, slots, d->draft.most);
             if (d->states) d->states[l] = s;
             continue;
         }
@@ -179,6 +179,7 @@ static void decoder_limits(struct decoder *d, const struct decoder_args *a) {
     d->draft.max_rows = d->max_rows;
     d->draft.max_blocks = d->max_blocks;
     d->draft.dummy = d->n_kv_blocks;
+    d->draft.dummy_state = -1;
 }
 
 /* Steps of a burst; 1 on devices without CUDA graphs. */
@@ -231,8 +232,6 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     decoder_limits(d, a);
     d->n_states = decoder_states(c, a);
     CHECK(d->draft.most == 0 || c->mtp);
-    if (d->draft.most > 0 && d->n_states > 0)
-        FAILG(fail, ERR_UNSUPPORTED, "unsupported drafts of a model with gated delta nets, whose states are not taken back");
     d->layers = xcalloc((size_t)model_layer_places(c), sizeof *d->layers);
     d->kv.layers = d->layers;
     if (d->n_states) d->kv.states = d->states = xcalloc((size_t)c->n_layers, sizeof *d->states);
@@ -247,6 +246,7 @@ int decoder_open(struct decoder **out, const struct decoder_args *a) {
     m = (struct arena){.base = block, .cap = d->block_bytes};
     decoder_layout(d, &m, c, a->model->act);
     TRYG(model_acts_create(&d->acts, a->model, d->max_rows, MODEL_KEEP_NONE, d->acts_block), fail);
+    if (d->n_states) d->draft.dummy_state = d->n_states;
     d->draft.hidden = d->hidden;
     d->draft.logits = d->logits;
     draft_open(&d->draft, a->model, d->acts, &d->kv);

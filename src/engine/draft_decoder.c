@@ -2,8 +2,10 @@
  *
  * A verifying step is one forward pass over the last token of each sample and the tokens drafted after it. A row is a sequence of
  * one row to attention, with the block table of its sample: all keys of a layer are written before any is read, and the kernel is
- * that of decoding. Each row is sampled as a decoding step would sample it. Then the MTP layer reads the same rows with the tokens
- * that were drawn, so what it keeps of accepted rows is right, and rejected ones are written again by later steps.
+ * that of decoding. A layer with states reads a sample's rows as one sequence; what its state has of rejected ones is taken back by
+ * going on from the last accepted one. Each row is sampled as a decoding step would sample it. Then the MTP layer reads the same
+ * rows with the tokens that were drawn, so what it keeps of accepted rows is right, and rejected ones are written again by later
+ * steps.
  * Invariant: rows are batch-invariant, so a row whose tokens were accepted has the bits of a step without drafts. */
 #include "engine/draft_decoder.h"
 
@@ -39,6 +41,9 @@ static size_t bind_in(struct draft_in *i, char *base, int64_t rows) {
     i->slots = part(&at, ints);
     i->select = part(&at, ints);
     i->step = part(&at, 16);
+    i->start = part(&at, ints + sizeof(int32_t));
+    i->pos0 = part(&at, ints);
+    i->state = part(&at, ints);
     i->rule = part(&at, rules);
     i->draft_rule = part(&at, rules);
     return (size_t)(at - base);
@@ -55,7 +60,7 @@ static size_t bind_out(struct draft_out *o, char *base, int64_t rows) {
 }
 /* At least as large as these. */
 static size_t in_room(int64_t rows) {
-    return 4 * SIZE_OF(rows + 16, 4) + 64 + 2 * SIZE_OF(rows + 1, (int64_t)sizeof(struct decode_row));
+    return 7 * SIZE_OF(rows + 17, 4) + 64 + 2 * SIZE_OF(rows + 1, (int64_t)sizeof(struct decode_row));
 }
 static size_t out_room(int64_t rows) { return 6 * SIZE_OF(rows + 16, 4); }
 
@@ -187,9 +192,12 @@ int draft_step(struct draft_decoder *t, const struct engine_plan *p, const struc
 /* One step of n rows: tokens, then drafts of those after them. */
 static int verify_rows(void *ctx, int64_t n) {
     struct draft_decoder *const t = ctx;
-    const struct model_batch b = batch_of(t, t->in.ids, n), after = batch_of(t, t->out.id, n);
+    struct model_batch b = batch_of(t, t->in.ids, n);
+    const struct model_batch after = batch_of(t, t->out.id, n);
     const struct tensor all = ints(t->iota, n);
     TRY(dev_zero(t->model->dev, t->out.id, (size_t)n * sizeof *t->out.id)); /* of rows without a draw */
+    if (t->dummy_state >= 0)
+        b.state_seqs = (struct row_seqs){n, t->most + 1, ints(t->in.start, n + 1), ints(t->in.pos0, n), ints(t->in.state, n)};
     TRY(model_forward(t->model, &b, t->acts));
     TRY(model_hidden(t->model, t->acts, all, tensor_2d(t->hidden, t->model->act, n, t->model->cfg.hidden)));
     TRY(draw(t, t->hidden, n, false));
@@ -210,7 +218,7 @@ static int chain_rows(void *ctx, int64_t n) {
     return draw(t, t->state, n, true);
 }
 
-/* Row r is that of sample i at this position, or with i < 0 padding. left: whether it draws. */
+/* Row r is that of sample i at this position, or with i < 0 padding. */
 static void fill_row(struct draft_decoder *t, const struct engine_verify *v, int64_t r, int64_t i, int64_t pos) {
     const int64_t block = pos / KV_BLOCK_LEN;
     const bool there = i >= 0 && block < v->n_blocks[i];
@@ -238,11 +246,10 @@ static int send_table(struct draft_decoder *t, int64_t n) {
 
 /* Samples i < n: their rows accepted, and drafts after the first one. */
 static int chain(struct draft_decoder *t, const struct engine_verify *v, int64_t n, const int64_t *last) {
-    const int64_t wide = t->most + 1;
     for (int64_t i = 0; i < n; i++) {
         const int64_t own = i < v->n_seqs ? i : -1;
-        t->host_in.select[i] = (int32_t)(own < 0 ? 0 : i * wide + last[i]);
-        if (own >= 0) v->draft[i * t->most] = t->host_out.draft[i * wide + last[i]];
+        t->host_in.select[i] = (int32_t)(own < 0 ? 0 : t->first[i] + last[i]);
+        if (own >= 0) v->draft[i * t->most] = t->host_out.draft[t->first[i] + last[i]];
     }
     for (int64_t c = 1; c < t->most; c++) {
         for (int64_t i = 0; i < n; i++) {
@@ -263,26 +270,53 @@ static int chain(struct draft_decoder *t, const struct engine_verify *v, int64_t
     return 0;
 }
 
+/* Row r is the token of sample i, at j = 0, or its draft j; with i < 0 padding. */
+static void fill_verified(struct draft_decoder *t, const struct engine_verify *v, int64_t r, int64_t i, int64_t j) {
+    t->host_in.ids[r] = i < 0 ? 0 : v->ids[i * (t->most + 1) + j];
+    t->host_in.rule[r] = i < 0 ? idle_row() : row_at(&v->rows[i], j);
+    t->host_in.draft_rule[r] = i < 0 ? idle_row() : row_at(&v->rows[i], j + 1);
+    fill_row(t, v, r, i, i < 0 ? 0 : v->pos[i] + j);
+}
+/* Sequence k of layers with states begins in row r; with i < 0 it is a row of padding, or none. */
+static void fill_sequence(struct draft_decoder *t, const struct engine_verify *v, int64_t k, int64_t r, int64_t i) {
+    t->host_in.start[k] = (int32_t)r;
+    t->host_in.pos0[k] = i < 0 ? 0 : v->pos[i];
+    t->host_in.state[k] = (int32_t)(i < 0 ? t->dummy_state : v->state[i]);
+}
+/* Rows of the step: each sample's, and with graphs padding up to all drafts of `seqs` samples. */
+static int64_t fill_step(struct draft_decoder *t, const struct engine_verify *v, int64_t seqs) {
+    const bool pad = dev_has_graphs(t->model->dev);
+    int64_t r = 0, k = 0;
+    for (int64_t i = 0; i < seqs; i++) {
+        const int64_t own = i < v->n_seqs ? v->n_draft[i] + 1 : 0, all = pad ? t->most + 1 : own;
+        t->first[i] = (int32_t)r;
+        if (own > 0) fill_sequence(t, v, k++, r, i);
+        for (int64_t j = 0; j < all; j++, r++) {
+            if (j >= own) fill_sequence(t, v, k++, r, -1);
+            fill_verified(t, v, r, j < own ? i : -1, j);
+        }
+    }
+    while (k < r) fill_sequence(t, v, k++, r, -1);
+    t->host_in.start[r] = (int32_t)r;
+    return r;
+}
+
 int draft_verify(struct draft_decoder *t, const struct engine_verify *v) {
     const int64_t n = dev_has_graphs(t->model->dev) ? decode_graph_rows(v->n_seqs) : v->n_seqs, wide = t->most + 1;
     int64_t last[DRAFT_SEQS];
     CHECK(v->n_seqs <= DRAFT_SEQS && n <= t->seqs && v->max_blocks <= t->max_blocks);
     TRY(send(t));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < wide; j++) {
-            const int64_t r = i * wide + j, own = i < v->n_seqs && j <= v->n_draft[i] ? i : -1;
-            t->host_in.ids[r] = own < 0 ? 0 : v->ids[i * wide + j];
-            t->host_in.rule[r] = own < 0 ? idle_row() : row_at(&v->rows[i], j);
-            t->host_in.draft_rule[r] = own < 0 ? idle_row() : row_at(&v->rows[i], j + 1);
-            fill_row(t, v, r, own, own < 0 ? 0 : v->pos[i] + j);
-        }
+    const int64_t rows = fill_step(t, v, n);
     TRY(send_in(t));
-    TRY(send_table(t, n * wide));
-    TRY(decode_graph_run(&t->verify, t->model->dev, n * wide, verify_rows, t));
+    TRY(send_table(t, rows));
+    TRY(decode_graph_run(&t->verify, t->model->dev, rows, verify_rows, t));
     TRY(take_out(t));
-    memcpy(v->id, t->host_out.id, (size_t)(v->n_seqs * wide) * sizeof *v->id);
-    memcpy(v->logp, t->host_out.logp, (size_t)(v->n_seqs * wide) * sizeof *v->logp);
-    memcpy(v->logp_kept, t->host_out.logp_kept, (size_t)(v->n_seqs * wide) * sizeof *v->logp_kept);
-    for (int64_t i = 0; i < v->n_seqs; i++) last[i] = engine_accepted(v, i);
+    for (int64_t i = 0; i < v->n_seqs; i++) {
+        const size_t bytes = (size_t)(v->n_draft[i] + 1) * sizeof *v->id;
+        memcpy(v->id + i * wide, t->host_out.id + t->first[i], bytes);
+        memcpy(v->logp + i * wide, t->host_out.logp + t->first[i], bytes);
+        memcpy(v->logp_kept + i * wide, t->host_out.logp_kept + t->first[i], bytes);
+        last[i] = engine_accepted(v, i);
+    }
     return chain(t, v, n, last);
 }

@@ -16,11 +16,12 @@ struct draft_decoder {
     const struct model_kv *kv;
     int64_t most;                                      /* tokens drafted at a time; 0: none */
     int64_t seqs, rows, max_rows, max_blocks, max_len; /* samples of a step, padded; rows of one; rows of any step */
-    int64_t dummy;                                     /* block of padding rows */
+    int64_t dummy, dummy_state;                        /* block, and slot of a state, of padding rows; -1: there are no states */
     void *hidden, *logits;                             /* (rows) of the decoder's, shared */
     /* device; n is seqs, R is rows */
     struct draft_in {
         int32_t *ids, *pos, *slots, *select, *step; /* (R) each, (4) */
+        int32_t *start, *pos0, *state;              /* (R + 1), (R) each: sequences of layers with states */
         struct decode_row *rule, *draft_rule;       /* (R) */
     } in, host_in;                                  /* one block, which is copied as a whole; host memory */
     struct draft_out {
@@ -32,7 +33,8 @@ struct draft_decoder {
     int32_t *next, *table, *iota; /* (max_rows), (R, max_blocks), (R + 1) */
     void *state, *chained;        /* (R, h), (n, h) act: after the MTP layer; of a chain */
     int32_t *host_table, *host_iota, *host_next;
-    bool sent; /* iota, and the order of the MTP layer's rows; nobody else had the memory since */
+    int32_t first[DRAFT_SEQS]; /* row of a verifying step that is a sample's first */
+    bool sent;                 /* iota, and the order of the MTP layer's rows; nobody else had the memory since */
     struct decode_graphs verify, chain;
 };
 

@@ -59,6 +59,7 @@ struct engine_verify {
     const int64_t *n_draft;           /* (n_seqs) */
     const int64_t *n_blocks;          /* (n_seqs) */
     const int32_t *block_table;       /* (n_seqs, max_blocks) */
+    const int32_t *state;             /* (n_seqs), as above */
     const struct decode_row *rows;    /* (n_seqs): of the next token */
     int32_t *id;                      /* (n_seqs, most + 1): results */
     float *logp, *logp_kept;
@@ -98,7 +99,8 @@ struct engine_model {
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
     int (*burst_results)(void *ctx, int64_t have, struct engine_results *out);
     /* Slots of states that sequences have as well as KV blocks (gated delta nets): as many samples run at once. 0: it has none. A
-     * sequence is computed from its first token on, or from a chunk's end that another sample of its prompt has computed. */
+     * sequence is computed from its first token on, or from a chunk's end that another sample of its prompt has computed. Drafts
+     * that are not accepted are taken back: none is a chunk's last row. */
     int64_t n_states;
     int (*copy_state)(void *ctx, int32_t from, int32_t to); /* of a sequence that ends with a chunk */
     int64_t max_draft, draft_seqs; /* most drafts of a sample, at most ENGINE_MAX_DRAFT, and samples of such a step; 0: none */

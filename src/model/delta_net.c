@@ -72,11 +72,12 @@ static struct delta_ops ops_of(const struct model *m, const struct model_batch *
     const struct model_layer *y = &m->layers[l];
     const int64_t n = b->n_rows, dim = c->delta.v_dim;
     const struct model_state *const state = b->kv && b->kv->states ? &b->kv->states[l] : NULL;
-    const struct row_seqs seqs = {.n = b->seqs.n,
-                                  .max_rows = b->seqs.max_q,
-                                  .start = b->seqs.q_start,
-                                  .pos0 = b->seqs.pos0,
-                                  .slot = state ? b->state_slots : TENSOR_NONE};
+    const struct row_seqs seqs = b->state_seqs.n ? b->state_seqs
+                                                 : (struct row_seqs){.n = b->seqs.n,
+                                                                     .max_rows = b->seqs.max_q,
+                                                                     .start = b->seqs.q_start,
+                                                                     .pos0 = b->seqs.pos0,
+                                                                     .slot = state ? b->state_slots : TENSOR_NONE};
     struct delta_ops o = {
         .conv = {.seqs = seqs, .x = model__top(s->qkv, n), .w = taps_of(y->delta_conv->vec), .y = model__top(s->u, n)},
         .rule = {.n_k_heads = c->delta.k_heads,

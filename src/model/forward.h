@@ -16,7 +16,7 @@
 
 /* The state of a layer with a gated delta net, in slots (device/ops.h). */
 struct model_state {
-    struct tensor conv; /* (slots, DEV_CONV_TAPS - 1, channels) act */
+    struct tensor conv; /* (slots, DEV_CONV_TAPS - 1 or more, channels) act */
     struct delta_state delta;
 };
 /* The KV cache of all layers; a layer with a gated delta net has a state instead. */
@@ -33,7 +33,9 @@ struct model_batch { /* T packed rows; arrays on the device */
     struct attn_seqs seqs;
     const struct model_kv *kv; /* NULL: K and V are in the activations (one block of max_rows) */
     struct tensor state_slots; /* (seqs.n) i32: of kv->states, each sequence's own */
-    bool no_adapter;           /* the base model alone: the reference of an adapter's training */
+    struct row_seqs
+        state_seqs;       /* the sequences of layers with a state, where several of seqs are rows of one; n 0: they are seqs */
+    bool no_adapter;      /* the base model alone: the reference of an adapter's training */
     struct tensor routes; /* (model_router_layers, R, k) i32, R >= T, optional: experts of each token by layer with a router. They
                                   are written (routes_kept), or they are what the routers choose: route_args.given */
     bool routes_kept;

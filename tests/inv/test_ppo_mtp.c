@@ -40,8 +40,8 @@ struct trained {
     struct trained_model *t;
 };
 
-static void open_trained(struct trained *x, bool mtp, bool detached, double weight) {
-    char *dir = case_path("mimo", "");
+static void open_trained(struct trained *x, const char *name, bool mtp, bool detached, double weight) {
+    char *dir = case_path(name, "");
     *x = (struct trained){0};
     case_dev(&x->dev, "cpu", 2);
     OK(model_open(&x->m, &x->dev,
@@ -82,16 +82,15 @@ static double step(struct trained *x, uint64_t seed) {
     return r.mtp.n > 0 ? -r.mtp.logp / (double)r.mtp.n : NAN;
 }
 
-static void detached_changes_nothing_else(void **state) {
-    (void)state;
+static void check_detached(const char *name) {
     struct trained with, without;
     struct optim_config no_clip = optim;
     struct step_result r;
     struct text t;
     double targets;
     no_clip.clip = 0; /* of the norm of all gradients */
-    open_trained(&with, true, true, 0.3);
-    open_trained(&without, false, false, 0);
+    open_trained(&with, name, true, true, 0.3);
+    open_trained(&without, name, false, false, 0);
     const int64_t n = without.m->n_elems;
     for (int i = 0; i < 3; i++) {
         write_text(&t, (uint64_t)i);
@@ -103,7 +102,7 @@ static void detached_changes_nothing_else(void **state) {
     }
     assert_memory_equal(with.m->master, without.m->master, (size_t)n * sizeof(float));
     struct trained untouched;
-    open_trained(&untouched, true, true, 0.3);
+    open_trained(&untouched, name, true, true, 0.3);
     int64_t changed = 0;
     for (int64_t i = n; i < with.m->n_elems; i++) changed += with.m->master[i] != untouched.m->master[i];
     assert_true(changed > (with.m->n_elems - n) * 9 / 10);
@@ -113,13 +112,12 @@ static void detached_changes_nothing_else(void **state) {
 }
 
 /* One micro-batch, and one a sequence. */
-static void micro_batches_change_rounding(void **state) {
-    (void)state;
+static void check_micro_batches(const char *name) {
     struct trained x;
     struct text t;
     struct step_result r;
     double targets, size = 0, worst = 0;
-    open_trained(&x, true, false, 0.3);
+    open_trained(&x, name, true, false, 0.3);
     const int64_t n = x.m->n_elems;
     float *const first = xmalloc((size_t)n * sizeof *first);
     write_text(&t, 1);
@@ -184,12 +182,11 @@ static double generate(struct trained *x, enum engine_draft draft, struct drawn 
     return s.verified > 0 ? 1 + (double)s.accepted / (double)s.verified : 0;
 }
 
-static void learns_to_draft(void **state) {
-    (void)state;
+static void check_drafts(const char *name) {
     static struct drawn with[SEQS], without[SEQS];
     struct trained x;
     double first = 0, last = 0;
-    open_trained(&x, true, false, 0.3);
+    open_trained(&x, name, true, false, 0.3);
     const double before = generate(&x, ENGINE_DRAFT_ALWAYS, with);
     for (uint64_t i = 0; i < 60; i++) {
         last = step(&x, i);
@@ -197,7 +194,8 @@ static void learns_to_draft(void **state) {
     }
     const double after = generate(&x, ENGINE_DRAFT_ALWAYS, with);
     assert_true(generate(&x, ENGINE_DRAFT_NEVER, without) == 0);
-    print_message("MTP loss %.2f, after 60 steps %.3f; %.2f tokens a verifying step, then %.2f\n", first, last, before, after);
+    print_message("%s: MTP loss %.2f, after 60 steps %.3f; %.2f tokens a verifying step, then %.2f\n", name, first, last, before,
+                  after);
     assert_true(last < 0.3 && first > 3 && before < 1.5 && after > 2);
     for (int i = 0; i < SEQS; i++) {
         assert_int_equal(with[i].n, 60);
@@ -205,6 +203,20 @@ static void learns_to_draft(void **state) {
         assert_memory_equal(with[i].logp, without[i].logp, sizeof(float) * 60);
     }
     close_trained(&x);
+}
+
+static const char *const models[] = {"mimo", "qwen3_5_mtp", "qwen3_5_mtp_experts"};
+static void detached_changes_nothing_else(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) check_detached(models[i]);
+}
+static void micro_batches_change_rounding(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) check_micro_batches(models[i]);
+}
+static void learns_to_draft(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) check_drafts(models[i]);
 }
 
 int main(void) {

@@ -4,7 +4,8 @@
  *  - sequences are packed with it, in which order;
  *  - pieces a sequence comes in, from the state: chunks of a prefill, one row at a time (decode), next to others that are
  *    elsewhere in their chunks;
- *  - was in the state's slot before the sequence, or is in other slots. */
+ *  - was in the state's slot before the sequence, or is in other slots;
+ *  - rows came after it and were taken back, in the open chunk. */
 #include "ops/ops_table.h"
 
 static struct backends two, one; /* threads */
@@ -13,7 +14,7 @@ static const struct op_shape shapes[] = {
     {.rows = 236, .hk = 1, .hq = 2, .dim = 32, .k = 16, .lens = {1, 64, 130, 3, 38}},
     {.rows = 138, .hk = 2, .hq = 2, .dim = 128, .k = 128, .lens = {133, 5}},
 };
-enum { SLOTS = 9 };
+enum { SLOTS = 9, TAKEN_BACK = 8 };
 
 /* One network: the convolution's result is the delta rule's qkv. */
 struct net {
@@ -40,10 +41,10 @@ static void net_close(struct net *t) {
     free(t->w.f);
     free(t->out);
 }
-/* Slots full of NaN. */
-static void net_state(struct net *t) {
+/* Slots full of NaN, from which up to `back` rows can be taken. */
+static void net_state(struct net *t, int64_t back) {
     const struct op_shape *s = t->r.s;
-    const struct tensor conv = {NULL, t->r.act, 3, {SLOTS, DEV_CONV_TAPS - 1, t->cols, 1}};
+    const struct tensor conv = {NULL, t->r.act, 3, {SLOTS, DEV_CONV_TAPS - 1 + back, t->cols, 1}};
     const struct tensor g = {NULL, DT_F32, 3, {SLOTS, s->hq, DEV_DELTA_CHUNK, 1}};
     t->conv_state = dev_new(&t->r, conv, false);
     t->state = (struct delta_state){dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, s->dim, s->k), false),
@@ -116,15 +117,19 @@ static int net_whole(struct net *t) {
     return rc;
 }
 
-/* Rows [0, n) of a sequence (or all, n < 0) have the bits of `want`, and are not all alike. */
-static void same(const struct net *t, const float *want, int64_t seq, int64_t n, const char *what) {
-    const int64_t width = t->r.s->hq * t->r.s->k, from = t->start[seq] * width;
-    const int64_t count = (n < 0 ? t->start[seq + 1] - t->start[seq] : n) * width,
-                  at = first_diff(t->out + from, want + from, count);
+/* Rows [lo, hi) of a sequence have the bits of `want`, and are not all alike. */
+static void same_rows(const struct net *t, const float *want, int64_t seq, int64_t lo, int64_t hi, const char *what) {
+    const int64_t width = t->r.s->hq * t->r.s->k, from = (t->start[seq] + lo) * width;
+    const int64_t count = (hi - lo) * width, at = first_diff(t->out + from, want + from, count);
     if (at >= 0)
         fail_msg("%s %s: sequence %lld, row %lld, column %lld: %.9g, alone %.9g", what, dtype_name(t->r.act), (long long)seq,
-                 (long long)(at / width), (long long)(at % width), (double)t->out[from + at], (double)want[from + at]);
+                 (long long)(lo + at / width), (long long)(at % width), (double)t->out[from + at], (double)want[from + at]);
     assert_true(count == 0 || (isfinite(want[from]) && want[from] != want[from + 1]));
+}
+
+/* Rows [0, n), or all, n < 0. */
+static void same(const struct net *t, const float *want, int64_t seq, int64_t n, const char *what) {
+    same_rows(t, want, seq, 0, n < 0 ? t->start[seq + 1] - t->start[seq] : n, what);
 }
 
 static void check_rows(struct net *t, const float *want, const char *backend) {
@@ -148,7 +153,7 @@ static void check_rows(struct net *t, const float *want, const char *backend) {
  * once more, in a slot that another one had. */
 static void check_pieces(struct net *t, const float *want, const char *backend, const int64_t *step, int64_t n_steps) {
     int64_t done[COUNT(shapes[0].lens)] = {0}, turn = 0;
-    net_state(t);
+    net_state(t, 0);
     const int keep = t->r.n_block;
     for (bool any = true; any; turn++) {
         struct piece p[COUNT(shapes[0].lens)];
@@ -173,6 +178,42 @@ static void check_pieces(struct net *t, const float *want, const char *backend, 
     run_free_blocks(&t->r);
 }
 
+/* Of `n` rows from `from` on, how many can be taken back: none of a chunk that they make whole, but for the first row. */
+static int64_t rows_back(int64_t from, int64_t n) {
+    const int64_t whole = (from + n) / DEV_DELTA_CHUNK * DEV_DELTA_CHUNK, keep = whole > from ? whole - from : 1;
+    return n - keep;
+}
+
+/* Pieces whose last rows are NaN, and are taken back. */
+static void check_taken_back(struct net *t, const float *want, const char *backend) {
+    static const int64_t step[] = {4, 1, 9, 2, 3};
+    int64_t done[COUNT(shapes[0].lens)] = {0}, turn = 0, back_rows = 0;
+    net_state(t, TAKEN_BACK);
+    const int keep = t->r.n_block;
+    for (bool any = true; any; turn++) {
+        struct piece p[COUNT(shapes[0].lens)];
+        int64_t bad[COUNT(shapes[0].lens)], n = 0;
+        for (int64_t i = 0; i < t->n; i++) {
+            const int64_t left = t->start[i + 1] - t->start[i] - done[i], size = step[(turn + i) % COUNT(step)];
+            if (left <= 0) continue;
+            p[n] = (struct piece){i, done[i], size < left ? size : left, (i * 2 + 1) % SLOTS};
+            const int64_t back = rows_back(p[n].from, p[n].n) * (turn % 3) / 2;
+            bad[i] = done[i] += p[n++].n - back;
+            back_rows += back;
+        }
+        any = n > 0;
+        if (!any) break;
+        assert_int_equal(net_run(t, p, n, bad), 0);
+        for (int64_t i = 0; i < n; i++) same_rows(t, want, p[i].seq, p[i].from, bad[p[i].seq], backend);
+        while (t->r.n_block > keep) {
+            t->r.n_block--;
+            dev_free(t->r.d, t->r.block[t->r.n_block].p, t->r.block[t->r.n_block].bytes);
+        }
+    }
+    assert_true(back_rows > turn);
+    run_free_blocks(&t->r);
+}
+
 static void check_backend(struct backends *b, int i, const struct op_shape *s, enum dtype act) {
     static const int64_t one_row[] = {1}, mixed[] = {1, 3, 17, 64, 5, 1, 1, 90}, chunk[] = {64}, odd[] = {33, 1};
     const int64_t width = s->hq * s->k;
@@ -186,6 +227,7 @@ static void check_backend(struct backends *b, int i, const struct op_shape *s, e
     check_pieces(&t, want, b->name[i], chunk, COUNT(chunk));
     check_pieces(&t, want, b->name[i], odd, COUNT(odd));
     check_pieces(&t, want, b->name[i], one_row, COUNT(one_row));
+    check_taken_back(&t, want, b->name[i]);
     free(want);
     net_close(&t);
 }

@@ -29,12 +29,16 @@ static struct seq seq_at(const struct row_seqs *s, int64_t i) {
 
 /* ---- causal convolution ---- */
 
+/* Element c of row r's place in the state. */
+static int64_t conv_place(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t c) {
+    const int64_t rows = a->state.dim[1];
+    return (s->slot * rows + (s->pos0 + r) % rows) * a->x.dim[1] + c;
+}
 /* Element c of the sequence's input `back` rows before row r. */
 static float conv_input(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t back, int64_t c) {
     const int64_t n = a->x.dim[1], at = r - back;
     if (at >= 0) return ref_at(a->x, (s->row0 + at) * n + c);
-    if (s->pos0 == 0) return 0;
-    return ref_at(a->state, (s->slot * (TAPS - 1) + TAPS - 1 + at) * n + c);
+    return s->pos0 + at < 0 ? 0 : ref_at(a->state, conv_place(a, s, at, c));
 }
 static float conv_sum(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t c) {
     double sum = 0;
@@ -53,10 +57,8 @@ int ref_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
                 const double u = conv_sum(a, &s, r, c);
                 ref_put(a->y.data, a->y.dt, (s.row0 + r) * n + c, u * sigmoid(u));
             }
-            float last[TAPS - 1];
-            for (int64_t k = 0; k < TAPS - 1 && s.slot >= 0; k++) last[k] = conv_input(a, &s, s.n_rows, TAPS - 1 - k, c);
-            for (int64_t k = 0; k < TAPS - 1 && s.slot >= 0 && s.n_rows > 0; k++)
-                ref_put(a->state.data, a->state.dt, (s.slot * (TAPS - 1) + k) * n + c, last[k]);
+            for (int64_t r = 0; r < s.n_rows && s.slot >= 0; r++)
+                ref_put(a->state.data, a->state.dt, conv_place(a, &s, r, c), ref_at(a->x, (s.row0 + r) * n + c));
         }
     }
     return 0;

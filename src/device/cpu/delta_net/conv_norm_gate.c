@@ -50,11 +50,15 @@ static struct conv_seq conv_seq_at(const struct conv_job *j, int64_t i, int64_t 
     CHECK(q.n_rows >= 0 && q.pos0 >= 0 && (q.slot >= 0 ? q.slot < j->a->state.dim[0] : q.pos0 == 0));
     return q;
 }
+/* The part's columns of row r's place in the state. */
+static char *conv_place(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
+    const int64_t rows = j->a->state.dim[1];
+    return at(j->a->state, (s->slot * rows + (s->pos0 + r) % rows) * j->cols + s->col);
+}
 /* The part's columns of the sequence's input row r, which may be before its first one in the batch. */
 static const void *conv_input(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
     if (r >= 0) return at(j->a->x, (s->row0 + r) * j->cols + s->col);
-    if (s->pos0 == 0) return j->zeros;
-    return at(j->a->state, (s->slot * (TAPS - 1) + TAPS - 1 + r) * j->cols + s->col);
+    return s->pos0 + r < 0 ? j->zeros : conv_place(j, s, r);
 }
 static struct cpu_conv conv_at(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
     struct cpu_conv p = {.w = j->w + s->col, .ldw = j->cols, .n = s->n};
@@ -86,15 +90,12 @@ static void conv_fwd_part(void *arg, int64_t part, int thread) {
 /* After all rows: the last inputs of sequence `part`. */
 static void conv_state_part(void *arg, int64_t part, int thread) {
     const struct conv_job *j = arg;
-    const size_t size = dtype_size(j->a->x.dt);
+    const int64_t rows = j->a->state.dim[1];
+    (void)thread;
     for (int64_t col = 0; col < j->cols; col += COLS) {
         const struct conv_seq s = conv_seq_at(j, part, col);
-        char *const last = cpu_thread_mem(j->cpu, thread);
-        const size_t bytes = (size_t)s.n * size;
-        for (int64_t k = 0; k < TAPS - 1; k++)
-            memcpy(last + (size_t)k * bytes, conv_input(j, &s, s.n_rows - (TAPS - 1) + k), bytes);
-        for (int64_t k = 0; k < TAPS - 1 && s.n_rows; k++)
-            memcpy(at(j->a->state, (s.slot * (TAPS - 1) + k) * j->cols + col), last + (size_t)k * bytes, bytes);
+        for (int64_t r = s.n_rows < rows ? 0 : s.n_rows - rows; r < s.n_rows; r++)
+            memcpy(conv_place(j, &s, r), conv_input(j, &s, r), (size_t)s.n * dtype_size(j->a->x.dt));
     }
 }
 

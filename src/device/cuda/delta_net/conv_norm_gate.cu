@@ -20,24 +20,25 @@ static __device__ __forceinline__ float silu_slope(float x) {
 /* ---- causal convolution ---- */
 
 template <typename T> struct conv_job {
-    int64_t n, rows, cols, n_slots, per; /* sequences; rows of the batch, of a block */
+    int64_t n, rows, cols, n_slots, kept, per; /* sequences; rows of the batch, of a slot, of a block */
     const int32_t *start, *pos0, *slot;
     const T *x, *w, *dy;
     T *y, *state, *dx;
     float *parts;
 };
-/* The sequence of a row: rows [lo, hi); its state, NULL: zeros before it. */
+/* The sequence of a row: rows [lo, hi), lo at position pos0; its state, NULL: zeros before it. */
 template <typename T> struct conv_seq {
-    int64_t i, lo, hi;
+    int64_t i, lo, hi, pos0;
     const T *state;
 };
 template <typename T> static __device__ void conv_enter(const conv_job<T> &j, conv_seq<T> &s) {
     s.lo = j.start[s.i], s.hi = j.start[s.i + 1];
+    s.pos0 = j.pos0[s.i];
     s.state = NULL;
-    if (j.pos0[s.i] == 0) return;
+    if (s.pos0 == 0) return;
     const int64_t slot = j.slot ? j.slot[s.i] : -1;
     if (slot < 0 || slot >= j.n_slots) __trap();
-    s.state = j.state + slot * (TAPS - 1) * j.cols;
+    s.state = j.state + slot * j.kept * j.cols;
 }
 /* The first sequence that ends behind row r; i = n: none. */
 template <typename T> static __device__ conv_seq<T> conv_find(const conv_job<T> &j, int64_t r) {
@@ -60,7 +61,7 @@ template <bool VEC, typename T>
 static __device__ __forceinline__ void conv_load(float v[CHUNK], const conv_job<T> &j, const conv_seq<T> &s, int64_t r, int64_t c,
                                                  int n) {
     if (r >= s.lo) load8<VEC>(v, j.x + r * j.cols + c, n);
-    else if (s.state) load8<VEC>(v, s.state + (TAPS - 1 + r - s.lo) * j.cols + c, n);
+    else if (s.state && s.pos0 + r >= s.lo) load8<VEC>(v, s.state + (s.pos0 + r - s.lo) % j.kept * j.cols + c, n);
     else {
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) v[i] = 0;
@@ -129,11 +130,11 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     if (slot < 0 || slot >= j.n_slots) __trap();
     if (s.hi == s.lo) return;
     const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
-    float last[TAPS - 1][CHUNK];
-#pragma unroll
-    for (int t = 0; t < TAPS - 1; t++) conv_load<VEC>(last[t], j, s, s.hi - (TAPS - 1) + t, c, n);
-#pragma unroll
-    for (int t = 0; t < TAPS - 1; t++) store8<VEC>(j.state + (slot * (TAPS - 1) + t) * j.cols + c, last[t], n);
+    for (int64_t r = s.hi - s.lo < j.kept ? s.lo : s.hi - j.kept; r < s.hi; r++) {
+        float x[CHUNK];
+        conv_load<VEC>(x, j, s, r, c, n);
+        store8<VEC>(j.state + (slot * j.kept + (s.pos0 + r - s.lo) % j.kept) * j.cols + c, x, n);
+    }
 }
 
 /* du of row r: d u of its loss; x: its inputs. */
@@ -206,6 +207,7 @@ template <typename T> static conv_job<T> conv_job_of(const struct causal_conv_ar
     j.n = a->seqs.n, j.rows = a->x.dim[0], j.cols = a->x.dim[1], j.per = ROWS;
     j.start = (const int32_t *)a->seqs.start.data, j.pos0 = (const int32_t *)a->seqs.pos0.data;
     j.slot = (const int32_t *)a->seqs.slot.data, j.n_slots = a->state.data ? a->state.dim[0] : 0;
+    j.kept = a->state.data ? a->state.dim[1] : 0;
     j.x = (const T *)a->x.data, j.w = (const T *)a->w.data, j.y = (T *)a->y.data, j.state = (T *)a->state.data;
     return j;
 }

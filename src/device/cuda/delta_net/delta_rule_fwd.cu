@@ -1,8 +1,9 @@
 /* delta_rule_fwd.cu - the gated delta rule over packed sequences, from the start or from a state.
  *
  * Two kernels compute rows: `rows` takes a block of value columns of a value head of a sequence through its chunks (columns
- * of S never meet), `step` one new row of each sequence (decode), reading S without writing it.  Sequences with more rows
- * leave their open chunk's keys and G by a third kernel, when nobody reads the old ones any more.
+ * of S never meet), `step` one new row of each sequence, reading S without writing it: decoding steps, and the rows of a step with
+ * drafts one after the other.  Sequences with more rows leave their open chunk's keys and G by a third kernel, when nobody
+ * reads the old ones any more.
  *
  * The order of every sum, alike in both: k.k, q.k, S^T k, S^T q over the head's elements, ascending; the sums over j ascending;
  * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it. */
@@ -14,7 +15,8 @@ enum {
     LD = DEV_DELTA_DIM + 4, /* floats between rows of heads in shared memory: chunks of 4 in different banks */
     PART = 16,              /* rows of a chunk whose e are made at a time */
     PARTS = DELTA_C / PART,
-    TILE = 4, /* a thread has TILE rows, one of each part, and TILE columns next to each other */
+    TILE = 4,     /* a thread has TILE rows, one of each part, and TILE columns next to each other */
+    FEW_ROWS = 9, /* of a sequence: as many steps are quicker than a chunk's products */
 };
 
 /* The kernel of rows, for CB value columns. */
@@ -259,20 +261,20 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
     }
 }
 
-/* One new row of a sequence (or none): a block has a value head, 2 dv threads. */
-template <typename T> static __global__ void __launch_bounds__(2 * DEV_DELTA_DIM) delta_step_kernel(const delta_job<T> j) {
+/* Row `row` of those that a sequence has in the batch, or none: a block has a value head, 2 dv threads. */
+template <typename T> static __global__ void __launch_bounds__(2 * DEV_DELTA_DIM) delta_step_kernel(const delta_job<T> j, int row) {
     __shared__ float k[DEV_DELTA_DIM], q[DEV_DELTA_DIM], a[DELTA_C], p[DELTA_C], g[DELTA_C], us[DEV_DELTA_DIM], es[DEV_DELTA_DIM];
     __shared__ float beta, added;
     const delta_seq s = delta_seq_at(j, blockIdx.y);
-    if (s.n == 0) return;
-    const int64_t n = blockIdx.x, head = n / j.group, t = s.row0;
-    const int i = (int)(s.pos0 % DELTA_C), threads = (int)blockDim.x, c = (int)(threadIdx.x % j.dv);
-    const bool first = s.pos0 < DELTA_C, is_q = threadIdx.x >= j.dv;
+    if (row >= s.n) return;
+    const int64_t n = blockIdx.x, head = n / j.group, t = s.row0 + row, pos = s.pos0 + row;
+    const int i = (int)(pos % DELTA_C), threads = (int)blockDim.x, c = (int)(threadIdx.x % j.dv);
+    const bool first = pos < DELTA_C, is_q = threadIdx.x >= j.dv;
     float *const st = j.s + (s.slot * j.hv + n) * j.dk * j.dv, *const keys = j.k + (s.slot * j.hk + head) * j.dk * DELTA_C;
     float *const slot_e = j.e + (s.slot * j.hv + n) * DELTA_C * j.dv, *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
     for (int w = threadIdx.x / 32; w < 2; w += threads / 32) {
-        const T *row = j.qkv + t * j.width + ((w ? j.hk : 0) + head) * j.dk;
-        warp_l2(w ? k : q, 1, row, j.dk, w ? 1.0f : delta_q_scale(j.dk));
+        const T *x = j.qkv + t * j.width + ((w ? j.hk : 0) + head) * j.dk;
+        warp_l2(w ? k : q, 1, x, j.dk, w ? 1.0f : delta_q_scale(j.dk));
     }
     for (int x = threadIdx.x; x < i; x += threads) g[x] = slot_g[x];
     if (threadIdx.x == 0) {
@@ -344,8 +346,10 @@ template <typename T> static int rows_by_width(struct cuda *c, const struct delt
 template <typename T> static int forward_any(struct cuda *c, const struct delta_args *a) {
     const delta_job<T> j = delta_job_of<T>(a);
     if (a->seqs.n == 0) return 0;
-    if (j.s && a->seqs.max_rows == 1) {
-        CU_TRY(cuda_launch_plain(c, delta_step_kernel<T>, dim3((unsigned)j.hv, (unsigned)a->seqs.n), (int)(2 * j.dv), 0, j));
+    if (j.s && a->seqs.max_rows <= FEW_ROWS) {
+        const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
+        for (int row = 0; row < (int)a->seqs.max_rows; row++)
+            CU_TRY(cuda_launch_plain(c, delta_step_kernel<T>, grid, (int)(2 * j.dv), 0, j, row));
         return 0;
     }
     TRY(rows_by_width<T>(c, a, j));
