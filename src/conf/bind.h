@@ -31,6 +31,7 @@
 #define PATH(member) .into = _Generic(((CONF_STRUCT *)0)->member, const char * : INTO_PATH), .at = offsetof(CONF_STRUCT, member)
 #define PATHS(member, count) .into = INTO_PATHS, .at = offsetof(CONF_STRUCT, member), .count_at = offsetof(CONF_STRUCT, count)
 #define OR(member) .into = INTO_OR, .at = offsetof(CONF_STRUCT, member)
+#define MOST(member) .into = INTO_MOST, .at = offsetof(CONF_STRUCT, member)
 #define BYTES(member) .into = INTO_BYTES, .at = offsetof(CONF_STRUCT, member)
 #define STRS(member, count) .into = INTO_STRS, .at = offsetof(CONF_STRUCT, member), .count_at = offsetof(CONF_STRUCT, count)
 #define F64S(member, count)                                                                           \

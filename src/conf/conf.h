@@ -46,7 +46,8 @@ const char *const *conf_schemas(void); /* NULL-terminated */
 enum conf_into {
     INTO_NOTHING, /* the value acts through the default of another key */
     INTO_BOOL,
-    INTO_OR, /* a bool that one of several keys may set */
+    INTO_OR,   /* a bool that one of several keys may set */
+    INTO_MOST, /* an int64_t: the largest of several keys */
     INTO_INT,
     INTO_I64,
     INTO_F32,

@@ -112,6 +112,7 @@ static const char *wants(const struct conf_binding *b, const struct conf_node *v
     case INTO_BOOL:
     case INTO_OR: return v->kind == CONF_BOOL || b->words ? NULL : "true or false";
     case INTO_INT:
+    case INTO_MOST:
     case INTO_I64: return v->kind == CONF_INT || b->words ? NULL : "a whole number";
     case INTO_F32:
     case INTO_F64: return is_number(v) ? NULL : "a number";
@@ -145,6 +146,10 @@ static int put(const struct conf *c, const struct conf_binding *b, const struct 
         *(bool *)at = i != 0;
         return 0;
     case INTO_OR: *(bool *)at |= v->b; return 0;
+    case INTO_MOST:
+        TRY(whole(b, v, &i));
+        if (i > *(int64_t *)at) *(int64_t *)at = i;
+        return 0;
     case INTO_INT:
         TRY(whole(b, v, &i));
         if (i < INT_MIN || i > INT_MAX) FAIL(ERR_INVAL, "%s=%lld: does not fit in 32 bits", b->key, (long long)i);

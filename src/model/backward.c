@@ -36,11 +36,20 @@ int model__zero_norms(struct model *m, const struct model_grads *g, const struct
     return 0;
 }
 
-/* The rows of the token embedding: onto the table in place, or to the sink. */
+struct model_range model__part_outputs(const struct model_grads *g, int i, const int32_t *row, int64_t n) {
+    struct model_range r = {0, 0};
+    if (!g->parts) return (struct model_range){0, n};
+    while (r.lo < n && row[r.lo] < g->parts->cut[i]) r.lo++;
+    for (r.hi = r.lo; r.hi < n && row[r.hi] < g->parts->cut[i + 1]; r.hi++) CHECK(r.hi == 0 || row[r.hi - 1] < row[r.hi]);
+    return r;
+}
+
+/* The rows of the token embedding, of all parts together: onto the table in place, or to the sink. */
 static int embedding_backward(struct model *m, const struct model_batch *b, struct model_acts *a, const struct model_grad_sink *s) {
     struct tensor ids = b->ids, dx = model__top(a->dx, b->n_rows);
     TRY(model__mtp_rows(m, a, &ids, &dx));
     if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(m->dev, dx, model__embed_scale(m), dx, 0));
+    if (b->context) TRY(model__context_rows(b, &ids, &dx));
     const struct model_range table = {m->g_embed->offset, m->g_embed->offset + model__group_count(m->g_embed)};
     if (s->begin) return s->rows(s->ctx, table, ids, dx);
     const struct tensor dw = model__flat(s->flat, m->g_embed);
@@ -70,23 +79,38 @@ int model__norm_rows_backward(struct model *m, struct model_acts *a, const struc
     return 0;
 }
 
-int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g) {
+int model__head_norm_backward(struct model *m, struct model_acts *a, const int32_t *row, struct tensor dxn, struct model_grads *g) {
     struct dev *d = m->dev;
     const struct tensor dx_all = model__top(a->dx, a->n_rows), dnorm = a->head.dnorm;
     TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
-    TRY(dev_zero(d, dnorm.data, (size_t)tensor_count(dnorm) * sizeof(float)));
-    TRY(model__norm_rows_backward(m, a,
-                                  &(struct norm_rows_backward){.x = a->x[a->n_layers],
-                                                               .w = m->final_norm,
-                                                               .idx = model__top(a->head.row, n),
-                                                               .rstd = model__top(a->head.rstd, n),
-                                                               .dy = dxn,
-                                                               .dx_all = dx_all,
-                                                               .dw = dnorm}));
-    TRY(model__mtp_norm_backward(m, a, dnorm));
     TRY(model__bucket_begin(m, g, m->g_norm, m->g_norm));
-    TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add));
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_range r = model__part_outputs(g, i, row, dxn.dim[0]);
+        TRY(dev_zero(d, dnorm.data, (size_t)tensor_count(dnorm) * sizeof(float)));
+        TRY(model__norm_rows_backward(m, a,
+                                      &(struct norm_rows_backward){.x = a->x[a->n_layers],
+                                                                   .w = m->final_norm,
+                                                                   .idx = model__range(a->head.row, r),
+                                                                   .rstd = model__range(a->head.rstd, r),
+                                                                   .dy = model__range(dxn, r),
+                                                                   .dx_all = dx_all,
+                                                                   .dw = dnorm}));
+        TRY(model__mtp_norm_backward(m, a, dnorm));
+        TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add || i > 0));
+    }
     return model__bucket_end(m, g);
+}
+
+/* The head's gradient of outputs r, which are one part's. */
+static int head_part(struct model *m, const struct lmhead_args *of, const struct lmhead_bwd_args *all, struct model_range r,
+                     bool add) {
+    struct lmhead_args h = *of;
+    struct lmhead_bwd_args g = *all;
+    struct tensor *const rows[] = {&h.x,       &h.inv_temp,  &h.target, &h.logp,  &h.entropy,  &h.lse,
+                                   &h.list_id, &h.list_logp, &h.dlist,  &g.dlogp, &g.dentropy, &g.dx};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = model__range(*rows[i], r);
+    g.add |= add;
+    return dev_lmhead_bwd(m->dev, &h, &g);
 }
 
 /* dx of the last residual, d embed or d lm_head, d final norm. */
@@ -108,9 +132,10 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy, bytes));
     TRY(model__bucket_begin(m, g, m->g_head, m->g_head));
     const struct tensor dw = m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head);
-    TRY(dev_lmhead_bwd(d, &h, &(struct lmhead_bwd_args){d_logp, d_entropy, dxn, dw, g->add}));
+    const struct lmhead_bwd_args dh = {d_logp, d_entropy, dxn, dw, g->add};
+    for (int i = 0; i < model__n_parts(g); i++) TRY(head_part(m, &h, &dh, model__part_outputs(g, i, l->row, n), i > 0));
     TRY(model__bucket_end(m, g));
-    return model__head_norm_backward(m, a, n, dxn, g);
+    return model__head_norm_backward(m, a, l->row, dxn, g);
 }
 
 /* dx_act = dx, rounded, where that is read. */
@@ -128,6 +153,18 @@ struct stage_backward {
     bool needs_dx_act;                    /* of x, dx_act is read later */
 };
 
+/* dev_rmsnorm_bwd, a part after the other. */
+static int norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all) {
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_range r = model__part(g, i, all->x.dim[0]);
+        struct rmsnorm_bwd_args a = *all;
+        struct tensor *const rows[] = {&a.dx, &a.rounded, &a.dy, &a.x, &a.rstd};
+        for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) *rows[k] = model__range(*rows[k], r);
+        TRY(dev_rmsnorm_bwd(m->dev, &a));
+    }
+    return 0;
+}
+
 /* *dy: the gradient, rounded, of what the last matrix gives: of the residual stream, or through post that of its input. */
 static int stage_output_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g,
                                  struct tensor *dy) {
@@ -137,28 +174,30 @@ static int stage_output_backward(struct model *m, struct model_acts *a, const st
     if (!s->post) return 0;
     if (m->act == DT_F32) *dy = dout;
     TRY(dev_zero(m->dev, dout.data, (size_t)tensor_count(dout) * sizeof(float)));
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dout,
-                                                              .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
-                                                              .dw = model__vec_grad(m, g, s->post),
-                                                              .dy = model__top(a->dx, rows),
-                                                              .x = s->out,
-                                                              .w = s->post->vec,
-                                                              .rstd = s->out_rstd,
-                                                              .kind = m->cfg.family->norm});
+    return norm_backward(m, g,
+                         &(struct rmsnorm_bwd_args){.dx = dout,
+                                                    .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
+                                                    .dw = model__vec_grad(m, g, s->post),
+                                                    .dy = model__top(a->dx, rows),
+                                                    .x = s->out,
+                                                    .w = s->post->vec,
+                                                    .rstd = s->out_rstd,
+                                                    .kind = m->cfg.family->norm});
 }
 
 /* dx += what comes through pre, whose output has the gradient dxn; dx_act with it where that is read. */
 static int stage_norm_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g) {
     const int64_t rows = s->x.dim[0];
     const bool round = m->act != DT_F32 && s->needs_dx_act;
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
-                                                              .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
-                                                              .dw = model__vec_grad(m, g, s->pre),
-                                                              .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
-                                                              .x = s->x,
-                                                              .w = s->pre->vec,
-                                                              .rstd = s->rstd,
-                                                              .kind = m->cfg.family->norm});
+    return norm_backward(m, g,
+                         &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
+                                                    .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
+                                                    .dw = model__vec_grad(m, g, s->pre),
+                                                    .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
+                                                    .x = s->x,
+                                                    .w = s->pre->vec,
+                                                    .rstd = s->rstd,
+                                                    .kind = m->cfg.family->norm});
 }
 
 /* dx += what comes through the first matrix, whose output has the gradient dy; dx_act with it where that is read. */
@@ -199,6 +238,43 @@ static int mlp_backward(struct model *m, struct model_acts *a, int64_t l, int64_
     return stage_input_backward(m, a, &stage, dgate_up, g);
 }
 
+struct qkv_norms {
+    struct qkv_args heads;
+    const struct model_stage *stage;
+};
+/* From the gradients of queries, K and V to that of what the matrix gives, through norms of heads or rows, a part after the
+ * other. */
+static int qkv_backward(struct model *m, const struct model_batch *b, int64_t l, const struct qkv_norms *of,
+                        const struct qkv_bwd_args *all, const struct model_grads *g) {
+    const struct model_layer *y = &m->layers[l];
+    const int64_t n = b->n_rows;
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_range r = model__part(g, i, n);
+        struct qkv_args x = of->heads;
+        struct qkv_bwd_args dx = *all;
+        struct tensor *const rows[] = {&x.qkv, &x.pos, &x.slots, &x.q, &dx.dq, &dx.dqkv};
+        for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) *rows[k] = model__range(*rows[k], r);
+        TRY(dev_qkv_bwd(m->dev, &x, &dx));
+        if (y->q_row_norm) {
+            struct qk_norm_args norms = model__qk_norm_args(m, of->stage, l, n);
+            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, g, y->q_row_norm),
+                                                    model__vec_grad(m, g, y->k_row_norm)};
+            struct tensor *const parts[] = {&norms.x, &norms.y, &norms.rstd};
+            for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) *parts[k] = model__range(*parts[k], r);
+            TRY(dev_qk_norm_bwd(m->dev, &norms, &dnorms));
+        }
+        if (y->q_rope_norm) {
+            struct rope_norm_args norms = model__rope_norm_args(m, b, of->stage, l);
+            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, g, y->q_rope_norm),
+                                                    model__vec_grad(m, g, y->k_rope_norm)};
+            struct tensor *const parts[] = {&norms.x, &norms.pos, &norms.y, &norms.rstd};
+            for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) *parts[k] = model__range(*parts[k], r);
+            TRY(dev_rope_norm_bwd(m->dev, &norms, &dnorms));
+        }
+    }
+    return 0;
+}
+
 /* x_mid = x + o(attn(norm(x))), likewise; of layer 0's x nobody reads dx_act. */
 static int attention_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l,
                               const struct model_grads *g) {
@@ -206,7 +282,8 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     const struct model_layer *y = &m->layers[l];
     const struct model_stage *s = &a->stages[l];
     const int64_t n = b->n_rows;
-    const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    const struct tensor datt = b->context ? model__context_datt(b) : model__top(a->datt, n), dq = model__top(a->dq, n),
+                        dqkv = model__top(a->dqkv, n);
     const struct tensor dgate = model__top(a->dgate, n), joint = model__top(a->joint, n);
     const struct stage_backward stage = {.pre = y->attn_norm,
                                          .post = y->attn_post_norm,
@@ -239,21 +316,11 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     if (y->sinks)
         TRY(dev_attn_sink_bwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}, datt,
                               model__vec_grad(m, g, y->sinks)));
-    TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    struct qkv_bwd_args dqkv_args = {dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
+    if (b->context) dqkv_args.dk.dim[2] = dqkv_args.dv.dim[2] = n; /* their keys lie next to each other */
+    TRY(b->context ? model__context_attn_bwd(b, &attn, a->datt, &dqkv_args) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     if (m->query_scale.data) TRY(dev_scale_rows(d, dq, m->query_scale, b->pos));
-    const struct qkv_bwd_args dqkv_args = {
-        dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
-    TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));
-    if (y->q_row_norm) {
-        const struct qk_norm_args norms = model__qk_norm_args(m, s, l, n);
-        const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_row_norm), model__vec_grad(m, g, y->k_row_norm)};
-        TRY(dev_qk_norm_bwd(d, &norms, &dnorms));
-    }
-    if (y->q_rope_norm) {
-        const struct rope_norm_args norms = model__rope_norm_args(m, b, s, l);
-        const struct qk_norm_bwd_args dnorms = {dqkv, model__vec_grad(m, g, y->q_rope_norm), model__vec_grad(m, g, y->k_rope_norm)};
-        TRY(dev_rope_norm_bwd(d, &norms, &dnorms));
-    }
+    TRY(qkv_backward(m, b, l, &(struct qkv_norms){qkv, s}, &dqkv_args, g));
     const struct gate_split_args gates = model__gate_args(m, joint, dqkv, dgate);
     if (joint.nd) TRY(dev_gate_join(d, &gates));
     return stage_input_backward(m, a, &stage, joint.nd ? joint : dqkv, g);
@@ -287,7 +354,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 int model_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args) {
     const struct model_batch *const b = args->batch;
     const struct model_logp_args *const l = args->logp;
-    struct model_grads g = {.sink = args->sink};
+    struct model_grads g = {.sink = args->sink, .parts = b->context ? NULL : b->parts};
     CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
     CHECK(args->dentropy == NULL || a->head_entropy);

@@ -18,27 +18,31 @@ enum { HEAD_ROWS = 8192 };
 
 /* ---- buffers ---- */
 
-static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_config *c, int64_t rows) {
-    struct tensor t = {NULL, dt, 4, {1, c->n_kv_heads, rows, c->head_dim}};
-    t.data = arena_take(m, SIZE_OF(c->n_kv_heads, rows, c->head_dim, (int64_t)dtype_size(dt)));
+static struct tensor take_kv(struct arena *m, enum dtype dt, const struct model_config *c, int64_t heads, int64_t rows) {
+    struct tensor t = {NULL, dt, 4, {1, heads, rows, c->head_dim}};
+    t.data = arena_take(m, SIZE_OF(heads, rows, c->head_dim, (int64_t)dtype_size(dt)));
     return t;
 }
 
 /* Of softmax attention alone. */
-static void softmax_layout(struct model_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
-                           bool train) {
-    const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+static void softmax_layout(struct model_stage *s, const struct model_acts *a, struct arena *m, const struct model_config *c,
+                           enum dtype act) {
+    const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, rows = a->max_rows;
+    const bool train = a->keep.train, shared = a->keep.context > 1;
+    int64_t heads = c->n_q_heads, keys = c->n_kv_heads; /* that attend here */
+    if (shared) model_context_heads(c, a->keep.context, &heads, &keys);
     s->qkv = model__take2(m, act, rows, q + 2 * kv);
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     const bool rope_norms = model_has_group(c, offsetof(struct model_layer, q_rope_norm));
     if (row_norms || rope_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
     if (row_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, 2);
     if (rope_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, c->n_q_heads + c->n_kv_heads);
-    s->q = model__take2(m, act, rows, q);
-    s->kv.k = take_kv(m, act, c, rows);
-    s->kv.v = take_kv(m, act, c, rows);
+    s->q = model__take2(m, act, a->all_rows, heads * c->head_dim);
+    s->kv.k = take_kv(m, act, c, keys, a->all_rows);
+    s->kv.v = take_kv(m, act, c, keys, a->all_rows);
     s->att = model__take2(m, act, rows, q);
-    if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, rows, c->n_q_heads);
+    if (shared) s->context_att = model__take2(m, act, a->all_rows, heads * c->head_dim);
+    if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, a->all_rows, heads);
     model__gate_layout(&s->gate, m, c, act, rows, train);
     model__mla_layout(&s->mla, m, c, act, rows, train);
 }
@@ -48,7 +52,7 @@ static void attention_layout(struct model_stage *s, const struct model_acts *a, 
     const int64_t h = c->hidden, rows = a->max_rows;
     const bool train = a->keep.train;
     s->xn1 = model__take2(m, act, rows, h);
-    if (kinds & MODEL_ATTENTION) softmax_layout(s, m, c, act, rows, train);
+    if (kinds & MODEL_ATTENTION) softmax_layout(s, a, m, c, act);
     if (kinds & MODEL_DELTA_NET) model__delta_layout(&s->delta, m, c, act, rows, train);
     const bool post = model_has_group(c, offsetof(struct model_layer, attn_post_norm));
     if (post) s->att_out = model__take2(m, DT_F32, rows, h);
@@ -107,10 +111,12 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     model__shared_backward_layout(a, m, c, act);
     model__mla_backward_layout(a, m, c, act);
     model__hybrid_backward_layout(a, m, c, act);
-    a->datt = model__take2(m, act, rows, q);
+    int64_t heads = c->n_q_heads, keys;
+    if (a->keep.context > 1) model_context_heads(c, a->keep.context, &heads, &keys);
+    a->datt = model__take2(m, act, a->all_rows, heads * c->head_dim);
     a->dq = model__take2(m, act, rows, q);
-    a->dk = take_kv(m, DT_F32, c, rows);
-    a->dv = take_kv(m, DT_F32, c, rows);
+    a->dk = take_kv(m, DT_F32, c, c->n_kv_heads, rows);
+    a->dv = take_kv(m, DT_F32, c, c->n_kv_heads, rows);
     a->dqkv = model__take2(m, act, rows, q + 2 * kv);
 }
 
@@ -160,9 +166,10 @@ static struct model_acts *acts_new(const struct model_config *c, int64_t max_row
     struct model_acts *a = xcalloc(1, sizeof *a);
     CHECK(max_rows > 0);
     a->keep = bounded(keep, c->n_layers - 1); /* the last layer has the shared buffers to itself */
-    a->max_rows = max_rows;
+    a->all_rows = max_rows;
+    a->max_rows = keep.context > 1 ? model_parts_most(max_rows, keep.context) : max_rows;
     a->n_layers = c->n_layers;
-    a->head_rows = max_rows < HEAD_ROWS ? max_rows : HEAD_ROWS;
+    a->head_rows = a->max_rows < HEAD_ROWS ? a->max_rows : HEAD_ROWS;
     a->x = xcalloc((size_t)model_layer_places(c) + 1, sizeof *a->x);
     a->stages = xcalloc((size_t)model_layer_places(c), sizeof *a->stages);
     return a;
@@ -176,10 +183,10 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
     return m.used;
 }
 
-struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra) {
-    const size_t limit = model_acts_bytes(c, act, max_rows, MODEL_KEEP_LAYER) + extra;
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, int context, size_t extra) {
     const int64_t layers = c->n_layers - 1;
-    struct model_keep k = MODEL_KEEP_LAYER, more = k;
+    struct model_keep k = {.train = true, .context = context}, more = k;
+    const size_t limit = model_acts_bytes(c, act, max_rows, k) + extra;
     while (more.attention++ < layers) {
         if (model_acts_bytes(c, act, max_rows, more) > limit) break;
         k = more;
@@ -258,6 +265,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .out = model__top(s->gate.att.nd ? s->gate.att : s->att, n),
         .lse = model__top(s->lse, n),
     };
+    if (b->context) model__context_args(b, s, qkv, attn);
 }
 
 struct qk_norm_args model__qk_norm_args(const struct model *m, const struct model_stage *s, int64_t l, int64_t n) {
@@ -349,7 +357,7 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     else {
         TRY(dev_qkv_fwd(d, &qkv));
         if (m->query_scale.data) TRY(dev_scale_rows(d, qkv.q, m->query_scale, b->pos));
-        TRY(dev_attn_fwd(d, &attn));
+        TRY(b->context ? model__context_attn_fwd(b, &attn, model__top(s->att, n)) : dev_attn_fwd(d, &attn));
     }
     if (y->sinks) TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}));
     return a->joint.nd ? dev_output_gate_fwd(d, out, attn.out, model__top(s->gate.gate, n)) : 0;
@@ -411,7 +419,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     const int64_t n = b->n_rows;
     if (n < 0 || n > a->max_rows)
         FAIL(ERR_INVAL, "model_forward: %lld rows, planned for %lld", (long long)n, (long long)a->max_rows);
-    CHECK(a->n_layers == m->cfg.n_layers);
+    CHECK(a->n_layers == m->cfg.n_layers && (b->context != NULL) == (a->keep.context > 1));
     a->n_rows = n;
     a->n_head = 0;
     TRY(model__stream_start(m));

@@ -7,6 +7,7 @@
 #define VERLC_MODEL_FORWARD_H
 
 #include "base/arena.h"
+#include "model/parallel/context_parallel.h"
 #include "model/parallel/parameter_segments.h"
 #include "model/parameters.h"
 
@@ -40,6 +41,10 @@ struct model_batch { /* T packed rows; arrays on the device */
                                   are written (routes_kept), or they are what the routers choose: route_args.given */
     bool routes_kept;
     bool own_keys; /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
+    /* Training: how the micro-batch is cut, in backward a summand of the gradient each; NULL: not. With a context the rows here are
+     * one part of it, those of this rank, slots count from 0, and seqs are of the whole micro-batch. */
+    const struct model_parts *parts;
+    struct model_context *context;
 };
 
 /* What a training forward keeps of its layers until backward. The rest is recomputed there by the same code, so
@@ -49,6 +54,7 @@ struct model_batch { /* T packed rows; arrays on the device */
 struct model_keep {
     bool train; /* false: inference, layers share all buffers */
     int64_t all, attention;
+    int context; /* training: ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
 #define MODEL_KEEP_LAYER ((struct model_keep){.train = true})
@@ -56,11 +62,11 @@ struct model_keep {
 #define MODEL_KEEP_ALL ((struct model_keep){.train = true, .all = INT64_MAX})
 /* Buffers of one forward (and backward) of at most max_rows rows. */
 struct model_acts;
-/* Bytes for these limits; model_acts_create takes that much from the device. */
+/* Bytes for these limits; model_acts_create takes that much from the device. max_rows: of a micro-batch, shared or not. */
 size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep);
 /* The most that fits `extra` bytes above those of MODEL_KEEP_LAYER: first the attention of as many layers as it can be
  * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them. */
-struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, size_t extra);
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, int context, size_t extra);
 /* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
 int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep, void *block);
 void model_acts_destroy(struct model_acts *a);

@@ -67,7 +67,7 @@ int model__linear_gated(struct model *m, const struct linear_args *a, struct ten
 
 /* dx, and the sums of the adapters' gradients in mat_a and mat_b:
  * dz = dy (scale B), dx = dy W + dz A, dA = dz^T x, dB = scale dy^T (A x). */
-static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, struct weight w, int64_t lo, int64_t n) {
+static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, struct weight w, int64_t lo, int64_t n, bool add) {
     const struct lora_group *g = a->group->lora;
     const struct model_lora *l = m->lora;
     const struct tensor x = tensor_rows(a->x, lo, n), dy = tensor_rows(a->dy, lo, n), dx = tensor_rows(a->dx, lo, n);
@@ -77,8 +77,8 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
     TRY(dev_matmul_dx(m->dev, wide, dz, g->a, true));
     if (wide.data != dx.data) TRY(dev_cast(m->dev, dx, wide));
     TRY(dev_matmul_fwd(m->dev, z, x, g->a, TENSOR_NONE, false));
-    TRY(dev_matmul_dw(m->dev, scratch(l->mat_a, DT_F32, g->width, g->k), TENSOR_NONE, dz, x, lo > 0));
-    return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, lo > 0);
+    TRY(dev_matmul_dw(m->dev, scratch(l->mat_a, DT_F32, g->width, g->k), TENSOR_NONE, dz, x, add));
+    return dev_matmul_dw(m->dev, scratch(l->mat_b, DT_F32, g->n, g->width), TENSOR_NONE, dy, z, add);
 }
 
 int model__add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
@@ -110,15 +110,21 @@ int model__add_adapter_grads(struct model *m, const struct lora_group *g, const 
 int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     const struct lora_group *g = a->group->lora;
     struct weight w;
-    if (!m->lora)
-        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->group->bias), a->dy, a->x,
-                          a->grads->add));
+    const int parts = model__n_parts(a->grads);
+    for (int i = 0; i < parts && !m->lora; i++) {
+        const struct model_range r = model__part(a->grads, i, a->x.dim[0]);
+        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->group->bias),
+                          model__range(a->dy, r), model__range(a->x, r), a->grads->add || i > 0));
+    }
     TRY(model__weight(m, a->group, &w));
     if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, a->add);
-    if (a->x.dim[0] == 0) return 0;
-    for (int64_t lo = 0, rows = a->x.dim[0]; lo < rows; lo += LORA_ROWS)
-        TRY(linear_bwd_block(m, a, w, lo, rows - lo < LORA_ROWS ? rows - lo : LORA_ROWS));
-    return model__add_adapter_grads(m, g, a->grads);
+    for (int i = 0; i < parts; i++) {
+        const struct model_range r = model__part(a->grads, i, a->x.dim[0]);
+        for (int64_t lo = r.lo; lo < r.hi; lo += LORA_ROWS)
+            TRY(linear_bwd_block(m, a, w, lo, r.hi - lo < LORA_ROWS ? r.hi - lo : LORA_ROWS, lo > r.lo));
+        if (r.hi > r.lo) TRY(model__add_adapter_grads(m, g, a->grads));
+    }
+    return 0;
 }
 
 struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {

@@ -87,9 +87,20 @@ static inline float model__embed_scale(const struct model *m) {
 struct model_grads {
     const struct model_grad_sink *sink;
     struct model_range bucket;
-    float *at; /* NULL: none was opened yet */
-    bool add;  /* += ; else = , and what ops only add to is zeroed first */
+    float *at;                       /* NULL: none was opened yet */
+    bool add;                        /* += ; else = , and what ops only add to is zeroed first */
+    const struct model_parts *parts; /* a summand each, in their order; NULL: all rows are one */
 };
+static inline int model__n_parts(const struct model_grads *g) { return g->parts ? g->parts->n : 1; }
+/* The rows of part i of a pass of so many. */
+static inline struct model_range model__part(const struct model_grads *g, int i, int64_t rows) {
+    return g->parts ? (struct model_range){g->parts->cut[i], g->parts->cut[i + 1]} : (struct model_range){0, rows};
+}
+/* Those of n outputs that are read from its rows; row (n): ascending where there are several parts. */
+struct model_range model__part_outputs(const struct model_grads *g, int i, const int32_t *row, int64_t n);
+static inline struct tensor model__range(struct tensor t, struct model_range r) {
+    return t.nd == 0 ? t : tensor_rows(t, r.lo, r.hi - r.lo);
+}
 /* Opens a bucket, from this group to that, both included; closes it. With an adapter there is one of all, from the first of
  * these calls until model__body_backward is done. */
 int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to);
@@ -203,20 +214,22 @@ struct model_mla_stage {
 
 /* What one layer computes over T <= max_rows rows. */
 struct model_stage {
-    struct tensor xn1;     /* (T, h) act       attention's normalised input */
-    struct tensor rstd1;   /* (T) f32          its 1/rms; absent unless keep.train, as are rstd2 and lse */
-    struct tensor qkv;     /* (T, (Hq+2Hk) D) act */
-    struct tensor raw;     /* (T, (Hq+2Hk) D) act   qkv before norms of rows, or after RoPE; absent without */
-    struct tensor qk_rstd; /* (T, 2), (T, Hq+Hk) f32   their 1/rms; absent unless keep.train */
-    struct tensor q;       /* (T, Hq D) act    rotated queries */
-    struct kv kv;          /* (1, Hk, max_rows, D) act */
-    struct tensor att;     /* (T, Hq D) act */
-    struct tensor lse;     /* (T, Hq) f32 */
-    struct tensor x_mid;   /* (T, h) f32       residual after attention */
-    struct tensor xn2;     /* (T, h) act */
-    struct tensor rstd2;   /* (T) f32 */
-    struct tensor gate_up; /* (T, 2f) act */
-    struct tensor mlp;     /* (T, f) act       silu(gate) * up */
+    struct tensor xn1;         /* (T, h) act       attention's normalised input */
+    struct tensor rstd1;       /* (T) f32          its 1/rms; absent unless keep.train, as are rstd2 and lse */
+    struct tensor qkv;         /* (T, (Hq+2Hk) D) act */
+    struct tensor raw;         /* (T, (Hq+2Hk) D) act   qkv before norms of rows, or after RoPE; absent without */
+    struct tensor qk_rstd;     /* (T, 2), (T, Hq+Hk) f32   their 1/rms; absent unless keep.train */
+    struct tensor q;           /* (T, Hq D) act    rotated queries */
+    struct kv kv;              /* (1, Hk, max_rows, D) act */
+    struct tensor att;         /* (T, Hq D) act */
+    struct tensor lse;         /* (T, Hq) f32 */
+    struct tensor context_att; /* (A, q D) act   with a context: attention's own output; q, kv and lse are of all A rows
+                                  then, and of a rank's q and kv heads; absent without */
+    struct tensor x_mid;       /* (T, h) f32       residual after attention */
+    struct tensor xn2;         /* (T, h) act */
+    struct tensor rstd2;       /* (T) f32 */
+    struct tensor gate_up;     /* (T, 2f) act */
+    struct tensor mlp;         /* (T, f) act       silu(gate) * up */
     struct model_expert_stage experts;
     struct model_shared_stage shared;
     struct model_mla_stage mla;
@@ -247,9 +260,10 @@ struct model_mtp_acts {
 
 struct model_acts {
     struct dev *dev;
-    struct model_keep keep; /* counts within n_layers - 1 */
-    int64_t max_rows, n_layers, head_rows;
-    void *owned; /* NULL when the caller gave the block */
+    struct model_keep keep;                /* counts within n_layers - 1 */
+    int64_t max_rows, n_layers, head_rows; /* max_rows: of this rank */
+    int64_t all_rows;                      /* of a micro-batch */
+    void *owned;                           /* NULL when the caller gave the block */
     size_t bytes;
     struct tensor *x; /* (model_layer_places + 1) of (T, h) f32: the residual stream entering each layer
                               and leaving the last; one and the same buffer unless keep.train */
@@ -311,7 +325,7 @@ struct model_acts {
     } delta;
     struct tensor dgate; /* (T, Hq D) act; absent without gates */
     struct model_mtp_acts mtp;
-    struct tensor datt;   /* (T, Hq D) act */
+    struct tensor datt;   /* (T, Hq D) act; with a context (A, q D), as context_att */
     struct tensor dq;     /* (T, Hq D) act */
     struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
     struct tensor dqkv;   /* (T, (Hq+2Hk) D) act */
@@ -390,6 +404,18 @@ int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct t
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);
+/* ---- rows over ranks (parallel/context_parallel.c): b->context ---- */
+/* Completes model__attn_args: qkv's q, K and V go where they are exchanged, attention has all rows of this rank's heads. */
+void model__context_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn);
+/* After dev_qkv_fwd: attention; att (T, Hq D): of own rows. */
+int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, struct tensor att);
+/* Where the gradient (T, Hq D) of att goes before model__context_attn_bwd, which sets out's dq, dk and dv of own rows, dk and dv
+ * (1, Hk, T, D). room: for all rows of this rank's heads. */
+struct tensor model__context_datt(const struct model_batch *b);
+int model__context_attn_bwd(const struct model_batch *b, const struct attn_args *attn, struct tensor room,
+                            const struct qkv_bwd_args *out);
+/* Gathers the rows of the token embedding's gradient: those of all ranks on the last one, none on others. */
+int model__context_rows(const struct model_batch *b, struct tensor *ids, struct tensor *dx);
 /* Norms of rows of queries and keys of layer l. */
 struct qk_norm_args model__qk_norm_args(const struct model *m, const struct model_stage *s, int64_t l, int64_t n);
 /* RoPE and norms after it, likewise. */
@@ -428,9 +454,9 @@ int model__mtp_backward(struct model *m, struct model_acts *a, const struct mode
 int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct tensor dnorm);
 /* ids (2T), rows (2T, h): the model's T and the MTP layer's, for one sum. */
 int model__mtp_rows(struct model *m, struct model_acts *a, struct tensor *ids, struct tensor *rows);
-/* Backward of the final norm of the n rows in head.row, from the gradient of head.xn: a->dx = theirs, zeros elsewhere; a bucket
- * of its own. */
-int model__head_norm_backward(struct model *m, struct model_acts *a, int64_t n, struct tensor dxn, struct model_grads *g);
+/* Backward of the final norm of the rows in head.row, row of the host, from dxn, the gradient of head.xn: a->dx = theirs, zeros
+ * elsewhere; a bucket of its own. */
+int model__head_norm_backward(struct model *m, struct model_acts *a, const int32_t *row, struct tensor dxn, struct model_grads *g);
 /* Arguments of the head ops on these rows; logp, lse and entropy at their kept places. */
 struct lmhead_args model__head_args(const struct model *m, const struct model_acts *a, int64_t lo, int64_t n, bool entropy);
 

@@ -43,15 +43,19 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
     TRY(dev_copy_in(d, dv_f32.data, dvalue, (size_t)n * sizeof(float)));
     TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
     TRY(model__bucket_begin(m, g, m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head));
-    TRY(dev_matmul_dw(d, model__grad(m, g, m->g_head), model__grad(m, g, m->g_head_bias), dv, xn, g->add));
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_range r = model__part_outputs(g, i, row, n);
+        TRY(dev_matmul_dw(d, model__grad(m, g, m->g_head), model__grad(m, g, m->g_head_bias), model__range(dv, r),
+                          model__range(xn, r), g->add || i > 0));
+    }
     TRY(model__bucket_end(m, g));
     TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
-    return model__head_norm_backward(m, a, n, dxn, g);
+    return model__head_norm_backward(m, a, row, dxn, g);
 }
 
 int model_value_backward(struct model *m, struct model_acts *a, const struct model_value_backward_args *args) {
     const struct model_batch *const b = args->batch;
-    struct model_grads g = {.sink = args->sink};
+    struct model_grads g = {.sink = args->sink, .parts = b->context ? NULL : b->parts};
     CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
     CHECK(a->n_rows == b->n_rows && a->n_head == args->n); /* the forward was of this batch */
     TRY(head_backward(m, a, args->row, args->n, args->dvalue, &g));

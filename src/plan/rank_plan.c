@@ -27,7 +27,9 @@ static void need(const struct rank_plan *r, const char *text, const char *name, 
 }
 
 json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
-    const int64_t chunks = (r->micro + r->chunk - 1) / r->chunk, waves = (chunks + r->n - 1) / r->n, idle = waves * r->n - chunks;
+    const int64_t each = r->context > 1 ? r->context : 1, groups = r->n / each;
+    const int64_t chunks = (r->micro + r->chunk - 1) / r->chunk, waves = (chunks + groups - 1) / groups,
+                  idle = waves * r->n - chunks * each;
     const char *const name = rank_plan_layout_name(r->layout);
     json_t *least = json_object();
     char in_chunks[64] = "";
@@ -41,17 +43,21 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
         buf_addf(out, "  tensor parallel: %lld ranks generate together, each with its heads and rows of the layers' matrices%s%s\n",
                  (long long)r->together, r->why_together ? "; " : "", r->why_together ? r->why_together : "");
     else if (r->why_together) buf_addf(out, "  tensor parallel: 1, %s\n", r->why_together);
+    if (each > 1)
+        buf_addf(out, "  context parallel: %lld ranks compute the update of a micro-batch together, each a part of its rows\n",
+                 (long long)each);
     buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",
              (long long)r->micro, in_chunks, (long long)waves, waves == 1 ? "" : "s", (long long)idle, idle == 1 ? "" : "s",
-             chunks >= r->n    ? ""
-             : r->micro < r->n ? ": smaller micro-batches would use them"
-                               : ": a smaller grad_chunk would use them");
+             chunks >= groups    ? ""
+             : r->micro < groups ? ": smaller micro-batches would use them"
+                                 : ": a smaller grad_chunk would use them");
     buf_adds(out, "  needed at least: ");
     for (int l = LAYOUT_WHOLE; l < LAYOUTS; l++) need(r, TEXTS[l].needs, TEXTS[l].name, r->least[l], least, out);
     need(r, "one rank alone ", "one_rank", r->one, least, out);
     buf_adds(out, "\n");
-    return json_pack("{s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "tensor_parallel",
-                     (json_int_t)(r->together > 1 ? r->together : 1), "of_a_host", (json_int_t)r->local, "layout", name,
-                     "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks, "waves", (json_int_t)waves,
-                     "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven, "least", least);
+    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "tensor_parallel",
+                     (json_int_t)(r->together > 1 ? r->together : 1), "context_parallel", (json_int_t)each, "of_a_host",
+                     (json_int_t)r->local, "layout", name, "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks,
+                     "waves", (json_int_t)waves, "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven,
+                     "least", least);
 }

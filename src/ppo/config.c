@@ -327,7 +327,8 @@ static int derive_actor(struct ppo_config *k) {
     k->actor.seed = conf_is_null(k->conf, ARR "actor.data_loader_seed") ? k->trainer.seed : (uint64_t)k->raw.mini_seed;
     TRY(derive_cut(k, &k->raw.update_cut, ARR "actor.ppo_micro_batch_size_per_gpu", ARR "actor.use_dynamic_bsz",
                    &k->actor.update_cut));
-    TRY(train_make_optim(&k->actor.optim, ARR "actor.optim", &k->raw.optim, &k->raw.offload));
+    TRY(train_make_optim(&k->actor.optim, ARR "actor.optim", &k->raw.optim, &k->raw.engine));
+    k->actor.context = k->raw.engine.context > 1 ? k->raw.engine.context : 1;
     k->actor.optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
     k->ref.offload &=
         !k->model.lora.on && (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward); /* else there are no reference weights */
@@ -342,7 +343,8 @@ static int derive_critic_updates(struct ppo_config *k) {
     TRY(derive_cut(k, &values, "critic.forward_micro_batch_size_per_gpu", "critic.use_dynamic_bsz", &v->values_cut));
     TRY(find_agg("critic.loss_agg_mode", k->raw.critic_agg_mode, &v->agg_mode));
     v->seed = conf_is_null(k->conf, "critic.data_loader_seed") ? k->trainer.seed : (uint64_t)k->raw.critic_seed;
-    TRY(train_make_optim(&v->optim, "critic.optim", &k->raw.critic_optim, &k->raw.critic_offload));
+    TRY(train_make_optim(&v->optim, "critic.optim", &k->raw.critic_optim, &k->raw.critic_engine));
+    v->context = k->raw.critic_engine.context > 1 ? k->raw.critic_engine.context : 1;
     v->optim.clip = largest_norm(k->conf, "critic.grad_clip", k->raw.critic_grad_clip, k->raw.critic_optim.clip_grad);
     return 0;
 }

@@ -39,7 +39,7 @@ struct ppo_critic_config {
     struct micro_batch_limits update_cut, values_cut;
     const struct algo_agg_mode *agg_mode;
     double loss_scale_factor, cliprange;
-    int64_t mini_batch_size, epochs, grad_chunk; /* mini-batch in prompts */
+    int64_t mini_batch_size, epochs, grad_chunk, context; /* mini-batch in prompts; context: as the actor's */
     bool shuffle;
     uint64_t seed; /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
@@ -116,7 +116,7 @@ struct ppo_raw_config {
     double clip_ratio, grad_clip, critic_grad_clip, custom_timeout, pf_weight_pow;
     struct ppo_pool_keys rollout_pool, critic_pool, teacher_pool, rm_pool;
     struct train_optim_keys optim, critic_optim;
-    struct train_offload_keys offload, critic_offload;
+    struct train_engine_keys engine, critic_engine;
     struct train_lora_keys lora, critic_lora;
     struct micro_batch_keys update_cut, ref_cut, logp_cut, critic_cut, values_cut; /* values_cut: dynamic is critic_cut's */
     struct algo_corr_spec corr;
@@ -220,6 +220,7 @@ struct ppo_actor_config { /* actor_rollout_ref.actor */
     struct micro_batch_limits update_cut;
     int64_t mini_batch_size, epochs; /* mini-batch in prompts */
     int64_t grad_chunk;              /* micro-batches whose gradients are summed first */
+    int64_t context;                 /* parts of a micro-batch's rows (model/parallel/context_parallel.h); 1: not cut */
     uint64_t seed;                   /* data_loader_seed, else trainer.seed */
     struct optim_config optim;
 };

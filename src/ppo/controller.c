@@ -31,7 +31,11 @@ static void state(const void *ctx, json_t *trainer) {
     if (c->async) json_object_set(trainer, "fully_async", c->async);
     json_object_set_new(trainer, "kl_ctrl", json_real(c->kl_ctrl.value));
     json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)c->k->actor.grad_chunk));
-    if (c->k->critic.enable) json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k->critic.grad_chunk));
+    json_object_set_new(trainer, "context_parallel", json_integer((json_int_t)c->k->actor.context));
+    if (c->k->critic.enable) {
+        json_object_set_new(trainer, "critic_grad_chunk", json_integer((json_int_t)c->k->critic.grad_chunk));
+        json_object_set_new(trainer, "critic_context_parallel", json_integer((json_int_t)c->k->critic.context));
+    }
     json_object_set_new(trainer, "seed", json_integer((json_int_t)c->k->trainer.seed));
 }
 
@@ -42,7 +46,13 @@ static int restore(void *ctx, const json_t *trainer, const char *where) {
     TRY(json_f64(trainer, "kl_ctrl", &kl_coef, where));
     if (strcmp(c->k->algorithm.kl_ctrl_type, "adaptive") == 0) c->kl_ctrl.value = kl_coef; /* a fixed one is that of its key now */
     TRY(resume_compare(trainer, "grad_chunk", "actor_rollout_ref.actor.grad_chunk", c->k->actor.grad_chunk, where));
-    if (c->k->critic.enable) TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k->critic.grad_chunk, where));
+    TRY(resume_compare(trainer, "context_parallel", "actor_rollout_ref.actor.ulysses_sequence_parallel_size", c->k->actor.context,
+                       where));
+    if (c->k->critic.enable) {
+        TRY(resume_compare(trainer, "critic_grad_chunk", "critic.grad_chunk", c->k->critic.grad_chunk, where));
+        TRY(resume_compare(trainer, "critic_context_parallel", "critic.ulysses_sequence_parallel_size", c->k->critic.context,
+                           where));
+    }
     if (c->k->schedule == PPO_FULLY_ASYNC) c->async = json_incref(json_object_get(trainer, "fully_async"));
     if (!carried) return 0;
     TRY(batch_of_json(&c->carried, carried, where));

@@ -37,6 +37,10 @@ static int check_updates(const struct ppo_config *k, const char *section, int64_
                          const struct micro_batch_keys *w) {
     char key[128], what[256];
     const int64_t devices = rank_count_data_parallel(k->conf, &k->trainer.devices, section);
+    const bool critic = w == &k->raw.critic_cut;
+    if ((critic ? k->critic.context : k->actor.context) > 1 && (critic ? k->critic.grad_chunk : k->actor.grad_chunk) > 1)
+        FAIL(ERR_INVAL, "%s.grad_chunk and %s.ulysses_sequence_parallel_size both say how gradients are summed; leave one out",
+             section, section);
     if (w->dynamic) return 0;
     TRY(set_once(section, "ppo_micro_batch_size", w));
     if (k->data.train_batch_size < mini)

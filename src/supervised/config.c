@@ -43,7 +43,11 @@ static int derive_model(struct supervised_config *k, const struct conf *c) {
     TRY(train_make_mtp(&k->model.mtp, "model", c, k->model.lora.on));
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (conf_is_null(c, "trainer.recompute")) k->model.recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
-    return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.offload);
+    k->data.context = k->raw.engine.context > 1 ? k->raw.engine.context : 1;
+    if (k->data.context > 1 && k->data.grad_chunk > 1)
+        FAIL(ERR_INVAL,
+             "data.grad_chunk and engine.ulysses_sequence_parallel_size both say how gradients are summed; leave one out");
+    return train_make_optim(&k->optim, "optim", &k->raw.optim, &k->raw.engine);
 }
 
 int supervised_config_read(struct supervised_config *k, const struct supervised_program *p, const struct conf *c) {

@@ -30,7 +30,7 @@ struct supervised_raw_config {
     bool checkpointing;
     struct micro_batch_keys cut;
     struct train_optim_keys optim;
-    struct train_offload_keys offload;
+    struct train_engine_keys engine;
     struct train_lora_keys lora;
 };
 
@@ -38,7 +38,7 @@ struct supervised_data_config { /* data */
     struct sft_dataset_args train, val;
     struct data_sampler_spec sampler;
     struct micro_batch_limits cut;
-    int64_t train_batch_size, grad_chunk, max_length;
+    int64_t train_batch_size, grad_chunk, max_length, context; /* context: parts of a micro-batch; 1: not cut */
     json_t *chat_kwargs;
 };
 

@@ -108,11 +108,13 @@ static void state(const void *ctx, json_t *trainer) {
     const struct learner *l = ctx;
     json_object_set_new(trainer, "total_tokens", json_integer(l->total_tokens));
     json_object_set_new(trainer, "grad_chunk", json_integer((json_int_t)l->k.data.grad_chunk));
+    json_object_set_new(trainer, "context_parallel", json_integer((json_int_t)l->k.data.context));
 }
 
 static int restore(void *ctx, const json_t *trainer, const char *where) {
     struct learner *l = ctx;
     TRY(resume_compare(trainer, "grad_chunk", "data.grad_chunk", l->k.data.grad_chunk, where));
+    TRY(resume_compare(trainer, "context_parallel", "engine.ulysses_sequence_parallel_size", l->k.data.context, where));
     return json_i64_opt(trainer, "total_tokens", &l->total_tokens, where);
 }
 

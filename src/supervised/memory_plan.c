@@ -8,6 +8,7 @@
 #include "plan/rank_plan.h"
 
 #include "base/err.h"
+#include "base/log.h"
 #include "base/size.h"
 
 #include <stdio.h>
@@ -27,6 +28,7 @@ struct plan {
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
     size_t least;              /* with as little kept as the keys allow */
+    const char *why_parts;     /* why a micro-batch is not cut as the key says; NULL: it is */
     size_t copy;               /* host memory for asynchronous checkpoints; 0: they are synchronous */
 };
 
@@ -51,6 +53,21 @@ static size_t pass_bytes(const struct plan *p, const struct query *q) {
     return dev_working_bytes(q->dev, &p->sizes) + train_pages(trained_model_block_bytes(q->c, q->k->model.act, &p->a));
 }
 
+/* Parts of a micro-batch, and how many ranks share them; one where the model cannot be cut. */
+static int plan_parts(struct plan *p, const struct query *q) {
+    const int64_t asked = q->k->data.context, ranks = q->k->ranks.n;
+    p->why_parts = asked > 1 ? model_context_unable(q->c) : NULL;
+    p->a.parts = p->why_parts ? 1 : asked;
+    if (p->a.parts > 1 && ranks > 1 && ranks < p->a.parts)
+        FAIL(ERR_INVAL,
+             "engine.ulysses_sequence_parallel_size=%lld: there are %lld ranks; set at most %lld, or train on one rank, with the "
+             "same "
+             "result as on %lld",
+             (long long)asked, (long long)ranks, (long long)ranks, (long long)asked);
+    p->a.keep.context = p->a.parts > 1 && ranks > 1 ? (int)p->a.parts : 0;
+    return 0;
+}
+
 static int plan_make(struct plan *p, const struct query *q) {
     const struct supervised_worker_config *const k = q->k;
     const struct micro_batch_limits cut = k->data.cut;
@@ -68,12 +85,18 @@ static int plan_make(struct plan *p, const struct query *q) {
     p->limit = plan_memory_limit(q->dev, k->trainer->memory_limit);
     if (!own) p->limit /= (size_t)k->ranks.n_local;
     TRY(model_bytes(&p->model, q, a->max_rows));
+    TRY(plan_parts(p, q));
+    const int together = a->keep.context;
+    if (together > 1)
+        p->model.exchange += train_pages(model_context_bytes(q->c, k->model.act, together, a->max_rows)) +
+                             train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
-    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, 0);
+    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, together, 0);
     p->pass = pass_bytes(p, q);
     p->least = p->fixed + p->pass;
-    if (own && k->model.recompute == RECOMPUTE_AUTO && p->least < p->limit) {
-        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, p->limit - p->least);
+    if (own && together <= 1 && k->model.recompute == RECOMPUTE_AUTO &&
+        p->least < p->limit) { /* ranks that share rows keep alike */
+        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, 0, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
     const size_t host = plan_host_limit(k->ranks.host_memory) / (size_t)k->ranks.n_local;
@@ -111,6 +134,10 @@ static int refuse(const struct plan *p, const struct query *q) {
     k = *q->k;
     k.optim.host_master = k.optim.host_state = true;
     if (own && !q->k->optim.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
+    k = *q->k;
+    for (k.data.context = 2; q->k->data.context == 1 && k.data.grad_chunk == 1 && k.data.context <= k.ranks.n; k.data.context++)
+        if (fits(q, &k))
+            return memory_refuse(need, "engine.ulysses_sequence_parallel_size=%lld (context parallel)", (long long)k.data.context);
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }
 
@@ -173,6 +200,8 @@ int supervised_memory_plan(struct supervised_worker_config *k, struct dev *dev, 
     out->text =
         xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
                   (double)trained_model_block_bytes(c, k->model.act, a) / 0x1p30, train_keep_text(a->keep, c, kept, sizeof kept));
+    if (p.why_parts)
+        log_note("engine.ulysses_sequence_parallel_size=%lld has no effect: %s", (long long)k->data.context, p.why_parts);
     out->async_save = p.copy > 0;
     out->json = add_rows(&p, &q, NULL);
     dev->planned = p.fixed + p.pass;
@@ -187,6 +216,7 @@ static json_t *ranks_table(const struct plan *p, const struct query *q, struct b
                           .micro =
                               rank_plan_micro_batches(k->data.cut, p->a.max_rows, k->data.max_length, k->data.train_batch_size),
                           .chunk = k->data.grad_chunk,
+                          .context = p->a.keep.context,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
                           .layout = LAYOUT_WHOLE,
@@ -211,6 +241,7 @@ int supervised_memory_plan_print(struct supervised_worker_config *k, struct dev 
     if (k->ranks.n > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->ranks.n);
     buf_adds(b, "\n");
     out->json = add_rows(&p, &q, b);
+    if (p.why_parts) buf_addf(b, "  context parallel: 1, not the %lld asked for: %s\n", (long long)k->data.context, p.why_parts);
     out->fits = plan_check(&p, &q) == 0;
     err_save(&why);
     json_object_set_new(out->json, "fits", json_boolean(out->fits));

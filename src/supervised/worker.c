@@ -185,6 +185,8 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     metrics_set(m, optim_lr(&k->optim, index + 1), "train/lr"); /* the next one's, as verl */
     metrics_set(m, r.flops, "train/mfu");
     metrics_set_i64(m, r.n_tokens, "train/global_tokens");
+    const int together = trained_model_context(base->role[WORKER_POLICY].model);
+    if (together > 1) metrics_set_i64(m, together, "perf/context_parallel");
     return 0;
 }
 

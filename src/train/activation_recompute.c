@@ -7,15 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
-struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows,
+struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows, int context,
                              size_t extra) {
-    switch (how) {
-    case RECOMPUTE_NONE: return MODEL_KEEP_ALL;
-    case RECOMPUTE_MLP: return MODEL_KEEP_ATTENTION;
-    case RECOMPUTE_LAYER: return MODEL_KEEP_LAYER;
-    case RECOMPUTE_AUTO: break;
-    }
-    return model_keep_fit(c, act, max_rows, extra);
+    struct model_keep k = MODEL_KEEP_LAYER;
+    if (how == RECOMPUTE_AUTO) return model_keep_fit(c, act, max_rows, context, extra);
+    if (how == RECOMPUTE_NONE) k = MODEL_KEEP_ALL;
+    if (how == RECOMPUTE_MLP) k = MODEL_KEEP_ATTENTION;
+    k.context = context;
+    return k;
 }
 
 const char *train_keep_text(struct model_keep keep, const struct model_config *c, char *text, size_t size) {

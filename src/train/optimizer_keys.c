@@ -94,7 +94,7 @@ static int read_options(struct optim_config *o, const json_t *more, const char *
 }
 
 int train_make_optim(struct optim_config *o, const char *section, const struct train_optim_keys *k,
-                     const struct train_offload_keys *offload) {
+                     const struct train_engine_keys *engine) {
     char key[128];
     const bool muon = k->kind == OPTIM_MUON;
     *o = (struct optim_config){.kind = k->kind,
@@ -116,8 +116,8 @@ int train_make_optim(struct optim_config *o, const char *section, const struct t
                                .min_lr_ratio = k->min_lr_ratio,
                                .num_cycles = k->num_cycles,
                                .init_lr_ratio = k->init_lr_ratio,
-                               .host_state = offload->state,
-                               .host_master = offload->master || offload->state};
+                               .host_state = engine->state,
+                               .host_master = engine->master || engine->state};
     if (k->min_lr > k->lr || k->init_lr > k->lr)
         FAIL(ERR_INVAL, "%s: the schedule goes from %g over lr=%g to %g; neither end may be above lr", section, k->init_lr, k->lr,
              k->min_lr);

@@ -16,14 +16,16 @@ struct train_optim_keys {
     bool zero_indexed_step;
     const json_t *options; /* override_optimizer_config; NULL: none */
 };
-/* What is offloaded to host memory: with param_offload the fp32 master, with optimizer_offload or offload_policy the optimizer's
- * state and the master, which is a part of it here. The weight buffer is read in every phase and stays on the device. */
-struct train_offload_keys {
+/* What the group of a training engine says. Offload to host memory: with param_offload the fp32 master, with optimizer_offload or
+ * offload_policy the optimizer's state and the master, which is a part of it here. The weight buffer is read in every phase and
+ * stays on the device. context: ranks that share a micro-batch's rows (context parallel). */
+struct train_engine_keys {
     bool master, state;
+    int64_t context;
 };
 /* The optimizer that they describe. ERR_INVAL names the key below section. */
 int train_make_optim(struct optim_config *o, const char *section, const struct train_optim_keys *k,
-                     const struct train_offload_keys *offload);
+                     const struct train_engine_keys *engine);
 /* The schedule's index in a step; first: the step of the first update. */
 static inline int64_t train_lr_index(int64_t step, int64_t first, bool zero_indexed) {
     return step - first + (zero_indexed ? 0 : 1);

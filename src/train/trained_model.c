@@ -28,8 +28,17 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
-    bool collective; /* the weights are sharded */
-    struct routers { /* of a mini-batch */
+    bool collective;       /* the weights are sharded */
+    struct {               /* rows of a micro-batch over ranks (parallel/context_parallel.h) */
+        int parts;         /* 1: not cut */
+        int groups;        /* of ranks that share rows, each of `parts` ranks; 0: none */
+        struct comm *comm; /* this rank's; NULL: it is in none */
+        struct collective *group;
+        struct model_context *ranks;
+        struct model_acts *whole; /* for passes without backward, which one rank does; NULL: acts */
+        struct model_parts cut;   /* of the micro-batch at hand */
+    } context;
+    struct routers {        /* of a mini-batch */
         struct router_losses losses;
         int64_t n, *count;  /* (n): choices by layer and expert; n 0: the model has none */
         int64_t *scored;    /* (n), of Megatron's load-balancing loss: model_router_by_scores; else NULL */
@@ -63,6 +72,13 @@ static size_t mtp_bytes(const struct model_config *c, const struct trained_model
     return a->train && c->mtp ? (size_t)a->max_rows * sizeof(int32_t) : 0;
 }
 
+/* Those of passes without backward share the memory of the others. */
+static size_t acts_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
+    const size_t train = model_acts_bytes(c, act, a->max_rows, keep_of(a));
+    const size_t whole = keep_of(a).context > 1 ? model_acts_bytes(c, act, a->max_rows, MODEL_KEEP_NONE) : 0;
+    return train > whole ? train : whole;
+}
+
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
     struct arena m = {0};
@@ -75,7 +91,7 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     arena_take(&m, mtp_bytes(c, a));
     arena_take(&m, a->grads);
     arena_take(&m, a->chunk);
-    arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
+    arena_take(&m, acts_bytes(c, act, a));
     return m.used;
 }
 
@@ -102,6 +118,22 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
     if (chunks && !t->group) TRY(take_grads(t, chunk, a->chunk, &t->owned_chunk, &t->chunk));
     if (t->group) TRY(all_reduce_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
+}
+
+/* The groups of ranks that share rows: the first ranks, as many as are whole groups. */
+static int open_context(struct trained_model *t, const struct trained_model_args *a, void *acts) {
+    const int n = t->context.parts, ranks = t->group ? collective_size(t->group) : 1;
+    if (n <= 1) return 0;
+    CHECK((keep_of(a).context == n) == (ranks > 1) && t->grad_chunk == 1 && !model_context_unable(&t->model->cfg));
+    if (ranks == 1) return 0;
+    if (ranks < n) FAIL(ERR_INVAL, "context parallel over %d ranks, and there are %d", n, ranks);
+    TRY(model_acts_create(&t->context.whole, t->model, a->max_rows, MODEL_KEEP_NONE, acts));
+    t->context.groups = ranks / n;
+    const int rank = collective_rank(t->group);
+    if (rank >= t->context.groups * n) return 0;
+    TRY(comm_part(&t->context.comm, collective_comm(t->group), rank - rank % n, n));
+    TRY(collective_open(&t->context.group, t->dev, t->context.comm));
+    return model_context_open(&t->context.ranks, t->model, t->context.group, a->max_rows);
 }
 
 /* Weights on their way go through this room. */
@@ -146,6 +178,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->model = m;
     t->no_adapter = a->no_adapter;
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
+    t->context.parts = a->train && a->parts > 1 ? (int)a->parts : 1;
     t->collective = a->stream == MODEL_STREAM_RANKS;
     t->group = a->group && collective_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(&m->cfg, a)};
@@ -162,8 +195,9 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
     t->mtp.d_next = arena_take(&arena, mtp_bytes(&m->cfg, a));
     void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
-    void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
+    void *acts = arena_take(&arena, acts_bytes(&m->cfg, m->act, a));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
+    TRYG(open_context(t, a, acts), fail);
     if (a->train) TRYG(open_training(t, a, grads, chunk), fail);
     micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
@@ -179,6 +213,10 @@ fail:
 
 void trained_model_destroy(struct trained_model *t) {
     if (!t) return;
+    model_context_close(t->context.ranks);
+    collective_close(t->context.group);
+    comm_close(t->context.comm);
+    model_acts_destroy(t->context.whole);
     model_acts_destroy(t->acts);
     optim_destroy(t->optim, t->model);
     all_reduce_destroy(t->ranks);
@@ -214,6 +252,9 @@ struct optim *trained_model_optim(struct trained_model *t) {
 }
 float *trained_model_grads(struct trained_model *t) { return t->grads; }
 
+/* Consecutive ranks that compute a micro-batch together. */
+static int ranks_of_one(const struct trained_model *t) { return t->context.groups ? t->context.parts : 1; }
+
 /* ---- passes ---- */
 
 /* The ranks agree on whether one of them has a pass to do, before each. */
@@ -241,6 +282,7 @@ static int agree(struct trained_model *t, bool more, bool *any) {
     return phase_check_stop();
 }
 
+int trained_model_context(const struct trained_model *t) { return ranks_of_one(t); }
 bool trained_model_collective(const struct trained_model *t) { return t->collective; }
 void trained_model_begin(struct trained_model *t) { model_stream_begin(t->model); }
 
@@ -265,20 +307,25 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
     return &t->list;
 }
 
-/* A micro-batch with a target through model and head: t->out. l: what the head adds to log-probs; completed here. */
-static int forward(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
-                   struct model_batch *b, struct model_logp_args *l) {
-    TRY(micro_batch_fill(&t->pack, seqs, m, b));
+/* Rows and targets of a micro-batch that a pass computes here; targets [lo, hi) of its own. */
+struct range {
+    int64_t lo, hi;
+};
+
+/* The rows of b through model and head: t->out of targets r. l: what the head adds to log-probs; completed here. */
+static int forward(struct trained_model *t, struct model_acts *acts, float temperature, struct range r, struct model_batch *b,
+                   struct model_logp_args *l) {
     b->no_adapter = t->no_adapter;
-    TRY(model_forward(t->model, b, t->acts));
-    if (t->model->cfg.value) return model_value(t->model, t->acts, t->pack.row, m->n_targets, t->out);
-    for (int64_t k = 0; k < m->n_targets; k++) t->inv_temp[k] = 1.0f / temperature;
-    l->n = m->n_targets;
-    l->row = t->pack.row;
-    l->target = t->pack.target;
+    TRY(model_forward(t->model, b, acts));
+    if (t->model->cfg.value) return model_value(t->model, acts, t->pack.row + r.lo, r.hi - r.lo, t->out + r.lo);
+    for (int64_t k = 0; k < r.hi - r.lo; k++) t->inv_temp[k] = 1.0f / temperature;
+    l->n = r.hi - r.lo;
+    l->row = t->pack.row + r.lo;
+    l->target = t->pack.target + r.lo;
     l->inv_temp = t->inv_temp;
-    l->logp = t->out;
-    return model_logp(t->model, t->acts, l);
+    l->logp = t->out + r.lo;
+    if (l->entropy) l->entropy += r.lo;
+    return model_logp(t->model, acts, l);
 }
 
 int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
@@ -296,7 +343,9 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
         TRY(micro_batch_next(&t->pack, seqs, n, lo, cut, &m));
         if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
         t->pack.keep_routes = out.routes && t->pack.routed;
-        const int rc = m.n_targets > 0 ? forward(t, seqs, &m, temperature, &b, &l) : 0;
+        int rc = m.n_targets > 0 ? micro_batch_fill(&t->pack, seqs, &m, &b) : 0;
+        if (m.n_targets > 0 && rc == 0)
+            rc = forward(t, t->context.whole ? t->context.whole : t->acts, temperature, (struct range){0, m.n_targets}, &b, &l);
         t->pack.keep_routes = false;
         TRY(rc);
         if (out.routes) memset(out.routes + rows * words, 0xff, (size_t)(m.n_rows * words) * 4);
@@ -329,7 +378,7 @@ static int micro_loss(struct trained_model *t, const struct mini_batch *s, const
                                  .t0 = m->t0,
                                  .t1 = m->t0 + m->n_targets,
                                  .out = t->out,
-                                 .entropy = l->entropy,
+                                 .entropy = s->entropy ? t->entropy : NULL,
                                  .dout = t->dout,
                                  .dentropy = dentropy,
                                  .record = &t->record};
@@ -351,8 +400,50 @@ static void loss_not_finite(const struct trained_model *t, struct optim_result *
 struct computed {
     struct model_batch b, next; /* next: with the token after each row */
     struct model_logp_args l, mtp;
+    struct range own; /* targets that are computed here */
     bool finite;
 };
+
+/* ---- rows over ranks (parallel/context_parallel.h) ---- */
+
+/* The targets of part i. */
+static struct range part_targets(const struct trained_model *t, const struct pack_micro *m, int i) {
+    const int32_t *const row = t->pack.row;
+    struct range r = {0, 0};
+    while (r.lo < m->n_targets && row[r.lo] < t->context.cut.cut[i]) r.lo++;
+    for (r.hi = r.lo; r.hi < m->n_targets && row[r.hi] < t->context.cut.cut[i + 1];) r.hi++;
+    return r;
+}
+
+/* Cuts the micro-batch in b; where ranks share rows, b and *own are left with this rank's part, and at[parts + 1] says where the
+ * outputs of each begin, in bytes. */
+static int take_part(struct trained_model *t, const struct pack_micro *m, struct model_batch *b, struct range *own, size_t *at) {
+    struct model_parts *const cut = &t->context.cut;
+    *own = (struct range){0, m->n_targets};
+    if (t->context.parts == 1) return 0;
+    model_parts_cut(cut, m->n_rows, t->context.parts);
+    b->parts = cut;
+    if (!t->context.ranks) return 0;
+    const int rank = collective_rank(t->context.group);
+    const int64_t lo = cut->cut[rank], n = cut->cut[rank + 1] - lo;
+    TRY(model_context_begin(t->context.ranks, cut, b->ids));
+    b->context = t->context.ranks;
+    b->n_rows = n;
+    b->ids = tensor_rows(b->ids, lo, n);
+    b->pos = tensor_rows(b->pos, lo, n);
+    b->slots = tensor_rows(b->slots, 0, n);
+    *own = part_targets(t, m, rank);
+    at[0] = 0;
+    for (int i = 0; i < cut->n; i++) at[i + 1] = (size_t)part_targets(t, m, i).hi * sizeof *t->out;
+    for (int64_t k = own->lo; k < own->hi; k++) t->pack.row[k] -= (int32_t)lo;
+    return 0;
+}
+
+/* Outputs of own targets to those of all, on each rank of the group. */
+static int gather_outputs(struct trained_model *t, const struct mini_batch *s, const size_t *at) {
+    TRY(comm_all_gather(t->context.comm, t->out, at));
+    return s->entropy ? comm_all_gather(t->context.comm, t->entropy, at) : 0;
+}
 
 /* ---- routers (router_balance.h) ---- */
 
@@ -487,7 +578,11 @@ static int mtp_forward(struct trained_model *t, const struct mini_batch *s, cons
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
-    TRY(forward(t, s->seqs, m, s->temperature, &c->b, &c->l));
+    size_t at[MODEL_MOST_PARTS + 1];
+    TRY(micro_batch_fill(&t->pack, s->seqs, m, &c->b));
+    TRY(take_part(t, m, &c->b, &c->own, at));
+    TRY(forward(t, t->acts, s->temperature, c->own, &c->b, &c->l));
+    if (t->context.ranks) TRY(gather_outputs(t, s, at));
     const int finite = micro_loss(t, s, m, &c->l);
     TRY(finite);
     c->finite = finite;
@@ -497,9 +592,12 @@ static int forward_loss(struct trained_model *t, const struct mini_batch *s, con
 static int backward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c,
                     const struct model_grad_sink *sink) {
     const struct model_value_backward_args value = {
-        .batch = &c->b, .row = t->pack.row, .n = m->n_targets, .dvalue = t->dout, .sink = sink};
-    struct model_backward_args logp = {
-        .batch = &c->b, .logp = &c->l, .dlogp = t->dout, .dentropy = s->entropy_grad ? t->dentropy : NULL, .sink = sink};
+        .batch = &c->b, .row = t->pack.row + c->own.lo, .n = c->own.hi - c->own.lo, .dvalue = t->dout + c->own.lo, .sink = sink};
+    struct model_backward_args logp = {.batch = &c->b,
+                                       .logp = &c->l,
+                                       .dlogp = t->dout + c->own.lo,
+                                       .dentropy = s->entropy_grad ? t->dentropy + c->own.lo : NULL,
+                                       .sink = sink};
     if (t->mtp.weight > 0) {
         logp.mtp.batch = &c->next;
         logp.mtp.logp = &c->mtp;
@@ -612,7 +710,7 @@ static int report_wave(struct trained_model *t, struct waves *w, const struct pa
     int rc = 0;
     TRYG(gather_wave(t, &all), out);
     for (int64_t i = 0; i < n && !w->bad; i++) {
-        const size_t rank = (size_t)(i / t->grad_chunk);
+        const size_t rank = (size_t)(i / t->grad_chunk) * (size_t)ranks_of_one(t);
         if (i % t->grad_chunk == 0) at = all + rank * (sizeof(struct wave_head) + t->slot) + sizeof(struct wave_head);
         memcpy(&head, at, sizeof head);
         TRYG(report(t, w->s, &list[i], at + sizeof head, head.bytes, w->r), out);
@@ -630,7 +728,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
  * afterwards. */
 static int run_chunk(struct trained_model *t, const struct waves *w, const struct pack_micro *list, int64_t n) {
     const struct mini_batch *const s = w->s;
-    const int64_t longest = least(n, t->grad_chunk), left = n - collective_rank(t->group) * t->grad_chunk,
+    const int64_t longest = least(n, t->grad_chunk), left = n - collective_rank(t->group) / ranks_of_one(t) * t->grad_chunk,
                   own = least(left, longest);
     buf_reset(&t->records);
     for (int64_t i = 0; i < own; i++) {
@@ -652,11 +750,12 @@ static int run_chunk(struct trained_model *t, const struct waves *w, const struc
 
 /* A wave of n micro-batches, a chunk on each of the first ranks. Gathering the records overlaps with backward on the devices. */
 static int wave(struct trained_model *t, struct waves *w, const struct pack_micro *list, int64_t n, bool first) {
-    const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk);
+    const int chunks = (int)((n + t->grad_chunk - 1) / t->grad_chunk), each = ranks_of_one(t);
     int64_t *rows = xcalloc((size_t)collective_size(t->group), sizeof *rows);
     int rc = 0;
-    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) rows[k] = model_embedded_rows(&t->model->cfg, list[k].n_rows);
-    all_reduce_wave(t->ranks, chunks, rows, first);
+    for (int k = 0; k < chunks && t->grad_chunk == 1; k++) /* of those that share a micro-batch the last has its rows */
+        rows[(k + 1) * each - 1] = model_embedded_rows(&t->model->cfg, list[k].n_rows);
+    all_reduce_wave(t->ranks, chunks * each, rows, first);
     TRYG(run_chunk(t, w, list, n), out);
     TRYG(report_wave(t, w, list, n), out);
 out:
@@ -666,7 +765,7 @@ out:
 
 static int all_waves(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n,
                      struct step_result *r) {
-    const int64_t each = t->grad_chunk * collective_size(t->group);
+    const int64_t each = t->context.groups ? t->context.groups : t->grad_chunk * collective_size(t->group);
     struct waves w = {.s = s, .r = r};
     int rc = 0;
     for (int64_t i = 0; i < n && !w.bad && rc == 0; i += each) rc = wave(t, &w, list + i, least(n - i, each), i == 0);

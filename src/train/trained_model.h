@@ -23,8 +23,10 @@ struct trained_model_args {
     struct dev *dev;
     struct model *model;    /* borrowed */
     bool train;             /* gradients and optimizer state; else forward passes only */
-    struct model_keep keep; /* what a training pass keeps; read when train */
-    int64_t max_rows;       /* rows of the largest micro-batch */
+    struct model_keep keep; /* what a training pass keeps, and whether ranks share its rows; read when train */
+    int64_t parts; /* train: of a micro-batch, a summand of the gradient each (parallel/context_parallel.h); 0: 1. keep.context is
+                      the same number, or 0: each rank has all parts, which one rank alone can */
+    int64_t max_rows; /* rows of the largest micro-batch */
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     struct router_losses routers;     /* train: what routers add to the loss */
@@ -60,6 +62,7 @@ void trained_model_begin(struct trained_model *t);
  * end is all ranks'. */
 int trained_model_end(struct trained_model *t);
 bool trained_model_collective(const struct trained_model *t); /* its weights are sharded */
+int trained_model_context(const struct trained_model *t);     /* ranks that share the rows of an update's micro-batch; 1: none */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {
@@ -106,7 +109,7 @@ struct mini_batch {
     void *arg;                      /* of both */
 };
 /* Its gradient is the left fold over chunks of grad_chunk micro-batches with a target, in order, each the left fold over its
- * micro-batches, on any number of ranks. */
+ * micro-batches; with parts that over all parts of all micro-batches with a target, in order; on any number of ranks. */
 struct step_result {
     struct optim_result optim;
     int64_t n_micro, n_rows;   /* micro-batches, tokens forwarded */

@@ -27,7 +27,7 @@ enum fault { FINE, NAN_LOSS, HUGE_LOSS };
 static const struct setup {
     const char *name, *model;
     struct optim_config optim;
-    int64_t chunk;                         /* grad_chunk; 0: 1 */
+    int64_t chunk, parts;                  /* grad_chunk; parts of a micro-batch; 0: 1 */
     bool ref;                              /* by the definition of the ops too, whose compute copy is one flat array */
     bool value, lora, list, mtp, detached; /* mtp: with an MTP layer's loss */
     enum quant_kind quant;
@@ -65,6 +65,11 @@ static const struct setup {
     {.name = "chunks of 2, LoRA", .model = "untied", .ref = true, .optim = {.kind = OPTIM_ADAMW}, .lora = true, .chunk = 2},
     {.name = "chunks of 2, lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .list = true, .chunk = 2},
     {.name = "chunks of 2, a loss of NaN", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 2},
+    {.name = "2 parts, tied", .model = "tied", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .parts = 2},
+    {.name = "2 parts, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .parts = 2},
+    {.name = "2 parts, critic", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .value = true, .parts = 2},
+    {.name = "3 parts, LoRA", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .lora = true, .parts = 3},
+    {.name = "4 parts, more than key heads", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .parts = 4},
     {.name = "chunks of 3, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 3},
 };
 static const struct {
@@ -161,8 +166,10 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
                                           .ranks = size,
                                           .local = size};
     TRY(all_reduce_memory(&x, &args));
+    const bool context = a->keep.context > 1 && collective_rank(a->group) < size / a->keep.context * a->keep.context;
     const size_t taken = a->dev->allocated - before, no_share = share ? 0 : 4,
-                 exchange = x.chunk + x.exchange - collective_bytes(a->dev, size, size),
+                 rows = context ? model_context_bytes(&r->m->cfg, r->m->act, a->keep.context, a->max_rows) : 0,
+                 exchange = x.chunk + x.exchange + rows - collective_bytes(a->dev, size, size),
                  state = o->block_bytes + (dev_has_own_memory(a->dev) ? 0 : o->host_bytes);
     if (taken != no_share + state + exchange || share > x.master || share > x.sums || o->block_bytes > x.moments ||
         o->host_bytes > x.host)
@@ -193,7 +200,8 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
     struct trained_model_args t = {.dev = &r->dev,
                                    .model = r->m,
                                    .train = true,
-                                   .keep = MODEL_KEEP_LAYER,
+                                   .keep = {.train = true, .context = c && comm_size(c) > 1 ? (int)s->parts : 0},
+                                   .parts = s->parts,
                                    .stream = r->sharded ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE,
                                    .max_rows = 4 * MAX_LEN,
                                    .max_seqs = 4,
@@ -474,6 +482,7 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
         struct coordinator_reply replies[MOST_RANKS];
         const bool sharded = i % 2;
         if (sharded && (s->value || s->lora || workers_size(c) < 2)) continue;
+        if (workers_size(c) > 1 && workers_size(c) < s->parts) continue;            /* refused */
         if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */
         call(c, m, setup, device, sharded, replies);
         same(s, device, sharded, workers_size(c), &want, replies);
@@ -496,17 +505,19 @@ static void inv11_any_number_of_ranks(void **state) {
     models_close(&m);
 }
 
-/* Chunks decide the order of sums: those of several micro-batches give other bits, one of all those of none. */
-static void chunks_decide_bits(void **state) {
+/* Chunks and parts decide the order of sums: chunks of several micro-batches give other bits, one of all those of none; parts
+ * give others. */
+static void chunks_and_parts_decide_bits(void **state) {
     (void)state;
-    const int64_t chunks[] = {1, 2, 3, 1 << 24};
-    struct result r[4] = {0};
+    const int64_t chunks[] = {1, 2, 3, 1 << 24, 1, 1}, parts[] = {1, 1, 1, 1, 2, 3};
+    struct result r[6] = {0};
     struct models m;
     models_open(&m);
     for (size_t d = 0; d < TESTED; d++) {
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 6; i++) {
             struct setup s = SETUPS[0];
             s.chunk = chunks[i];
+            s.parts = parts[i];
             OK(run_setup(&s, m.dirs[0], d, false, NULL, &r[i]));
             assert_int_equal(r[i].own_bytes[0], r[0].own_bytes[0]);
         }
@@ -514,7 +525,10 @@ static void chunks_decide_bits(void **state) {
         assert_memory_not_equal(r[1].own[0], r[0].own[0], r[0].own_bytes[0]);
         assert_memory_not_equal(r[2].own[0], r[0].own[0], r[0].own_bytes[0]);
         assert_memory_not_equal(r[2].own[0], r[1].own[0], r[0].own_bytes[0]);
-        for (int i = 0; i < 4; i++) result_free(&r[i]);
+        assert_memory_not_equal(r[4].own[0], r[0].own[0], r[0].own_bytes[0]);
+        assert_memory_not_equal(r[5].own[0], r[0].own[0], r[0].own_bytes[0]);
+        assert_memory_not_equal(r[5].own[0], r[4].own[0], r[0].own_bytes[0]);
+        for (int i = 0; i < 6; i++) result_free(&r[i]);
         memset(r, 0, sizeof r);
     }
     models_close(&m);
@@ -581,7 +595,7 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inv11_any_number_of_ranks),
-        cmocka_unit_test(chunks_decide_bits),
+        cmocka_unit_test(chunks_and_parts_decide_bits),
         cmocka_unit_test(a_stop_is_everywhere_the_same),
     };
     return cmocka_run_group_tests_name("updates of ranks", tests, NULL, NULL);

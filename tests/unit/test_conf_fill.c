@@ -28,7 +28,7 @@ static void message_has(const char *texts) {
 }
 
 struct sample {
-    int64_t batch, response, threads, seed;
+    int64_t batch, response, threads, seed, most;
     int small;
     double lr, entropy;
     float top_p;
@@ -58,6 +58,9 @@ static void test_fill(void **state) {
         {.key = "data.shuffle", OR(either)},
         {.key = "trainer.val_only", OR(either)},
         {.key = "trainer.val_only", OR(gate)},
+        {.key = "data.max_response_length", MOST(most)},
+        {.key = "trainer.save_freq", MOST(most)},
+        {.key = "data.seed", MOST(most)},
         {.key = "trainer.experiment_name", AT(name)},
         {.key = "trainer.resume_from_path", AT(resume)},
         {.key = "trainer.logger", STRS(loggers, n_loggers)},
@@ -84,7 +87,7 @@ static void test_fill(void **state) {
     assert_int_equal(s.batch, 16);
     assert_int_equal(s.response, 1024);                          /* interpolated */
     assert_true(s.lr == 1e-6 && s.entropy == 0 && s.top_p == 1); /* an integer is a number */
-    assert_true(s.filter && s.either && !s.gate);
+    assert_true(s.filter && s.either && !s.gate && s.most == 1024);
     assert_true(s.threads == 3 && s.seed == 8); /* null, and no such key here, leave the member */
     assert_string_equal(s.resume, "kept");
     assert_string_equal(s.name, "run");

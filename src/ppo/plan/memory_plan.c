@@ -128,6 +128,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_co
     const struct trained_model_args a = {.dev = dev,
                                          .train = true,
                                          .keep = keep,
+                                         .parts = p->parts,
                                          .max_rows = p->max_rows_update,
                                          .max_seqs = p->max_seqs_update,
                                          .list = memory_plan_distill_list(k->distill),
@@ -142,6 +143,7 @@ static size_t critic_bytes(const struct memory_plan *p, const struct ppo_worker_
                            struct model_keep keep) {
     const struct trained_model_args a = {.train = true,
                                          .keep = keep,
+                                         .parts = p->critic_parts,
                                          .max_rows = p->max_rows_critic,
                                          .max_seqs = p->max_seqs_critic,
                                          .grads = p->critic_grads,
@@ -255,6 +257,32 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     return 0;
 }
 
+/* Bytes of a group of ranks that share rows; keep: of the update. */
+static size_t context_bytes(const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
+                            struct model_keep keep, int64_t max_rows) {
+    if (keep.context <= 1) return 0;
+    return train_pages(model_context_bytes(m, k->model.act, keep.context, max_rows)) +
+           train_pages(collective_bytes(dev, keep.context, (int)k->ranks.all.n_local));
+}
+
+/* Parts of a micro-batch, and how many ranks share them; one where model or run cannot be cut. */
+static int plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, bool critic) {
+    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], asked = critic ? k->critic.context : k->actor.context;
+    const char *const key = critic ? "critic.ulysses_sequence_parallel_size"
+                                   : "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+                      *unable = model_context_unable(m);
+    if (!unable && !critic && memory_plan_distill_list(k->distill) > 0) unable = "the update reads a teacher's lists";
+    if (unable && asked > 1) snprintf(p->why_parts, sizeof p->why_parts, "not the %lld of %s: %s", (long long)asked, key, unable);
+    const int64_t parts = unable ? 1 : asked;
+    if (parts > 1 && ranks > 1 && ranks < parts)
+        FAIL(ERR_INVAL,
+             "%s=%lld: the update has %lld ranks; set at most %lld, or train on one rank, with the same result as on %lld", key,
+             (long long)parts, (long long)ranks, (long long)ranks, (long long)parts);
+    *(critic ? &p->critic_parts : &p->parts) = parts;
+    (critic ? &p->critic_keep : &p->keep)->context = parts > 1 && ranks > 1 ? (int)parts : 0;
+    return 0;
+}
+
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
 static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
@@ -276,13 +304,14 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
                                               .optim = &c->optim,
                                               .max_rows = p->max_rows_critic,
                                               .grad_chunk = c->grad_chunk}));
-    p->critic = model_memory_kept_bytes(&own);
+    TRY(plan_parts(p, k, v, true));
+    p->critic = model_memory_kept_bytes(&own) + context_bytes(k, v, dev, p->critic_keep, p->max_rows_critic);
     p->critic_grads = own.grads;
     p->critic_chunk = own.chunk;
     p->n_train_critic = own.n_train;
     p->offload += own.host;
     p->copy += own.copy;
-    p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, 0);
+    p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, p->critic_keep.context, 0);
     p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     return 0;
 }
@@ -426,12 +455,13 @@ static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, 
                       struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
+    const int shared = p->critic_keep.context;
     if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
-        p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, room - p->update);
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, p->keep.context, room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
-        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, room - p->critic_pass);
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, shared, room - p->critic_pass);
         p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     }
 }
@@ -456,7 +486,9 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
                          struct dev *dev) {
     const struct model_config *m = &s->policy;
     if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
-    p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, 0);
+    TRY(plan_parts(p, k, m, false));
+    p->policy.exchange += context_bytes(k, m, dev, p->keep, p->max_rows_update);
+    p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep.context, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
@@ -594,6 +626,7 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .local = k->ranks.all.n_local,
                           .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),
                           .chunk = k->actor.grad_chunk,
+                          .context = p->keep.context > 1 ? p->keep.context : 1,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .layout = p->layout,

@@ -7,7 +7,9 @@
 /* Why the update recomputes what it does. */
 static void recompute_line(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m,
                            struct dev *dev, struct buf *b) {
-    const size_t all = plan_update_bytes(p, k, m, dev, MODEL_KEEP_ALL);
+    struct model_keep whole = MODEL_KEEP_ALL;
+    whole.context = p->keep.context;
+    const size_t all = plan_update_bytes(p, k, m, dev, whole);
     const bool partly = p->update<all, on_host = p->host> 0;
     if (k->model.recompute != RECOMPUTE_AUTO)
         buf_addf(b, "  recompute: as %s says\n",
@@ -129,6 +131,10 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
     } else if (trains && *p->why) {
         buf_addf(text, "  %s\n", p->why);
     }
+    if (*p->why_parts) buf_addf(text, "  context parallel: 1, %s\n", p->why_parts);
+    else if (p->parts > 1 && p->keep.context <= 1)
+        buf_addf(text, "  context parallel: 1, there is one rank; gradients are summed in %lld parts, as on %lld ranks\n",
+                 (long long)p->parts, (long long)p->parts);
     if (!several && k->rollout.tensor_parallel > 1 && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
     return b->json;
 }

@@ -168,6 +168,13 @@ static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k
                 return memory_refuse(need, "reward.reward_model.rollout.max_num_seqs=%lld", (long long)c.rm.judge.max_seqs);
         c = *k;
     }
+    for (c.actor.context = c.critic.context = 2;
+         k->actor.context == 1 && c.actor.context <= k->ranks.pools.n[PPO_TRAIN] && k->actor.grad_chunk == 1 && !c.critic.enable;
+         c.actor.context++)
+        if (fits(&c, s, dev))
+            return memory_refuse(need, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=%lld (context parallel)",
+                                 (long long)c.actor.context);
+    c = *k;
     const char *recompute = let_recompute(&c); /* stays so in all that follows */
     if (recompute && fits(&c, s, dev)) return memory_refuse(need, "%s", recompute);
     const char *with = recompute ? " with " : "";

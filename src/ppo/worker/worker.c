@@ -21,19 +21,34 @@
  * blocks. */
 struct agreed {
     int64_t layout, tensor_parallel, n_kv_blocks;
+    int64_t keep, critic_keep; /* what updates keep whose rows ranks share: the least */
 };
+
+/* A larger number keeps more. */
+static int64_t kept(struct model_keep k) {
+    const int64_t most = 1 << 30;
+    return (k.all < most ? k.all : most - 1) * most + (k.attention < most ? k.attention : most - 1);
+}
+static void keep_less(struct model_keep *k, int64_t n) {
+    if (k->context <= 1 || kept(*k) <= n) return;
+    k->all = n >> 30;
+    k->attention = n & ((1 << 30) - 1);
+}
 
 static int gather_agreed(struct comm *c, const struct memory_plan *p, struct agreed *out) {
     const int size = comm_size(c);
     struct agreed *all = xcalloc((size_t)size, sizeof *all);
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    *out = all[comm_rank(c)] = (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks};
+    *out = all[comm_rank(c)] =
+        (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks, kept(p->keep), kept(p->critic_keep)};
     const int rc = comm_all_gather(c, all, at);
     for (int r = 0; r < size && rc == 0; r++) {
         if (all[r].layout > out->layout) out->layout = all[r].layout;
         if (all[r].tensor_parallel > out->tensor_parallel) out->tensor_parallel = all[r].tensor_parallel;
         if (all[r].n_kv_blocks < out->n_kv_blocks) out->n_kv_blocks = all[r].n_kv_blocks;
+        if (all[r].keep < out->keep) out->keep = all[r].keep;
+        if (all[r].critic_keep < out->critic_keep) out->critic_keep = all[r].critic_keep;
     }
     free(all);
     free(at);
@@ -52,9 +67,11 @@ static int agree(struct ppo_worker *w, const struct memory_plan_shapes *shapes) 
         TRY(memory_plan_make(p, &k, shapes, &w->base.dev));
         snprintf(p->why, sizeof p->why, "another rank has room for no other");
     }
-    if (a.tensor_parallel == 1) return 0;
-    TRY(gather_agreed(w->base.comm, p, &a)); /* blocks of the plan as it is now */
-    p->n_kv_blocks = a.n_kv_blocks;
+    if (a.tensor_parallel == 1 && p->keep.context <= 1 && p->critic_keep.context <= 1) return 0;
+    TRY(gather_agreed(w->base.comm, p, &a)); /* of the plan as it is now */
+    if (a.tensor_parallel > 1) p->n_kv_blocks = a.n_kv_blocks;
+    keep_less(&p->keep, a.keep);
+    keep_less(&p->critic_keep, a.critic_keep);
     return 0;
 }
 
@@ -165,6 +182,7 @@ static int open_critic(struct ppo_worker *w) {
                                          .max_rows = l->max_rows_critic,
                                          .max_seqs = l->max_seqs_critic,
                                          .grad_chunk = k->grad_chunk,
+                                         .parts = l->critic_parts,
                                          .grads = l->critic_grads,
                                          .chunk = l->critic_chunk};
     return open_role(w, VERLC_CRITIC, a);
@@ -256,6 +274,7 @@ static int open_training(struct ppo_worker *w) {
                                               .max_rows = l->max_rows_update,
                                               .max_seqs = l->max_seqs_update,
                                               .grad_chunk = k->actor.grad_chunk,
+                                              .parts = l->parts,
                                               .grads = l->policy.grads,
                                               .chunk = l->policy.chunk};
     TRY(open_role(w, VERLC_ACTOR, policy));

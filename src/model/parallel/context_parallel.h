@@ -1,0 +1,42 @@
+/* context_parallel.h - the rows of a micro-batch over the ranks of a group, while it is trained on.
+ *
+ * Sequence parallelism by heads (Jacobs et al. 2023, DeepSpeed Ulysses): a rank has consecutive rows of the micro-batch for all
+ * that works row by row, and its key heads, with their queries, of all rows for attention. Between both, rows travel. Each output
+ * is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is cut into as many parts as the
+ * configuration says, each part's gradient is one summand of the fold of gradients (train/gradient_all_reduce.h), and a rank that
+ * has all parts adds them one after the other. Layers with a state over rows, experts, MTP layers, sinks and gates of attention are
+ * not split. Knows no losses.
+ * Invariant: numbers depend on the parts, never on how many ranks have them. */
+#ifndef VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
+#define VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
+
+#include "device/collective/collective.h"
+#include "model/parameters.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MODEL_MOST_PARTS = 64 };
+/* Part i of a micro-batch has its rows [cut[i], cut[i + 1]). */
+struct model_parts {
+    int n;
+    int64_t cut[MODEL_MOST_PARTS + 1];
+};
+void model_parts_cut(struct model_parts *p, int64_t rows, int n);
+int64_t model_parts_most(int64_t rows, int n); /* rows of the longest part */
+
+/* Why micro-batches of a model of this shape are not cut, for people; NULL: they are. */
+const char *model_context_unable(const struct model_config *c);
+
+struct model_context;
+/* The largest number of query and of key heads of a rank of `size`. */
+void model_context_heads(const struct model_config *c, int size, int64_t *q, int64_t *kv);
+/* Device bytes of a rank, for micro-batches of so many rows. */
+size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows);
+/* Collective over g, whose rank r has part r; m and g are borrowed. */
+int model_context_open(struct model_context **out, const struct model *m, struct collective *g, int64_t max_rows);
+void model_context_close(struct model_context *x); /* NULL ok; not while a rank may still read from this one */
+/* Before the passes of a micro-batch that is cut like this. ids: (rows) i32, those of all its rows, on the device. */
+int model_context_begin(struct model_context *x, const struct model_parts *parts, struct tensor ids);
+
+#endif

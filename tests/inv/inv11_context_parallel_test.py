@@ -1,0 +1,76 @@
+"""Invariant 11, with ranks that share the rows of a micro-batch in updates (context parallel): GRPO and PPO give the tokens,
+weights and files of one rank with the same keys, in every layout, with an adapter and a critic; so does a run that goes on with
+another number of ranks. What cannot be cut is said. Small runs on CPU ranks."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import first_difference
+from verlc_test import Scratch, Tests, run, series
+
+STEPS = 2
+A = "actor_rollout_ref."
+PARTS = A + "actor.ulysses_sequence_parallel_size"
+GEMMA = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 96, "intermediate_size": 120,
+         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
+         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 8, "sliding_window_pattern": 2,
+         "rope_local_base_freq": 10000.0}
+OLMO = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 64, "intermediate_size": 120,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def family(s, name, keys):
+    """The scratch's model as one of another family."""
+    config = json.loads((s.dir / "model/config.json").read_text()) | keys
+    (s.dir / f"{name}.json").write_text(json.dumps(config))
+    run("model", "init", "--arch", s.dir / f"{name}.json", "--out", s.dir / name, "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return s.dir / name
+
+
+def main():
+    test = Tests()
+    with Scratch() as s:
+        def line(d, n, parts, **keys):
+            keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu", "trainer.ranks": n,
+                    PARTS: parts, **keys}
+            return s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()})
+
+        def go(name, *args, **keys):
+            p = run(*line(*args, **keys), check=False)
+            test(name, p.returncode == 0, p.stderr[-1500:])
+            return p.stdout + p.stderr
+
+        sharded = {"trainer.layout": "sharded"}
+        bf16 = {A + "model.path": family(s, "gemma", GEMMA), A + "actor.fsdp_config.dtype": "bfloat16",
+                A + "actor.optim.optimizer": "Muon", A + "actor.use_kl_loss": False, A + "actor.ppo_micro_batch_size_per_gpu": 1}
+        critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "algorithm.use_kl_in_reward": True,
+                  "critic.ulysses_sequence_parallel_size": 3}
+        olmo = {A + "model.path": family(s, "olmo", OLMO), A + "actor.fsdp_config.dtype": "bfloat16"}
+        lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
+        cases = {"a reference": (2, {}, ((2, {}), (3, sharded))), "bf16": (3, bf16, ((3, sharded), (4, {}))),
+                 "norms of rows": (2, olmo, ((2, {}),)), "an adapter": (2, lora, ((2, {}),)), "a critic": (2, critic, ())}
+        for name, (parts, keys, others) in cases.items():
+            one = s.dir / name.replace(" ", "_")
+            go(f"{name}: one rank", one, 1, parts, **keys)
+            for n, more in others:
+                d = pathlib.Path(f"{one}_{n}")
+                said = go(f"{name}: {n} ranks", d, n, parts, **keys, **more)
+                shown = f"context parallel: {parts} ranks compute" in said
+                why = first_difference(one, d, STEPS) or ("" if shown else said[-1500:])
+                test(f"{name}: {parts} of {n} ranks together as one", not why, why)
+                test(f"{name}: the metric says {parts}", set(series(d, "perf/context_parallel")) == {parts})
+        d = s.dir / "turns"
+        for step, n in enumerate((4, 3), 1):
+            go(f"step {step}: {n} ranks", d, n, 2, **critic, **{"trainer.total_training_steps": step, "trainer.save_freq": 1})
+        why = first_difference(s.dir / "a_critic", d, STEPS)
+        test("another number of ranks in each step: as one rank", not why, why)
+        p = run(*line(s.dir / "few", 2, 3), check=False)
+        test("more parts than ranks are refused", p.returncode == 2 and f"{PARTS}=3: the update has 2 ranks" in p.stderr, p.stderr)
+        whole = go("without the key", s.dir / "whole", 1, 1)
+        test("the key decides the order of sums", first_difference(s.dir / "whole", s.dir / "a_reference", STEPS), whole[-500:])
+    test.end()
+
+
+main()
