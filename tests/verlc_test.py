@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 VERLC = os.path.abspath(os.environ.get("VERLC", "build/release/verlc"))
 ENV = {**os.environ, "VERLC_THREADS": os.environ.get("VERLC_THREADS", "1")}
@@ -105,6 +106,42 @@ def start(args, env=None, **kw):
     """Under way."""
     return subprocess.Popen([VERLC, *map(str, on_gpus(args))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                             env={**ENV, **(env or {})}, **kw)
+
+
+def waited(what, seconds=120):
+    """Whether it came true; no deadline of the program, so one that a busy machine keeps."""
+    until = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > until:
+            return bool(what())
+        time.sleep(0.005)
+    return True
+
+
+def patience(seconds):
+    """A limit of the program, for a machine with nothing else to do; longer where more processes run than there are cores."""
+    running = float(pathlib.Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    return seconds * max(1, running / os.cpu_count(), os.getloadavg()[0] / os.cpu_count())
+
+
+def met(attempt, tries=30):
+    """attempt(i), until it gives something else than None: a moment of a run that came too late is tried again. What never
+    comes because of a bug is None at last."""
+    return next((got for got in map(attempt, range(tries)) if got is not None), None)
+
+
+def is_pending(p, sig):
+    """Two that come together are one."""
+    try:
+        masks = re.findall(r"^S(?:ig|hd)Pnd:\t(\w+)$", pathlib.Path(f"/proc/{p.pid}/status").read_text(), re.M)
+    except OSError:
+        return False
+    return any(int(m, 16) >> (sig - 1) & 1 for m in masks)
+
+
+def had_ended(p, err, sig=signal.SIGTERM):
+    """A run that was asked to stop when it had come to its end: it says so, or the signal met the default action."""
+    return p.returncode == 0 or p.returncode == -sig and "\ndone: " in err
 
 
 def has_gpu(model):
@@ -243,5 +280,5 @@ def sft_refusals(s, test, model, device, tokens):
     test("an adapter fits", p.returncode == 0, p.stderr[-600:])
 
 
-__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "has_gpu", "reward_dir", "run", "save_tensors", "series", "sft_refusals", "start",
-           "state", "signal", "tensors", "json", "VERLC"]
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "had_ended", "has_gpu", "is_pending", "met", "patience", "reward_dir", "run",
+           "save_tensors", "series", "sft_refusals", "start", "state", "signal", "tensors", "waited", "json", "VERLC"]

@@ -15,8 +15,9 @@ import termios
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, run, state  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, run, state, waited  # noqa: E402
 
+DEADLINE = 4  # of runs that are stopped for three times as long, beside the other checks
 MARK = f"86000.{os.getpid()}"  # the argument of every sleep that a reward function starts
 
 REWARD = f'''
@@ -62,10 +63,9 @@ def strays():
     return found
 
 
-def left_after(seconds):
-    until = time.monotonic() + seconds
-    while strays() and time.monotonic() < until:
-        time.sleep(0.02)
+def left():
+    """What goes on though the run has ended: it was killed with it, and the kernel takes its time on a busy machine."""
+    waited(lambda: not strays(), 20)
     return strays()
 
 
@@ -76,22 +76,12 @@ def no_core():
 def begin(s, name, body, **keys):
     """A run whose reward function has started its children."""
     reward, calls = s.dir / f"{name}.py", s.dir / f"{name}.calls"
-    reward.write_text(REWARD.replace("CALLS", repr(str(calls))).replace("WAIT", body))
+    reward.write_text(REWARD.replace("WAIT", body).replace("CALLS", repr(str(calls))))
     keys = {"reward.custom_reward_function.path": reward, "reward.num_workers": 1, "trainer.save_freq": -1, **keys}
     p = subprocess.Popen([VERLC, *map(str, s.ppo(name, **keys))], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                          env=ENV, preexec_fn=no_core)
-    while p.poll() is None and not calls.exists():
-        time.sleep(0.01)
+    waited(lambda: p.poll() is not None or calls.exists())
     return p
-
-
-def is_pending(p, sig):
-    """Two that come together are one."""
-    try:
-        masks = re.findall(r"^S(?:ig|hd)Pnd:\t(\w+)$", pathlib.Path(f"/proc/{p.pid}/status").read_text(), re.M)
-    except OSError:
-        return False
-    return any(int(m, 16) >> (sig - 1) & 1 for m in masks)
 
 
 def check_nothing_left(s, test):
@@ -99,9 +89,9 @@ def check_nothing_left(s, test):
         "SIGKILL": ([signal.SIGKILL], -signal.SIGKILL, "time.sleep(60)", {}),
         "SIGQUIT": ([signal.SIGQUIT], -signal.SIGQUIT, "time.sleep(60)", {}),
         "SIGSEGV": ([signal.SIGSEGV], -signal.SIGSEGV, "time.sleep(60)", {}),
-        "SIGHUP": ([signal.SIGHUP], 129, "time.sleep(60)", {}),
+        "SIGHUP": ([signal.SIGHUP], 129, "time.sleep(60)", {"reward.trial_call": False}),
         "SIGINT twice": ([signal.SIGINT, signal.SIGINT], -signal.SIGINT, "time.sleep(60)", {}),
-        "the watchdog": ([], 6, "time.sleep(60)", {"trainer.deadline": 3}),
+        "the watchdog": ([], 6, "time.sleep(60)", {"trainer.deadline": 5}),
         "the end of the run": ([], 0, "", {"trainer.total_training_steps": 1}),
     }
     for name, (signals, status, body, keys) in ends.items():
@@ -111,23 +101,25 @@ def check_nothing_left(s, test):
             test(f"{name}: a reward function has four children", len(there) == 4, str(there))
         for sig in signals:
             p.send_signal(sig)
-            while p.poll() is None and is_pending(p, sig):
-                time.sleep(0.001)
-        _, err = p.communicate(timeout=60)
-        left = left_after(2)
-        test(f"{name}: exit {status}, nothing is left behind", p.returncode == status and not left,
-             f"exit {p.returncode}, left {left}, {err[-300:]}")
-        for pid in left:
+            waited(lambda: p.poll() is not None or not is_pending(p, sig))  # noqa: B023
+        _, err = p.communicate(timeout=300)
+        there = left()
+        test(f"{name}: exit {status}, nothing is left behind", p.returncode == status and not there,
+             f"exit {p.returncode}, left {there}, {err[-300:]}")
+        for pid in there:
             os.kill(pid, signal.SIGKILL)
 
 
 def check_timeout(s, test):
-    """A call that does not end: its helper's children go with it, the run goes on."""
-    p = begin(s, "slow_call", "time.sleep(60)", **{"reward.timeout": 0.3, "trainer.total_training_steps": 1})
+    """A call that does not end: its helper's children go with it, the run goes on, and calls of the next helper end."""
+    p = begin(s, "slow_call", "if open(CALLS).read() == '.': time.sleep(1000)", **{
+        "reward.timeout": 3, "trainer.total_training_steps": 1, "reward.trial_call": False})
     first = set(strays())
-    _, err = p.communicate(timeout=60)
-    test("a call that is killed for its time takes its children along", len(first) == 4 and "timeout" in err and not left_after(2),
-         f"{first} {strays()} {err[-300:]}")
+    waited(lambda: p.poll() is not None or (s.dir / "slow_call.calls").stat().st_size > 1)
+    second = set(strays())
+    _, err = p.communicate(timeout=300)
+    test("a call that is killed for its time takes its children along", len(first) == 4 and not first & second and
+         "timeout" in err and not left(), f"{first} {second} {strays()} {err[-300:]}")
 
 
 def check_memory_order(s, test):
@@ -141,29 +133,33 @@ def check_memory_order(s, test):
     test("pkill -f verlc would leave the reapers", len(reapers) >= 2 and not any("verlc" in x for x in names), str(names))
     p.kill()
     p.communicate()
-    left_after(2)
+    left()
 
 
-def check_stopped(s, test):
-    """SIGSTOP for three times the deadline, in the scorer's call of a rollout."""
+def stop(s):
+    """SIGSTOP to two runs in a scorer's call of their rollout: (process, all of its processes) by name."""
     runs = {}
     for name, decorator in (("def", ""), ("async", "async ")):
         body = "import asyncio\n    await asyncio.sleep(0.4)" if decorator else "time.sleep(0.4)"
         reward = s.dir / f"stop_{name}.py"
         reward.write_text(f"import time\n{decorator}def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
                           f"    open({str(s.dir / name)!r}, 'a').write('.')\n    {body}\n    return 1.0\n")
-        keys = {"reward.custom_reward_function.path": reward, "reward.num_workers": 1, "reward.timeout": 2, "trainer.deadline": 2,
-                "trainer.total_training_steps": 2, "reward.on_error": "stop"}
+        keys = {"reward.custom_reward_function.path": reward, "reward.num_workers": 1, "reward.timeout": DEADLINE,
+                "trainer.deadline": DEADLINE, "trainer.total_training_steps": 2, "reward.on_error": "stop"}
         p = subprocess.Popen([VERLC, *map(str, s.ppo(f"stopped_{name}", **keys))], stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE, text=True, env=ENV)
-        while p.poll() is None and (not (s.dir / name).exists() or (s.dir / name).stat().st_size < 3):
-            time.sleep(0.01)
+        calls = s.dir / name
+        waited(lambda: p.poll() is not None or calls.exists() and calls.stat().st_size >= 3)  # noqa: B023
         runs[name] = p, [pid for pid in (p.pid, *helpers(p.pid)) if reached(pid, signal.SIGSTOP)]
-    time.sleep(6)
+    return runs
+
+
+def check_stopped(runs, since, test):
+    time.sleep(max(0, since + 3 * DEADLINE - time.monotonic()))
     for name, (p, whole) in runs.items():
         for pid in whole:
             os.kill(pid, signal.SIGCONT)
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=300)
         test(f"{name}: stopped for three times every deadline, the run goes on to its end",
              p.returncode == 0 and "timeout" not in err and len(whole) > 1, f"exit {p.returncode}: {err[-400:]}")
 
@@ -184,27 +180,34 @@ def helpers(pid):
 
 
 def check_hangup(s, test):
-    slow, calls = s.dir / "slow.py", s.dir / "slow.calls"
-    slow.write_text("import time\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-                    f"    open({str(calls)!r}, 'a').write('.')\n    time.sleep(0.02)\n    return float(len(solution_str) % 2)\n")
-    keys = {"reward.custom_reward_function.path": slow, "reward.num_workers": 1, "trainer.save_freq": 6}
+    """Calls from the 20th on, in the third step, wait for the hangup."""
+    slow, calls, go = s.dir / "slow.py", s.dir / "slow.calls", s.dir / "slow.go"
+    slow.write_text("import os, time\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                    f"    open({str(calls)!r}, 'a').write('.')\n"
+                    f"    while os.path.getsize({str(calls)!r}) >= 20 and not os.path.exists({str(go)!r}):\n"
+                    "        time.sleep(0.01)\n"
+                    "    return float(len(solution_str) % 2)\n")
+    go.touch()
+    keys = {"reward.custom_reward_function.path": slow, "reward.num_workers": 1, "trainer.save_freq": 6,
+            "reward.trial_call": False}
     run(*s.ppo("whole", **keys))
     want = state(s.dir / "whole", 6)
 
     def until(n):
-        while p.poll() is None and (not calls.exists() or calls.stat().st_size < n):
-            time.sleep(0.01)
+        waited(lambda: p.poll() is not None or calls.exists() and calls.stat().st_size >= n)
 
+    go.unlink()
     calls.unlink()
     here, there = pty.openpty()
     p = subprocess.Popen([VERLC, *map(str, s.ppo("hangup", **keys))], stdin=there, stdout=there, stderr=there, env=ENV,
                          start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
     os.close(there)
     os.set_blocking(here, False)
-    until(20)  # in the third step
+    until(20)
     os.close(here)  # the terminal goes: SIGHUP, and no more writing
     p.send_signal(signal.SIGHUP)  # a second one, from the shell
-    p.wait(60)
+    p.wait(300)
+    go.touch()
     saved = [f.name for f in (s.dir / "hangup").glob("global_step_*")]
     test("a closed terminal: exit 129, the last whole step is saved", p.returncode == 129 and saved == ["global_step_2"],
          f"{p.returncode} {saved}")
@@ -216,7 +219,7 @@ def check_hangup(s, test):
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
     until(12)
     p.send_signal(signal.SIGHUP)
-    p.wait(60)
+    p.wait(300)
     test("nohup: SIGHUP is ignored", p.returncode == 0 and state(s.dir / "nohup", 6) == want, str(p.returncode))
 
 
@@ -236,12 +239,13 @@ def check_closed(s, test):
 def main():
     test = Tests()
     with Scratch(small=True) as s:
+        runs, since = stop(s), time.monotonic()
         check_nothing_left(s, test)
         check_timeout(s, test)
         check_memory_order(s, test)
-        check_stopped(s, test)
         check_hangup(s, test)
         check_closed(s, test)
+        check_stopped(runs, since, test)
     test.end()
 
 

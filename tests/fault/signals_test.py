@@ -15,7 +15,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, run, state  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, met, patience, run, state, waited  # noqa: E402
 
 STEPS = 6
 
@@ -41,68 +41,81 @@ def interrupted(args, sig, when):
 
 
 def check_moments(s, test):
-    """Signals spread over the whole length of a run, so that each phase gets some."""
+    """Signals spread over a whole run, so that each phase gets some: some time, up to that of a step, after each of its lines."""
     keys = {"trainer.save_freq": -1, "trainer.test_freq": 2, "trainer.val_before_train": True}
     began = time.time()
     run(*s.ppo("unbroken", **{**keys, "trainer.save_freq": STEPS}))
-    whole = time.time() - began
+    of_step = (time.time() - began) / STEPS
     want = state(s.dir / "unbroken", STEPS)
     names = {signal.SIGINT: ("SIGINT", 130), signal.SIGTERM: ("SIGTERM", 143)}
-    stopped_at = {}
-    for i in range(14):
-        sig = (signal.SIGINT, signal.SIGTERM)[i % 2]
-        d = s.dir / "stopped"
+    d, stopped_after = s.dir / "stopped", set()
+
+    def one(after, part, sig):
+        """None: it had ended, or had not yet begun."""
         shutil.rmtree(d, ignore_errors=True)
-        p = subprocess.Popen([VERLC, *map(str, s.ppo("stopped", **keys))], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True, env=ENV)
-        time.sleep(whole * (i + 3) / 18)
+        said = [s.dir / "stopped.out", s.dir / "stopped.err"]
+        with open(said[0], "w") as out, open(said[1], "w") as err:
+            p = subprocess.Popen([VERLC, *map(str, s.ppo("stopped", **keys))], stdout=out, stderr=err, env=ENV)
+        waited(lambda: p.poll() is not None or ("data.train_files: " in said[1].read_text() if after < 0 else
+                                                said[0].read_text().count("step:") > after))  # the first is step 0, a validation
+        time.sleep(of_step * part)
         p.send_signal(sig)
-        out, err = p.communicate(timeout=120)
+        p.wait(300)
+        out, err = (f.read_text() for f in said)
         name, status = names[sig]
-        if p.returncode == 0 or p.returncode == -sig:  # it had ended, or had not yet begun
-            continue
-        steps = saved(d)
+        if p.returncode in (0, -sig):
+            return None
         done = sum(line.startswith("step:") and not line.startswith("step:0 ") for line in out.splitlines())
-        stopped_at[done] = stopped_at.get(done, 0) + 1
+        steps = saved(d)
         test(f"{name} after {done} steps: exit {status}, one line, no step lost",
              p.returncode == status and err.count("error: ") == 1 and f"stopped by {name}" in err and
              steps == ([done] if done else []), f"exit {p.returncode}, steps {steps}, {err[-500:]}")
         run(*s.ppo("stopped", **{**keys, "trainer.save_freq": STEPS}))
         test(f"{name} after {done} steps: resumed to the same bits", state(d, STEPS) == want)
-    test("signals met a run that was under way", sum(stopped_at.values()) >= 3, str(stopped_at))
+        stopped_after.add(done)
+        return True
+
+    moments = [(after, (k % 3) / 3, (signal.SIGINT, signal.SIGTERM)[k % 2]) for k, after in enumerate((-1, 0, 1, 2, 3, 0, 1, 2))]
+    reached = [met(lambda _, m=m: one(*m)) for m in moments]
+    test("signals met a run that was under way", all(reached) and len(stopped_after) >= 3, f"{reached} {stopped_after}")
 
 
 def at_call(args, calls, n, *sigs):
-    """Starts a run and sends the signals when its reward function was called n times."""
+    """Starts a run and sends the signals when its reward function was called n times; the next one not before the run has seen the
+    one before it, for two that come together are one."""
     calls.unlink(missing_ok=True)
     p = subprocess.Popen([VERLC, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENV)
-    while p.poll() is None and (not calls.exists() or calls.stat().st_size < n):
-        time.sleep(0.01)
+    waited(lambda: p.poll() is not None or calls.exists() and calls.stat().st_size >= n)
     for sig in sigs:
         p.send_signal(sig)
-        time.sleep(0.2)  # two that come together are one
-    _, err = p.communicate(timeout=120)
+        waited(lambda: p.poll() is not None or not is_pending(p, sig))  # noqa: B023
+    calls.with_suffix(".go").touch()
+    _, err = p.communicate(timeout=300)
     return p.returncode, err
 
 
 def check_phases(s, test):
-    """A slow reward holds the run in a rollout or a validation; its calls say where it is:
-    8 a step, then 8 a validation."""
-    slow, calls = s.dir / "slow.py", s.dir / "calls"
-    body = ("import time\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-            f"    open({str(calls)!r}, 'a').write('.')\n    time.sleep(WAIT)\n    return float(len(solution_str) % 2)\n")
-    slow.write_text(body.replace("WAIT", "0.3"))
-    keys = {"reward.custom_reward_function.path": slow, "reward.num_workers": 1, "trainer.save_freq": -1, "trainer.test_freq": 2}
-    code, err = at_call(s.ppo("rollout", **keys), calls, 11, signal.SIGINT)
-    test("SIGINT in the rollout of step 2: exit 130, step 1 is saved", code == 130 and saved(s.dir / "rollout") == [1] and
-         "step 1" in err, f"{code} {saved(s.dir / 'rollout')} {err[-400:]}")
-    code, err = at_call(s.ppo("validation", **keys), calls, 18, signal.SIGTERM)
-    test("SIGTERM in the validation after step 2: exit 143, step 2 is saved", code == 143 and saved(s.dir / "validation") == [2],
-         f"{code} {saved(s.dir / 'validation')} {err[-400:]}")
-    slow.write_text(body.replace("WAIT", "60"))
+    """A reward holds the run in a rollout or a validation until the signal is there; its calls say where it is: 8 a step, then 8
+    a validation."""
+    held, calls = s.dir / "held.py", s.dir / "calls"
+    body = ("import os, time\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+            f"    open({str(calls)!r}, 'a').write('.')\n"
+            f"    while os.path.getsize({str(calls)!r}) >= LIMIT and not os.path.exists({str(calls.with_suffix('.go'))!r}):\n"
+            "        time.sleep(0.01)\n    return float(len(solution_str) % 2)\n")
+    keys = {"reward.custom_reward_function.path": held, "reward.num_workers": 1, "trainer.save_freq": -1, "trainer.test_freq": 2,
+            "reward.trial_call": False}
+    for name, where, n, step, sig, status in (("rollout", "rollout of step 2", 11, 1, signal.SIGINT, 130),
+                                              ("validation", "validation after step 2", 18, 2, signal.SIGTERM, 143)):
+        held.write_text(body.replace("LIMIT", str(n)))
+        calls.with_suffix(".go").unlink(missing_ok=True)
+        code, err = at_call(s.ppo(name, **keys), calls, n, sig)
+        test(f"{sig.name} in the {where}: exit {status}, step {step} is saved", code == status and saved(s.dir / name) == [step] and
+             f"step {step}" in err, f"{code} {saved(s.dir / name)} {err[-400:]}")
+    held.write_text(body.replace("LIMIT", "1"))
+    calls.with_suffix(".go").unlink()
     began = time.time()
-    code, err = at_call(s.ppo("twice", **keys), calls, 1, signal.SIGTERM, signal.SIGTERM)
-    test("a second signal ends at once", code == -signal.SIGTERM and time.time() - began < 50,
+    code, err = at_call(s.ppo("twice", **{**keys, "reward.trial_call": True}), calls, 1, signal.SIGTERM, signal.SIGTERM)
+    test("a second signal ends at once", code == -signal.SIGTERM and time.time() - began < patience(15),
          f"{code} after {time.time() - began:.1f} s: {err[-300:]}")
 
 
@@ -143,10 +156,19 @@ def check_update(s, test):
         keys["actor_rollout_ref.actor.ppo_mini_batch_size"] = mini
         whole, broken = f"update-{mini}", f"update-{mini}-stopped"
         run(*s.ppo(whole, **keys))
-        took, code, err = stopped_at(s.ppo(broken, **keys), f"step 2/3 update_actor {done}/32".encode())
+
+        def one(_):
+            """None: the signal came after this part of the update."""
+            shutil.rmtree(s.dir / broken, ignore_errors=True)
+            took, code, err = stopped_at(s.ppo(broken, **keys), f"step 2/3 update_actor {done}/32".encode())  # noqa: B023
+            has = saved(s.dir / broken)  # noqa: B023
+            late = code in (0, 143) and (has > [step] or has == [step] and words not in err)  # noqa: B023
+            return None if late else (took, code, err)
+
+        took, code, err = met(one, 10) or (0, None, "never in time")
         test(f"SIGTERM {what}: exit 143, step {step} is saved", code == 143 and saved(s.dir / broken) == [step] and words in err,
              f"exit {code} {saved(s.dir / broken)} after {took:.1f} s: {err[-500:]}")
-        test(f"SIGTERM {what}: within 10 s", took < 10, f"{took:.1f} s")
+        test(f"SIGTERM {what}: within 10 s", took < patience(10), f"{took:.1f} s")
         run(*s.ppo(broken, **keys))
         test(f"SIGTERM {what}: resumed to the same bits", state(s.dir / broken, 3) == state(s.dir / whole, 3))
 
@@ -154,16 +176,25 @@ def check_update(s, test):
 def check_second_update(s, test):
     """The policy's update, when the critic has changed in this step: on ranks too it goes on to its end."""
     keys = {"trainer.save_freq": -1, "trainer.total_training_steps": 60, "data.train_batch_size": 8, "trainer.device": "cpu",
-            "actor_rollout_ref.rollout.n": 32, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref.rollout.n": 12, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
             "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "actor_rollout_ref.model.path": s.dir / "slow",
             "actor_rollout_ref.actor.use_kl_loss": False, "algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model",
-            "critic.ppo_mini_batch_size": 2, "critic.ppo_micro_batch_size_per_gpu": 64}
+            "critic.ppo_mini_batch_size": 2, "critic.ppo_micro_batch_size_per_gpu": 24}
+    early = "step ([0-9]+)/60 update_actor [1-6]?[0-9]/96"  # a bar is shown now and then
     for name, ranks in (("turns", {"trainer.ranks": 2}), ("pool", {"trainer.ranks": 2, "critic.ranks": 1})):
-        d, early = f"second-{name}", "step ([0-9]+)/60 update_actor 1?[0-9]?[0-9]/256"  # a bar is shown now and then
-        _, code, err = stopped_at(s.ppo(d, **keys, **ranks), early.encode())
-        met = re.search(early, err)
+        d = f"second-{name}"
+
+        def one(_):
+            """None: the signal came after that step."""
+            shutil.rmtree(s.dir / d, ignore_errors=True)  # noqa: B023
+            _, code, err = stopped_at(s.ppo(d, **keys, **ranks), early.encode())  # noqa: B023
+            shown = re.search(early, err)
+            late = code == 143 and shown and saved(s.dir / d) > [int(shown[1])]  # noqa: B023
+            return None if late else (code, shown, err)
+
+        code, shown, err = met(one, 10) or (0, None, "never in time")
         test(f"SIGTERM in the policy's update, after the critic's, {ranks}: the step is saved",
-             met and code == 143 and saved(s.dir / d) == [int(met[1])], f"exit {code} {saved(s.dir / d)} {met}: {err[-500:]}")
+             shown and code == 143 and saved(s.dir / d) == [int(shown[1])], f"exit {code} {saved(s.dir / d)} {shown}: {err[-500:]}")
 
 
 def check_retention(s, test):

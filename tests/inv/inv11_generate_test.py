@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import below, files
-from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, run, start
+from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, patience, run, start, waited
 
 
 def generation(s, out, ranks, **keys):
@@ -50,11 +50,11 @@ def check_files(s, test):
 def check_killed(s, test):
     long = {"rollout.response_length": 2000, "rollout.ignore_eos": True, "data.n_samples": 8}
     p = start(generation(s, "killed.jsonl", 2, **long))
-    until, ranks = time.time() + 60, []
-    while p.poll() is None and time.time() < until and not ranks:
-        ranks = [pid for pid, args in below(p.pid).items() if args.endswith(" worker")]
+    ranks = []
+    waited(lambda: p.poll() is not None or ranks.extend(
+        pid for pid, args in below(p.pid).items() if args.endswith(" worker")) or ranks)
     os.kill(ranks[-1], signal.SIGKILL)
-    _, err = p.communicate(timeout=20)
+    _, err = p.communicate(timeout=300)
     last = [line for line in err.splitlines() if line.startswith("error: ")]
     test("a rank is killed: it is named, and there is no file", p.returncode == 1 and len(last) == 1 and "rank " in last[0] and
          not (s.dir / "killed.jsonl").exists(), f"{p.returncode} {err[-500:]}")
@@ -89,8 +89,9 @@ def check_launcher(s, test):
     for name, bad in (("ppo", ppo), ("sft", [*args["one"], "data.train_batch_size=0"]), ("generate", generation(s, "e.txt", 1))):
         begin = time.time()
         codes, out = launched(bad, 2)
+        took = time.time() - begin
         test(f"srun verlc {name}: what its configuration refuses ends every rank by itself",
-             codes[0] == codes[1] not in (0, None) and time.time() - begin < 30, f"{codes} {time.time() - begin:.0f} s {out}")
+             codes[0] == codes[1] not in (0, None) and took < patience(30), f"{codes} {took:.0f} s {out}")
 
 
 def main():

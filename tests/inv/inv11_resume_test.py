@@ -12,7 +12,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import below
-from verlc_test import Scratch, Tests, run, start, state
+from verlc_test import Scratch, Tests, patience, run, start, state, waited
 
 STEPS = 6
 
@@ -29,7 +29,10 @@ def kill_one(p, rng):
     there = below(p.pid)
     ranks = [pid for pid, args in there.items() if args.endswith(" worker")]
     victim = rng.choice([p.pid, *ranks])
-    os.kill(victim, signal.SIGKILL)
+    try:
+        os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        return "nobody", []  # it has ended meanwhile
     return ("the controller" if victim == p.pid else "a rank"), [p.pid, *there]
 
 
@@ -71,10 +74,9 @@ def main():
             while time.time() < wait and p.poll() is None:
                 time.sleep(0.01)
             who, processes = kill_one(p, rng) if p.poll() is None else ("nobody", [])
-            until = time.time() + 10
-            in_time = end(p, 10)
-            while any(map(alive, processes)) and time.time() < until:
-                time.sleep(0.02)
+            until = time.time() + patience(10)
+            in_time = end(p, patience(10))
+            waited(lambda: not any(map(alive, processes)), until - time.time())  # noqa: B023
             left = [pid for pid in processes if alive(pid)]
             test(f"{name}: {who} of {n} ranks; all end", in_time and not left, f"left: {left}")
             run(*line(name, rng.choice([1, 2, 3])))
