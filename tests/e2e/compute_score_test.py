@@ -12,7 +12,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, signal, start  # noqa: E402
+from verlc_test import Scratch, Tests, patience, run, signal, start  # noqa: E402
 
 SMALL = {"reward.num_workers": 1, "trainer.save_freq": -1, "actor_rollout_ref.actor.use_kl_loss": False}
 
@@ -20,12 +20,15 @@ JUDGE = '''
 import asyncio, os
 busy = most = 0
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """A judge behind an API: it answers after a while and knows how many it serves."""
+    """A judge behind an API: it answers when it serves 200, or after a while, and knows how many it serves."""
     global busy, most
     busy += 1
     most = max(most, busy)
     try:
-        await asyncio.sleep(60 if solution_str == "slow" else 0.5)
+        if solution_str == "slow":
+            await asyncio.sleep(60)
+        for _ in range(40):
+            await asyncio.sleep(0 if most >= 200 else 0.1)
     finally:
         busy -= 1
     if solution_str == "raise":
@@ -48,7 +51,7 @@ def check_async(s, test):
     p, got, seconds = evaluate(s, rows, *keys)
     test("an async compute_score: at least 200 calls in flight in one process", got.get("val-aux/a/b/most/mean@1", 0) >= 200 and
          got["test_score/a/b"] == 1, f"{got or p.stderr[-500:]}")
-    test("and 240 calls of half a second take no 120 s", seconds < 30, f"{seconds:.1f} s")
+    test("and they are not one after another", seconds < patience(30), f"{seconds:.1f} s")
     rows[7]["responses"], rows[9]["responses"] = ["slow"], ["raise"]
     p, got, seconds = evaluate(s, rows, *keys)
     test("a call that passes its deadline and one that raises cost nobody else", got.get("errors") == 2 and
@@ -101,9 +104,10 @@ def check_shutdown(s, test):
     pids = calls.read_text().split() if calls.exists() else []
     p.send_signal(signal.SIGINT)
     t = time.monotonic()
-    p.communicate(timeout=100)
-    test("a signal ends the run, and its calls with it", p.returncode == 130 and len(pids) == 16 and time.monotonic() - t < 20,
-         f"{p.returncode} after {time.monotonic() - t:.1f} s, {len(pids)}")
+    p.communicate(timeout=300)
+    took = time.monotonic() - t
+    test("a signal ends the run, and its calls with it", p.returncode == 130 and len(pids) == 16 and took < patience(20),
+         f"{p.returncode} after {took:.1f} s, {len(pids)}")
 
     def alive(pid):
         stat = pathlib.Path(f"/proc/{pid}/stat")

@@ -4,12 +4,13 @@ own builds with a C compiler and verlc.pc, and what it does wrong is one line.""
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, run, series, state  # noqa: E402
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, had_ended, met, run, series, state  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
 BUILD = pathlib.Path(VERLC).resolve().parent
@@ -62,15 +63,21 @@ def same_bits(s, test):
 
 def interrupted(s, test, own):
     """A signal in mid-run: the last whole step is saved, and the rest gives the unbroken run's bits."""
-    p = subprocess.Popen([BUILD / "examples/grpo", *map(str, without(s.ppo("grpo_int", trainer__save_freq=-1), *own)[1:])],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
-    for line in p.stdout:
-        if line.startswith("step:2 "):
-            p.send_signal(signal.SIGINT)
-            break
-    err = p.communicate(timeout=120)[1]
-    test("grpo.c: SIGINT ends it with 130, one line and the state", p.returncode == 130 and err.count("error: ") == 1 and
-         len(list((s.dir / "grpo_int").glob("global_step_*"))) == 1, f"{p.returncode} {err[-400:]}")
+    def one(_):
+        """None: it had ended before the signal came."""
+        shutil.rmtree(s.dir / "grpo_int", ignore_errors=True)
+        p = subprocess.Popen([BUILD / "examples/grpo", *map(str, without(s.ppo("grpo_int", trainer__save_freq=-1), *own)[1:])],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        for line in p.stdout:
+            if line.startswith("step:2 "):
+                p.send_signal(signal.SIGINT)
+                break
+        err = p.communicate(timeout=300)[1]
+        return None if had_ended(p, err, signal.SIGINT) else (p.returncode, err)
+
+    code, err = met(one) or (0, "never in time")
+    test("grpo.c: SIGINT ends it with 130, one line and the state", code == 130 and err.count("error: ") == 1 and
+         len(list((s.dir / "grpo_int").glob("global_step_*"))) == 1, f"{code} {err[-400:]}")
     example("grpo", without(s.ppo("grpo_int"), *own))
     test("grpo.c: resumed to the unbroken run's bits", state(s.dir / "grpo_int", 6) == state(s.dir / "grpo_ppo", 6))
 

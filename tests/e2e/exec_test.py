@@ -10,10 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests  # noqa: E402
+from ranks import below  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, waited  # noqa: E402
 
 GRPO = r"""#!/usr/bin/env bash
 set -xeuo pipefail
@@ -415,9 +415,9 @@ def check_signals(s, test):
         test(f"SIGTERM to {what}", p.returncode == 143 and list((s.dir / "stopped").glob("global_step_*")) != [],
              f"{p.returncode} {err[-500:]}")
     p = subprocess.Popen([VERLC, "exec", "sleep", "60"], env=ENV, stderr=subprocess.DEVNULL)
-    time.sleep(0.3)
+    waited(lambda: "sleep 60" in below(p.pid).values())
     p.send_signal(signal.SIGINT)
-    test("ends by the signal that ended the command", p.wait(timeout=30) == -signal.SIGINT)
+    test("ends by the signal that ended the command", p.wait(timeout=300) == -signal.SIGINT)
 
 
 def main():

@@ -45,7 +45,8 @@ if kind == "memory":
     x = bytearray(5 << 30)
 print(json.dumps({"reward": 1}))
 """
-KINDS = {"good": "", "files": "", "network": "", "hangs": "agent.idle_timeout=2", "memory": "exit code 1: MemoryError"}
+IDLE = 5  # seconds; a busy machine starts a program in less
+KINDS = {"good": "", "files": "", "network": "", "hangs": f"agent.idle_timeout={IDLE}", "memory": "exit code 1: MemoryError"}
 
 
 def main():
@@ -60,7 +61,7 @@ def main():
         python = os.path.realpath(sys.executable)
         args = args_of(s, "box", list(KINDS), PROGRAM, **{
             AGENT + "command": f"{python} {s.dir / 'box.py'} {s.dir}", AGENT + "sandbox": True,
-            AGENT + "sandbox_read": f"[{s.dir},{sys.base_prefix}]", AGENT + "idle_timeout": 2, ROLLOUT + "n": 1,
+            AGENT + "sandbox_read": f"[{s.dir},{sys.base_prefix}]", AGENT + "idle_timeout": IDLE, ROLLOUT + "n": 1,
             "trainer.total_training_steps": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": len(KINDS),
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1})
         rows = [json.loads(line) for line in (s.dir / "box.jsonl").read_text().splitlines()]

@@ -241,11 +241,13 @@ def main():
         text = run("status", path).stdout
         test("status in words", "running" in text and "ends in about" in text and "phases of step" in text, text)
         watch = subprocess.Popen([VERLC, "status", path, "--watch", "--json"], stdout=subprocess.PIPE, text=True, env=ENV)
+        first = watch.stdout.readline()
         text = run("show", path).stdout
         test("show and grep while it runs", "running" in text and run("grep", "-c", "What", path).returncode == 0, text[:300])
         p.send_signal(signal.SIGKILL)
         p.wait()
-        lines = [json.loads(x) for x in watch.communicate(timeout=60)[0].splitlines()]
+        lines = [json.loads(x) for x in [first, *watch.stdout]]
+        watch.wait(60)
         test("status --watch ends with the run", lines[0]["state"] == "running" and lines[-1]["state"] == "killed", lines[-1])
         test("status after kill -9", "no process, and no word of its end" in run("status", path).stdout and "killed" in
              run("show", path).stdout)
