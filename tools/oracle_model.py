@@ -37,6 +37,8 @@ SHAPE = dict(
 NO_PAD = dict(SHAPE, pad_token_id=None)  # where the class has one
 QWEN35 = dict(NO_PAD, model_type="qwen3_5_text", architectures=["Qwen3_5ForCausalLM"], linear_conv_kernel_dim=4, head_dim=16,
               linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2)
+GRANITE4 = dict(NO_PAD, model_type="granitemoehybrid", architectures=["GraniteMoeHybridForCausalLM"], num_local_experts=0,
+                num_experts_per_tok=0, intermediate_size=12, shared_intermediate_size=40, mamba_n_heads=4)
 GEMMA = dict(SHAPE, hidden_act="gelu_pytorch_tanh", pad_token_id=0, tie_word_embeddings=True, rope_theta=1e4)
 CASES = {
     # transformers 4 spellings
@@ -95,6 +97,10 @@ CASES = {
     "granite": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                     rms_norm_eps=1e-5, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3,
                     logits_scaling=3.0, attention_bias=False, rope_theta=1e4, attention_dropout=0.1),
+    # Granite 4's dense ones: gate and up in one tensor of the "shared" MLP, whose width has a key of its own
+    "granite4": dict(GRANITE4, tie_word_embeddings=True, rms_norm_eps=1e-5, position_embedding_type="rope",
+                     layer_types=["attention", "attention"], embedding_multiplier=12.0, residual_multiplier=0.22,
+                     attention_multiplier=0.3, logits_scaling=3.0, rope_theta=1e4),
     "glm4": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
                  head_dim=8, attention_bias=False, partial_rotary_factor=0.5, rope_theta=1e4, pad_token_id=0),
     # 1 + weight in norms, GELU, scaled embeddings
@@ -197,6 +203,12 @@ MORE = {
                                                   llama_4_scaling_beta=0.1, original_max_position_embeddings=16384)),
     "granite_plain": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=False,
                           num_key_value_heads=1, rope_theta=1e4),
+    "granite4_nope": dict(GRANITE4, tie_word_embeddings=False, num_hidden_layers=3, num_key_value_heads=1,
+                          position_embedding_type="nope", layer_types=["full_attention"] * 3, embedding_multiplier=12,
+                          residual_multiplier=0.22, attention_multiplier=0.015625, logits_scaling=10),
+    "granite4_bias": dict(GRANITE4, tie_word_embeddings=True, num_key_value_heads=4, attention_bias=True,
+                          position_embedding_type="rope", layer_types=["attention"] * 2, logits_scaling=2.0,
+                          rope_parameters=dict(rope_type="default", rope_theta=1e7)),
     "granite_3b": dict(NO_PAD, model_type="granite", architectures=["GraniteForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=4, embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=0.015625,
                        logits_scaling=10, attention_bias=True, mlp_bias=True, rope_theta=1e7),

@@ -243,12 +243,37 @@ static int parse_mla(struct model_config *c, const json_t *o, const char *where)
     return 0;
 }
 
+/* Granite 4's type without what verlc has not of it. */
+static int refuse_hybrid(const struct model_config *c, const json_t *o, const char *where) {
+    const char *const type = c->family->type;
+    const json_t *const types = json_object_get(o, "layer_types");
+    int64_t experts = 8; /* transformers' default */
+    if (!c->family->hybrid) return 0;
+    TRY(json_i64_opt(o, "num_local_experts", &experts, where));
+    if (experts != 0)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported num_local_experts %lld of a %s model; verlc has those without experts", where,
+             (long long)experts, type);
+    if (!json_is_array(types))
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported %s model without layer_types, whose layers are Mamba's", where, type);
+    if ((int64_t)json_array_size(types) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
+             (long long)c->n_layers);
+    for (size_t l = 0; l < json_array_size(types); l++) {
+        const char *const t = json_string_value(json_array_get(types, l));
+        if (!t || (strcmp(t, "attention") != 0 && strcmp(t, "full_attention") != 0))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported layer_types entry \"%s\" of a %s model; verlc has those of attention alone",
+                 where, t ? t : "(not a string)", type);
+    }
+    return 0;
+}
+
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
+    const struct model_family *const f = c->family;
     const struct dim dims[] = {
         /* ceilings keep every product far below 2^63 */
         {"num_hidden_layers", &c->n_layers, 0, MODEL_MAX_LAYERS},
         {"hidden_size", &c->hidden, 0, 1 << 20},
-        {"intermediate_size", &c->ffn, c->family->experts.stacked ? c->family->experts.width : 0, 1 << 22},
+        {f->ffn_key ? f->ffn_key : "intermediate_size", &c->ffn, f->experts.stacked ? f->experts.width : f->ffn, 1 << 22},
         {"num_attention_heads", &c->n_q_heads, 0, 4096},
         {"vocab_size", &c->vocab, 0, 1 << 24},
         {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
@@ -266,6 +291,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     };
     TRY(parse_dims(o, where, heads, c->family->mla.kv_rank ? 0 : 2));
     TRY(parse_mla(c, o, where));
+    TRY(refuse_hybrid(c, o, where));
     if (c->n_q_heads % c->n_kv_heads != 0)
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
@@ -465,7 +491,7 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
     const json_t *types = json_object_get(o, "layer_types");
     struct window_rule rule;
     bool use = kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_PATTERN, any = false;
-    if (kind == MODEL_NO_WINDOW) return c->family->delta_interval ? 0 : refuse_layer_types(c, types, where);
+    if (kind == MODEL_NO_WINDOW) return c->family->delta_interval || c->family->hybrid ? 0 : refuse_layer_types(c, types, where);
     if (!json_is_array(types) || kind == MODEL_WINDOW_ALL || kind == MODEL_WINDOW_USED) types = NULL;
     if (types && (int64_t)json_array_size(types) != c->n_layers)
         FAIL(ERR_FORMAT, "%s: \"layer_types\" has %zu entries for %lld layers", where, json_array_size(types),
@@ -489,7 +515,11 @@ static int parse_window(struct model_config *c, const json_t *o, const char *whe
 
 static int parse_rope_layers(struct model_config *c, const json_t *o, const char *where) {
     const json_t *list = json_object_get(o, "no_rope_layers");
+    const char *kind = NULL;
     int64_t every = 4;
+    TRY(json_str_opt(o, "position_embedding_type", &kind, where));
+    for (int64_t l = 0; c->family->rope_layers == MODEL_ROPE_NAMED && l < c->n_layers; l++)
+        if (!kind || strcmp(kind, "rope") != 0) c->layer[l] |= MODEL_NO_ROPE;
     if (c->family->rope_layers != MODEL_ROPE_LISTED) {
         if (json_is_array(list)) FAIL(ERR_UNSUPPORTED, "%s: unsupported no_rope_layers of a %s model", where, c->family->type);
         return 0;

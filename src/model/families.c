@@ -68,6 +68,16 @@ static const struct model_group_row phi3_layer[] = {
     {0},
 };
 
+static const struct model_group_row granite4_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    LINEAR(gate_up, MODEL_HIDDEN, 0, {"shared_mlp.input_linear", MODEL_GATE_UP}),
+    LINEAR(down, MODEL_FFN, 0, {"shared_mlp.output_linear", MODEL_HIDDEN}),
+    {0},
+};
+
 static const struct model_group_row glm_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
     QKV,
@@ -556,6 +566,15 @@ static const struct model_family families[] = {
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
      .multipliers = true,
      .layer = llama_layer},
+    {.type = "granitemoehybrid", /* Granite 4, of which the dense ones */
+     .class_prefix = "GraniteMoeHybrid",
+     .keys = {ATTENTION_BIAS},
+     .rope_layers = MODEL_ROPE_NAMED,
+     .ffn_key = "shared_intermediate_size",
+     .ffn = 1024,
+     .hybrid = true,
+     .multipliers = true,
+     .layer = granite4_layer},
     {.type = "exaone4",
      .class_prefix = "Exaone4",
      .n_kv_heads = 32,
@@ -602,7 +621,8 @@ static const struct model_family families[] = {
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, deepseek_v2, deepseek_v3, gpt_oss, ministral3, "
-    "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, exaone4, qwen3_5, qwen3_5_text, qwen3_5_moe, "
+    "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, granitemoehybrid, exaone4, qwen3_5, qwen3_5_text, "
+    "qwen3_5_moe, "
     "qwen3_5_moe_text, mimo, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 

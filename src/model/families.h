@@ -82,6 +82,7 @@ enum model_rope_layers {
     MODEL_ROPE_ALL,
     MODEL_ROPE_LISTED,  /* "no_rope_layers" (1: it has), else all but each "no_rope_layer_interval"-th */
     MODEL_ROPE_WINDOWS, /* with a "sliding_window" those that have it */
+    MODEL_ROPE_NAMED,   /* with "position_embedding_type": "rope" all, else none */
 };
 /* The experts of layers. */
 struct model_experts_row {
@@ -149,6 +150,10 @@ struct model_family {
     } mla;                                      /* 0: no latent attention */
     bool needs_rope;                            /* "rope_parameters" or "rope_scaling" has to be there */
     bool query_scale;      /* "llama_4_scaling_beta" of "rope_parameters", which has to be there (Ministral 3) */
+    const char *ffn_key;   /* the width of the MLP; NULL: "intermediate_size" */
+    int64_t ffn;           /* without that key; 0: it has to be there */
+    bool hybrid;           /* others of the type have Mamba layers and experts: "layer_types" has to name attention alone, and
+                              "num_local_experts" to be 0 (without the keys they are not) */
     bool multipliers;      /* "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" */
     bool interleaved;      /* rope turns elements 2i and 2i + 1, else i and i + n/2 of n */
     bool longrope_aliases; /* rope types "su" and "yarn" mean longrope */

@@ -16,6 +16,11 @@ static int parse(struct model_config *c, const char *text) {
 }
 #define BASE "\"num_hidden_layers\":30,\"hidden_size\":64,\"intermediate_size\":128,\"num_attention_heads\":4,\"vocab_size\":100"
 
+#define FIVE "\"attention\",\"attention\",\"attention\",\"attention\",\"attention\""
+#define ALL_ATTENTION ",\"layer_types\":[" FIVE "," FIVE "," FIVE "," FIVE "," FIVE "," FIVE "]"
+#define GRANITE4 "{\"model_type\":\"granitemoehybrid\",\"num_local_experts\":0," BASE
+#define LAST_LAYER(is) ",\"layer_types\":[" FIVE "," FIVE "," FIVE "," FIVE "," FIVE ",\"full_attention\"," is "]"
+
 static void config_spellings(void **state) {
     (void)state;
     struct model_config a, b;
@@ -206,6 +211,9 @@ static void families(void **state) {
         {"granite", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
+        {"granitemoehybrid", ",\"num_local_experts\":0" ALL_ATTENTION,
+         "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight "
+                                                "shared_mlp.input_linear.weight shared_mlp.output_linear.weight"},
         {"ministral3", ",\"num_key_value_heads\":2,\"rope_parameters\":{\"rope_theta\":1e6}",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},
@@ -324,6 +332,14 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"final_logit_softcapping\":30}",
          "unsupported final_logit_softcapping 30 of a llama model", ERR_UNSUPPORTED},
         {"{" BASE "}", "unsupported architecture", ERR_UNSUPPORTED},
+        {"{\"model_type\":\"granitemoehybrid\"," BASE "}", "unsupported num_local_experts 8 of a granitemoehybrid model",
+         ERR_UNSUPPORTED},
+        {GRANITE4 "}", "granitemoehybrid model without layer_types, whose layers are Mamba's", ERR_UNSUPPORTED},
+        {GRANITE4 ",\"layer_types\":[\"attention\"]}", "\"layer_types\" has 1 entries for 30 layers", ERR_FORMAT},
+        {GRANITE4 LAST_LAYER("1,1,1,\"mamba\"") "}", "unsupported layer_types entry \"(not a string)\"", ERR_UNSUPPORTED},
+        {GRANITE4 LAST_LAYER("\"attention\",\"attention\",\"attention\",\"mamba\"") "}",
+         "unsupported layer_types entry \"mamba\" of a granitemoehybrid model; verlc has those of attention alone",
+         ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"hidden_act\":\"gelu\"}", "unsupported hidden_act \"gelu\"", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"rope_scaling\":{\"type\":\"ntk\"}}", "unsupported rope type \"ntk\"",
          ERR_UNSUPPORTED},
@@ -424,12 +440,14 @@ static void built_in_shapes(void **state) {
         const char *name;
         int64_t params;
     } known[] = {
-        {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},
-        {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
-        {"llama-3.2-1b", 1235814400},  {"llama-3.2-3b", 3212749824}, {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
-        {"seed-oss-36b", 36151104512}, {"smollm3-3b", 3075098624},   {"phi-4", 14659507200},       {"glm-4-9b-0414", 9400279040},
-        {"gemma-2-2b", 2614341888},    {"gemma-3-1b", 999885952},    {"qwen3.5-0.8b", 752393024},  {"qwen3.5-2b", 1881825088},
-        {"qwen3.5-4b", 4205751296},    {"qwen3.5-9b", 8953803264},   {"qwen3.5-27b", 26895998464},
+        {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},
+        {"qwen2.5-7b", 7615616512},    {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},
+        {"qwen3-4b", 4022468096},      {"qwen3-8b", 8190735360},     {"llama-3.2-1b", 1235814400},
+        {"llama-3.2-3b", 3212749824},  {"llama-3.1-8b", 8030261248}, {"mistral-7b", 7241732096},
+        {"seed-oss-36b", 36151104512}, {"smollm3-3b", 3075098624},   {"phi-4", 14659507200},
+        {"glm-4-9b-0414", 9400279040}, {"gemma-2-2b", 2614341888},   {"gemma-3-1b", 999885952},
+        {"qwen3.5-0.8b", 752393024},   {"qwen3.5-2b", 1881825088},   {"qwen3.5-4b", 4205751296},
+        {"qwen3.5-9b", 8953803264},    {"qwen3.5-27b", 26895998464}, {"granite-4.0-micro", 3402836480},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         struct model_config c;

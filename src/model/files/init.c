@@ -50,6 +50,8 @@ static const struct arch archs[] = {
     {"seed-oss-36b", "seed_oss", 5120, 27648, 64, 80, 8, 128, 155136, 524288, 1e7, 1e-6, 2, 0, 1, false, 0, 0},
     {"smollm3-3b", "smollm3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, 5e6, 1e-6, 128012, 128000, 128004, true, 0, 0},
     {"phi-4", "phi3", 5120, 17920, 40, 40, 10, 128, 100352, 16384, 250000, 1e-5, 100265, 100257, 100349, false, 0, 0},
+    {"granite-4.0-micro", "granitemoehybrid", 2560, 8192, 40, 40, 8, 64, 100352, 131072, 1e7, 1e-6, 100257, 100257, 100256, true, 0,
+     0},
     {"glm-4-9b-0414", "glm4", 4096, 13696, 40, 32, 2, 128, 151552, 32768, 1e4, 1e-5, 151329, -1, 151329, false, 0, 0},
     {"gemma-2-2b", "gemma2", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 1e4, 1e-6, 1, 2, 0, true, 0, 4096},
     {"gemma-3-1b", "gemma3_text", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 1e6, 1e-6, 1, 2, 0, true, 0, 512},
@@ -71,6 +73,16 @@ static const struct {
     {"qwen3.5-0.8b", 16}, {"qwen3.5-2b", 16}, {"qwen3.5-4b", 32}, {"qwen3.5-9b", 32}, {"qwen3.5-27b", 48},
 };
 
+/* Granite 4's: layers of attention alone, its multipliers. */
+static void add_granite4(json_t *o, const struct arch *a) {
+    json_t *const types = json_array();
+    for (int64_t l = 0; l < a->layers; l++) json_array_append_new(types, json_string("attention"));
+    json_object_update_new(o, json_pack("{s:o, s:I, s:i, s:s, s:f, s:f, s:f, s:f}", "layer_types", types,
+                                        "shared_intermediate_size", (json_int_t)a->ffn, "num_local_experts", 0,
+                                        "position_embedding_type", "rope", "embedding_multiplier", 12.0, "residual_multiplier",
+                                        0.22, "attention_multiplier", 0.015625, "logits_scaling", 10.0));
+}
+
 static json_t *token_or_null(int64_t id) { return id < 0 ? json_null() : json_integer(id); }
 
 json_t *model_arch_config(const char *name) {
@@ -91,6 +103,7 @@ json_t *model_arch_config(const char *name) {
         token_or_null(a->eos), "bos_token_id", token_or_null(a->bos), "use_cache", 1, "attention_dropout", 0.0);
     CHECK(o != NULL);
     if (a->pad >= 0) json_object_set_new(o, "pad_token_id", json_integer(a->pad));
+    if (f->hybrid) add_granite4(o, a);
     if (a->llama3_factor > 0)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", a->llama3_factor,
