@@ -29,8 +29,8 @@ names=${*:-code continuous algo text megatron verl_ckpt conf steps train grpo op
     reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
-programs="verlc test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl test_agent_continuous_verl
-    test_agent_tool_agent_verl"
+programs="verlc test_model_golden test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl
+    test_agent_continuous_verl test_agent_tool_agent_verl"
 cmake --build --preset release --target $programs >"$out/build.log" || { tail "$out/build.log"; exit 1; }
 
 same() { $py tools/oracle_diff.py "$out/$1" "$fix/$1" "${@:2}"; } # made again = committed?
@@ -102,7 +102,10 @@ compare_lora() {
         $py tools/oracle_lora.py check "$VERLC" "$out/lora_check"
 }
 compare_model() {
-    fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check"
+    fresh model && make_model "$out/model" && same model && $py tools/oracle_model.py check "$VERLC" "$out/model_check" || return 1
+    fresh families && $py tools/oracle_model.py families "$out/families" &&
+        (cd build/release && VERLC_MODEL_FIXTURES=$out/families ./test_model_golden >"$out/families.log" 2>&1) &&
+        $py tools/oracle_model.py table "$out/families.log"
 }
 compare_optim() {
     fresh optim && make_optim "$out/optim" && $py tools/oracle_diff.py "$out/optim" $fix/train && fresh optim_many &&

@@ -134,7 +134,8 @@ static inline const void *case_data(const struct safetensors_file *f, const char
 }
 
 static inline char *case_path(const char *name, const char *file) {
-    return xasprintf("%s/model/%s%s%s", FIXTURES, name, *file ? "/" : "", file);
+    const char *const other = getenv("VERLC_MODEL_FIXTURES");
+    return xasprintf("%s/model/%s%s%s", other ? other : FIXTURES, name, *file ? "/" : "", file);
 }
 
 static inline void case_golden(struct model_case *c, const char *name) {
@@ -221,6 +222,10 @@ static inline double case_gradient_error(const struct safetensors_file *golden, 
         for (int64_t k = 0; k < n; k++) {
             size = fmax(size, fabs((double)want[k]));
             diff = worse_of(diff, fabs((double)g[p->offset + k] - (double)want[k]));
+        }
+        if (size == 0 && strstr(p->name, ".experts.")) { /* that no token has chosen */
+            assert_true(diff == 0);
+            continue;
         }
         assert_true(size > 0);
         worst = worse_of(worst, diff / size);

@@ -2,6 +2,9 @@
 """Golden numbers for src/model from Hugging Face transformers and torch, in fp32.
 
   oracle_model.py make DIR [CASE...]    writes the fixtures (tests/fixtures/model), all or these
+  oracle_model.py families DIR [CASE...] three configurations of each family, with sequences of other lengths and the experts of
+                                        each token, for build/release/test_model_golden with VERLC_MODEL_FIXTURES=DIR
+  oracle_model.py table LOG              of what that test printed, the table of docs/models.md
   oracle_model.py check VERLC DIR [CASE...]
                                         in a scratch directory, the other way round: transformers loads what `verlc model init`
                                         and `export` write, and `verlc score` gives the same log-probs
@@ -18,6 +21,7 @@ The rope variants share the Llama weights and record logits alone.
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -175,8 +179,74 @@ CASES = {
     "qwen2_window": dict(SHAPE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True,
                          rope_theta=1e4, use_sliding_window=True, sliding_window=5, max_window_layers=1),
 }
-# More configurations, which `check` alone compares.
+# More configurations, which `check` and `families` compare.
 MORE = {
+    "qwen3_wide": dict(SHAPE, model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=True, head_dim=24,
+                       num_key_value_heads=4, attention_bias=True, num_hidden_layers=3, rope_theta=1e4),
+    "qwen3_window": dict(SHAPE, model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False, head_dim=8,
+                         num_key_value_heads=1, use_sliding_window=True, sliding_window=7, max_window_layers=1,
+                         rope_scaling=dict(rope_type="linear", factor=3.0), rope_theta=1e6),
+    "mistral_full": dict(SHAPE, model_type="mistral", architectures=["MistralForCausalLM"], tie_word_embeddings=True, head_dim=24,
+                         num_key_value_heads=1, sliding_window=None, num_hidden_layers=3, rope_theta=1e6),
+    "mistral_heads": dict(SHAPE, model_type="mistral", architectures=["MistralForCausalLM"], tie_word_embeddings=False,
+                          num_key_value_heads=4, sliding_window=3, rope_theta=1e4),
+    "glm_half": dict(SHAPE, model_type="glm", architectures=["GlmForCausalLM"], tie_word_embeddings=False, pad_token_id=0,
+                     head_dim=24, num_key_value_heads=4, attention_bias=True, num_hidden_layers=3,
+                     rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25)),
+    "glm4_heads": dict(SHAPE, model_type="glm4", architectures=["Glm4ForCausalLM"], tie_word_embeddings=False, pad_token_id=0,
+                       head_dim=24, num_key_value_heads=4, attention_bias=True, num_hidden_layers=3, rope_theta=1e4,
+                       partial_rotary_factor=1.0),
+    "gemma_heads": dict(GEMMA, model_type="gemma", architectures=["GemmaForCausalLM"], head_dim=24, num_key_value_heads=2,
+                        num_hidden_layers=3, hidden_act="gelu_pytorch_tanh"),
+    "gemma2_full": dict(GEMMA, model_type="gemma2", architectures=["Gemma2ForCausalLM"], head_dim=24, num_hidden_layers=4,
+                        num_key_value_heads=1, query_pre_attn_scalar=30, layer_types=["full_attention"] * 3 + ["sliding_attention"],
+                        sliding_window=3, attn_logit_softcapping=20.0, final_logit_softcapping=None),
+    "gemma3_heads": dict(GEMMA, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], head_dim=24, num_hidden_layers=7,
+                         num_key_value_heads=1, query_pre_attn_scalar=20, sliding_window=9, rope_theta=1e6,
+                         rope_local_base_freq=1e4),
+    "qwen2_moe_shared": dict(NO_PAD, model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], tie_word_embeddings=False,
+                             num_key_value_heads=1, num_experts=9, num_experts_per_tok=4, moe_intermediate_size=20,
+                             shared_expert_intermediate_size=12, norm_topk_prob=True, use_sliding_window=False, rope_theta=1e4),
+    "glm4_moe_heads": dict(NO_PAD, model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], tie_word_embeddings=False,
+                           rms_norm_eps=1e-5, head_dim=16, num_key_value_heads=1, attention_bias=False, use_qk_norm=True,
+                           partial_rotary_factor=0.25, n_routed_experts=12, num_experts_per_tok=2, moe_intermediate_size=16,
+                           n_shared_experts=1, n_group=3, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+                           first_k_dense_replace=0, rope_theta=1e6),
+    "gpt_oss_heads": dict(NO_PAD, model_type="gpt_oss", architectures=["GptOssForCausalLM"], tie_word_embeddings=False,
+                          head_dim=24, num_key_value_heads=1, intermediate_size=20, num_local_experts=9, num_experts_per_tok=2,
+                          sliding_window=5, layer_types=["full_attention", "sliding_attention"], attention_bias=True,
+                          rope_parameters=dict(rope_type="default", rope_theta=1e5)),
+    "deepseek_v3_heads": dict(NO_PAD, model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"], tie_word_embeddings=True,
+                              num_attention_heads=2, num_key_value_heads=2, q_lora_rank=12, kv_lora_rank=32, qk_nope_head_dim=12,
+                              qk_rope_head_dim=8, v_head_dim=20, n_routed_experts=12, num_experts_per_tok=4,
+                              moe_intermediate_size=20, n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=1.5,
+                              norm_topk_prob=False, first_k_dense_replace=2, num_hidden_layers=4, rope_theta=1e4),
+    "deepseek_v2_heads": dict(NO_PAD, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"], tie_word_embeddings=False,
+                              num_attention_heads=2, num_key_value_heads=2, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=12,
+                              qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12, num_experts_per_tok=4,
+                              moe_intermediate_size=20, n_shared_experts=1, n_group=3, topk_group=2,
+                              topk_method="group_limited_greedy", routed_scaling_factor=1.0, norm_topk_prob=False,
+                              first_k_dense_replace=0, rope_theta=1e6),
+    "olmoe_heads": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=True, num_experts=16,
+                        num_key_value_heads=1, num_experts_per_tok=8, intermediate_size=12, norm_topk_prob=True,
+                        attention_bias=True, pad_token_id=0, rope_theta=1e5),
+    "olmoe_one": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=5,
+                      num_key_value_heads=4, num_experts_per_tok=1, intermediate_size=24, norm_topk_prob=False, pad_token_id=0,
+                      num_hidden_layers=3, rope_theta=1e4),
+    "mixtral_heads": dict(NO_PAD, model_type="mixtral", architectures=["MixtralForCausalLM"], tie_word_embeddings=True, head_dim=16,
+                          num_key_value_heads=1, num_local_experts=8, num_experts_per_tok=3, sliding_window=None, rope_theta=1e4),
+    "mixtral_window": dict(NO_PAD, model_type="mixtral", architectures=["MixtralForCausalLM"], tie_word_embeddings=False,
+                        num_key_value_heads=4, num_local_experts=3, num_experts_per_tok=2, sliding_window=4, num_hidden_layers=3,
+                        rope_theta=1e6),
+    "qwen3_5_experts_tied": dict(QWEN35, model_type="qwen3_5_moe_text", architectures=["Qwen3_5MoeForCausalLM"],
+                                 tie_word_embeddings=True, full_attention_interval=3, num_hidden_layers=3, num_experts=9,
+                                 num_experts_per_tok=4, moe_intermediate_size=12, shared_expert_intermediate_size=16,
+                                 linear_num_value_heads=4, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+    "qwen3_5_experts_types": dict(QWEN35, model_type="qwen3_5_moe_text", architectures=["Qwen3_5MoeForCausalLM"],
+                                tie_word_embeddings=False, num_key_value_heads=4, num_experts=4, num_experts_per_tok=2,
+                                moe_intermediate_size=20, shared_expert_intermediate_size=12, linear_value_head_dim=32,
+                                layer_types=["linear_attention", "full_attention"],
+                                rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.5)),
     "hunyuan_plain": dict(NO_PAD, model_type="hunyuan_v1_dense", architectures=["HunYuanDenseV1ForCausalLM"], head_dim=8,
                           tie_word_embeddings=False, num_key_value_heads=1, attention_bias=True, rope_theta=1e6),
     "hunyuan_linear": dict(NO_PAD, model_type="hunyuan_v1_dense", architectures=["HunYuanDenseV1ForCausalLM"], head_dim=24,
@@ -256,15 +326,16 @@ MORE = {
     "qwen3_moe_step": dict(NO_PAD, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False,
                            num_hidden_layers=4, num_experts=5, num_experts_per_tok=5, moe_intermediate_size=36,
                            decoder_sparse_step=2, norm_topk_prob=True, rope_theta=1e4),
-    "qwen3_5_interval": dict(QWEN35, tie_word_embeddings=True, num_hidden_layers=5,
+    "qwen3_5_interval": dict(QWEN35, tie_word_embeddings=True, num_hidden_layers=4,
                              linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=32, rope_theta=1e6),
     "qwen3_5_heads": dict(QWEN35, tie_word_embeddings=False, full_attention_interval=2, head_dim=32, num_key_value_heads=4,
                           linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=48,
                           rope_parameters=dict(rope_type="default", rope_theta=1e5)),
     "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
                           tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
+    # no bias of keys: without rope its gradient is 0 but for rounding
     "smollm3_window": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
-                           tie_word_embeddings=True, use_sliding_window=True, sliding_window=6, attention_bias=True,
+                           tie_word_embeddings=True, use_sliding_window=True, sliding_window=6, mlp_bias=True,
                            rope_parameters=dict(rope_type="linear", rope_theta=1e5, factor=2.0)),
     "seed_oss_rope": dict(SHAPE, model_type="seed_oss", architectures=["SeedOssForCausalLM"], tie_word_embeddings=False,
                           head_dim=24, num_key_value_heads=1,
@@ -373,8 +444,8 @@ def released(tensors, kind, grads=False):
     return out
 
 
-def sequences(gen):
-    return [torch.randint(3, SHAPE["vocab_size"], (n,), generator=gen) for n in LENS]
+def sequences(gen, lens):
+    return [torch.randint(3, SHAPE["vocab_size"], (n,), generator=gen) for n in lens]
 
 
 def logits_of(model, seqs):
@@ -396,10 +467,10 @@ def head(logits, row, target):
     return logp.gather(1, target.long()[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
-def golden_pass(model, gen):
+def golden_pass(model, gen, lens=LENS):
     """A backward pass of random weights of log-probs and entropies, which leaves the gradients in the model: the sequences,
     and the pass as tensors of golden.safetensors."""
-    seqs = sequences(gen)
+    seqs = sequences(gen, lens)
     row, target = targets(seqs)
     dlogp, dentropy = torch.randn(len(row), generator=gen), 0.3 * torch.randn(len(row), generator=gen)
     logits = logits_of(model, seqs)
@@ -407,14 +478,14 @@ def golden_pass(model, gen):
     (dlogp @ logp + dentropy @ entropy).backward()
     return seqs, {
         "ids": torch.cat(seqs).int(),
-        "q_start": torch.tensor([0, LENS[0], sum(LENS)], dtype=torch.int32),
+        "q_start": torch.tensor([sum(lens[:i]) for i in range(len(lens) + 1)], dtype=torch.int32),
         "logits": torch.cat(logits).detach(), "row": row, "target": target,
         "inv_temp": torch.full((len(row),), 1 / TEMPERATURE), "logp": logp.detach(), "entropy": entropy.detach(),
         "dlogp": dlogp, "dentropy": dentropy,
     }
 
 
-def make_case(name, config, out):
+def make_case(name, config, out, lens=LENS):
     os.makedirs(out, exist_ok=True)
     write_json(f"{out}/config.json", config)
     gen = torch.Generator().manual_seed(sum(map(ord, name)))
@@ -423,7 +494,15 @@ def make_case(name, config, out):
     skip = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {k: v.contiguous() for k, v in model.state_dict().items() if k not in skip}
     save_file(released(state, config["model_type"]), f"{out}/model.safetensors", metadata={"format": "pt"})
-    seqs, golden = golden_pass(model, gen)
+    choices = {}
+    hooks = [m.register_forward_pre_hook(lambda m, args, kwargs: choices.setdefault(m, []).append(
+        next(x for x in [*args, *kwargs.values()] if not x.is_floating_point())), with_kwargs=True)
+        for n, m in model.named_modules() if n.endswith(".experts") and lens != LENS]
+    seqs, golden = golden_pass(model, gen, lens)
+    for h in hooks:
+        h.remove()
+    if choices:  # (layers, rows, k)
+        golden["choices"] = torch.stack([torch.cat([c.reshape(-1, c.shape[-1]) for c in v]) for v in choices.values()]).int()
     grads = {k: p.grad for k, p in model.named_parameters() if k not in skip}
     golden |= {f"grad.{k}": v for k, v in released(grads, config["model_type"], True).items()}
     save_file(golden, f"{out}/golden.safetensors")
@@ -529,6 +608,41 @@ def make_ropes(out, seqs):
     save_file(golden, f"{out}/ropes.safetensors")
 
 
+RAGGED = ((2, 127, 64), (65, 1, 17, 40), (33, 96))  # none alone without a successor
+
+
+def make_families(out, names):
+    torch.set_num_threads(1)
+    kinds, made = {}, []
+    for name, config in (CASES | MORE).items():
+        longrope = "longrope" in json.dumps([config.get("rope_scaling"), config.get("rope_parameters")])
+        if longrope and config["original_max_position_embeddings"] > 8:
+            continue  # its list is by the length of each sequence there, by the longest of a run here
+        i = kinds.setdefault(config["model_type"], []).append(name) or len(kinds[config["model_type"]]) - 1
+        if name in (names or [name]):
+            make_case(name, config, f"{out}/model/{name}", (23, 70, 9) if longrope else RAGGED[i % len(RAGGED)])
+            made.append(name)
+    few = {k: v for k, v in kinds.items() if len(v) < 3}
+    assert not few, few
+    with open(f"{out}/model/cases", "w") as f:
+        f.write("".join(n + "\n" for n in made))
+
+
+def table(log):
+    families = {}
+    with open(log) as f:
+        for line in f:
+            at = re.match(r"(\w+) +(ref|cpu|cuda): logits (\S+) .* gradients (\S+) [^,]*(?:, (\d+) other choices)?", line)
+            if at:
+                kind = (CASES | MORE)[at[1]]["model_type"]
+                families.setdefault(kind, []).append((at[1], float(at[3]), float(at[4]), at[5]))
+    print("| family | configurations | logits | gradients | other choices of experts |\n|---|---|---|---|---|")
+    for kind, rows in families.items():
+        other = sum(int(r[3]) for r in rows) if rows[0][3] is not None else ""
+        logits, gradients = (max(r[i] for r in rows) for i in (1, 2))
+        print(f"| `{kind}` | {len({r[0] for r in rows})} | {logits:.1e} | {gradients:.1e} | {other} |")
+
+
 def make(out, names):
     torch.set_num_threads(1)
     for name in names or CASES:
@@ -603,6 +717,10 @@ def check(verlc, work, names):
 if __name__ == "__main__":
     if len(sys.argv) >= 3 and sys.argv[1] == "make":
         make(sys.argv[2], sys.argv[3:])
+    elif len(sys.argv) >= 3 and sys.argv[1] == "families":
+        make_families(sys.argv[2], sys.argv[3:])
+    elif len(sys.argv) == 3 and sys.argv[1] == "table":
+        table(sys.argv[2])
     elif len(sys.argv) >= 4 and sys.argv[1] == "check":
         sys.exit(1 if check(sys.argv[2], sys.argv[3], sys.argv[4:]) else 0)
     else:

@@ -37,10 +37,28 @@ static float *logits_of(struct model *m, struct model_acts *a, int64_t n) {
 }
 
 static void pack_case(struct model_case *c, struct model_batch *b) {
-    struct case_seq s[2];
-    assert_int_equal(c->n_seqs, 2);
-    for (int i = 0; i < 2; i++) s[i] = case_seq_at(c, i);
-    case_pack(&c->dev, b, s, 2);
+    struct case_seq s[4];
+    assert_true(c->n_seqs <= 4);
+    for (int64_t i = 0; i < c->n_seqs; i++) s[i] = case_seq_at(c, i);
+    case_pack(&c->dev, b, s, c->n_seqs);
+}
+
+/* Choices of experts that are not transformers', after a forward pass that kept them. */
+static int64_t other_choices(struct model_case *c, const struct model_batch *b) {
+    int64_t n, other = 0;
+    const int64_t k = c->m->cfg.n_choices;
+    if (!safetensors_find(c->golden, "choices")) return 0;
+    const int32_t *const want = case_data(c->golden, "choices", DT_I32, &n);
+    assert_int_equal(n, tensor_count(b->routes));
+    int32_t *const got = xmalloc((size_t)n * sizeof *got);
+    OK(dev_copy_out(&c->dev, got, b->routes.data, (size_t)n * sizeof *got));
+    for (int64_t i = 0; i < n; i++) {
+        bool found = false;
+        for (int64_t s = i / k * k; s < i / k * k + k; s++) found = found || want[s] == got[i];
+        other += !found;
+    }
+    free(got);
+    return other;
 }
 
 static void check_case(const char *name, const char *backend, struct model_keep keep, bool with_pad) {
@@ -50,8 +68,16 @@ static void check_case(const char *name, const char *backend, struct model_keep 
     case_open(&c, &(struct case_args){name, backend, 2, DT_F32, MODEL_TRAIN});
     if (with_pad) c.m->cfg.pad = case_seq_at(&c, 0).ids[0];
     pack_case(&c, &b);
+    const int64_t routers = model_router_layers(&c.m->cfg), k = c.m->cfg.n_choices;
+    if (routers)
+        b.routes = (struct tensor){case_alloc(&c.dev, (size_t)(routers * c.n_rows * k) * 4), DT_I32, 3, {routers, c.n_rows, k, 1}};
+    b.routes_kept = routers > 0;
     OK(model_acts_create(&a, c.m, c.n_rows, keep, NULL));
     OK(model_forward(c.m, &b, a));
+    const int64_t others = other_choices(&c, &b);
+    if (routers) case_free(&c.dev, b.routes);
+    b.routes = TENSOR_NONE;
+    b.routes_kept = false;
     int64_t n;
     const float *want = case_data(c.golden, "logits", DT_F32, &n);
     float *logits = logits_of(c.m, a, c.n_rows);
@@ -70,8 +96,10 @@ static void check_case(const char *name, const char *backend, struct model_keep 
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
     double worst;
     const double e_grad = case_gradient_error(c.golden, c.m->params, c.m->n_params, g, &worst);
-    print_message("%-12s %-3s: logits %.1e (nmse %.1e), logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)\n", name, backend,
+    print_message("%-12s %-3s: logits %.1e (nmse %.1e), logp %.1e, entropy %.1e, gradients %.1e (nmse %.1e)", name, backend,
                   e_logits, n_logits, e_logp, e_ent, e_grad, worst);
+    print_message(routers ? ", %lld other choices of experts\n" : "\n", (long long)others);
+    assert_int_equal(others, 0);
     assert_true(e_logits <= MAX_REL && n_logits <= MAX_NMSE);
     assert_true(e_logp <= MAX_REL && e_ent <= MAX_REL);
     assert_true(e_grad <= MAX_REL && worst <= MAX_NMSE);
@@ -217,7 +245,21 @@ static void adamw_against_torch(void **state) {
     EACH(k, BACKENDS) if (case_has(BACKENDS[k])) check_adamw(BACKENDS[k]);
 }
 
+/* The cases of a directory that `tools/oracle_model.py families` made. */
+static void families(void **state) {
+    char *path = case_path("cases", ""), name[64];
+    FILE *const f = fopen(path, "r");
+    (void)state;
+    if (!f) fail_msg("%s: cannot be read", path);
+    while (fscanf(f, "%63s", name) == 1)
+        EACH(k, BACKENDS) if (case_has(BACKENDS[k])) check_case(name, BACKENDS[k], MODEL_KEEP_ALL, false);
+    fclose(f);
+    free(path);
+}
+
 int main(void) {
+    const struct CMUnitTest more[] = {cmocka_unit_test(families)};
+    if (getenv("VERLC_MODEL_FIXTURES")) return cmocka_run_group_tests_name("families", more, NULL, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(against_transformers), cmocka_unit_test(with_recompute),      cmocka_unit_test(pad_token_is_trained),
         cmocka_unit_test(rope_variants),        cmocka_unit_test(adamw_against_torch),
