@@ -83,6 +83,9 @@ FAMILIES = {
                "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16,
                "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 8,
                "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0},
+    # one matrix of gate and up, rope of half a head, norms before and behind attention and MLP
+    "glm4": {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "hidden_size": 96, "intermediate_size": 144,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
     # norms of whole rows of queries and of keys, of what attention and MLP give and of nothing before
     "olmo2": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 96, "intermediate_size": 160,
               "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16},

@@ -8,8 +8,8 @@ static const struct {
 } TEXTS[LAYOUTS] = {
     [LAYOUT_AUTO] = {"auto", "", ""},
     [LAYOUT_WHOLE] = {"whole", "weights whole on each of %lld ranks", "whole "},
-    [LAYOUT_REF] = {"ref", "the reference's weights sharded over %lld ranks, the others whole on each", "reference sharded "},
-    [LAYOUT_SHARDED] = {"sharded", "the weights of policy and reference sharded over %lld ranks", "all sharded "},
+    [LAYOUT_REF] = {"ref", "the weights of reference and teacher sharded over %lld ranks, others whole", "reference sharded "},
+    [LAYOUT_SHARDED] = {"sharded", "the weights of policy, reference and teacher sharded over %lld ranks", "all sharded "},
 };
 
 const char *rank_plan_layout_name(enum weight_layout l) { return TEXTS[l].name; }

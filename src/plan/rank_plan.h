@@ -14,7 +14,7 @@
 enum weight_layout {
     LAYOUT_AUTO,
     LAYOUT_WHOLE,   /* all */
-    LAYOUT_REF,     /* all but the reference's, which are sharded */
+    LAYOUT_REF,     /* all but the reference's and a teacher's, which are sharded */
     LAYOUT_SHARDED, /* the policy's while it generates */
     LAYOUTS
 };

@@ -149,6 +149,13 @@ def check_together(s, test):
     codes = n_params("72b") - 2 * VOCAB * 8192
     test("of the codes a half, 4.5 bits each", 0 < parts(j)["policy weights"] - (codes * 4.5 / 8 + 4 * VOCAB * 8192) / 2 < 2 * GIB,
          parts(j))
+    teacher = {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": s.dir / "72b",
+               A + "use_kl_loss": False}
+    p = plan(s, "7b", 8, "--json", check=False, **teacher)
+    j = json.loads(p.stdout)
+    share = 2 * n_params("72b") / 8
+    test("a teacher of 72b on 8: sharded", p.returncode == 0 and j["ranks"]["layout"] == "ref" and
+         abs(parts(j)["teacher weights"] / share - 1) < 0.01, p.stdout)
     j = json.loads(plan(s, "7b", 8, "--json").stdout)
     test("7b on 8: each alone", j["ranks"]["tensor_parallel"] == 1 and j["ranks"]["layout"] == "whole", j["ranks"])
 

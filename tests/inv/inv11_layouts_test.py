@@ -10,7 +10,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import first_difference
+from ranks import family_model, first_difference
 from verlc_test import Scratch, Tests, run, start, state
 
 STEPS, LONG = 3, 100  # LONG: so that a signal comes before the end
@@ -48,10 +48,15 @@ def main():
                A + "rollout.log_prob_micro_batch_size_per_gpu": 2, "trainer.force_old_log_prob": True}
         bf16 = {A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.optim.optimizer": "Muon", A + "actor.use_kl_loss": False,
                 "trainer.test_freq": 2, "trainer.val_before_train": True}
+        # another model than the policy, with lists of its tokens
+        teacher = {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": family_model(s, "glm4"),
+                   A + "actor.use_kl_loss": False, "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+                   "distillation.distillation_loss.topk": 4}
         cases = {"a reference": ({}, ((2, "ref"), (3, "ref"), (2, "sharded"), (3, "sharded"))),
                  "a critic": (critic, ((2, "ref"), (3, "sharded"))),
                  "a critic elsewhere": ({**critic, "critic.ranks": 1}, ((2, "sharded"),)),
                  "passes that differ": (odd, ((3, "ref"), (3, "sharded"))),
+                 "a teacher": (teacher, ((3, "ref"), (2, "sharded"))),
                  "bf16, Muon, validation": (bf16, ((2, "sharded"),))}
         for name, (keys, layouts) in cases.items():
             one = s.dir / f"{name} 1".replace(" ", "_").replace(",", "")

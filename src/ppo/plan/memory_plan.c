@@ -89,6 +89,10 @@ enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const s
     return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
+enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
+    return p->layout >= LAYOUT_REF && ppo_does(&k->ranks, PPO_TRAIN) ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
 int64_t memory_plan_draft(const struct memory_plan *p, const struct ppo_worker_config *k) {
     return p->tensor_parallel > 1 ? 0 : k->model.mtp.draft; /* an MTP layer is each rank's own */
 }
@@ -344,12 +348,19 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_worker_conf
 }
 
 static int plan_teacher(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *t, struct dev *dev) {
-    const struct model_open_args open = {.act = k->model.act, .flags = MODEL_INFER, .max_len = p->max_len};
+    const enum model_stream_from from = memory_plan_teacher_from(p, k);
+    const struct model_open_args open = {.act = k->model.act,
+                                         .flags = model_stream_flags(from),
+                                         .max_len = p->max_len,
+                                         .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill->cut, k->sizes->samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
-    const struct trained_model_args a = {
-        .dev = dev, .max_rows = p->max_rows_teacher, .max_seqs = p->max_seqs_teacher, .list = memory_plan_distill_list(k->distill)};
+    const struct trained_model_args a = {.dev = dev,
+                                         .max_rows = p->max_rows_teacher,
+                                         .max_seqs = p->max_seqs_teacher,
+                                         .list = memory_plan_distill_list(k->distill),
+                                         .stream = from};
     p->teacher_pass = trained_model_block_bytes(t, k->model.act, &a);
     return 0;
 }
@@ -542,6 +553,7 @@ static const char *no_layout(const struct ppo_worker_config *k, enum weight_layo
     if (l == LAYOUT_SHARDED && k->rollout.external.n_urls > 0) return "servers get the weights from a rank that has them whole";
     if (k->model.lora.on && ppo_critic_shares(k)) return "the critic reads the policy's weights";
     if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
+    if (k->distill->enable && ppo_does(&k->ranks, PPO_TEACHER)) return NULL; /* the teacher */
     if (k->model.lora.on) return "there is an adapter";
     if (!plan_has_ref(k)) return "there is no reference";
     return k->ref.offload ? "the reference is in host memory" : NULL;

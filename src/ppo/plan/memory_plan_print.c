@@ -62,7 +62,10 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
     if (trains) training_rows(b, p, k, several);
     else if (p->policy.exchange)
         memory_row(b, "exchange", p->policy.master + p->policy.exchange, "weights in transfer between ranks");
-    if (p->teacher) memory_row(b, "teacher weights", p->teacher, "frozen");
+    if (p->teacher)
+        memory_row(b, "teacher weights", p->teacher,
+                   memory_plan_teacher_from(p, k) ? "frozen, a share; a pass gathers two layers at a time, in the block"
+                                                  : "frozen");
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
              ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
     if (p->critic) memory_row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, optimizer state");

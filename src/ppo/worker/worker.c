@@ -204,8 +204,11 @@ static int same_tokens(const struct tokenizer *teacher, const struct tokenizer *
 
 static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok) {
     struct tokenizer *t = NULL;
-    const struct model_open_args m = {
-        .dir = w->k.distill->teacher_dir, .act = w->k.model.act, .flags = MODEL_INFER, .max_len = w->plan.max_len};
+    const struct model_open_args m = {.dir = w->k.distill->teacher_dir,
+                                      .act = w->k.model.act,
+                                      .flags = model_stream_flags(memory_plan_teacher_from(&w->plan, &w->k)),
+                                      .max_len = w->plan.max_len,
+                                      .shard = all_reduce_shard(w->devices, NULL)};
     int rc = tokenizer_open(&t, m.dir);
     if (rc == 0) rc = same_tokens(t, tok);
     tokenizer_close(t);
@@ -216,8 +219,10 @@ static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok)
 static int open_teacher(struct ppo_worker *w, const struct tokenizer *tok) {
     const int rc = open_teacher_model(w, tok);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
-    const struct trained_model_args a = {
-        .max_rows = w->plan.max_rows_teacher, .max_seqs = w->plan.max_seqs_teacher, .list = memory_plan_distill_list(w->k.distill)};
+    const struct trained_model_args a = {.max_rows = w->plan.max_rows_teacher,
+                                         .max_seqs = w->plan.max_seqs_teacher,
+                                         .stream = memory_plan_teacher_from(&w->plan, &w->k),
+                                         .list = memory_plan_distill_list(w->k.distill)};
     return open_role(w, VERLC_TEACHER, a);
 }
 
