@@ -36,7 +36,6 @@ int64_t generator_together(const struct generate_config *k, const struct model_c
     *why = ranks == 1       ? "there is one rank"
            : ranks % n != 0 ? "it does not divide the ranks"
            : local % n != 0 ? "it does not divide the ranks of a host"
-           : k->adapter     ? "there is an adapter"
                             : model_tp_unable(c, QUANT_NONE, (int)n);
     return *why ? 1 : n;
 }
@@ -48,11 +47,15 @@ static size_t room_bytes(const struct generate_config *k, struct dev *dev, const
 
 int generator_split_bytes(const struct generate_config *k, struct dev *dev, const struct model_config *c, int64_t together,
                           const struct decoder_args *a, size_t *bytes) {
-    const struct model_tp_shape shape = {
+    struct lora_config lora;
+    struct model_tp_shape shape = {
         .config = c, .dev = dev, .act = k->model.act, .size = (int)together, .max_rows = decoder_most_rows(a)};
-    TRY(model_tp_bytes(&shape, bytes));
+    if (k->adapter) TRY(lora_config_load(&lora, k->adapter));
+    if (k->adapter) shape.lora = &lora;
+    const int rc = model_tp_bytes(&shape, bytes);
+    if (k->adapter) lora_config_free(&lora);
     *bytes += room_bytes(k, dev, c);
-    return 0;
+    return rc;
 }
 
 /* All have as many KV blocks as the one with the fewest: they schedule alike. */

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import below, files
-from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, patience, run, start, waited
+from verlc_test import DIGITS_REWARD, ENV, VERLC, Scratch, Tests, on_gpus, patience, run, start, waited
 
 
 def generation(s, out, ranks, **keys):
@@ -30,21 +30,29 @@ def server(s, out, ranks):
 
 
 def check_files(s, test):
+    (s.dir / "digits.py").write_text(DIGITS_REWARD)
+    keys = {"actor_rollout_ref__model__lora_rank": 4, "actor_rollout_ref__actor__optim__lr": 0.02,
+            "reward__custom_reward_function__path": s.dir / "digits.py"}
+    run(*s.ppo("lora", trainer__device="cpu", trainer__total_training_steps=1, **keys))
+    adapter = {"+model.lora_adapter_path": s.dir / "lora/global_step_1/actor"}
     cases = {"jsonl": lambda n: generation(s, f"a{n}.jsonl", n),
              "parquet, float32, greedy": lambda n: generation(s, f"b{n}.parquet", n, **{
                  "rollout.dtype": "float32", "rollout.temperature": 0, "data.n_samples": 1}),
              "verl's server keys": lambda n: server(s, f"c{n}.jsonl", n),
-             "tensor parallel": lambda n: generation(s, f"d{n}.jsonl", n, **{"rollout.tensor_model_parallel_size": min(n, 2)})}
-    for (name, args), ranks in zip(cases.items(), ((2, 4), (3,), (2,), (4,))):
+             "tensor parallel": lambda n: generation(s, f"d{n}.jsonl", n, **{"rollout.tensor_model_parallel_size": min(n, 2)}),
+             "an adapter, tensor parallel": lambda n: generation(s, f"e{n}.jsonl", n, **adapter, **{
+                 "rollout.tensor_model_parallel_size": min(n, 2)})}
+    for (name, args), ranks in zip(cases.items(), ((2, 4), (3,), (2,), (4,), (2,))):
         found = {}
         for n in (1, *ranks):
             p = run(*args(n), check=False)
             out = pathlib.Path(next(a for a in args(n) if a.startswith("data.output_path=")).split("=", 1)[1])
             found[n] = out.read_bytes() if p.returncode == 0 else p.stderr[-800:]
             said = "tensor parallel: 2 ranks generate together" in p.stdout + p.stderr
-            test(f"{name}: {n} ranks, together or alone", said == (name == "tensor parallel" and n > 1), p.stderr[-300:])
+            test(f"{name}: {n} ranks, together or alone", said == ("tensor parallel" in name and n > 1), p.stderr[-300:])
         test(f"{name}: {ranks} ranks write the file of one", found[1] and all(found[n] == found[1] for n in ranks),
              f"{[v for v in found.values() if isinstance(v, str)]}")
+    test("an adapter changes what is drawn", (s.dir / "d1.jsonl").read_bytes() != (s.dir / "e1.jsonl").read_bytes())
 
 
 def check_killed(s, test):
