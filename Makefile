@@ -8,8 +8,8 @@ VERLC_CUDA := $(if $(CUDA),$(if $(filter 0,$(CUDA)),OFF,ON))
 CUDA_OPTIONS := $(if $(VERLC_CUDA),-DVERLC_CUDA=$(VERLC_CUDA) -DVERLC_CUDA_ARCHS="$(VERLC_CUDA_ARCHS)")
 
 .PHONY: examples fixtures oracle-venv all setup setup-test build check test demo bench bench-gpu bench-ranks \
-        bench-sessions kill-agents kill-tensor-parallel performance bench-learn \
-        learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
+        bench-sessions kill-agents kill-tensor-parallel tensor-parallel-matrix performance \
+        bench-learn learn-calculator learn-gpu oracle soak asan tsan dist dist-test lint format fuzz clean help
 all: build ## set up and build
 
 setup: ## system packages and .venv, as far as users need them
@@ -60,6 +60,8 @@ kill-agents: build ## kill -9 at 50 random moments of a run with tools and an in
 	@VERLC=build/release/verlc .venv/bin/python tests/inv/inv11_tool_journal_test.py --kills 50 --report build/bench/cpu.json
 kill-tensor-parallel: build ## kill -9 and SIGSTOP of a rank at 50 random moments of a tensor parallel run, resumed bitwise
 	@VERLC=build/release/verlc .venv/bin/python tests/inv/inv11_tensor_parallel_kill_test.py --kills 50 --report build/bench/cpu.json
+tensor-parallel-matrix: build ## tensor x data parallel, families, algorithms, resume: every byte as on one rank; on CPU ranks
+	@VERLC=build/release/verlc .venv/bin/python tools/tensor_parallel_matrix.py --report build/bench/cpu.json
 soak: build ## 1,000 kills at random points, resumed bitwise
 	@scripts/soak.sh 1000
 asan tsan: setup-test ## the first three rungs under a sanitizer; tsan those of them that have threads
