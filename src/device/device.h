@@ -133,7 +133,8 @@ int dev_route_fwd(struct dev *d, const struct route_args *a);
 /* The slots of expert (T, k) i32, sorted by expert and stable: offset (E + 1) i32, expert e has rows offset[e] to offset[e + 1];
  * token (P) i32 of each row; row (T, k) i32 of each slot. The ids of a token are distinct. */
 int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, struct tensor row, struct tensor expert);
-/* dst (E + 1) i32 = the offsets of rows [lo, lo + n) alone, counted from lo: a part of the rows for the grouped GEMMs. */
+/* dst (E + 1) i32 = the offsets of rows [lo, lo + n) alone, counted from lo: a part of the rows for the grouped GEMMs.
+ * dst may be offset. */
 int dev_clip_offsets(struct dev *d, struct tensor dst, struct tensor offset, int64_t lo, int64_t n);
 /* y (P, n) act or f32 = x (P, k) act . W_e^T, e the expert that the row is of: the grouped GEMM. */
 int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset);

@@ -109,6 +109,35 @@ static int experts_linear(struct model *m, const struct model_batch *b, struct t
     return g->bias ? dev_expert_bias_fwd(m->dev, y, g->bias->vec, offset) : 0;
 }
 
+/* Rows by expert: buffers of what experts compute, and where the rows come from. */
+struct expert_rows {
+    struct tensor x, gate_up, mlp, y, token, offset;
+};
+
+/* From xn to y. */
+static int experts_mlp(struct model *m, const struct model_batch *b, const struct model_layer *y, struct tensor xn,
+                       const struct expert_rows *r) {
+    TRY(dev_gather_rows(m->dev, r->x, xn, r->token));
+    TRY(experts_linear(m, b, r->gate_up, r->x, y->expert_gate_up, r->offset));
+    if (m->cfg.family->experts.clamped)
+        TRY(dev_clamped_swiglu_fwd(
+            m->dev, &(struct clamped_swiglu_args){r->mlp, r->gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit}));
+    else TRY(dev_swiglu_fwd(m->dev, r->mlp, r->gate_up));
+    return experts_linear(m, b, r->y, r->mlp, y->expert_down, r->offset);
+}
+
+/* The same where ranks have the experts: this rank's rows of r, then all outputs. */
+static int split_experts_mlp(struct model *m, const struct model_batch *b, const struct model_layer *y, struct tensor xn,
+                             const struct expert_rows *r) {
+    struct model_ep p;
+    TRY(model__ep_begin(m, r->offset, &p));
+    const int64_t lo = p.rows.lo, n = p.rows.hi - lo;
+    const struct expert_rows own = {model__top(r->x, n),          model__top(r->gate_up, n),    model__top(r->mlp, n),
+                                    model__ep_outputs(m, p.rows), tensor_rows(r->token, lo, n), p.offset};
+    if (n > 0) TRY(experts_mlp(m, b, y, xn, &own));
+    return model__ep_gather(m, &p);
+}
+
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
     const int64_t n = b->n_rows;
@@ -126,13 +155,9 @@ int model__experts_stage(struct model *m, const struct model_batch *b, struct mo
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
     if (a->keep.train) TRY(keep_offset(d, a->experts.offsets, l, e.offset));
     if (scored && !moved) TRY(keep_offset(d, a->experts.scored, l, e.offset));
-    TRY(dev_gather_rows(d, x, xn, e.token));
-    TRY(experts_linear(m, b, e.gate_up, x, y->expert_gate_up, e.offset));
-    if (m->cfg.family->experts.clamped)
-        TRY(dev_clamped_swiglu_fwd(
-            d, &(struct clamped_swiglu_args){e.mlp, e.gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit}));
-    else TRY(dev_swiglu_fwd(d, e.mlp, e.gate_up));
-    TRY(experts_linear(m, b, e.y, e.mlp, y->expert_down, e.offset));
+    const struct expert_rows rows = {x, e.gate_up, e.mlp, e.y, e.token, e.offset};
+    if (m->tp) return split_experts_mlp(m, b, y, xn, &rows);
+    TRY(experts_mlp(m, b, y, xn, &rows));
     return model__shared_stage(m, b, a, l);
 }
 
@@ -146,7 +171,9 @@ int model__experts_output(struct model *m, const struct model_batch *b, struct m
     struct combine_args c = combine_of(&e);
     c.out = model__top(a->x[l + 1], n);
     c.from = model__top(a->stages[l].x_mid, n);
+    if (m->tp) c.y = model__ep_outputs(m, (struct model_range){0, slots_of(&m->cfg, n)});
     TRY(dev_combine_fwd(m->dev, &c));
+    if (m->tp) TRY(model__shared_stage(m, b, a, l)); /* behind the outputs that have been gathered */
     return model__shared_output(m, b, a, l);
 }
 

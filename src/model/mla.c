@@ -100,7 +100,8 @@ int model__mla_forward(struct model *m, const struct model_batch *b, struct mode
         TRY(dev_qkv_fwd(d, &qkv));
         TRY(dev_attn_fwd(d, &attn));
     }
-    return dev_resize_heads(d, s.y, attn.out, m->cfg.n_q_heads, false);
+    const struct tensor out = m->tp ? model__tp_part(m, MODEL_TP_HEADS, b->n_rows) : s.y;
+    return dev_resize_heads(d, out, attn.out, m->cfg.n_q_heads, false);
 }
 
 /* ---- backward ---- */

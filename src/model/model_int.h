@@ -139,9 +139,11 @@ int model__stream_start(struct model *m); /* a forward begins; the embedding is 
 int model__stream_head(struct model *m);  /* norm and head are read from here on */
 
 /* ---- layers split over ranks (parallel/tensor_parallel.c): m->tp ---- */
-/* What ranks have columns of: outputs of attention, keys, outputs of a gated delta net, of the MLP's activation, of the matrices
- * that add to the residual stream. */
-enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_KEYS, MODEL_TP_DELTA, MODEL_TP_FFN, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
+/* What ranks have columns of: outputs of attention, keys, outputs of a gated delta net, of the MLP's activation, of a shared
+ * expert's, of the matrices that add to the residual stream. */
+enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_KEYS, MODEL_TP_DELTA, MODEL_TP_FFN, MODEL_TP_SHARED, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
+int model__tp_rank(const struct model *m, int *size);
+const struct model *model__tp_whole(const struct model *m); /* that it is a part of */
 /* Where this rank's columns of so many rows are computed. */
 struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows);
 /* *whole (rows, all columns) act: those of all ranks; until the next call. */
@@ -150,8 +152,28 @@ int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct 
 int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a);
 /* As model__linear of a gated delta net's delta_ba, whose rows are whole on each rank: a->y has those of its heads. */
 int model__tp_delta_ba(struct model *m, const struct linear_args *a);
-/* As model__linear of what gives a->y (T, h) f32, all its columns. */
+/* As model__linear of what gives a->y (T, h), all its columns. */
 int model__tp_linear(struct model *m, const struct linear_args *a);
+/* Where rows of so many act are computed that are gathered by rows; then all of them: rank r has rows cut[r] to cut[r + 1]. */
+struct tensor model__tp_rows(const struct model *m, struct model_range rows, int64_t width);
+int model__tp_gather_rows(struct model *m, const int64_t *cut, int64_t width);
+/* ---- and their experts (parallel/expert_parallel.c) ---- */
+struct model_range model__ep_experts(int64_t n, int rank, int size); /* of n, those that a rank has */
+/* A rank's part of the group g of whole: measure (m NULL), then bind that of the split model m. Adapters: its own copy has all. */
+void model__ep_layout(struct model *whole, const struct model_group *g, int rank, int size, struct model *m, struct arena *a);
+struct lora_group model__ep_lora(const struct model *whole, const struct lora_group *all, int rank, int size);
+int model__ep_take(struct model *m, const struct model_group *from, const struct model_group *to); /* its weights */
+/* The slots of a pass, sorted by expert, that ranks compute. */
+struct model_ep {
+    int64_t cut[DEV_MOST_COLUMNS + 1]; /* rank r has rows cut[r] to cut[r + 1] */
+    struct model_range rows;           /* this rank's */
+    struct tensor offset;              /* of its experts, from its first row on */
+};
+/* offset: dev_expert_sort's of all experts, which is overwritten. */
+int model__ep_begin(struct model *m, struct tensor offset, struct model_ep *p);
+/* Where outputs (n, h) act of these rows are computed, and after the gather are read; until the next gather. */
+struct tensor model__ep_outputs(const struct model *m, struct model_range rows);
+int model__ep_gather(struct model *m, const struct model_ep *p);
 
 /* ---- activations ---- */
 /* Claims a buffer: measure, then bind (base/arena.h). */

@@ -34,6 +34,14 @@ static struct model_shared_stage stage_of(const struct model_acts *a, int64_t l,
 
 /* ---- forward ---- */
 
+/* The last matrix. */
+static int down(struct model *m, const struct linear_args *a) {
+    struct linear_args all = *a;
+    if (!m->tp) return model__linear(m, a);
+    TRY(model__tp_gather(m, MODEL_TP_SHARED, a->y.dim[0], &all.x));
+    return model__tp_linear(m, &all);
+}
+
 int model__shared_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     const struct model_layer *y = &m->layers[l];
     const struct model_shared_stage s = stage_of(a, l, b->n_rows);
@@ -44,11 +52,11 @@ int model__shared_stage(struct model *m, const struct model_batch *b, struct mod
         TRY(model__linear(m, &gate_up));
         TRY(model__gated(m, s.mlp, s.gate_up));
     } else {
-        TRY(model__linear_gated(m, &gate_up, s.mlp));
+        TRY(model__linear_gated(m, &gate_up, m->tp ? model__tp_part(m, MODEL_TP_SHARED, b->n_rows) : s.mlp));
     }
     if (!y->shared_gate) return 0;
     TRY(dev_matmul_fwd(m->dev, s.gate, xn, y->shared_gate->mat, TENSOR_NONE, false));
-    return model__linear(m, &(struct linear_args){y->shared_down, s.y, s.mlp, .base = b->no_adapter});
+    return down(m, &(struct linear_args){y->shared_down, s.y, s.mlp, .base = b->no_adapter});
 }
 
 int model__shared_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -57,7 +65,7 @@ int model__shared_output(struct model *m, const struct model_batch *b, struct mo
     const struct tensor x = model__top(a->x[l + 1], b->n_rows);
     if (!y->shared_down) return 0;
     if (y->shared_gate) return dev_row_gate_fwd(m->dev, &(struct row_gate_args){x, x, s.y, s.gate});
-    return model__linear(m, &(struct linear_args){y->shared_down, x, s.mlp, true, b->no_adapter, x});
+    return down(m, &(struct linear_args){y->shared_down, x, s.mlp, true, b->no_adapter, x});
 }
 
 /* ---- backward ---- */

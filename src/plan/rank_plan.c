@@ -40,8 +40,10 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     buf_addf(out, "; master, gradients and optimizer state sharded, the largest shard %.2f %% over the mean\n", 100 * r->uneven);
     if (r->why) buf_addf(out, "    %s\n", r->why);
     if (r->together > 1)
-        buf_addf(out, "  tensor parallel: %lld ranks generate together, each with its heads and rows of the layers' matrices%s%s\n",
-                 (long long)r->together, r->why_together ? "; " : "", r->why_together ? r->why_together : "");
+        buf_addf(out,
+                 "  tensor parallel: %lld ranks generate together, each with its heads%s and rows of the layers' matrices%s%s\n",
+                 (long long)r->together, r->experts ? ", experts" : "", r->why_together ? "; " : "",
+                 r->why_together ? r->why_together : "");
     else if (r->why_together) buf_addf(out, "  tensor parallel: 1, %s\n", r->why_together);
     if (each > 1)
         buf_addf(out, "  context parallel: %lld ranks compute the update of a micro-batch together, each a part of its rows\n",

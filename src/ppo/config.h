@@ -159,6 +159,7 @@ struct ppo_rollout_config { /* actor_rollout_ref.rollout */
     bool prefix_cache;
     double memory_fraction;
     int64_t tensor_parallel; /* ranks that generate together; 0: the plan chooses */
+    int64_t expert_parallel; /* the same, of a model with experts; 1: not asked for */
     struct micro_batch_limits logp_cut;
 };
 /* tokenization_sanity_check_mode: which conversations count as other tokens when they are rendered again. */

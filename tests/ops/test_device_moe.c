@@ -223,6 +223,9 @@ static void test_clip(void **state) {
             if (dev_clip_offsets(r.d, to, at, cases[i].lo, cases[i].n) < 0) fail_msg("%s", err_msg());
             assert_int_equal(dev_copy_out(r.d, got, to.data, sizeof got), 0);
             assert_memory_equal(got, cases[i].want, sizeof got);
+            if (dev_clip_offsets(r.d, at, at, cases[i].lo, cases[i].n) < 0) fail_msg("%s", err_msg()); /* in place */
+            assert_int_equal(dev_copy_out(r.d, got, at.data, sizeof got), 0);
+            assert_memory_equal(got, cases[i].want, sizeof got);
             run_free_blocks(&r);
         }
 }

@@ -68,12 +68,22 @@ static int64_t cut_of(int64_t n, int rank, int size) {
     return rank == size ? n : n / unit * rank / size * unit;
 }
 
+/* What attention gives of a head, and the width of an MLP, if there is one. */
+static int64_t head_width(const struct model_config *c) { return c->mla.kv_rank ? c->mla.v : c->head_dim; }
+static int64_t dense_ffn(const struct model_config *c) {
+    return model_has_group(c, offsetof(struct model_layer, gate_up)) ? c->ffn : 0;
+}
+static int64_t shared_ffn(const struct model_config *c) {
+    return model_has_group(c, offsetof(struct model_layer, shared_down)) ? c->shared_ffn : 0;
+}
+
 static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]) {
     for (int r = 0; r <= size; r++) {
-        cut[MODEL_TP_HEADS][r] = r < size ? heads_of(c, r, size).q0 * c->head_dim : c->n_q_heads * c->head_dim;
+        cut[MODEL_TP_HEADS][r] = (r < size ? heads_of(c, r, size).q0 : c->n_q_heads) * head_width(c);
         cut[MODEL_TP_KEYS][r] = first_key(c, r, size) * c->head_dim;
         cut[MODEL_TP_DELTA][r] = (r < size ? delta_heads(c, r, size).q0 : c->delta.v_heads) * c->delta.v_dim;
-        cut[MODEL_TP_FFN][r] = cut_of(c->ffn, r, size);
+        cut[MODEL_TP_FFN][r] = cut_of(dense_ffn(c), r, size);
+        cut[MODEL_TP_SHARED][r] = cut_of(shared_ffn(c), r, size);
         cut[MODEL_TP_HIDDEN][r] = cut_of(c->hidden, r, size);
     }
 }
@@ -100,7 +110,8 @@ static bool enough_heads(int64_t q, int64_t kv, int size) {
 
 /* Whether rows that any two ranks have end with a block of NF4: rows and their lengths are multiples of NARROW. */
 static bool whole_blocks(const struct model_config *c) {
-    const int64_t n[] = {c->hidden, c->ffn, c->head_dim, c->delta.k_dim, c->delta.v_dim};
+    const int64_t n[] = {c->hidden,     c->ffn,        c->head_dim,    c->delta.k_dim,        c->delta.v_dim,
+                         c->shared_ffn, c->mla.q_rank, c->mla.kv_rank, c->mla.nope + c->mla.v};
     bool whole = NARROW * NARROW % DEV_NF4_BLOCK == 0;
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) whole &= n[i] % NARROW == 0;
     return whole;
@@ -108,15 +119,26 @@ static bool whole_blocks(const struct model_config *c) {
 
 const char *model_tp_unable(const struct model_config *c, enum quant_kind quant, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
-    static const size_t known[] = {
-        PLACE(attn_norm),   PLACE(qkv),           PLACE(q_norm),    PLACE(k_norm),         PLACE(q_row_norm), PLACE(k_row_norm),
-        PLACE(q_rope_norm), PLACE(k_rope_norm),   PLACE(o),         PLACE(attn_post_norm), PLACE(mlp_norm),   PLACE(gate_up),
-        PLACE(down),        PLACE(mlp_post_norm), PLACE(delta_qkv), PLACE(delta_z),        PLACE(delta_ba),   PLACE(delta_conv),
-        PLACE(delta_a_log), PLACE(delta_dt_bias), PLACE(delta_norm)};
+    static const size_t known[] = {PLACE(attn_norm),   PLACE(qkv),
+                                   PLACE(q_norm),      PLACE(k_norm),
+                                   PLACE(q_row_norm),  PLACE(k_row_norm),
+                                   PLACE(q_rope_norm), PLACE(k_rope_norm),
+                                   PLACE(o),           PLACE(attn_post_norm),
+                                   PLACE(mlp_norm),    PLACE(gate_up),
+                                   PLACE(down),        PLACE(mlp_post_norm),
+                                   PLACE(delta_qkv),   PLACE(delta_z),
+                                   PLACE(delta_ba),    PLACE(delta_conv),
+                                   PLACE(delta_a_log), PLACE(delta_dt_bias),
+                                   PLACE(delta_norm),  PLACE(sinks),
+                                   PLACE(mla_q_a),     PLACE(mla_q_norm),
+                                   PLACE(mla_q),       PLACE(mla_kv_a),
+                                   PLACE(mla_kv_norm), PLACE(mla_kv),
+                                   PLACE(router),      PLACE(expert_gate_up),
+                                   PLACE(expert_down), PLACE(shared_gate_up),
+                                   PLACE(shared_down), PLACE(shared_gate)};
 #undef PLACE
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (c->value) return "it has a value head";
-    if (c->n_experts > 0) return "it has experts";
     if (quant == QUANT_NF4 && !whole_blocks(c)) return "its rows end within blocks of NF4";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
@@ -125,7 +147,8 @@ const char *model_tp_unable(const struct model_config *c, enum quant_kind quant,
     }
     if (!enough_heads(c->n_q_heads, c->n_kv_heads, size)) return "it has fewer heads";
     if (c->delta.k_heads && !enough_heads(c->delta.v_heads, c->delta.k_heads, size)) return "its delta nets have fewer heads";
-    return c->hidden < NARROW * size || c->ffn < NARROW * size ? "it is too narrow" : NULL;
+    const int64_t least = (int64_t)NARROW * size, ffn = dense_ffn(c), shared = shared_ffn(c);
+    return c->hidden < least || (ffn && ffn < least) || (shared && shared < least) ? "it is too narrow" : NULL;
 }
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -134,7 +157,7 @@ struct model_config model_tp_config(const struct model_config *c, int rank, int 
     struct model_config out = *c;
     if (size == 1) return out;
     out.mtp = false; /* it drafts nothing */
-    out.n_q_heads = out.n_kv_heads = out.ffn = out.delta.k_heads = out.delta.v_heads = 0;
+    out.n_q_heads = out.n_kv_heads = out.ffn = out.shared_ffn = out.delta.k_heads = out.delta.v_heads = 0;
     for (int r = 0; r < size; r++) {
         const struct heads h = heads_of(c, r, size), d = delta_heads(c, r, size);
         if (rank >= 0 && r != rank) continue;
@@ -143,6 +166,7 @@ struct model_config model_tp_config(const struct model_config *c, int rank, int 
         out.delta.k_heads = max64(out.delta.k_heads, d.kv1 - d.kv0);
         out.delta.v_heads = max64(out.delta.v_heads, d.q1 - d.q0);
         out.ffn = max64(out.ffn, cut_of(c->ffn, r + 1, size) - cut_of(c->ffn, r, size));
+        out.shared_ffn = max64(out.shared_ffn, cut_of(c->shared_ffn, r + 1, size) - cut_of(c->shared_ffn, r, size));
     }
     return out;
 }
@@ -167,27 +191,39 @@ static int delta_rows(const struct model_config *c, int rank, int size, const st
     return 1;
 }
 
+/* Of gate and up, each so wide. */
+static int gate_up_rows(int64_t width, int rank, int size, struct model_range *out) {
+    const int64_t lo = cut_of(width, rank, size), hi = cut_of(width, rank + 1, size);
+    out[0] = (struct model_range){lo, hi};
+    out[1] = (struct model_range){width + lo, width + hi};
+    return 2;
+}
+
 /* Rows of a layer's group that a rank has: ranges of it, at most MOST_RANGES; how many. */
 static int rows_of(const struct model_config *c, int rank, int size, const struct model_layer *y, const struct model_group *g,
                    struct model_range *out) {
     const int64_t dim = c->head_dim, q = query_parts(c) * dim, keys = c->n_q_heads * q, values = keys + c->n_kv_heads * dim;
-    const int64_t f0 = cut_of(c->ffn, rank, size), f1 = cut_of(c->ffn, rank + 1, size);
+    const struct heads h = heads_of(c, rank, size);
     if (is_of(g, y->qkv)) {
-        const struct heads h = heads_of(c, rank, size);
         out[0] = (struct model_range){h.q0 * q, h.q1 * q};
         out[1] = (struct model_range){keys + h.kv0 * dim, keys + h.kv1 * dim};
         out[2] = (struct model_range){values + h.kv0 * dim, values + h.kv1 * dim};
         return 3;
     }
-    if (is_of(g, y->gate_up)) {
-        out[0] = (struct model_range){f0, f1};
-        out[1] = (struct model_range){c->ffn + f0, c->ffn + f1};
-        return 2;
-    }
+    if (is_of(g, y->gate_up)) return gate_up_rows(c->ffn, rank, size, out);
+    if (is_of(g, y->shared_gate_up)) return gate_up_rows(c->shared_ffn, rank, size, out);
     const int n = y->delta_qkv ? delta_rows(c, rank, size, y, g, out) : 0;
     if (n > 0) return n;
-    const bool split = is_of(g, y->o) || is_of(g, y->down);
+    const bool split = is_of(g, y->o) || is_of(g, y->down) || is_of(g, y->shared_down);
     out[0] = (struct model_range){split ? cut_of(c->hidden, rank, size) : 0, split ? cut_of(c->hidden, rank + 1, size) : g->n};
+    if (g == y->sinks) out[0] = (struct model_range){h.q0, h.q1};
+    if (g == y->mla_q) out[0] = (struct model_range){h.q0 * dim, h.q1 * dim};
+    if (g == y->mla_kv) out[0] = (struct model_range){h.q0 * (c->mla.nope + c->mla.v), h.q1 * (c->mla.nope + c->mla.v)};
+    if (is_of(g, y->expert_gate_up) || is_of(g, y->expert_down)) {
+        const struct model_range own = model__ep_experts(c->n_experts, rank, size);
+        const int64_t each = g->n / c->n_experts;
+        out[0] = (struct model_range){own.lo * each, own.hi * each};
+    }
     return 1;
 }
 
@@ -228,11 +264,15 @@ static void codes_layout(const struct model *whole, const struct model_group *g,
 }
 
 /* The groups of whole's layers as rank `rank` has them: measure (m NULL), then bind those of the split model m. */
-static void weights_layout(const struct model *whole, int rank, int size, struct model *m, struct arena *a) {
+static void weights_layout(struct model *whole, int rank, int size, struct model *m, struct arena *a) {
     for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
         const struct model_layer *const y = &whole->layers[l];
         for (const struct model_group *g = y->first; g <= y->last; g++) {
             struct model_range range[MOST_RANGES];
+            if (g->role == MODEL_EXPERTS) {
+                model__ep_layout(whole, g, rank, size, m, a);
+                continue;
+            }
             const int n_ranges = rows_of(&whole->cfg, rank, size, y, g, range);
             const int64_t n = count_rows(range, n_ranges);
             if (has_codes(whole, g)) {
@@ -258,6 +298,10 @@ static void lora_layout(const struct model *whole, int rank, int size, struct lo
         for (const struct model_group *g = y->first; g <= y->last; g++) {
             struct model_range range[MOST_RANGES];
             if (!g->lora) continue;
+            if (g->role == MODEL_EXPERTS) {
+                if (to) *to++ = model__ep_lora(whole, g->lora, rank, size);
+                continue;
+            }
             const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range)), width = g->lora->width;
             void *const at = arena_take(a, dev_weight_bytes(whole->dev, whole->act, n, width));
             if (!to) continue;
@@ -276,6 +320,7 @@ static int64_t packed_elements(const struct model *whole, int rank, int size, bo
         const struct model_layer *const y = &whole->layers[l];
         for (const struct model_group *g = y->first; g <= y->last; g++) {
             struct model_range range[MOST_RANGES];
+            if (g->role == MODEL_EXPERTS) continue; /* copied as they are */
             const int64_t n = count_rows(range, rows_of(&whole->cfg, rank, size, y, g, range));
             most = max64(most, (all ? g->n : n) * max64(has_codes(whole, g) ? 0 : g->k, g->lora ? g->lora->width : 0));
         }
@@ -285,11 +330,12 @@ static int64_t packed_elements(const struct model *whole, int rank, int size, bo
 
 /* Columns of the widest matrix in the compute type that is gathered. */
 static int64_t most_columns(const struct model_config *c) {
-    return max64(max64(model_dim(c, MODEL_Q), model_dim(c, MODEL_DELTA_V)), c->ffn);
+    return max64(max64(model_dim(c, MODEL_Q), model_dim(c, MODEL_DELTA_V)), max64(dense_ffn(c), shared_ffn(c)));
 }
 
 static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t rows) {
-    const size_t wide = SIZE_OF(rows, most_columns(c), (int64_t)dtype_size(act));
+    const int64_t outputs = c->n_experts ? c->n_choices * c->hidden : 0;
+    const size_t wide = SIZE_OF(rows, max64(most_columns(c), outputs), (int64_t)dtype_size(act));
     const size_t sums = SIZE_OF(rows, c->hidden, (int64_t)sizeof(float));
     return wide > sums ? wide : sums;
 }
@@ -304,7 +350,7 @@ static void tp_layout(struct model_tp *t, struct model *m, struct arena *a) {
     if (c->delta.v_heads) t->ba = arena_take(a, SIZE_OF(t->max_rows, 2 * c->delta.v_heads, unit));
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
-    weights_layout(whole, t->rank, t->size, m, a);
+    weights_layout(t->whole, t->rank, t->size, m, a);
     lora_layout(whole, t->rank, t->size, t->lora, a);
     for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
 }
@@ -451,6 +497,7 @@ static int take_codes(struct model *m, const struct model_group *g, const struct
 static int take_group(struct model *m, const struct model_layer *y, const struct model_group *from, const struct model_group *to) {
     const struct model_tp *const t = m->tp;
     struct model_range range[MOST_RANGES];
+    if (from->role == MODEL_EXPERTS) return model__ep_take(m, from, to);
     const int n = rows_of(&t->whole->cfg, t->rank, t->size, y, from, range);
     if (from->lora) TRY(take_rows(m, to->lora->b, from->lora->b, range, n));
     if (has_codes(t->whole, from)) return take_codes(m, from, range, n);
@@ -478,12 +525,21 @@ int model_tp_take(struct model *m) {
 
 /* ---- a pass ---- */
 
-struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows) {
+const struct model *model__tp_whole(const struct model *m) { return m->tp->whole; }
+int model__tp_rank(const struct model *m, int *size) {
+    *size = m->tp->size;
+    return m->tp->rank;
+}
+
+static struct tensor part_of(const struct model *m, enum model_tp_dim d, int64_t rows, enum dtype dt) {
     const struct model_tp *const t = m->tp;
     const int64_t *const cut = t->cut[d];
-    const enum dtype dt = d == MODEL_TP_HIDDEN ? DT_F32 : m->act;
     CHECK(rows <= t->max_rows);
     return tensor_2d(t->send + (size_t)(rows * cut[t->rank]) * dtype_size(dt), dt, rows, cut[t->rank + 1] - cut[t->rank]);
+}
+
+struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows) {
+    return part_of(m, d, rows, m->act);
 }
 
 /* Gathers, and joins into y. */
@@ -505,11 +561,11 @@ int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct 
 }
 
 int model__tp_linear(struct model *m, const struct linear_args *a) {
-    const struct linear_args part = {
-        .group = a->group, .y = model__tp_part(m, MODEL_TP_HIDDEN, a->x.dim[0]), .x = a->x, .base = true};
+    const struct tensor own = part_of(m, MODEL_TP_HIDDEN, a->x.dim[0], a->y.dt);
+    const struct linear_args part = {.group = a->group, .y = own, .x = a->x, .base = a->add || a->base};
     TRY(model__linear(m, &part));
     TRY(gather(m, MODEL_TP_HIDDEN, a->y, a->add ? a->from : TENSOR_NONE));
-    if (a->base || !a->group->lora) return 0;
+    if (!a->add || a->base || !a->group->lora) return 0;
     TRY(model__lora_linear(m, &part)); /* behind the base's sum, as on one rank */
     return gather(m, MODEL_TP_HIDDEN, a->y, a->y);
 }
@@ -557,4 +613,15 @@ int model__tp_delta_ba(struct model *m, const struct linear_args *a) {
     TRY(model__linear(m, &of_all));
     for (int i = 0; i < 2; i++) TRY(copy_columns(m, a->y, i * n, whole, i * all + at, n));
     return 0;
+}
+
+struct tensor model__tp_rows(const struct model *m, struct model_range rows, int64_t width) {
+    return tensor_2d(m->tp->send + (size_t)(rows.lo * width) * dtype_size(m->act), m->act, rows.hi - rows.lo, width);
+}
+
+int model__tp_gather_rows(struct model *m, const int64_t *cut, int64_t width) {
+    const struct model_tp *const t = m->tp;
+    size_t at[DEV_MOST_COLUMNS + 1];
+    for (int r = 0; r <= t->size; r++) at[r] = (size_t)(cut[r] * width) * dtype_size(m->act);
+    return at[t->size] ? collective_all_gather(t->group, t->send, at, 1) : 0;
 }

@@ -3,10 +3,10 @@
  * No sum is ever split, outputs are: a rank has some rows of each matrix and computes those outputs of all tokens, each as one rank
  * would, and the outputs are gathered before the next matrix reads them. Attention is split by key head, the KV cache with it:
  * where heads do not divide, ranks have different numbers; where ranks are more than key heads, several have the same one and share
- * its queries. Gated delta nets are split the same way. Norms of whole rows of queries and keys are computed by each rank. Of an
- * adapter a rank has all A, and its rows of B; of a quantised base the codes of its rows. Embedding, norms and head are whole on
- * each rank. Training is not split: such a model is made again from the trained one's weights for each generation, whether these
- * are whole on each rank or sharded over all (weight_streaming.h).
+ * its queries. Gated delta nets are split the same way. Norms of whole rows of queries and keys are computed by each rank. Of
+ * experts a rank has some, whole (expert_parallel.c). Of an adapter a rank has all A, and its rows of B; of a quantised base the
+ * codes of its rows. Embedding, norms, routers and head are whole on each rank. Training is not split: such a model is made again
+ * of the trained one's weights for each generation, whether these are whole on each rank or sharded over all (weight_streaming.h).
  * Invariant: a row's bits are those of the model that is not split, whatever the number of ranks. */
 #ifndef VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H

@@ -571,6 +571,14 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
     return model_tp_unable(&s->policy, k->model.lora.quant, (int)n);
 }
 
+/* How many ranks the keys have generate together, 0: as many as the plan chooses; and which key says it. */
+static int64_t asked_together(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, const char **key) {
+    const int64_t of_experts = s->policy.n_experts ? k->rollout.expert_parallel : 1;
+    const bool by_experts = of_experts > 1 && of_experts > k->rollout.tensor_parallel;
+    *key = by_experts ? "rollout.expert_parallel_size" : "rollout.tensor_model_parallel_size";
+    return by_experts ? of_experts : k->rollout.tensor_parallel;
+}
+
 /* KV blocks for a quarter, at least, of the samples that may run at once. */
 static bool kv_fits(const struct memory_plan *p) {
     return p->n_kv_blocks * 4 >= p->max_seqs * ((p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
@@ -586,11 +594,13 @@ static bool better_split(const struct memory_plan *q, const struct memory_plan *
  * few as leave the KV cache its room. */
 static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
                       enum weight_layout layout) {
-    const int64_t asked = k->rollout.tensor_parallel, first = asked > 0 ? asked : 1;
+    const char *key;
+    const int64_t asked = asked_together(k, s, &key), first = asked > 0 ? asked : 1;
     const char *const unable = no_split(k, s, layout, first);
     char why[sizeof p->why_split] = "";
     if (unable) snprintf(why, sizeof why, "not the %lld asked for: %s", (long long)first, unable);
-    else if (asked > 0) snprintf(why, sizeof why, "as rollout.tensor_model_parallel_size says");
+    else if (asked > 0) snprintf(why, sizeof why, "as %s says", key);
+    else if (k->rollout.expert_parallel > 1) snprintf(why, sizeof why, "rollout.expert_parallel_size: the model has no experts");
     TRY(plan_layout(p, k, s, dev, layout, unable ? 1 : first));
     for (int64_t n = first + 1; asked == 0 && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
         struct memory_plan q;
@@ -644,6 +654,7 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .layout = p->layout,
                           .why = *p->why ? p->why : NULL,
                           .together = p->tensor_parallel,
+                          .experts = s->policy.n_experts > 0,
                           .why_together = *p->why_split ? p->why_split : NULL};
     struct ppo_worker_config one = *k;
     struct memory_plan q;

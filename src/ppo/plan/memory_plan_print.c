@@ -138,6 +138,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
     else if (p->parts > 1 && p->keep.context <= 1)
         buf_addf(text, "  context parallel: 1, there is one rank; gradients are summed in %lld parts, as on %lld ranks\n",
                  (long long)p->parts, (long long)p->parts);
-    if (!several && k->rollout.tensor_parallel > 1 && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
+    const bool asked = k->rollout.tensor_parallel > 1 || k->rollout.expert_parallel > 1;
+    if (!several && asked && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
     return b->json;
 }

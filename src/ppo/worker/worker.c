@@ -64,6 +64,7 @@ static int agree(struct ppo_worker *w, const struct memory_plan_shapes *shapes) 
         struct ppo_worker_config k = w->k;
         k.layout = (enum weight_layout)a.layout;
         k.rollout.tensor_parallel = a.tensor_parallel;
+        k.rollout.expert_parallel = 1;
         TRY(memory_plan_make(p, &k, shapes, &w->base.dev));
         snprintf(p->why, sizeof p->why, "another rank has room for no other");
     }
