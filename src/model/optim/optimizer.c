@@ -118,7 +118,7 @@ static void add_run(struct optim *o, struct optim_run r) {
 
 /* The segments of a range, and a run for each of its parameters. */
 static void add_range(struct optim *o, const struct model *m, struct model_range own) {
-    for (int64_t i = 0; i < m->n_train_params; i++) {
+    for (int64_t i = model_param_at(m, own.lo); i < m->n_train_params && m->train_params[i].offset < own.hi; i++) {
         const struct model_param *p = &m->train_params[i];
         const int64_t end = p->offset + p->rows * p->cols, lo = own.lo > p->offset ? own.lo : p->offset,
                       hi = own.hi < end ? own.hi : end;
@@ -184,15 +184,15 @@ static size_t part_bytes(const struct model *m, const struct optim_config *c, co
 
 size_t optim_part_bytes(const struct model *m, const struct optim_config *c, struct model_shard s, size_t *host) {
     size_t most = 0, most_host = 0;
-    for (s.rank = 0; s.rank < s.size; s.rank++) {
-        struct model_range *own;
+    struct model_owners o;
+    model_own_all(m, s, &o);
+    for (int r = 0; r < s.size; r++) {
         size_t on_host;
-        const int64_t n = model_own(m, s, &own);
-        const size_t bytes = part_bytes(m, c, own, n, &on_host);
+        const size_t bytes = part_bytes(m, c, o.own + o.at[r], o.at[r + 1] - o.at[r], &on_host);
         if (bytes > most) most = bytes;
         if (on_host > most_host) most_host = on_host;
-        free(own);
     }
+    model_owners_free(&o);
     if (host) *host = most_host;
     return most;
 }

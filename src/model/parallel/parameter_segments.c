@@ -6,6 +6,7 @@
 #include "base/buf.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -16,21 +17,36 @@ int64_t model_n_segments(const struct model *m) {
     return n;
 }
 
+int64_t model_param_at(const struct model *m, int64_t element) {
+    int64_t lo = 0, hi = m->n_train_params;
+    while (lo < hi) {
+        const int64_t i = lo + (hi - lo) / 2;
+        const struct model_param *p = &m->train_params[i];
+        if (p->offset + p->rows * p->cols <= element) lo = i + 1;
+        else hi = i;
+    }
+    return lo;
+}
+
 void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out) {
     const int64_t length = all.hi - all.lo;
     int64_t k = 0, at = all.lo; /* the run being filled */
     out[0] = (struct model_range){at, at};
-    for (int64_t i = 0; i < m->n_train_params; i++) {
+    for (int64_t i = model_param_at(m, all.lo); i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
-        if (p->offset >= all.hi || p->offset + p->rows * p->cols <= all.lo) continue;
+        if (p->offset >= all.hi) break;
         const enum model_role role = m->groups[p->group].role;
         const bool whole = whole_matrices && (role == MODEL_LINEAR || role == MODEL_EXPERTS);
         const int64_t end = p->offset + p->rows * p->cols, piece = whole ? end - p->offset : DEV_SEGMENT;
+        if (p->offset >= all.lo && end <= all.hi && (__int128)(end - all.lo) * n < (__int128)(k + 1) * length) {
+            at = out[k].hi = end; /* all of it before the next run */
+            continue;
+        }
         for (int64_t lo = p->offset; lo < end; lo += piece) {
             if (lo < all.lo || lo >= all.hi) continue;
             at = min64(lo + piece, end);
-            const int64_t middle = lo + (at - lo) / 2 - all.lo; /* a piece is its middle's */
-            for (const int64_t want = (int64_t)((__int128)middle * n / length); k < want;) out[++k] = (struct model_range){lo, lo};
+            const __int128 middle = lo + (at - lo) / 2 - all.lo; /* a piece is its middle's: of run middle n / length */
+            while (middle * n >= (__int128)(k + 1) * length) out[++k] = (struct model_range){lo, lo};
             out[k].hi = at;
         }
     }
@@ -62,30 +78,48 @@ static int by_place(const void *a, const void *b) {
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
+void model_own_all(const struct model *m, struct model_shard s, struct model_owners *out) {
+    struct model_range *bucket;
+    const int64_t n_buckets = model_buckets(m, &bucket), size = s.size;
+    struct model_range *part = xmalloc((size_t)(n_buckets * size) * sizeof *part); /* bucket by bucket */
+    *out = (struct model_owners){.own = xmalloc((size_t)(n_buckets * size) * sizeof *part),
+                                 .at = xcalloc((size_t)size + 1, sizeof *out->at)};
+    for (int64_t i = 0; i < n_buckets; i++) model_cut(m, bucket[i], size, s.whole_matrices, part + i * size);
+    for (int64_t r = 0, n = 0; r < size; r++) {
+        for (int64_t i = 0; i < n_buckets; i++)
+            if (part[i * size + r].lo < part[i * size + r].hi) out->own[n++] = part[i * size + r];
+        qsort(out->own + out->at[r], (size_t)(n - out->at[r]), sizeof *part, by_place);
+        out->at[r + 1] = n;
+    }
+    free(part);
+    free(bucket);
+}
+
+void model_owners_free(struct model_owners *o) {
+    free(o->own);
+    free(o->at);
+}
+
 int64_t model_own_most(const struct model *m, struct model_shard s) {
+    struct model_owners o;
     int64_t most = 0;
     if (s.size <= 1) return m->n_train;
-    for (s.rank = 0; s.rank < s.size; s.rank++) {
-        struct model_range *own;
-        const int64_t n = model_own(m, s, &own);
+    model_own_all(m, s, &o);
+    for (int r = 0; r < s.size; r++) {
         int64_t sum = 0;
-        for (int64_t i = 0; i < n; i++) sum += own[i].hi - own[i].lo;
+        for (int64_t i = o.at[r]; i < o.at[r + 1]; i++) sum += o.own[i].hi - o.own[i].lo;
         most = sum > most ? sum : most;
-        free(own);
     }
+    model_owners_free(&o);
     return most;
 }
 
 int64_t model_own(const struct model *m, struct model_shard s, struct model_range **out) {
-    struct model_range *part = xmalloc((size_t)s.size * sizeof *part), *own;
-    const int64_t n_buckets = model_buckets(m, &own);
-    int64_t n = 0;
-    for (int64_t i = 0; i < n_buckets; i++) {
-        model_cut(m, own[i], s.size, s.whole_matrices, part);
-        if (part[s.rank].lo < part[s.rank].hi) own[n++] = part[s.rank];
-    }
-    free(part);
-    qsort(own, (size_t)n, sizeof *own, by_place);
-    *out = own;
+    struct model_owners o;
+    model_own_all(m, s, &o);
+    const int64_t n = o.at[s.rank + 1] - o.at[s.rank];
+    *out = xmalloc((size_t)n * sizeof **out + 1);
+    if (n) memcpy(*out, o.own + o.at[s.rank], (size_t)n * sizeof **out);
+    model_owners_free(&o);
     return n;
 }

@@ -10,6 +10,8 @@
 #include "model/parameters.h"
 
 int64_t model_n_segments(const struct model *m);
+/* The parameter with this element of what m trains. */
+int64_t model_param_at(const struct model *m, int64_t element);
 
 /* Cuts a range into n runs of segments, some of them empty, of about the same length. whole_matrices: a matrix that is neither
  * embedding nor head is not cut. */
@@ -19,6 +21,13 @@ void model_cut(const struct model *m, struct model_range all, int64_t n, bool wh
 int64_t model_buckets(const struct model *m, struct model_range **out);
 /* What a rank owns: its part of each bucket by model_cut, in the order of the flat arrays, none empty. Caller frees. */
 int64_t model_own(const struct model *m, struct model_shard s, struct model_range **out);
+/* The same of all ranks at once: rank r has own[at[r]] to own[at[r + 1]]. */
+struct model_owners {
+    struct model_range *own;
+    int64_t *at;
+};
+void model_own_all(const struct model *m, struct model_shard s, struct model_owners *out);
+void model_owners_free(struct model_owners *o);
 /* Elements that the rank with the most owns. */
 int64_t model_own_most(const struct model *m, struct model_shard s);
 
