@@ -136,7 +136,7 @@ static int refuse(const struct plan *p, const struct query *q) {
     if (own && !q->k->optim.host_state && fits(q, &k)) return memory_refuse(need, "engine.optimizer_offload=True");
     k = *q->k;
     for (k.data.context = 2; q->k->data.context == 1 && k.data.grad_chunk == 1 && k.data.context <= k.ranks.n; k.data.context++)
-        if (fits(q, &k))
+        if (k.ranks.n % k.data.context == 0 && fits(q, &k))
             return memory_refuse(need, "engine.ulysses_sequence_parallel_size=%lld (context parallel)", (long long)k.data.context);
     FAIL(ERR_NOMEM, "%s; no smaller micro-batch fits: train an adapter (model.lora_rank), or lower data.max_length", need);
 }

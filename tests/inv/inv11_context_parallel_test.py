@@ -1,9 +1,10 @@
 """Invariant 11, with ranks that share the rows of a micro-batch in updates (context parallel): GRPO and PPO give the tokens,
 weights and files of one rank with the same keys, in every layout, with an adapter and a critic; so does a run that goes on with
-another number of ranks. What cannot be cut is said. Small runs on CPU ranks."""
+another number of ranks. What does not fit one rank is refused with the number that fits. Small runs on CPU ranks."""
 
 import json
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
@@ -66,6 +67,17 @@ def main():
             go(f"step {step}: {n} ranks", d, n, 2, **critic, **{"trainer.total_training_steps": step, "trainer.save_freq": 1})
         why = first_difference(s.dir / "a_critic", d, STEPS)
         test("another number of ranks in each step: as one rank", not why, why)
+        long = {"data.max_response_length": 16000, A + "actor.ppo_micro_batch_size_per_gpu": 1, A + "actor.use_kl_loss": False,
+                A + "rollout.max_num_seqs": 1, "trainer.recompute": "layer"}
+        need = {n: float(re.search(r"\n  total +([0-9.]+) MiB", run("plan", *line("plan", 4, n, **long)[1:]).stdout)[1])
+                for n in (1, 2, 4)}
+        test("a rank needs less the more share the rows", need[1] > need[2] > need[4], str(need))
+        long["trainer.device_memory_limit"] = f"{(need[1] + need[2]) / 2 * 4:.0f}MiB"
+        p = run("plan", *line("plan", 4, 1, **long)[1:], check=False)
+        test("what is too long for one rank is refused, with the number that fits",
+             p.returncode == 4 and f"{PARTS}=2 (context parallel) fits" in p.stdout + p.stderr, p.stdout[-600:] + p.stderr[-600:])
+        p = run("plan", *line("plan", 4, 2, **long)[1:], check=False)
+        test("which fits", p.returncode == 0, p.stdout[-600:] + p.stderr[-600:])
         p = run(*line(s.dir / "few", 2, 3), check=False)
         test("more parts than ranks are refused", p.returncode == 2 and f"{PARTS}=3: the update has 2 ranks" in p.stderr, p.stderr)
         whole = go("without the key", s.dir / "whole", 1, 1)

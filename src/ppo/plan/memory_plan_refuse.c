@@ -171,7 +171,7 @@ static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k
     for (c.actor.context = c.critic.context = 2;
          k->actor.context == 1 && c.actor.context <= k->ranks.pools.n[PPO_TRAIN] && k->actor.grad_chunk == 1 && !c.critic.enable;
          c.actor.context++)
-        if (fits(&c, s, dev))
+        if (k->ranks.pools.n[PPO_TRAIN] % c.actor.context == 0 && fits(&c, s, dev))
             return memory_refuse(need, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=%lld (context parallel)",
                                  (long long)c.actor.context);
     c = *k;
