@@ -96,6 +96,18 @@ def main():
         why = first_difference(one, d, 2)
         test("another number in each step: as one rank", not why, why)
 
+        found = []
+        for n in (1, 3):
+            out = s.dir / f"generated{n}.jsonl"
+            keys = {"model.path": model, "data.path": s.dir / "test.jsonl", "data.output_path": out, "data.n_samples": 1,
+                    "data.batch_size": 8, "rollout.response_length": 16, "rollout.prompt_length": 64, "trainer.device": "cpu",
+                    "trainer.ranks": n, "rollout.tensor_model_parallel_size": n}
+            p = run("generate", *[f"{k}={v}" for k, v in keys.items()], check=False)
+            said = p.stdout + p.stderr
+            test(f"verlc generate: {n} ranks", p.returncode == 0 and (n == 1 or "3 ranks generate together" in said), said[-800:])
+            found.append(out.exists() and out.read_bytes())
+        test("verlc generate: the bytes of one rank", found[0] and found[0] == found[1])
+
         ep = {A + "model.path": model, A + "rollout.expert_parallel_size": 4, "trainer.ranks": 4}
         for keys, said in ((ep, "4 ranks generate together, each with its heads, experts and rows of the layers' matrices; as "
                             "rollout.expert_parallel_size says"),
