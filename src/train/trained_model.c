@@ -38,7 +38,7 @@ struct trained_model {
         struct model_acts *whole; /* for passes without backward, which one rank does; NULL: acts */
         struct model_parts cut;   /* of the micro-batch at hand */
     } context;
-    struct routers {        /* of a mini-batch */
+    struct routers { /* of a mini-batch */
         struct router_losses losses;
         int64_t n, *count;  /* (n): choices by layer and expert; n 0: the model has none */
         int64_t *scored;    /* (n), of Megatron's load-balancing loss: model_router_by_scores; else NULL */
