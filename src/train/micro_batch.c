@@ -183,3 +183,22 @@ int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct
     };
     return fill_routes(p, seqs, m, b);
 }
+
+struct pack_targets micro_batch_targets(const struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i) {
+    struct pack_targets r = {0, 0};
+    while (r.lo < m->n_targets && p->row[r.lo] < cut->cut[i]) r.lo++;
+    for (r.hi = r.lo; r.hi < m->n_targets && p->row[r.hi] < cut->cut[i + 1];) r.hi++;
+    return r;
+}
+
+struct pack_targets micro_batch_part(struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i,
+                                     struct model_batch *b) {
+    const int64_t lo = cut->cut[i], n = cut->cut[i + 1] - lo;
+    const struct pack_targets own = micro_batch_targets(p, m, cut, i);
+    b->n_rows = n;
+    b->ids = tensor_rows(b->ids, lo, n);
+    b->pos = tensor_rows(b->pos, lo, n);
+    b->slots = tensor_rows(b->slots, 0, n);
+    for (int64_t k = own.lo; k < own.hi; k++) p->row[k] -= (int32_t)lo;
+    return own;
+}

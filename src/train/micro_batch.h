@@ -75,4 +75,13 @@ int micro_batch_routes(struct pack *p, const struct pack_micro *m, int32_t *word
 /* Puts it on the device, recorded choices too; b borrows p. Fills row and target. */
 int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct pack_micro *m, struct model_batch *b);
 
+struct pack_targets {
+    int64_t lo, hi; /* of a micro-batch's own */
+};
+/* Those that are read from the rows of part i, after micro_batch_fill. */
+struct pack_targets micro_batch_targets(const struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i);
+/* The same; leaves the part's rows in b, and in row those of its targets among them. */
+struct pack_targets micro_batch_part(struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i,
+                                     struct model_batch *b);
+
 #endif

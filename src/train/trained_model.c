@@ -307,14 +307,9 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
     return &t->list;
 }
 
-/* Rows and targets of a micro-batch that a pass computes here; targets [lo, hi) of its own. */
-struct range {
-    int64_t lo, hi;
-};
-
 /* The rows of b through model and head: t->out of targets r. l: what the head adds to log-probs; completed here. */
-static int forward(struct trained_model *t, struct model_acts *acts, float temperature, struct range r, struct model_batch *b,
-                   struct model_logp_args *l) {
+static int forward(struct trained_model *t, struct model_acts *acts, float temperature, struct pack_targets r,
+                   struct model_batch *b, struct model_logp_args *l) {
     b->no_adapter = t->no_adapter;
     TRY(model_forward(t->model, b, acts));
     if (t->model->cfg.value) return model_value(t->model, acts, t->pack.row + r.lo, r.hi - r.lo, t->out + r.lo);
@@ -345,7 +340,8 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
         t->pack.keep_routes = out.routes && t->pack.routed;
         int rc = m.n_targets > 0 ? micro_batch_fill(&t->pack, seqs, &m, &b) : 0;
         if (m.n_targets > 0 && rc == 0)
-            rc = forward(t, t->context.whole ? t->context.whole : t->acts, temperature, (struct range){0, m.n_targets}, &b, &l);
+            rc = forward(t, t->context.whole ? t->context.whole : t->acts, temperature, (struct pack_targets){0, m.n_targets}, &b,
+                         &l);
         t->pack.keep_routes = false;
         TRY(rc);
         if (out.routes) memset(out.routes + rows * words, 0xff, (size_t)(m.n_rows * words) * 4);
@@ -400,42 +396,27 @@ static void loss_not_finite(const struct trained_model *t, struct optim_result *
 struct computed {
     struct model_batch b, next; /* next: with the token after each row */
     struct model_logp_args l, mtp;
-    struct range own; /* targets that are computed here */
+    struct pack_targets own; /* targets that are computed here */
     bool finite;
 };
 
 /* ---- rows over ranks (parallel/context_parallel.h) ---- */
 
-/* The targets of part i. */
-static struct range part_targets(const struct trained_model *t, const struct pack_micro *m, int i) {
-    const int32_t *const row = t->pack.row;
-    struct range r = {0, 0};
-    while (r.lo < m->n_targets && row[r.lo] < t->context.cut.cut[i]) r.lo++;
-    for (r.hi = r.lo; r.hi < m->n_targets && row[r.hi] < t->context.cut.cut[i + 1];) r.hi++;
-    return r;
-}
-
 /* Cuts the micro-batch in b; where ranks share rows, b and *own are left with this rank's part, and at[parts + 1] says where the
  * outputs of each begin, in bytes. */
-static int take_part(struct trained_model *t, const struct pack_micro *m, struct model_batch *b, struct range *own, size_t *at) {
+static int take_part(struct trained_model *t, const struct pack_micro *m, struct model_batch *b, struct pack_targets *own,
+                     size_t *at) {
     struct model_parts *const cut = &t->context.cut;
-    *own = (struct range){0, m->n_targets};
+    *own = (struct pack_targets){0, m->n_targets};
     if (t->context.parts == 1) return 0;
     model_parts_cut(cut, m->n_rows, t->context.parts);
     b->parts = cut;
     if (!t->context.ranks) return 0;
-    const int rank = collective_rank(t->context.group);
-    const int64_t lo = cut->cut[rank], n = cut->cut[rank + 1] - lo;
     TRY(model_context_begin(t->context.ranks, cut, b->ids));
     b->context = t->context.ranks;
-    b->n_rows = n;
-    b->ids = tensor_rows(b->ids, lo, n);
-    b->pos = tensor_rows(b->pos, lo, n);
-    b->slots = tensor_rows(b->slots, 0, n);
-    *own = part_targets(t, m, rank);
     at[0] = 0;
-    for (int i = 0; i < cut->n; i++) at[i + 1] = (size_t)part_targets(t, m, i).hi * sizeof *t->out;
-    for (int64_t k = own->lo; k < own->hi; k++) t->pack.row[k] -= (int32_t)lo;
+    for (int i = 0; i < cut->n; i++) at[i + 1] = (size_t)micro_batch_targets(&t->pack, m, cut, i).hi * sizeof *t->out;
+    *own = micro_batch_part(&t->pack, m, cut, collective_rank(t->context.group), b);
     return 0;
 }
 
