@@ -56,7 +56,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
            "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe",
-           "gemma": "Gemma", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "mimo": "MiMo"}
+           "gemma": "Gemma", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "mimo": "MiMo", "qwen3_next": "Qwen3Next"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",
               "distillation.teacher_models.teacher_model.model_path", "actor_rollout_ref.model.tokenizer_path"]
@@ -112,10 +112,12 @@ class Scratch:
                       "vocab_size": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 65536,
                       "hidden_act": "gelu_pytorch_tanh" if family == "gemma" else "silu",
                       "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 16}
-            if family in ("qwen3_5", "qwen3_5_moe"):  # a vision-language checkpoint
+            if family in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
                 config |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
                            "linear_value_head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
-                           "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+                           "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+                           "mtp_num_hidden_layers": 1}
+            if family in ("qwen3_5", "qwen3_5_moe"):  # a vision-language checkpoint
                 config = {"model_type": family, "architectures": [CLASSES[family] + "ForConditionalGeneration"],
                           "vision_config": {}, "tie_word_embeddings": True,
                           "text_config": config | {"model_type": family + "_text"}}

@@ -43,6 +43,7 @@ QWEN35 = dict(NO_PAD, model_type="qwen3_5_text", architectures=["Qwen3_5ForCausa
               linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2)
 GRANITE4 = dict(NO_PAD, model_type="granitemoehybrid", architectures=["GraniteMoeHybridForCausalLM"], num_local_experts=0,
                 num_experts_per_tok=0, intermediate_size=12, shared_intermediate_size=40, mamba_n_heads=4)
+NEXT = dict(QWEN35, model_type="qwen3_next", architectures=["Qwen3NextForCausalLM"])
 GEMMA = dict(SHAPE, hidden_act="gelu_pytorch_tanh", pad_token_id=0, tie_word_embeddings=True, rope_theta=1e4)
 CASES = {
     # transformers 4 spellings
@@ -173,6 +174,10 @@ CASES = {
                             tie_word_embeddings=False, num_key_value_heads=1, full_attention_interval=2, num_experts=6,
                             num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
                             rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25)),
+    # q, k, v and z of a key head together in the files; one layer without experts
+    "qwen3_next": dict(NEXT, tie_word_embeddings=False, num_hidden_layers=3, full_attention_interval=3, num_key_value_heads=1,
+                       linear_num_value_heads=4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+                       shared_expert_intermediate_size=24, mlp_only_layers=[1], rope_theta=1e7, partial_rotary_factor=0.25),
     # every optional bias; a window in the upper layer alone
     "llama_bias": dict(SHAPE, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True,
                        num_hidden_layers=1, attention_bias=True, mlp_bias=True, rope_theta=1e4),
@@ -331,6 +336,15 @@ MORE = {
     "qwen3_5_heads": dict(QWEN35, tie_word_embeddings=False, full_attention_interval=2, head_dim=32, num_key_value_heads=4,
                           linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=48,
                           rope_parameters=dict(rope_type="default", rope_theta=1e5)),
+    "qwen3_next_dense": dict(NEXT, tie_word_embeddings=True, num_hidden_layers=4, full_attention_interval=2, decoder_sparse_step=2,
+                             linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=32, num_experts=5,
+                             num_experts_per_tok=3, moe_intermediate_size=16, shared_expert_intermediate_size=20,
+                             norm_topk_prob=False, rope_parameters=dict(rope_type="default", rope_theta=1e5)),
+    "qwen3_next_types": dict(NEXT, tie_word_embeddings=False, num_key_value_heads=4, attention_bias=True, head_dim=32,
+                             linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=48,
+                             layer_types=["full_attention", "linear_attention"], num_experts=4, num_experts_per_tok=4,
+                             moe_intermediate_size=24, shared_expert_intermediate_size=8,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)),
     "smollm3_every": dict(NO_PAD, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4,
                           tie_word_embeddings=False, num_key_value_heads=1, no_rope_layer_interval=2, rope_theta=1e4),
     # no bias of keys: without rope its gradient is 0 but for rounding
@@ -387,7 +401,7 @@ def load(path):
 
 def randomize(model, gen):
     """Weights wide enough that every nonlinearity works; wider, and fp32 itself differs from fp64 by 1e-5."""
-    one_plus = model.config.model_type.startswith(("gemma", "qwen3_5"))
+    one_plus = model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=gen)
@@ -401,6 +415,10 @@ def randomize(model, gen):
                 # keys near their queries: what the gated norm divides by is then no sum that cancels
                 n = model.config.linear_num_key_heads * model.config.linear_key_head_dim
                 p[n:2 * n] = p[:n] + 0.3 * p[n:2 * n]
+            if name.endswith("in_proj_qkvz.weight"):  # likewise, in each key head
+                n = model.config.linear_key_head_dim
+                heads = p.view(model.config.linear_num_key_heads, -1, p.shape[1])
+                heads[:, n:2 * n] = heads[:, :n] + 0.3 * heads[:, n:2 * n]
             if name.endswith("A_log"):
                 p -= 2
         for name, b in model.named_buffers():

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Golden numbers of layers for multi-token prediction, from torch in fp32: cases next to those of oracle_model.py.
 
-  oracle_mtp.py DIR [NAME ...]    writes DIR/NAME (tests/fixtures/model): mimo, qwen3_5_mtp, qwen3_5_mtp_experts
+  oracle_mtp.py DIR [NAME ...]    writes DIR/NAME (tests/fixtures/model): mimo, qwen3_5_mtp, ...
 
-MiMo's class derives from transformers' Qwen2; Qwen3.5's leaves the layer's tensors out as it loads. transformers has no class for
+MiMo's class derives from transformers' Qwen2; the others' leave the layer's tensors out as they load. transformers has no class for
 the layer; the one here is its published formula with transformers' decoder layer of full attention inside: of row t, from the
 state h after the final norm and the embedding e of token t + 1, norm(layer(proj [norm h; norm e])) in MiMo,
-norm(layer(proj [norm e; norm h])) in Qwen3.5, and the model's head for token t + 2. The
+norm(layer(proj [norm e; norm h])) in Qwen3.5 and Qwen3-Next, and the model's head for token t + 2. The
 files have a matrix of each expert there, whatever the model's layers have.
 golden.safetensors has what oracle_model.py's cases have, and
   mtp_logits              (rows, vocab); the last row of a sequence reads token 0
@@ -26,6 +26,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3_5 import configuration_qwen3_5, modeling_qwen3_5
 from transformers.models.qwen3_5_moe import configuration_qwen3_5_moe, modeling_qwen3_5_moe
+from transformers.models.qwen3_next import configuration_qwen3_next, modeling_qwen3_next
 
 MIMO = dict(SHAPE, tie_word_embeddings=False, rope_theta=640000.0, use_sliding_window=False, rms_norm_eps=1e-5)
 
@@ -52,11 +53,15 @@ FAMILIES = {
                            modeling_qwen3_5.Qwen3_5RMSNorm, QWEN_NAMES, True),
     "qwen3_5_moe_text": Family(configuration_qwen3_5_moe.Qwen3_5MoeTextConfig, modeling_qwen3_5_moe.Qwen3_5MoeDecoderLayer,
                                modeling_qwen3_5_moe.Qwen3_5MoeRMSNorm, QWEN_NAMES, True),
+    "qwen3_next": Family(configuration_qwen3_next.Qwen3NextConfig, modeling_qwen3_next.Qwen3NextDecoderLayer,
+                         modeling_qwen3_next.Qwen3NextRMSNorm, QWEN_NAMES, True),
 }
 MTP_CASES = {
     "mimo": dict(MIMO, model_type="mimo", architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1),
     "qwen3_5_mtp": dict(CASES["qwen3_5"], num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=1),
     "qwen3_5_mtp_experts": dict(CASES["qwen3_5_experts"], mtp_num_hidden_layers=1),
+    # config.json does not say that there is one
+    "qwen3_next_mtp": dict(CASES["qwen3_next"], num_hidden_layers=2, full_attention_interval=2, mlp_only_layers=[], num_experts=4),
 }
 
 

@@ -134,13 +134,21 @@ int dev_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
 }
 
 static int check_split(const char *op, const struct gate_split_args *a) {
+    int64_t of_heads = 0;
     TRY(want2(op, "joint", a->joint, ACT, ANY, ANY));
     const unsigned act = set_of(a->joint.dt);
-    TRY(want2(op, "gate", a->gate, act, a->joint.dim[0], ANY));
-    if (a->n_heads <= 0 || a->gate.dim[1] % a->n_heads != 0 || a->joint.dim[1] < 2 * a->gate.dim[1])
-        FAIL(ERR_INVAL, "dev op %s: gates of %lld heads in %lld of %lld columns", op, (long long)a->n_heads,
-             (long long)a->gate.dim[1], (long long)a->joint.dim[1]);
-    return want2(op, "rest", a->rest, act, a->joint.dim[0], a->joint.dim[1] - a->gate.dim[1]);
+    if (a->n_heads <= 0 || a->n_parts < 1 || a->n_parts > DEV_SPLIT_PARTS)
+        FAIL(ERR_INVAL, "dev op %s: %lld heads of %lld parts; at most %d", op, (long long)a->n_heads, (long long)a->n_parts,
+             DEV_SPLIT_PARTS);
+    for (int64_t p = 0; p < a->n_parts; p++) {
+        if (a->width[p] <= 0) FAIL(ERR_INVAL, "dev op %s: a part of %lld columns", op, (long long)a->width[p]);
+        of_heads += a->n_heads * a->width[p];
+    }
+    if (a->joint.dim[1] < of_heads)
+        FAIL(ERR_INVAL, "dev op %s: heads of %lld columns in %lld", op, (long long)of_heads, (long long)a->joint.dim[1]);
+    const int64_t n = a->gate.data ? a->n_heads * a->width[a->n_parts - 1] : 0;
+    if (n) TRY(want2(op, "gate", a->gate, act, a->joint.dim[0], n));
+    return want2(op, "rest", a->rest, act, a->joint.dim[0], a->joint.dim[1] - n);
 }
 int dev_gate_split(struct dev *d, const struct gate_split_args *a) {
     TRY(check_split("gate_split", a));

@@ -322,13 +322,14 @@ struct gated_norm_bwd_args {
     struct tensor dw;     /* (c) f32 += */
 };
 
-/* Queries with an output gate: of H heads of D = N / H columns each the query and its gate stand side by side, M other columns
- * (keys, values) follow. */
+/* Columns that belong together in another way: of H heads the parts stand side by side (a query and its gate; q, k, v and z of
+ * a key head of a gated delta net), M other columns (keys, values) follow. N: those of all heads' last parts. */
+enum { DEV_SPLIT_PARTS = 4 };
 struct gate_split_args {
-    int64_t n_heads;
-    struct tensor joint; /* (T, 2 N + M) act or f32 */
-    struct tensor rest;  /* (T, N + M): queries, the other columns */
-    struct tensor gate;  /* (T, N) */
+    int64_t n_heads, n_parts, width[DEV_SPLIT_PARTS]; /* of a head */
+    struct tensor joint;                              /* (T, H sum of width + M) act or f32 */
+    struct tensor rest;                               /* (T, joint's less N): part by part, each of all heads, the other columns */
+    struct tensor gate;                               /* (T, N): the last part; absent: it is in rest too */
 };
 struct output_gate_bwd_args {
     struct tensor dy, x, gate; /* (T, c) act, given */

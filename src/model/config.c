@@ -297,6 +297,7 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
     TRY(parse_experts(c, o, where));
     TRY(parse_delta(c, o, where));
+    if (c->family->mtp) c->mtp_layers = c->family->mtp->layers;
     if (c->family->mtp) TRY(json_i64_opt(o, c->family->mtp->key, &c->mtp_layers, where));
     if (c->mtp_layers < 0 || c->mtp_layers > MODEL_MAX_LAYERS)
         FAIL(ERR_FORMAT, "%s: \"%s\" is %lld", where, c->family->mtp->key, (long long)c->mtp_layers);
@@ -820,7 +821,8 @@ void model_config_make_value(struct model_config *c) {
 int model_config_use_mtp(struct model_config *c, bool detached, const char *where) {
     if (c->mtp_layers != 1)
         FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported %lld layers for multi-token prediction of a %s model; mtp.enable wants one, of MiMo or Qwen3.5",
+             "%s: unsupported %lld layers for multi-token prediction of a %s model; mtp.enable wants one, of MiMo, Qwen3.5 or "
+             "Qwen3-Next",
              where, (long long)c->mtp_layers, c->family->type);
     bool own_embeddings = false;
     TRY(json_bool_opt(model_text_json(c->json), "mtp_use_dedicated_embeddings", &own_embeddings, where));

@@ -41,6 +41,9 @@ void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struc
 void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     if (c->features & MODEL_OUTPUT_GATE)
         a->joint = model__take2(m, act, a->max_rows, model_dim(c, MODEL_QKV) + model_dim(c, MODEL_Q));
+    if (!c->delta.v_heads || model_has_group(c, offsetof(struct model_layer, delta_z))) return;
+    a->delta.qkvz = model__take2(m, act, a->max_rows, model_dim(c, MODEL_DELTA_QKVZ));
+    a->delta.joint_ba = model__take2(m, act, a->max_rows, model_dim(c, MODEL_DELTA_BA));
 }
 
 void model__hybrid_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
@@ -107,17 +110,49 @@ static struct delta_ops ops_of(const struct model *m, const struct model_batch *
     return o;
 }
 
+/* Where files have q, k, v and z of a key head together, and b and a (Qwen3-Next): what the matrices give, and its parts. */
+static struct gate_split_args joint_qkvz(const struct model *m, const struct model_acts *a, struct tensor qkv, struct tensor z) {
+    const struct model_config *c = &m->cfg;
+    const int64_t v = c->delta.v_heads / c->delta.k_heads * c->delta.v_dim;
+    return (struct gate_split_args){.n_heads = c->delta.k_heads,
+                                    .n_parts = 4,
+                                    .width = {c->delta.k_dim, c->delta.k_dim, v, v},
+                                    .joint = model__top(a->delta.qkvz, qkv.dim[0]),
+                                    .rest = qkv,
+                                    .gate = z};
+}
+static struct gate_split_args joint_ba(const struct model *m, const struct model_acts *a, struct tensor ba) {
+    const struct model_config *c = &m->cfg;
+    const int64_t each = c->delta.v_heads / c->delta.k_heads;
+    return (struct gate_split_args){.n_heads = c->delta.k_heads,
+                                    .n_parts = 2,
+                                    .width = {each, each},
+                                    .joint = model__top(a->delta.joint_ba, ba.dim[0]),
+                                    .rest = ba};
+}
+
 /* ---- forward ---- */
+
+static int project(struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l, const struct delta_ops *o) {
+    const struct model_layer *y = &m->layers[l];
+    const struct tensor xn = model__top(a->stages[l].xn1, b->n_rows), z = model__top(a->stages[l].delta.z, b->n_rows);
+    if (y->delta_z) {
+        TRY(model__linear(m, &(struct linear_args){y->delta_qkv, o->conv.x, xn, .base = b->no_adapter}));
+        TRY(model__linear(m, &(struct linear_args){y->delta_z, z, xn, .base = b->no_adapter}));
+        return (m->tp ? model__tp_delta_ba
+                      : model__linear)(m, &(struct linear_args){y->delta_ba, o->rule.ba, xn, .base = b->no_adapter});
+    }
+    const struct gate_split_args qkvz = joint_qkvz(m, a, o->conv.x, z), ba = joint_ba(m, a, o->rule.ba);
+    TRY(model__linear(m, &(struct linear_args){y->delta_qkv, qkvz.joint, xn, .base = b->no_adapter}));
+    TRY(dev_gate_split(m->dev, &qkvz));
+    TRY(model__linear(m, &(struct linear_args){y->delta_ba, ba.joint, xn, .base = b->no_adapter}));
+    return dev_gate_split(m->dev, &ba);
+}
 
 int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
     struct dev *d = m->dev;
-    const struct model_layer *y = &m->layers[l];
-    const struct model_delta_stage *s = &a->stages[l].delta;
-    const struct tensor xn = model__top(a->stages[l].xn1, b->n_rows);
-    struct delta_ops o = ops_of(m, b, s, l);
-    TRY(model__linear(m, &(struct linear_args){y->delta_qkv, o.conv.x, xn, .base = b->no_adapter}));
-    TRY(model__linear(m, &(struct linear_args){y->delta_z, model__top(s->z, b->n_rows), xn, .base = b->no_adapter}));
-    TRY((m->tp ? model__tp_delta_ba : model__linear)(m, &(struct linear_args){y->delta_ba, o.rule.ba, xn, .base = b->no_adapter}));
+    struct delta_ops o = ops_of(m, b, &a->stages[l].delta, l);
+    TRY(project(m, b, a, l, &o));
     TRY(dev_causal_conv_fwd(d, &o.conv));
     TRY(dev_delta_fwd(d, &o.rule));
     if (m->tp) o.norm.y = heads_of(model__tp_part(m, MODEL_TP_DELTA, b->n_rows), m->cfg.delta.v_dim);
@@ -125,7 +160,9 @@ int model__delta_forward(struct model *m, const struct model_batch *b, struct mo
 }
 
 struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate) {
-    return (struct gate_split_args){.n_heads = m->cfg.n_q_heads, .joint = joint, .rest = rest, .gate = gate};
+    const int64_t dim = m->cfg.head_dim;
+    return (struct gate_split_args){
+        .n_heads = m->cfg.n_q_heads, .n_parts = 2, .width = {dim, dim}, .joint = joint, .rest = rest, .gate = gate};
 }
 
 /* ---- backward ---- */
@@ -149,6 +186,13 @@ int model__delta_backward(struct model *m, const struct model_batch *b, struct m
     TRY(dev_gated_norm_bwd(d, &o.norm, &norm));
     TRY(dev_delta_bwd(d, &o.rule, &rule));
     TRY(dev_causal_conv_bwd(d, &o.conv, &conv));
+    if (!y->delta_z) {
+        const struct gate_split_args qkvz = joint_qkvz(m, a, dqkv, dz), ba = joint_ba(m, a, dba);
+        TRY(dev_gate_join(d, &qkvz));
+        TRY(dev_gate_join(d, &ba));
+        TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->delta_qkv, dx, qkvz.joint, xn, g, false}));
+        return model__linear_bwd(m, &(struct linear_bwd_args){y->delta_ba, dx, ba.joint, xn, g, true});
+    }
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->delta_qkv, dx, dqkv, xn, g, false}));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->delta_z, dx, dz, xn, g, true}));
     return model__linear_bwd(m, &(struct linear_bwd_args){y->delta_ba, dx, dba, xn, g, true});

@@ -244,34 +244,39 @@ static const struct model_group_row mixtral_layer[] = {
 };
 
 /* Gated attention, or a gated delta net. */
-#define DELTA_MIXERS                                                                                                    \
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),                                                                \
-        {offsetof(struct model_layer, qkv),                                                                             \
-         MODEL_LINEAR,                                                                                                  \
-         MODEL_HIDDEN,                                                                                                  \
-         MODEL_ATTENTION,                                                                                               \
-         MODEL_QKV_BIAS,                                                                                                \
-         {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},         \
-        NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),                                                  \
-        NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),                                                  \
-        {offsetof(struct model_layer, o),     MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS,                     \
-         {{"self_attn.o_proj", MODEL_HIDDEN}}},                                                                         \
-        OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),  \
-        OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),        \
-        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},    \
-                {"linear_attn.in_proj_a", MODEL_DELTA_HEADS}),                                                          \
-        OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}),          \
-        OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),    \
-        OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}), \
-        OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),         \
+#define DELTA_MIXERS(...)                                                                                                   \
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),                                                                    \
+        {offsetof(struct model_layer, qkv),                                                                                 \
+         MODEL_LINEAR,                                                                                                      \
+         MODEL_HIDDEN,                                                                                                      \
+         MODEL_ATTENTION,                                                                                                   \
+         MODEL_QKV_BIAS,                                                                                                    \
+         {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},             \
+        NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),                                                      \
+        NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),                                                      \
+        {offsetof(struct model_layer, o),     MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS,                         \
+         {{"self_attn.o_proj", MODEL_HIDDEN}}},                                                                             \
+        __VA_ARGS__, OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}), \
+        OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),        \
+        OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}),     \
+        OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),             \
         OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN})
+#define DELTA_INPUTS                                                                                                 \
+    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),   \
+        OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),     \
+        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS}, \
+                {"linear_attn.in_proj_a", MODEL_DELTA_HEADS})
+/* By key heads. */
+#define JOINT_DELTA_INPUTS                                                                                           \
+    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkvz", MODEL_DELTA_QKVZ}), \
+        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_ba", MODEL_DELTA_BA})
 
 static const struct model_group_row delta_layer[] = {
-    DELTA_MIXERS, NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN, {0},
+    DELTA_MIXERS(DELTA_INPUTS), NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN, {0},
 };
 
 static const struct model_group_row delta_moe_layer[] = {
-    DELTA_MIXERS,
+    DELTA_MIXERS(DELTA_INPUTS),
     NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
     ROUTER("mlp.gate"),
     EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
@@ -280,8 +285,22 @@ static const struct model_group_row delta_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row delta_next_layer[] = {
+    DELTA_MIXERS(JOINT_DELTA_INPUTS),
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_expert"),
+    SHARED_GATE("mlp.shared_expert_gate"),
+    {0},
+};
+
 /* MTP layers by the names of their tensors. */
-enum { MTP_MIMO, MTP_QWEN };
+enum { MTP_MIMO, MTP_QWEN, MTP_QWEN_NEXT };
+#define QWEN_MTP                                                                                                                   \
+    .prefix = "mtp.", .layer_prefix = "mtp.layers.0.", .hidden_norm = "pre_fc_norm_hidden", .token_norm = "pre_fc_norm_embedding", \
+    .proj = "fc", .norm = "norm", .token_first = true
 static const struct model_mtp_row mtp_rows[] = {
     [MTP_MIMO] = {.key = "num_nextn_predict_layers",
                   .prefix = "model.mtp_layers.0.",
@@ -290,15 +309,9 @@ static const struct model_mtp_row mtp_rows[] = {
                   .token_norm = "token_layernorm",
                   .proj = "input_proj",
                   .norm = "final_layernorm"},
-    /* Qwen3.5 and Qwen3-Next */
-    [MTP_QWEN] = {.key = "mtp_num_hidden_layers",
-                  .prefix = "mtp.",
-                  .layer_prefix = "mtp.layers.0.",
-                  .hidden_norm = "pre_fc_norm_hidden",
-                  .token_norm = "pre_fc_norm_embedding",
-                  .proj = "fc",
-                  .norm = "norm",
-                  .token_first = true},
+    [MTP_QWEN] = {.key = "mtp_num_hidden_layers", QWEN_MTP},
+    /* files have it, config.json does not say so */
+    [MTP_QWEN_NEXT] = {.key = "num_nextn_predict_layers", .layers = 1, QWEN_MTP},
 };
 
 #define ATTENTION_BIAS \
@@ -618,12 +631,31 @@ static const struct model_family families[] = {
                  .shared = 512,
                  .stacked = true},
      .layer = delta_moe_layer},
+    {.type = "qwen3_next",
+     .kept = {"mtp."},
+     .class_prefix = "Qwen3Next",
+     .n_kv_heads = 2,
+     .head_dim = 256,
+     .norm = NORM_ONE_PLUS,
+     .features = MODEL_OUTPUT_GATE,
+     .keys = {ATTENTION_BIAS},
+     .partial_rotary = 0.25,
+     .delta_interval = 4,
+     .mtp = &mtp_rows[MTP_QWEN_NEXT],
+     .experts = {.n = 512,
+                 .choices = 10,
+                 .width = 512,
+                 .width_key = "moe_intermediate_size",
+                 .dense = true,
+                 .norm_key = true,
+                 .shared = 512},
+     .layer = delta_next_layer},
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, deepseek_v2, deepseek_v3, gpt_oss, ministral3, "
     "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, granitemoehybrid, exaone4, qwen3_5, qwen3_5_text, "
     "qwen3_5_moe, "
-    "qwen3_5_moe_text, mimo, qwen2_moe, "
+    "qwen3_5_moe_text, qwen3_next, mimo, qwen2_moe, "
     "qwen3_moe, mixtral and olmoe";
 
 const struct model_family *model_family_find(const char *type) {
@@ -674,6 +706,8 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_GATE_UP] = 2 * c->ffn,
                          [MODEL_Q_GATE] = 2 * q,
                          [MODEL_DELTA_QKV] = 2 * c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim,
+                         [MODEL_DELTA_QKVZ] = 2 * (c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim),
+                         [MODEL_DELTA_BA] = 2 * c->delta.v_heads,
                          [MODEL_DELTA_V] = c->delta.v_heads * c->delta.v_dim,
                          [MODEL_DELTA_HEADS] = c->delta.v_heads,
                          [MODEL_DELTA_HEAD] = c->delta.v_dim,

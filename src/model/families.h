@@ -46,6 +46,8 @@ enum model_dim {
     MODEL_DELTA_V,
     MODEL_DELTA_HEADS,
     MODEL_DELTA_HEAD,
+    MODEL_DELTA_QKVZ, /* q, k, v and z of all heads; b and a */
+    MODEL_DELTA_BA,
     MODEL_TAPS,
     MODEL_Q_HEADS,
     MODEL_TWO_HIDDEN, /* what an MTP layer's projection reads */
@@ -119,6 +121,7 @@ struct model_mtp_row {
     const char *prefix, *layer_prefix; /* of the tensors around its layer, and of that */
     const char *hidden_norm, *token_norm, *proj, *norm;
     bool token_first; /* proj reads [token_norm e; hidden_norm h] */
+    int64_t layers;   /* without the key */
 };
 /* A member that is left out is 0. */
 struct model_family {

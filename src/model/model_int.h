@@ -340,6 +340,8 @@ struct model_acts {
         struct tensor dx;        /* (T, h) f32: of the normalised input */
     } mla;
     struct {
+        struct tensor qkvz;         /* (T, C + Hv Dv) act   what a joint matrix gives, and its gradient; absent without, as is */
+        struct tensor joint_ba;     /* (T, 2 Hv) act */
         struct tensor dy, dout, dz; /* (T, Hv Dv) act */
         struct tensor dba;          /* (T, 2 Hv) act */
         struct tensor du, dqkv;     /* (T, C) act */

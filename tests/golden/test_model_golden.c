@@ -11,7 +11,7 @@ static const char *const CASES[] = {
     "seed_oss_bias", "smollm3",     "phi3",          "phi4_mini",       "glm",        "glm4",         "gemma",
     "gemma2",        "gemma3_text", "exaone4",       "granite",         "ministral3", "olmo2",        "olmo3",
     "hunyuan",       "qwen3_moe",   "mixtral",       "olmoe",           "qwen2_moe",  "glm4_moe",     "gpt_oss",
-    "deepseek_v3",   "qwen3_5",     "qwen3_5_types", "qwen3_5_experts", "mimo",       "granite4",
+    "deepseek_v3",   "qwen3_5",     "qwen3_5_types", "qwen3_5_experts", "mimo",       "granite4",     "qwen3_next",
 };
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)

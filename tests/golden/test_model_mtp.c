@@ -6,7 +6,7 @@ static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9; /* bars of the project */
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH_BACKEND(k) for (size_t k = 0; k < sizeof BACKENDS / sizeof *BACKENDS; k++)
 
-static const char *const CASES[] = {"mimo", "qwen3_5_mtp", "qwen3_5_mtp_experts"};
+static const char *const CASES[] = {"mimo", "qwen3_5_mtp", "qwen3_5_mtp_experts", "qwen3_next_mtp"};
 #define EACH_CASE(k) for (size_t k = 0; k < sizeof CASES / sizeof *CASES; k++)
 
 static void open_case(struct model_case *c, const char *name, const char *backend, bool detached) {

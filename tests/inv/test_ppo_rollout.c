@@ -38,6 +38,13 @@ static const char *const CONFIGS[] = {
     " \"num_key_value_heads\": 1, \"head_dim\": 16, \"linear_num_key_heads\": 1, \"linear_num_value_heads\": 2,"
     " \"linear_key_head_dim\": 32, \"linear_value_head_dim\": 16, \"vocab_size\": 4200, \"max_position_embeddings\": 256,"
     " \"initializer_range\": 0.15, \"eos_token_id\": 2, \"tie_word_embeddings\": true, \"rope_theta\": 1e4}",
+    /* with experts, and q, k, v and z of a key head together */
+    "{\"model_type\": \"qwen3_next\", \"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 48,"
+    " \"intermediate_size\": 64, \"num_hidden_layers\": 2, \"full_attention_interval\": 2, \"num_attention_heads\": 3,"
+    " \"num_key_value_heads\": 1, \"head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4,"
+    " \"linear_key_head_dim\": 32, \"linear_value_head_dim\": 16, \"num_experts\": 6, \"num_experts_per_tok\": 2,"
+    " \"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 24, \"vocab_size\": 4200,"
+    " \"max_position_embeddings\": 256, \"initializer_range\": 0.15, \"eos_token_id\": 2, \"rope_theta\": 1e4}",
 };
 
 struct rig {
@@ -303,7 +310,8 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
         int config;
         bool adapter;
         enum quant_kind quant;
-    } models[] = {{"qwen2", 0, false, QUANT_NONE},
+    } models[] = {{"qwen3_next", 3, false, QUANT_NONE},
+                  {"qwen2", 0, false, QUANT_NONE},
                   {"mistral", 1, false, QUANT_NONE},
                   {"mistral with an adapter", 1, true, QUANT_NONE},
                   {"qwen2 in NF4 with an adapter", 0, true, QUANT_NF4},

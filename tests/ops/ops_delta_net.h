@@ -160,33 +160,47 @@ static inline int gate_bwd(struct run *r) {
     return 0;
 }
 
-/* hq heads of dim columns with gates, k other columns. */
+/* hq heads of dim columns with gates, k other columns; with n of parts of dim, dim, n and n columns; with hk of dim and dim,
+ * without a gate of their own. */
+static inline struct gate_split_args split_args(const struct run *r) {
+    const struct op_shape *const s = r->s;
+    if (s->n) return (struct gate_split_args){.n_heads = s->hq, .n_parts = 4, .width = {s->dim, s->dim, s->n, s->n}};
+    return (struct gate_split_args){.n_heads = s->hq, .n_parts = 2, .width = {s->dim, s->dim}};
+}
 static inline void split_setup(struct run *r) {
-    const int64_t n = r->s->hq * r->s->dim;
-    add_in(r, "joint", shape_2d(r->act, r->rows, 2 * n + r->s->k), true, 1, 0);
-    add_gout(r, "drest", shape_2d(r->act, r->rows, n + r->s->k), true);
-    add_gout(r, "dgate", shape_2d(r->act, r->rows, n), true);
+    const struct gate_split_args a = split_args(r);
+    const int64_t gate = r->s->hk ? 0 : a.n_heads * a.width[a.n_parts - 1];
+    int64_t cols = r->s->k;
+    for (int64_t p = 0; p < a.n_parts; p++) cols += a.n_heads * a.width[p];
+    add_in(r, "joint", shape_2d(r->act, r->rows, cols), true, 1, 0);
+    add_gout(r, "drest", shape_2d(r->act, r->rows, cols - gate), true);
+    if (gate) add_gout(r, "dgate", shape_2d(r->act, r->rows, gate), true);
 }
 static inline int split_fwd(struct run *r) {
-    const struct gate_split_args a = {r->s->hq, up(r, &r->in[0]), dev_new(r, slot_shape(&r->gout[0]), true),
-                                      dev_new(r, slot_shape(&r->gout[1]), true)};
+    struct gate_split_args a = split_args(r);
+    a.joint = up(r, &r->in[0]);
+    a.rest = dev_new(r, slot_shape(&r->gout[0]), true);
+    if (!r->s->hk) a.gate = dev_new(r, slot_shape(&r->gout[1]), true);
     TRY(dev_gate_split(r->d, &a));
     down(r, "rest", a.rest, true, TOL_EXACT);
-    down(r, "gate", a.gate, true, TOL_EXACT);
+    if (!r->s->hk) down(r, "gate", a.gate, true, TOL_EXACT);
     return 0;
 }
 static inline int split_bwd(struct run *r) {
-    const struct gate_split_args a = {r->s->hq, dev_new(r, slot_shape(&r->in[0]), true), up(r, &r->gout[0]), up(r, &r->gout[1])};
+    struct gate_split_args a = split_args(r);
+    a.joint = dev_new(r, slot_shape(&r->in[0]), true);
+    a.rest = up(r, &r->gout[0]);
+    if (!r->s->hk) a.gate = up(r, &r->gout[1]);
     TRY(dev_gate_join(r->d, &a));
     down_grad(r, 0, a.joint, TOL_EXACT);
     return 0;
 }
 
 static const struct op_shape shapes_split[] = {
-    {.rows = 1, .hq = 1, .dim = 1, .k = 1},
-    {.rows = 7, .hq = 3, .dim = 5, .k = 0},
-    {.rows = 33, .hq = 4, .dim = 16, .k = 32},
-    {.rows = 20, .hq = 2, .dim = 256, .k = 256},
+    {.rows = 1, .hq = 1, .dim = 1, .k = 1},    {.rows = 7, .hq = 3, .dim = 5, .k = 0},
+    {.rows = 33, .hq = 4, .dim = 16, .k = 32}, {.rows = 20, .hq = 2, .dim = 256, .k = 256},
+    {.rows = 9, .hq = 2, .dim = 16, .n = 48},  {.rows = 5, .hq = 3, .dim = 7, .n = 2, .k = 3},
+    {.rows = 6, .hq = 4, .dim = 3, .hk = 1},
 };
 static const struct op_shape shapes_conv[] = {
     {.rows = 1, .n = 1, .lens = {1}},

@@ -285,6 +285,12 @@ static void families(void **state) {
          "linear_attn.out_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT(
              "0") " mlp.experts.0.down_proj.weight mlp.shared_expert.gate_proj.weight mlp.shared_expert.up_proj.weight "
                   "mlp.shared_expert.down_proj.weight mlp.shared_expert_gate.weight"},
+        {"qwen3_next", ",\"full_attention_interval\":100,\"num_key_value_heads\":2,\"num_experts\":1,\"num_experts_per_tok\":1",
+         "input_layernorm.weight linear_attn.in_proj_qkvz.weight linear_attn.in_proj_ba.weight linear_attn.conv1d.weight "
+         "linear_attn.A_log linear_attn.dt_bias linear_attn.norm.weight linear_attn.out_proj.weight "
+         "post_attention_layernorm.weight mlp.gate.weight" EXPERT(
+             "0") " mlp.experts.0.down_proj.weight mlp.shared_expert.gate_proj.weight mlp.shared_expert.up_proj.weight "
+                  "mlp.shared_expert.down_proj.weight mlp.shared_expert_gate.weight"},
         {"smollm3", "",
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight" GATE_UP(
              "weight") " mlp.down_proj.weight"},

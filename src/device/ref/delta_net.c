@@ -388,17 +388,22 @@ int ref_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
     return 0;
 }
 
-/* One row of joint to or from rest and gate. */
+/* Every element of joint to or from rest and gate. */
 static void move_split(const struct gate_split_args *a, bool join) {
-    const int64_t n = a->gate.dim[1], dim = n / a->n_heads, cols = a->joint.dim[1];
+    const int64_t cols = a->joint.dim[1], n_rest = a->rest.dim[1];
     const size_t size = dtype_size(a->joint.dt);
+    int64_t head = 0;
+    for (int64_t p = 0; p < a->n_parts; p++) head += a->width[p];
     for (int64_t t = 0; t < a->joint.dim[0]; t++)
         for (int64_t c = 0; c < cols; c++) {
-            const int64_t head = c / (2 * dim), in = c % (2 * dim);
             char *const joint = (char *)a->joint.data + (size_t)(t * cols + c) * size;
-            char *const rest = (char *)a->rest.data + (size_t)(t * (cols - n)) * size, *other = rest + (size_t)(c - n) * size;
-            if (c < 2 * n && in < dim) other = rest + (size_t)(head * dim + in) * size;
-            if (c < 2 * n && in >= dim) other = (char *)a->gate.data + (size_t)(t * n + head * dim + in - dim) * size;
+            int64_t p = 0, before = 0, in = c % head;
+            while (c < a->n_heads * head && in >= a->width[p]) before += a->n_heads * a->width[p], in -= a->width[p++];
+            int64_t to = before + c / head * a->width[p] + in;
+            if (c >= a->n_heads * head) to = n_rest - (cols - c);
+            const bool gate = c < a->n_heads * head && p == a->n_parts - 1 && a->gate.data;
+            char *const other = gate ? (char *)a->gate.data + (size_t)(t * a->gate.dim[1] + to - before) * size
+                                     : (char *)a->rest.data + (size_t)(t * n_rest + to) * size;
             memcpy(join ? joint : other, join ? other : joint, size);
         }
 }

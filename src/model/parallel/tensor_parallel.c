@@ -146,6 +146,8 @@ const char *model_tp_unable(const struct model_config *c, enum quant_kind quant,
         if (!is_known) return "its family has layers of another kind";
     }
     if (!enough_heads(c->n_q_heads, c->n_kv_heads, size)) return "it has fewer heads";
+    if (c->delta.k_heads && !model_has_group(c, offsetof(struct model_layer, delta_z)))
+        return "its delta nets have the rows of a key head together";
     if (c->delta.k_heads && !enough_heads(c->delta.v_heads, c->delta.k_heads, size)) return "its delta nets have fewer heads";
     const int64_t least = (int64_t)NARROW * size, ffn = dense_ffn(c), shared = shared_ffn(c);
     return c->hidden < least || (ffn && ffn < least) || (shared && shared < least) ? "it is too narrow" : NULL;

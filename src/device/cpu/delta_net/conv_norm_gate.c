@@ -259,22 +259,33 @@ struct split_job {
     const struct gate_split_args *a;
     bool join;
 };
+/* A row's parts of all heads, and the columns behind them. */
+static void split_row(const struct split_job *j, char *joint, char *rest, char *gate) {
+    const struct gate_split_args *const a = j->a;
+    const size_t size = dtype_size(a->joint.dt);
+    size_t head = 0, at = 0;
+    for (int64_t p = 0; p < a->n_parts; p++) head += (size_t)a->width[p] * size;
+    for (int64_t p = 0; p < a->n_parts; p++) {
+        const size_t bytes = (size_t)a->width[p] * size;
+        char **const part = gate && p == a->n_parts - 1 ? &gate : &rest;
+        for (int64_t h = 0; h < a->n_heads; h++, *part += bytes) {
+            char *const in = joint + (size_t)h * head + at;
+            memcpy(j->join ? in : *part, j->join ? *part : in, bytes);
+        }
+        at += bytes;
+    }
+    char *const end = joint + (size_t)a->n_heads * head;
+    const size_t others = (size_t)a->joint.dim[1] * size - (size_t)a->n_heads * head;
+    memcpy(j->join ? end : rest, j->join ? rest : end, others);
+}
 static void split_part(void *arg, int64_t part, int thread) {
     const struct split_job *j = arg;
     const struct gate_split_args *a = j->a;
-    const int64_t cols = a->joint.dim[1], n = a->gate.dim[1], dim = n / a->n_heads, per = rows_per_part(cols), lo = part * per;
-    const size_t head = (size_t)dim * dtype_size(a->joint.dt), others = (size_t)(cols - 2 * n) * dtype_size(a->joint.dt);
+    const int64_t cols = a->joint.dim[1], per = rows_per_part(cols), lo = part * per;
     (void)thread;
-    for (int64_t t = lo; t < part_end(lo, per, a->joint.dim[0]); t++) {
-        char *const rest = at(a->rest, t * (cols - n)), *const gate = at(a->gate, t * n), *const joint = at(a->joint, t * cols);
-        for (int64_t h = 0; h < a->n_heads; h++) {
-            char *const q = rest + (size_t)h * head, *const g = gate + (size_t)h * head, *const both = joint + 2 * (size_t)h * head;
-            memcpy(j->join ? both : q, j->join ? q : both, head);
-            memcpy(j->join ? both + head : g, j->join ? g : both + head, head);
-        }
-        char *const kv = rest + (size_t)a->n_heads * head, *const end = joint + 2 * (size_t)a->n_heads * head;
-        memcpy(j->join ? end : kv, j->join ? kv : end, others);
-    }
+    for (int64_t t = lo; t < part_end(lo, per, a->joint.dim[0]); t++)
+        split_row(j, at(a->joint, t * cols), at(a->rest, t * a->rest.dim[1]),
+                  a->gate.data ? at(a->gate, t * a->gate.dim[1]) : NULL);
 }
 static int split_any(struct dev *d, const struct gate_split_args *a, bool join) {
     struct split_job j = {a, join};

@@ -405,33 +405,52 @@ int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
 
 /* ---- queries and gates ---- */
 
+struct split_widths {
+    int64_t heads, parts, head, width[DEV_SPLIT_PARTS]; /* head: all parts of one */
+    int64_t cols, rest, gate;                           /* of a row; gate 0: the last part is in rest */
+};
 /* U: what a thread moves; sizes are in units of it. A block's y: a row. */
 template <typename U, bool JOIN>
-static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest, U *gate, int64_t n, int64_t dim, int64_t cols) {
-    const int64_t t = blockIdx.y, c = (int64_t)blockIdx.x * THREADS + threadIdx.x, head = c / (2 * dim), in = c % (2 * dim);
-    if (c >= cols) return;
-    U *const from = joint + t * cols + c;
-    U *to = rest + t * (cols - n) + (c < 2 * n ? head * dim + in : c - n);
-    if (c < 2 * n && in >= dim) to = gate + t * n + head * dim + in - dim;
+static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest, U *gate, const split_widths s) {
+    const int64_t t = blockIdx.y, c = (int64_t)blockIdx.x * THREADS + threadIdx.x, end = s.heads * s.head;
+    if (c >= s.cols) return;
+    U *const from = joint + t * s.cols + c;
+    U *to = rest + t * s.rest + s.rest - (s.cols - c);
+    if (c < end) {
+        int64_t in = c % s.head, before = 0, width = 0;
+        int part = 0;
+#pragma unroll
+        for (int p = 0; p < DEV_SPLIT_PARTS; p++) {
+            if (p >= s.parts || part < p) continue;
+            width = s.width[p];
+            if (in < width) continue;
+            in -= width, before += s.heads * width, part++;
+        }
+        to = s.gate && part == s.parts - 1 ? gate + t * s.gate : rest + t * s.rest + before;
+        to += c / s.head * width + in;
+    }
     if (JOIN) *from = *to;
     else *to = *from;
 }
 template <typename U> static int split_units(struct cuda *c, const struct gate_split_args *a, bool join) {
-    const int64_t size = (int64_t)dtype_size(a->joint.dt), rows = a->joint.dim[0], most = 65535;
-    const int64_t n = a->gate.dim[1] * size / (int64_t)sizeof(U), cols = a->joint.dim[1] * size / (int64_t)sizeof(U);
+    const int64_t unit = (int64_t)sizeof(U) / (int64_t)dtype_size(a->joint.dt), rows = a->joint.dim[0], most = 65535;
+    split_widths s = {};
+    s.heads = a->n_heads, s.parts = a->n_parts;
+    s.cols = a->joint.dim[1] / unit, s.rest = a->rest.dim[1] / unit, s.gate = a->gate.data ? a->gate.dim[1] / unit : 0;
+    for (int64_t p = 0; p < a->n_parts; p++) s.width[p] = a->width[p] / unit, s.head += s.width[p];
     for (int64_t lo = 0; lo < rows; lo += most) {
-        U *const joint = (U *)a->joint.data + lo * cols, *const rest = (U *)a->rest.data + lo * (cols - n),
-                 *const gate = (U *)a->gate.data + lo * n;
-        const dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
-        if (join) CU_TRY(cuda_launch_plain(c, split_kernel<U, true>, grid, THREADS, 0, joint, rest, gate, n, n / a->n_heads, cols));
-        else CU_TRY(cuda_launch_plain(c, split_kernel<U, false>, grid, THREADS, 0, joint, rest, gate, n, n / a->n_heads, cols));
+        U *const joint = (U *)a->joint.data + lo * s.cols, *const rest = (U *)a->rest.data + lo * s.rest,
+                 *const gate = (U *)a->gate.data + lo * s.gate;
+        const dim3 grid((unsigned)ceil_div(s.cols, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
+        if (join) CU_TRY(cuda_launch_plain(c, split_kernel<U, true>, grid, THREADS, 0, joint, rest, gate, s));
+        else CU_TRY(cuda_launch_plain(c, split_kernel<U, false>, grid, THREADS, 0, joint, rest, gate, s));
     }
     return 0;
 }
 static int split_any(struct cuda *c, const struct gate_split_args *a, bool join) {
-    const int64_t size = (int64_t)dtype_size(a->joint.dt), head = a->gate.dim[1] / a->n_heads * size;
-    const bool wide = head % 16 == 0 && a->joint.dim[1] * size % 16 == 0 && aligned16(a->joint.data) && aligned16(a->rest.data) &&
-                      aligned16(a->gate.data);
+    const int64_t size = (int64_t)dtype_size(a->joint.dt);
+    bool wide = a->joint.dim[1] * size % 16 == 0 && aligned16(a->joint.data) && aligned16(a->rest.data) && aligned16(a->gate.data);
+    for (int64_t p = 0; p < a->n_parts; p++) wide = wide && a->width[p] * size % 16 == 0;
     if (wide) return split_units<uint4>(c, a, join);
     return size == 2 ? split_units<uint16_t>(c, a, join) : split_units<uint32_t>(c, a, join);
 }
