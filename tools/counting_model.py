@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 def main(path):
     t = load_file(path)
     for name, w in t.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
             t[name] = torch.zeros_like(w)
-        if name.endswith("input_proj.weight"):  # the embedding's half
+        if name.endswith(("input_proj.weight", "mtp.fc.weight")):  # the embedding's half
             n = len(w)
-            t[name] = torch.cat([torch.zeros(n, n), torch.eye(n)], 1).to(w.dtype)
-    t["lm_head.weight"] = torch.roll(t["model.embed_tokens.weight"], 1, 0).clone()
+            halves = [torch.zeros(n, n), torch.eye(n)]
+            t[name] = torch.cat(halves[::-1] if name.startswith("mtp.") else halves, 1).to(w.dtype)
+    embed = next(w for name, w in t.items() if name.endswith("embed_tokens.weight"))
+    t["lm_head.weight"] = torch.roll(embed, 1, 0).clone()
     save_file(t, path, metadata={"format": "pt"})
 
 
