@@ -580,6 +580,30 @@ def make_megatron_balance(out, model, seqs):
     router_gradients(loss, config, model, f"{out}/megatron_balance.safetensors", {"z_loss": z_loss.detach()[None]})
 
 
+def make_fp8(out, name, kept):
+    """A case as DeepSeek-V3 and Qwen3 are released, in blocks that no side is a multiple of: OUT has the codes, torch's e4m3, and
+    scales in bf16 or f32; OUT/bf16.safetensors what they are in bf16."""
+    src, (rows, cols) = f"{os.path.dirname(out)}/{name}", (24, 20)
+    os.makedirs(out, exist_ok=True)
+    config = json.load(open(f"{src}/config.json"))
+    write_json(f"{out}/config.json", config | {"quantization_config": {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [rows, cols]}})
+    files, want = {}, {}
+    for i, (k, w) in enumerate(sorted(load_file(f"{src}/model.safetensors").items())):
+        if w.dim() != 2 or any(x in k for x in kept):
+            files[k] = want[k] = w.bfloat16()
+            continue
+        n, m = (-(-a // b) for a, b in zip(w.shape, (rows, cols)))
+        block = torch.zeros(n * rows, m * cols)
+        block[: w.shape[0], : w.shape[1]] = w
+        scale = (block.reshape(n, rows, m, cols).abs().amax((1, 3)) / 448).to(torch.float32 if i % 2 else torch.bfloat16)
+        each = scale.float().repeat_interleave(rows, 0).repeat_interleave(cols, 1)[: w.shape[0], : w.shape[1]]
+        files[k] = (w / each).to(torch.float8_e4m3fn)
+        files[f"{k}_scale_inv"], want[k] = scale, (files[k].float() * each).bfloat16()
+    save_file(files, f"{out}/model.safetensors", metadata={"format": "pt"})
+    save_file(want, f"{out}/bf16.safetensors")
+
+
 def make_adamw(out, model, seqs, row, target, dlogp, dentropy):
     """Ten clipped AdamW steps under a cosine schedule with warmup: norms, rates, final weights."""
     warmup, total, base, floor = 2, 10, 1e-3, 0.1
@@ -672,6 +696,8 @@ def make(out, names):
             make_balance(f"{out}/{name}", *made[:2])
         if name in MEGATRON_BALANCED:
             make_megatron_balance(f"{out}/{name}", *made[:2])
+        if name == "qwen3_moe":
+            make_fp8(f"{out}/qwen3_moe_fp8", name, ("embed_tokens", "lm_head", ".gate."))
         if name == "llama":
             make_ropes(f"{out}/{name}", made[1])
     size = sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(out) for f in fs)

@@ -11,7 +11,8 @@ size_t dtype_size(enum dtype dt) {
     case DT_F16: return 2;
     case DT_F64:
     case DT_I64: return 8;
-    case DT_U8: return 1;
+    case DT_U8:
+    case DT_E4M3: return 1;
     }
     return 0;
 }
@@ -25,6 +26,7 @@ const char *dtype_name(enum dtype dt) {
     case DT_I32: return "i32";
     case DT_I64: return "i64";
     case DT_U8: return "u8";
+    case DT_E4M3: return "e4m3";
     }
     return "?";
 }

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-enum dtype { DT_F32, DT_BF16, DT_F16, DT_F64, DT_I32, DT_I64, DT_U8 };
+enum dtype { DT_F32, DT_BF16, DT_F16, DT_F64, DT_I32, DT_I64, DT_U8, DT_E4M3 /* of files alone */ };
 size_t dtype_size(enum dtype dt);
 const char *dtype_name(enum dtype dt); /* "f32", "bf16", ... */
 

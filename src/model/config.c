@@ -308,6 +308,26 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
     return 0;
 }
 
+/* FP8 by blocks, as DeepSeek-V3 and Qwen3 are released. Activations are not quantised here. */
+static int read_fp8(struct model_config *c, const json_t *q, const char *where) {
+    const json_t *const block = json_object_get(q, "weight_block_size");
+    const char *format = "e4m3", *scheme = "dynamic";
+    TRY(json_str_opt(q, "fmt", &format, where));
+    TRY(json_str_opt(q, "activation_scheme", &scheme, where));
+    if (strcmp(format, "e4m3") != 0 || strcmp(scheme, "dynamic") != 0 || json_array_size(block) != 2)
+        FAIL(ERR_UNSUPPORTED,
+             "%s: unsupported quantization_config (fp8, fmt %s, activation_scheme %s%s); e4m3 with weight_block_size "
+             "and dynamic activations is read",
+             where, format, scheme, json_array_size(block) == 2 ? "" : ", no weight_block_size");
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *const n = json_array_get(block, i);
+        c->fp8_block[i] = json_is_integer(n) ? json_integer_value(n) : 0;
+        if (c->fp8_block[i] < 1 || c->fp8_block[i] > 1 << 20)
+            FAIL(ERR_FORMAT, "%s: \"weight_block_size\" is not two numbers from 1 to 2^20", where);
+    }
+    return 0;
+}
+
 /* bitsandbytes' NF4 as transformers saves it; what is not given has that method's default. */
 static int read_quantization(struct model_config *c, const json_t *q, const char *where) {
     const char *method = "", *type = "fp4", *storage = "uint8";
@@ -321,8 +341,9 @@ static int read_quantization(struct model_config *c, const json_t *q, const char
     c->saved_nf4 = strcmp(method, "bitsandbytes") == 0 && four && strcmp(type, "nf4") == 0 && strcmp(storage, "uint8") == 0;
     if (c->saved_nf4) return 0;
     if (c->family->experts.interleaved && strcmp(method, "mxfp4") == 0) return 0; /* by tensor */
+    if (!c->family->experts.interleaved && strcmp(method, "fp8") == 0) return read_fp8(c, q, where);
     FAIL(ERR_UNSUPPORTED,
-         "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 is read, for the rest give the "
+         "%s: unsupported quantization_config (%s%s%s); bitsandbytes' NF4 and FP8 by blocks are read, for the rest give the "
          "unquantized model: with quantization=%s and an adapter it is quantized as it is read",
          where, method, four || eight ? " " : "",
          four    ? type

@@ -90,9 +90,11 @@ struct model_config {
     struct model_rope rope, local_rope; /* of all layers; with has_local_rope of those without and with a window */
     bool has_local_rope;
     unsigned char layer[MODEL_MAX_LAYERS + 2]; /* of enum model_layer_kind */
-    bool saved_nf4;                            /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
-    enum dtype dtype;                          /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
-    int64_t eos[16];                           /* end tokens: generation_config.json, else config.json */
+    int64_t
+        fp8_block[2]; /* quantization_config: matrices may be in FP8 in the files, in blocks of so many rows and columns; 0: no */
+    bool saved_nf4;   /* quantization_config: matrices of the layers are bitsandbytes' NF4 in the files */
+    enum dtype dtype; /* torch_dtype / dtype of the source: DT_F32, DT_BF16, DT_F16 */
+    int64_t eos[16];  /* end tokens: generation_config.json, else config.json */
     int n_eos;
     int64_t bos, pad;        /* -1: none */
     json_t *json;            /* config.json as read, for export; owned */

@@ -359,7 +359,8 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"llama\"," BASE ",\"partial_rotary_factor\":0.5}", "unsupported partial_rotary_factor", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{}}", "unsupported quantization_config", ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",
-         "(bitsandbytes int8); bitsandbytes' NF4 is read, for the rest give the unquantized model: with quantization=int8",
+         "(bitsandbytes int8); bitsandbytes' NF4 and FP8 by blocks are read, for the rest give the unquantized model: with "
+         "quantization=int8",
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"llama\"," BASE ",\"dtype\":\"float8_e4m3fn\"}", "unsupported dtype", ERR_UNSUPPORTED},
         {"{\"model_type\":\"qwen3\"," BASE ",\"rope_parameters\":{\"full_attention\":{}}}", "unsupported rope_parameters",
@@ -392,7 +393,7 @@ static void config_refusals(void **state) {
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"deepseek_v3\"," BASE ",\"kv_lora_rank\":0}", "kv_lora_rank", ERR_FORMAT},
         {"{\"model_type\":\"deepseek_v3\"," BASE ",\"quantization_config\":{\"quant_method\":\"fp8\"}}",
-         "unsupported quantization_config (fp8)", ERR_UNSUPPORTED},
+         "unsupported quantization_config (fp8, fmt e4m3, activation_scheme dynamic, no weight_block_size)", ERR_UNSUPPORTED},
         {"{\"model_type\":\"deepseek_v2\"," BASE ",\"topk_method\":\"noaux_tc\"}", "unsupported topk_method \"noaux_tc\"",
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"deepseek_v2\"," BASE ",\"norm_topk_prob\":true}", "unsupported norm_topk_prob", ERR_UNSUPPORTED},

@@ -22,6 +22,17 @@ struct bnb_args {
 int model__bnb_find(struct bnb_weight *b, const struct bnb_args *a);
 void model__bnb_scales(const struct bnb_weight *b, int64_t n, float *scale); /* of its n blocks */
 
+/* ---- matrices saved in FP8 (model/files/fp8.c) ---- */
+struct fp8_weight { /* tensors of a file; borrowed */
+    const struct safetensors_tensor *codes, *scales;
+    int64_t cols, block[2]; /* rows and columns of a block */
+};
+/* t: the parameter's tensor, of its shape. ERR_FORMAT, ERR_UNSUPPORTED: not by blocks as config.json says. */
+int model__fp8_find(struct fp8_weight *w, const struct model_config *c, const struct safetensors_tensor *t,
+                    const struct bnb_args *a);
+/* Elements [first, first + n), each a number of bf16. */
+void model__fp8_read(const struct fp8_weight *w, int64_t first, int64_t n, float *out);
+
 /* Tensors of the files that no parameter takes and that are written as they are (families.h: kept); read from the files, which
  * stay open. */
 int64_t model__kept_count(const struct model *m);

@@ -143,9 +143,10 @@ struct source {
     uint64_t seed;                      /* of a new one */
     struct bnb_weight bnb;              /* saved in 4 bits: bnb.code is t */
     struct interleaved all;             /* in a tensor of all experts: all.t is t */
+    struct fp8_weight fp8;              /* in FP8: fp8.codes is t */
 };
 /* Of what `elements` gives. */
-static enum dtype value_dtype(const struct source *s) { return s->all.t ? DT_F32 : s->t->dt; }
+static enum dtype value_dtype(const struct source *s) { return s->all.t || s->fp8.codes ? DT_F32 : s->t->dt; }
 
 enum head { HEAD_TOKENS, HEAD_VALUE, HEAD_REWARD }; /* what a directory is opened as */
 
@@ -248,6 +249,8 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
              vec ? "%s: tensor %s has shape (%s), config.json asks for (%lld)"
                  : "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld)",
              s->path, p->name, shape_of(t, have), (long long)p->rows, (long long)p->cols);
+    if (t->dt == DT_E4M3 && own && !w->shards)
+        return model__fp8_find(&s->fp8, &m->cfg, t, &(struct bnb_args){.find = find_any, .arg = w, .param = p, .path = s->path});
     if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", s->path, t->name, dtype_name(t->dt));
     return 0;
@@ -292,14 +295,21 @@ static int64_t count_of(const struct weights_dir *w, int64_t f) {
 /* Takes the files over where there are such tensors. */
 static void keep_tensors(struct model *m, struct weights_dir *w) {
     struct model_kept k = {0};
-    int64_t cap = 0;
+    int64_t cap = 0, other = 0;
     for (int64_t f = 0; f < w->n; f++)
         for (int64_t i = 0; i < count_of(w, f); i++) {
             const struct safetensors_tensor *const t = tensor_of(w, f, i);
             if (!is_kept(m, t->name)) continue;
+            other += t->dt == DT_E4M3;
             xgrow((void **)&k.tensors, &cap, k.n + 1, sizeof *k.tensors);
             k.tensors[k.n++] = (struct kept_tensor){t, w->shards ? shards_at(w->shards, i) : NULL};
         }
+    if (other > 0) { /* what is written has no quantization_config that would say how to read them */
+        log_warn("%lld tensors of other parts (%s ...) are not written again: %lld of them are in FP8", (long long)k.n,
+                 k.tensors[0].t->name, (long long)other);
+        free(k.tensors);
+        return;
+    }
     if (k.n == 0) return;
     log_info("%lld tensors of other parts (%s ...) are kept as they are", (long long)k.n, k.tensors[0].t->name);
     k.w = *w;
@@ -341,6 +351,7 @@ static void note_unused(const struct model *m, const struct source *src, const s
     for (int64_t i = 0; i < m->n_params; i++) {
         map_set(&used, m->params[i].name, strlen(m->params[i].name), i);
         if (src[i].t) map_set(&used, src[i].t->name, strlen(src[i].t->name), i);
+        if (src[i].fp8.scales) map_set(&used, src[i].fp8.scales->name, strlen(src[i].fp8.scales->name), i);
         if (src[i].all.scales) map_set(&used, src[i].all.scales->name, strlen(src[i].all.scales->name), i);
     }
     for (int64_t i = 0; i < m->n_buffers; i++) map_set(&used, m->buffers[i].name, strlen(m->buffers[i].name), i);
@@ -387,6 +398,10 @@ static int check_finite(const struct model_param *p, const struct source *s, con
 static const uint8_t *elements(const struct source *s, int64_t first, int64_t n, void *raw) {
     if (s->all.t) {
         model__interleaved_read(&s->all, first, n, raw);
+        return raw;
+    }
+    if (s->fp8.codes) {
+        model__fp8_read(&s->fp8, first, n, raw);
         return raw;
     }
     if (!s->parts) return s->t->data + (size_t)(s->first + first) * dtype_size(s->t->dt);
@@ -729,7 +744,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
             continue;
         }
         TRYG(find_param(&src[i], &w, m, &m->params[i], a->dir), out);
-        m->params[i].src_dt = src[i].all.scales ? DT_BF16 : src[i].t->dt;
+        m->params[i].src_dt = src[i].all.scales || src[i].fp8.codes ? DT_BF16 : src[i].t->dt;
         struct model_group *const g = &m->groups[m->params[i].group];
         g->split_experts |= g->role == MODEL_EXPERTS && strstr(src[i].t->name, ".weight");
     }

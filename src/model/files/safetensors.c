@@ -30,7 +30,8 @@ static const struct {
     const char *name;
     enum dtype dt;
 } st_dtypes[] = {
-    {"F32", DT_F32}, {"BF16", DT_BF16}, {"F16", DT_F16}, {"F64", DT_F64}, {"I32", DT_I32}, {"I64", DT_I64}, {"U8", DT_U8},
+    {"F32", DT_F32}, {"BF16", DT_BF16}, {"F16", DT_F16}, {"F64", DT_F64},
+    {"I32", DT_I32}, {"I64", DT_I64},   {"U8", DT_U8},   {"F8_E4M3", DT_E4M3},
 };
 enum { N_ST_DTYPES = sizeof st_dtypes / sizeof st_dtypes[0] };
 
