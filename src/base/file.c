@@ -131,6 +131,16 @@ int file_remove_temps(const char *dir) {
 
 /* ---- whole files and directories ---- */
 
+int file_write_new(const char *path, const void *p, size_t n) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
+    const int bad = write_all(fd, p, n) < 0 || fsync(fd) < 0 ? errno : 0;
+    close(fd);
+    if (bad) unlink(path);
+    if (bad) FAIL(ERR_IO, "%s: %s", path, strerror(bad));
+    return 0;
+}
+
 int file_write_atomic_mode(const char *path, const void *p, size_t n, unsigned mode) {
     int rc = 0;
     char *tmp = file_temp_path(path), *dir = dir_of(path);

@@ -24,6 +24,9 @@ int file_read(struct buf *b, const char *path, size_t max_bytes);
 int file_write_atomic(const char *path, const void *p, size_t n);
 /* The same with these permissions (of 0777; the umask takes its own away), which file_write_atomic has as 0644. */
 int file_write_atomic_mode(const char *path, const void *p, size_t n, unsigned mode);
+/* A new file in a directory that nobody reads yet (one of file_temp_path): its bytes are on disk at the return, its name when the
+ * directory is fsynced, which whoever publishes the directory does once for all files. ERR_IO. */
+int file_write_new(const char *path, const void *p, size_t n);
 int file_mkdirs(const char *path);      /* mkdir -p; ERR_IO */
 int file_fsync_dir(const char *dir);    /* ERR_IO */
 int file_remove_tree(const char *path); /* rm -rf; a missing path is fine; ERR_IO */

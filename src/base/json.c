@@ -75,15 +75,17 @@ json_t *json_i32_array(const int32_t *v, int64_t n) {
     return a;
 }
 
-int json_save_atomic(const char *path, const json_t *v) {
+static int save(const char *path, const json_t *v, int (*write)(const char *, const void *, size_t)) {
     struct buf b = {0};
     int rc = dump(&b, v, JSON_INDENT(2));
     if (rc < 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "%s: cannot print JSON", path);
     if (rc == 0) rc = buf_addc(&b, '\n');
-    if (rc == 0) rc = file_write_atomic(path, b.p, b.n);
+    if (rc == 0) rc = write(path, b.p, b.n);
     buf_free(&b);
     return rc;
 }
+int json_save_atomic(const char *path, const json_t *v) { return save(path, v, file_write_atomic); }
+int json_save_new(const char *path, const json_t *v) { return save(path, v, file_write_new); }
 
 static int need(const json_t *o, const char *key, const char *where, const json_t **v, const char *what) {
     *v = json_object_get(o, key);

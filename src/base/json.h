@@ -19,6 +19,7 @@ int json_load(json_t **out, const char *path, size_t max_bytes); /* ERR_INPUT, E
 int json_dump_line(struct buf *b, const json_t *v);
 json_t *json_i32_array(const int32_t *v, int64_t n);     /* as token ids */
 int json_save_atomic(const char *path, const json_t *v); /* indented; ERR_IO */
+int json_save_new(const char *path, const json_t *v);    /* the same by file_write_new */
 
 int json_i64(const json_t *o, const char *key, int64_t *out, const char *where);
 int json_f64(const json_t *o, const char *key, double *out, const char *where);

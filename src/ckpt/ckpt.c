@@ -244,14 +244,11 @@ static int each_file(const char *root, const char *sub, int (*fn)(void *, const 
     return rc;
 }
 
-static int fsync_file(const char *path) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) FAIL(ERR_IO, "%s: %s", path, strerror(errno));
-    const int bad = fsync(fd), e = errno;
-    close(fd);
-    if (bad) FAIL(ERR_IO, "%s: fsync: %s", path, strerror(e));
-    return 0;
-}
+/* What the order of a save guarantees, whenever the machine goes down: a global_step_N is there whole or not at all.
+ * 1. Every file is written under the temporary directory, and is on disk when its writer returns: file_writer, file_write_new,
+ *    file_write_atomic fsync it. 2. The manifest, which has the hash of each, comes last. 3. fsync_dirs: all names in the directory
+ * are on disk, by one fsync a directory. 4. The directory is renamed, and that name fsynced (publish). What is cut off before the
+ * fourth is a temporary name, which the next start removes. */
 
 struct manifest {
     const struct file_writer *w;
@@ -260,7 +257,7 @@ struct manifest {
     bool parts_only;      /* all files are to be taken into a checkpoint */
 };
 
-/* What the writer wrote is hashed and on disk; the rest are small. */
+/* All files are on disk. What the writer wrote is hashed; the rest are small. */
 static int manifest_add(void *arg, const char *rel, const char *full) {
     const struct manifest *m = arg;
     if (!m->parts_only && ckpt__is_verl_name(rel)) return 0;
@@ -268,10 +265,7 @@ static int manifest_add(void *arg, const char *rel, const char *full) {
     if (theirs) return json_object_set(m->files, rel, (json_t *)(uintptr_t)theirs);
     const char *known = file_writer_hash(m->w, full);
     char hex[33];
-    if (!known) {
-        TRY(fsync_file(full));
-        TRY(hash_file_hex(full, hex));
-    }
+    if (!known) TRY(hash_file_hex(full, hex));
     json_object_set_new(m->files, rel,
                         json_pack("{s:I, s:s}", "bytes", (json_int_t)file_size(full), "xxh3_128", known ? known : hex));
     return 0;
@@ -302,7 +296,7 @@ static int write_manifest(const struct file_writer *w, const char *tmp, const st
     json_t *m = json_pack("{s:i, s:s, s:I, s:o, s:o}", "format", FORMAT, "verlc", VERLC_VERSION, "step", (json_int_t)a->step,
                           "parts", parts, "files", files);
     char *path = file_join(tmp, "manifest.json");
-    if (rc == 0) rc = json_save_atomic(path, m);
+    if (rc == 0) rc = json_save_new(path, m);
     free(path);
     json_decref(m);
     return rc;
@@ -376,11 +370,11 @@ static int write_all(struct file_writer *w, const char *tmp, const struct ckpt_s
              (long long)a->step);
     TRY(write_parts(w, tmp, a));
     char *p = file_join(tmp, "trainer.json");
-    int rc = json_save_atomic(p, a->trainer);
+    int rc = json_save_new(p, a->trainer);
     free(p);
     TRY(rc);
     p = file_join(tmp, "config.yaml");
-    rc = file_write_atomic(p, a->config_yaml, strlen(a->config_yaml));
+    rc = file_write_new(p, a->config_yaml, strlen(a->config_yaml));
     free(p);
     TRY(rc);
     TRY(finish_parts(w, tmp, a));

@@ -23,7 +23,7 @@ static int copy_file(const char *from, const char *to) {
     struct file_map f;
     int rc = file_map_open(&f, from);
     if (rc < 0) return err_wrap(ERR_IO, "%s", to);
-    rc = file_write_atomic(to, f.p ? (const char *)f.p : "", f.n);
+    rc = file_write_new(to, f.p ? (const char *)f.p : "", f.n);
     file_unmap(&f);
     return rc;
 }
@@ -47,7 +47,6 @@ static int add_names(const char *from, const char *sub, bool adapter, bool weigh
         free(target);
     }
     if (d) closedir(d);
-    if (rc == 0) rc = file_fsync_dir(to);
     free(to);
     return rc;
 }
