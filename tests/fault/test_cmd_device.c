@@ -127,6 +127,7 @@ int __wrap_dev_open_named(struct dev *d, const char *name, int n_threads, const 
 /* ---- runs ---- */
 
 static char *scratch;
+static const char *model = "small";
 
 static void write_rows(const char *path) {
     FILE *f = fopen(path, "w");
@@ -175,7 +176,7 @@ static int run_program(bool sft, const char *name, enum fault kind, int after, c
         for (int i = 0; lists[l][i]; i++) argv[++n] = (char *)(uintptr_t)lists[l][i];
     snprintf(keys[0], sizeof keys[0], "data.train_files=%s/%s.jsonl", scratch, sft ? "chats" : "train");
     snprintf(keys[1], sizeof keys[1], "data.val_files=%s/%s.jsonl", scratch, sft ? "chats" : "train");
-    snprintf(keys[2], sizeof keys[2], "%smodel.path=%s/m", sft ? "" : "actor_rollout_ref.", scratch);
+    snprintf(keys[2], sizeof keys[2], "%smodel.path=%s/%s", sft ? "" : "actor_rollout_ref.", scratch, model);
     snprintf(keys[3], sizeof keys[3], "trainer.default_local_dir=%s/%s", scratch, name);
     for (int i = 0; i < 4; i++) argv[++n] = keys[i];
     for (char *key = strtok(more, " "); key; key = strtok(NULL, " ")) argv[++n] = key;
@@ -289,7 +290,7 @@ static void test_drift(void **state) {
 static void test_hung(void **state) {
     char *text;
     (void)state;
-    assert_int_equal(run("hung", HUNG, 2, "trainer.deadline=15", &text), 6);
+    assert_int_equal(run("hung", HUNG, 2, "trainer.deadline=5", &text), 6);
     one_error(text, "update_actor", "no progress");
     assert_true(has_step("hung", 2) && !has_step("hung", 3));
     free(text);
@@ -323,18 +324,27 @@ static void test_memory(void **state) {
 
 /* Where only host memory helps, the refusal names the switches; with them the run fits its limit and ends in the
  * bits of one with all memory. */
-static void offload_helps(const char *reference, const char *proposal, int64_t from) {
+static int planned(const char *keys, int64_t mib, char *small, size_t size, char **text) {
+    snprintf(small, size, "%s trainer.device_memory_limit=%lldMiB", keys, (long long)mib);
+    return run("plan", FAR, 0, small, text);
+}
+static void offload_helps(const char *reference, const char *proposal) {
     char *text = NULL, keys[512], small[768];
     bool found = false;
     snprintf(keys, sizeof keys,
              "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
              "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1 "
              "actor_rollout_ref.model.enable_gradient_checkpointing=True");
-    for (int64_t mib = from; mib > 0 && !found; mib--) { /* down to the first limit at which this is the nearest change */
+    int64_t fits = 256, refused = 0;
+    while (fits - refused > 1) {
+        const int64_t mib = (fits + refused) / 2;
+        *(planned(keys, mib, small, sizeof small, &text) == 0 ? &fits : &refused) = mib;
         free(text);
-        snprintf(small, sizeof small, "%s trainer.device_memory_limit=%lldMiB", keys, (long long)mib);
-        const int status = run("plan", FAR, 0, small, &text);
-        found = status == 4 && strstr(text, proposal) != NULL;
+    }
+    text = NULL;
+    for (int64_t mib = refused; mib > 0 && !found; mib--) { /* down to the first limit at which this is the nearest change */
+        free(text);
+        found = planned(keys, mib, small, sizeof small, &text) == 4 && strstr(text, proposal) != NULL;
     }
     if (!found) fail_msg("no limit makes the plan say '%s': %s", proposal, text);
     assert_non_null(strstr(text, "the result is the same"));
@@ -352,8 +362,10 @@ static void offload_helps(const char *reference, const char *proposal, int64_t f
 }
 static void test_offload(void **state) {
     (void)state;
-    offload_helps("near", "actor_rollout_ref.ref.fsdp_config.param_offload=True fits", 120);
-    offload_helps("near", "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True fits", 120);
+    model = "tiny"; /* where only some limits need the one or the other */
+    offload_helps("near", "actor_rollout_ref.ref.fsdp_config.param_offload=True fits");
+    offload_helps("near", "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True fits");
+    model = "small";
     char *text;
     assert_int_equal(run("noted", NO_FAULT, 0, "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True", &text), 0);
     assert_non_null(strstr(text, "change nothing on this device"));
@@ -365,12 +377,25 @@ static int setup(void **state) {
     char *text;
     (void)state;
     scratch = case_temp_dir();
-    char *model = file_join(scratch, "m"), *rows = file_join(scratch, "train.jsonl");
-    char *argv[] = {"model", "init", "--preset", "tiny", "--out", model, "--seed", "1"};
+    char *tiny = file_join(scratch, "tiny"), *rows = file_join(scratch, "train.jsonl");
+    char *small = file_join(scratch, "small"), *config = file_join(tiny, "config.json"), *arch = file_join(scratch, "small.json");
+    char *argv[] = {"model", "init", "--preset", "tiny", "--out", tiny, "--seed", "1"};
     OK(cmd_model(8, argv));
+    json_t *shape = json_load_file(config, 0, NULL);
+    assert_non_null(shape);
+    json_object_set_new(shape, "hidden_size", json_integer(64));
+    json_object_set_new(shape, "intermediate_size", json_integer(128));
+    json_object_set_new(shape, "num_hidden_layers", json_integer(2));
+    assert_int_equal(json_dump_file(shape, arch, 0), 0);
+    json_decref(shape);
+    char *small_argv[] = {"model", "init", "--arch", arch, "--out", small, "--tokenizer", tiny, "--seed", "1"};
+    OK(cmd_model(10, small_argv));
     write_rows(rows);
     write_chats();
-    free(model);
+    free(tiny);
+    free(small);
+    free(config);
+    free(arch);
     free(rows);
     const int status = run("whole", NO_FAULT, 0, NULL, &text);
     if (status != 0) fail_msg("a run without a fault ended with %d: %s", status, text);

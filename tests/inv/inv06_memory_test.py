@@ -96,18 +96,20 @@ def recompute_choices(s, test):
 
 def recompute_on_cpu(s, test):
     """On a CPU auto takes the room that the block has anyway; no choice changes a bit."""
-    keys = {"actor_rollout_ref__model__path": s.dir / "big", "trainer__total_training_steps": 1, "trainer__threads": 1,
-            "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1, "data__max_response_length": 32,
+    keys = {"trainer__total_training_steps": 1, "trainer__threads": 1, "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1,
+            "data__max_response_length": 32,
             "actor_rollout_ref__rollout__n": 7}  # the KV cache is larger than an update that keeps nothing
-    weights, total, text = {}, {}, {}
+    weights, total, text, said = {}, {}, {}, {}
     for how in ("auto", "none", "mlp", "layer"):
-        p = run(*s.ppo(f"recompute_{how}", **keys, trainer__recompute=how))
+        said[how] = run(*s.ppo(f"recompute_{how}", **keys, trainer__recompute=how)).stderr
         weights[how] = (s.dir / f"recompute_{how}/global_step_1/actor/model.safetensors").read_bytes()
-        total[how], text[how] = planned(p.stderr), p.stderr
+        p = run("plan", *s.ppo("x", **keys, trainer__recompute=how, actor_rollout_ref__model__path=s.dir / "big")[1:])
+        total[how], text[how] = planned(p.stdout), p.stdout
     test("recompute none, mlp, layer, auto: one result", len(set(weights.values())) == 1)
     test("auto on a CPU plans no more than layer", total["auto"] == total["layer"] < total["none"], total)
-    test("and keeps what the block has room for", ", layers recomputed\n" not in text["auto"] and
-         ", layers recomputed\n" in text["layer"], text["auto"][:1500])
+    for made in (text, said):
+        test("and keeps what the block has room for", ", layers recomputed\n" not in made["auto"] and
+             ", layers recomputed\n" in made["layer"], made["auto"][:1500])
 
 
 def main():
