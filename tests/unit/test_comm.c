@@ -35,7 +35,7 @@ enum { BARRIER, BROADCAST, GATHER, ALL_GATHER, EXCHANGE, N_OPS, MOST = 5 };
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { BIG = 16 << 20, SLOWER = 6 };
 #else
-enum { BIG = 256 << 20, SLOWER = 1 };
+enum { BIG = 64 << 20, SLOWER = 1 };
 #endif
 
 /* ---- a rank ---- */
