@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import below  # noqa: E402
-from verlc_test import Scratch, Tests, run, start, state  # noqa: E402
+from verlc_test import Scratch, Tests, patience, run, start, state, waited  # noqa: E402
 
 USAGE = 2
 SECRET = "sk-0123456789abcdef"
@@ -171,13 +171,6 @@ def kept(run_dir, name="wandb"):
     return [r for r in lines if r["seq"] > at["sent"]], at
 
 
-def waited(condition, seconds=60):
-    until = time.time() + seconds
-    while time.time() < until and not condition():
-        time.sleep(0.05)
-    return condition()
-
-
 def check_wandb(s, test):
     a = Stand(s, "plain")
     keys = {"trainer.logger": '["console","wandb"]', "trainer.test_freq": 2, "trainer.log_val_generations": 3,
@@ -287,8 +280,9 @@ def check_kept(s, test):
         a.fault(f"{fault} log")
         began = time.time()
         p = run(*s.ppo(f"kept_{fault}", **keys), env=a.env)
+        soon = time.time() - began < patience(45)
         left, at = kept(s.dir / f"kept_{fault}")
-        test(f"{fault}: the run ends well and soon, all is kept and said", time.time() - began < 45 and a.steps() == [] and
+        test(f"{fault}: the run ends well and soon, all is kept and said", soon and a.steps() == [] and
              [r["step"] for r in left] == [1, 2, 3] and p.stderr.count("warning: tracker wandb") == 2 and
              "were not sent" in p.stderr, p.stderr[-600:])
         a.fault("")
@@ -320,8 +314,9 @@ def check_hang(s, test):
     test("hang: steps go on", waited(lambda: numbers.exists() and len(numbers.read_text().splitlines()) > 20))
     began = time.time()
     p.send_signal(signal.SIGTERM)
-    err = p.communicate(timeout=60)[1]
-    test("hang: a signal still ends the run", p.returncode == 143 and time.time() - began < 30, f"{time.time() - began:.0f} s")
+    err = p.communicate(timeout=300)[1]
+    took = time.time() - began
+    test("hang: a signal still ends the run", p.returncode == 143 and took < patience(30), f"{took:.0f} s")
     steps = len(numbers.read_text().splitlines())
     left, at = kept(s.dir / "hang")
     test("hang: all is kept, and the other tracker has it", [r["step"] for r in left] == list(range(1, steps + 1)) and
@@ -380,7 +375,7 @@ def check_job_stop(s, test):
     numbers = s.dir / "job_stop/metrics.jsonl"
     waited(lambda: numbers.exists() and len(numbers.read_text().splitlines()) >= 2 and (a.dir / "faulted").exists())
     pids = send_all(p.pid, signal.SIGTERM)
-    err = p.communicate(timeout=90)[1]
+    err = p.communicate(timeout=300)[1]
     steps = list(range(1, len(numbers.read_text().splitlines()) + 1))
     test("job stop: the run ends by the signal, and is told to MLflow as killed", p.returncode == 143 and
          [c["status"] for c in a.calls("set_terminated")] == ["KILLED"], err[-600:])
@@ -389,7 +384,7 @@ def check_job_stop(s, test):
          f"{n_traces(a)} of {len(steps)} steps")
     test("job stop: what is waited for is said", "waiting for tracker mlflow: its client is starting" in err, err[-600:])
     test("job stop: no process is left", len(pids) > 4 and
-         waited(lambda: not any(pathlib.Path(f"/proc/{x}").exists() for x in pids), 5))
+         waited(lambda: not any(pathlib.Path(f"/proc/{x}").exists() for x in pids), 20))
 
 
 def check_sync(s, test):
