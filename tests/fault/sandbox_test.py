@@ -19,7 +19,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Tests  # noqa: E402
+from verlc_test import ENV, VERLC, Tests, patience  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(os.environ.get("SOURCE_DIR", ".")).resolve() / "python"))
 os.environ["VERLC"] = VERLC
@@ -254,7 +254,7 @@ def lineage(pid):
     return found
 
 
-def no_strays(seconds=5):
+def no_strays(seconds=20):
     end = time.monotonic() + seconds
     while strays() and time.monotonic() < end:
         time.sleep(0.05)
@@ -283,7 +283,7 @@ def attack_all(test, scratch, who="", caller=()):
     def judged(limits, ends, r):
         """Whether it escaped; whether it was blocked as it should be."""
         escaped = [line for line in r["stdout"].splitlines() if line.startswith("ESCAPED")]
-        late = r["wall_s"] > limits.get("wall_s", 10) + 5
+        late = r["wall_s"] > limits.get("wall_s", 10) + patience(5)
         over = r["peak_bytes"] > (limits.get("memory_mb", 1024) + 512 << 20)
         return escaped, not escaped and "BLOCKED" in r["stdout"] and r["end"] in ends and not late and not over
 
@@ -357,7 +357,7 @@ def killed(test):
     p = subprocess.Popen([VERLC, "sandbox", "--wall=100", "--request"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     p.stdin.write(request.encode())
     p.stdin.close()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while len(strays()) < 4 and time.monotonic() < end:
         time.sleep(0.05)
     before = len(strays())
