@@ -12,7 +12,7 @@ import time
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "python")]
-from verlc_test import ENV, Scratch, Tests, run, start, state  # noqa: E402
+from verlc_test import ENV, Scratch, Tests, patience, run, start, state  # noqa: E402
 
 
 class Store:
@@ -83,7 +83,7 @@ def failures(test, s):
     began = time.time()
     p = run(*ppo(s, "never", store.url + "2", 2), env={**store.env, "HDFS_FAIL": "1000000"})
     test("one that never arrives ends no run", p.stderr.count("was not copied") == 1 and "starts again" not in p.stderr and
-         "global_step_2 is in" in p.stderr and "step:2 - " in p.stdout and time.time() - began < 60, p.stderr[-900:])
+         "global_step_2 is in" in p.stderr and "step:2 - " in p.stdout and time.time() - began < patience(60), p.stderr[-900:])
     p = run(*ppo(s, "nowhere", "", 1))
     test("an empty name is none", ".remote" not in os.listdir(s.dir / "nowhere"), p.stderr)
     p = run(*ppo(s, "never", store.url + "2", 2), env=store.env)
