@@ -119,10 +119,9 @@ def waited(what, seconds=120):
 
 
 def patience(seconds):
-    """A limit of the program: itself on a machine that has no more to do than `make test` gives it, at most three processes a core;
-    longer where others compute too."""
-    running = float(pathlib.Path("/proc/loadavg").read_text().split()[3].split("/")[0])
-    return seconds * max(1, max(running, os.getloadavg()[0]) / (3 * os.cpu_count()))
+    """A limit of the program: itself on a machine that has no more to do than `make test` gives it, at most three processes a core
+    (mean of a minute); longer where others compute too."""
+    return seconds * max(1, os.getloadavg()[0] / (3 * os.cpu_count()))
 
 
 def met(attempt, tries=30):
