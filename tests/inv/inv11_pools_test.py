@@ -89,6 +89,9 @@ def end_at(run_dir, args, steps, wait=0.0):
     time.sleep(wait)
     p.send_signal(signal.SIGTERM)
     err = p.communicate(timeout=300)[1]
+    if not log.exists():
+        print(f"it ended before its first step, exit {p.returncode}: {err[-900:]}")
+        return False
     saved = (run_dir / f"global_step_{json.loads(log.read_text().splitlines()[-1])['step']}").exists()
     return saved and (p.returncode == 143 or had_ended(p, err))
 
