@@ -1,14 +1,17 @@
 """`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
 where python3 has torch with CUDA and transformers, or vLLM, beside theirs from the same run.
 
-Rows: decode, train, logprob, step, start, recipe2.  `decode` samples from random weights, without an end
+Rows: decode, train, logprob, step, start, hybrid, recipe2.  `decode` samples from random weights, without an end
 token, prefill included.  `train` is forward, backward and AdamW over packed rows of 1024 tokens.  `step` is
 recipe 1 of docs/performance.md (GRPO, random weights of Qwen2.5-0.5B, real tokenizer, GSM8K, every response
 1024 tokens): step time, time from command to first step, the GPU's idle share, and device memory beside the
 plan.  Without SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` (Qwen3-1.7B,
 240 x 3) takes two steps, about three minutes on an H200; it runs where it is named or with --long.
 
-  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [recipe2] [--long] [--no-peers] [--compile]
+  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [hybrid] [recipe2] [--long] [--no-peers] [--compile]
+
+`hybrid` is Qwen3.5-2B's shape beside transformers, which takes its fast kernels where python3 has the packages
+`fla` and `causal_conv1d`; the row says whether it did.
 
 --long: recipe2 too.  --compile: torch.compile beside eager (minutes).
 A figure without a bar is there to be read.  The bars are those of an H200; on another GPU
@@ -172,6 +175,29 @@ def torch_logprob(torch, path):
     return rate
 
 
+def torch_decode(torch, path, batch, prompt, new):
+    """Sampled tokens per second after the prompts, by generate(): the difference of two lengths."""
+    m = torch_model(torch, path, torch.bfloat16).eval()
+    ids = torch.randint(0, 150000, (batch, prompt), device="cuda")
+
+    def tokens(n):
+        return seconds(torch, lambda: m.generate(ids, do_sample=True, top_k=0, min_new_tokens=n, max_new_tokens=n,
+                                                 pad_token_id=0, eos_token_id=None), rounds=1)
+
+    rate = batch * (new - 1) / (tokens(new) - tokens(1))
+    del m
+    torch.cuda.empty_cache()
+    return rate
+
+
+def fast_kernels():
+    """What transformers takes for a gated delta net, as words of a row."""
+    from importlib.util import find_spec
+
+    have = [p for p in ("fla", "causal_conv1d") if find_spec(p)]
+    return "kernels of " + " and ".join(have) if have else "no fast kernels"
+
+
 VLLM = {}  # what tools/bench_vllm.py said of a model: seconds to the first token, and each case's tokens per second
 
 
@@ -330,6 +356,29 @@ def recipe2(torch, args):
     run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, steps=2)
 
 
+HYBRID = "qwen3.5-2b"
+
+
+def hybrid(torch, args):
+    path, by = model(HYBRID), f"{torch_name(torch)}, {fast_kernels()}" if torch else "torch"
+    shape = f"{BATCH}x{LENGTH}"
+    peer = torch_train(torch, path) if torch else None
+    r = bench("train", "--model", path, "--batch", BATCH, "--len", LENGTH, "--steps", 3)
+    rate = r["tokens"] / (r["seconds"] + r["optimizer_seconds"])
+    row(f"train/{HYBRID}/{shape}", f"training step, {HYBRID}, {BATCH} x {LENGTH}", rate, peer, by,
+        work={"op": "train", "model": HYBRID, "length": LENGTH})
+    peer = torch_logprob(torch, path) if torch else None
+    r = bench("logprob", "--model", path, "--batch", BATCH, "--len", LENGTH, "--steps", 3)
+    row(f"logprob/{HYBRID}/{shape}", f"log-probs and entropy, {HYBRID}, {BATCH} x {LENGTH}", r["tokens_per_s"], peer, by,
+        work={"op": "logprob", "model": HYBRID, "length": LENGTH})
+    for prompts, n in ((16, 5), (64, 8)):
+        peer = torch_decode(torch, path, prompts * n, 512, 32) if torch else None
+        r = bench("generate", "--model", path, "--batch", prompts * n, "--n", n, "--prompt", 512, "--len", 512, "--steps", 1)
+        row(f"decode/{HYBRID}/{prompts}x{n}/512+512", f"decoding, {HYBRID}, {prompts} x {n}, 512 + 512", r["decode_tokens_per_s"],
+            peer, by, work={"op": "generate", "model": HYBRID, "prompts": prompts, "n": n, "prompt": 512, "new": 512},
+            note=f"with prefill {r['tokens_per_s'] / 1e3:.1f} k")
+
+
 def start(torch, args):
     """Seconds from the command to the first generated token, files in the page cache."""
     path, best = model("qwen2.5-0.5b"), 1e9
@@ -345,7 +394,7 @@ def start(torch, args):
 def main():
     args = sys.argv[1:]
     rows = {"decode": decode, "train": train, "logprob": logprob, "step": step, "start": start}
-    long = {"recipe2": recipe2}
+    long = {"hybrid": hybrid, "recipe2": recipe2}
     named = [a for a in args if not a.startswith("-")] or list(rows)
     named += [a for a in long if "--long" in args and a not in named]
     rows |= long

@@ -19,31 +19,40 @@ import pathlib
 
 # layers, hidden, heads, KV heads, head size, MLP, vocabulary
 SHAPES = {"qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151936), "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151936)}
+# Every fourth layer is attention with an output gate, the others are gated delta nets: the same, then their heads and head size
+HYBRIDS = {"qwen3.5-2b": ((24, 2048, 8, 2, 256, 6144, 248320), 16, 128)}
 BYTES = 2  # of a bf16 number
 
 
 def sizes(model):
-    """Elements of the layers' matrices and of the LM head; KV cache bytes of a token; attention's FLOP for a query and a key."""
+    """Elements of the layers' matrices and of the LM head; KV cache bytes of a token; attention's FLOP for a query and a key;
+    FLOP of the delta rule for a token, and bytes of its f32 states, which a decoding step reads."""
+    if model in HYBRIDS:
+        (layers, hidden, heads, kv, size, mlp, vocabulary), rules, width = HYBRIDS[model]
+        deep, full = layers - layers // 4, layers // 4
+        matrices = hidden * (layers * 3 * mlp + full * (3 * heads + 2 * kv) * size + deep * rules * (5 * width + 2))
+        state = deep * rules * width * width  # k S, q S, and its outer product: three products
+        return matrices, hidden * vocabulary, 2 * full * kv * size * BYTES, 4 * full * heads * size, 6 * state, 4 * state
     layers, hidden, heads, kv, size, mlp, vocabulary = SHAPES[model]
     matrices = layers * hidden * (2 * heads * size + 2 * kv * size + 3 * mlp)
-    return matrices, hidden * vocabulary, 2 * layers * kv * size * BYTES, 4 * layers * heads * size
+    return matrices, hidden * vocabulary, 2 * layers * kv * size * BYTES, 4 * layers * heads * size, 0, 0
 
 
 def roofline(work, machine):
     """In the unit of the row: tokens/s."""
-    matrices, head, token, attention = sizes(work["model"])
+    matrices, head, token, attention, rule, state = sizes(work["model"])
     memory, gemm = machine["memory"], machine["gemm"]
     if work["op"] in ("train", "logprob"):
         length = work["length"]
-        flop = 2 * (matrices + head) + attention * (length + 1) / 2
+        flop = 2 * (matrices + head) + rule + attention * (length + 1) / 2
         return gemm / (flop * (3 if work["op"] == "train" else 1))  # backward: twice forward's
     prompts, n, length, new = (work[k] for k in ("prompts", "n", "prompt", "new"))
     rows = prompts * n
-    prefill = prompts * (2 * (matrices * length + head) + attention * length * (length + 1) / 2)
+    prefill = prompts * (2 * (matrices * length + head) + rule * length + attention * length * (length + 1) / 2)
     seconds = max(prefill / gemm, (matrices + head) * BYTES / memory)
     pass_over_weights = max(2 * rows * (matrices + head) / gemm, (matrices + head) * BYTES / memory)
     for t in range(1, new):  # the first token is the prefill's; a prompt's KV blocks are shared by its samples
-        seconds += pass_over_weights + token * (prompts * length + rows * t) / memory
+        seconds += pass_over_weights + (token * (prompts * length + rows * t) + state * rows) / memory
     return rows * new / seconds
 
 

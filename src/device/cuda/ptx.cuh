@@ -83,12 +83,6 @@ static __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* To TF32, to nearest; NaN stays. */
-static __device__ __forceinline__ uint32_t tf32_round(float x) {
-    uint32_t r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-    return r;
-}
 /* c (16, 8) f32 += a (16, 8) . b (8, 8), TF32: lane 4 g + t has a[0] row g column t, a[1] row g + 8, a[2], a[3] the same rows,
  * column t + 4; b0 row t of column g, b1 row t + 4; c as in mma_bf16. */
 static __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -61,21 +61,50 @@ template <typename T> static __device__ __forceinline__ float delta_input(const 
     return __fadd_rn(act_at(j.ba, t * 2 * j.hv + j.hv + n), act_at(j.dt_bias, n));
 }
 
-/* A warp: y (dim) = x / |x| * by, element i to y[i * stride]; gives 1 / |x|. */
-template <typename T> static __device__ __forceinline__ float warp_l2(float *y, int64_t stride, const T *x, int64_t dim, float by) {
+/* A warp's lanes hold a head: lane + 32 i is element i of a lane. */
+struct lane_head {
+    float v[DEV_DELTA_DIM / 32];
+};
+template <typename T> static __device__ __forceinline__ lane_head head_load(const T *x, int64_t dim) {
     const int lane = threadIdx.x & 31;
-    float v[DEV_DELTA_DIM / 32], sum = 0;
+    lane_head h;
 #pragma unroll
-    for (int i = 0; i < DEV_DELTA_DIM / 32; i++) {
-        v[i] = lane + 32 * i < dim ? act_at(x, lane + 32 * i) : 0.0f;
-        sum = __fmaf_rn(v[i], v[i], sum);
-    }
+    for (int i = 0; i < DEV_DELTA_DIM / 32; i++) h.v[i] = lane + 32 * i < dim ? act_at(x, lane + 32 * i) : 0.0f;
+    return h;
+}
+/* y (dim) = x / |x| * by, element i to y[i * stride]; gives 1 / |x|. */
+static __device__ __forceinline__ float head_normalize(float *y, int64_t stride, const lane_head &x, int64_t dim, float by) {
+    const int lane = threadIdx.x & 31;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < DEV_DELTA_DIM / 32; i++) sum = __fmaf_rn(x.v[i], x.v[i], sum);
     sum = lanes_sum(sum, 32);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, DEV_DELTA_EPS)));
 #pragma unroll
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++)
-        if (lane + 32 * i < dim) y[(lane + 32 * i) * stride] = __fmul_rn(__fmul_rn(v[i], r), by);
+        if (lane + 32 * i < dim) y[(lane + 32 * i) * stride] = __fmul_rn(__fmul_rn(x.v[i], r), by);
     return r;
+}
+template <typename T> static __device__ __forceinline__ float warp_l2(float *y, int64_t stride, const T *x, int64_t dim, float by) {
+    return head_normalize(y, stride, head_load(x, dim), dim, by);
+}
+/* G of rows [n0, n1), of whose g (in place) one thread makes the sums; before: G of the row before n0. */
+static __device__ __forceinline__ void running_sum(float *g, int n0, int n1, float before) {
+    int i = n0;
+    if (n0 == 0)
+        for (; i + 16 <= n1; i += 16) { /* from registers: a step is an addition, no trip to shared memory */
+            float v[16];
+#pragma unroll
+            for (int x = 0; x < 16; x++) v[x] = g[i + x];
+#pragma unroll
+            for (int x = 0; x < 16; x++) v[x] = before = i + x ? __fadd_rn(before, v[x]) : v[x];
+#pragma unroll
+            for (int x = 0; x < 16; x++) g[i + x] = v[x];
+        }
+    for (; i < n1; i++) {
+        before = i ? __fadd_rn(before, g[i]) : g[i];
+        g[i] = before;
+    }
 }
 static __device__ __forceinline__ float delta_q_scale(int64_t dk) { return __fdiv_rn(1.0f, __fsqrt_rn((float)dk)); }
 

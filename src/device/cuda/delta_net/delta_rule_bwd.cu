@@ -55,11 +55,13 @@ struct bwd_chunk {
 struct bwd_size {
     int n, dk, dv;
 };
-/* A warp's place: its rows, its half of the columns of a head and of a square. */
-struct bwd_warp {
+/* A warp's place: its rows, its half of the columns of a head and of a square. ALL: heads have DEV_DELTA_DIM elements. */
+template <bool ALL> struct bwd_warp {
     int row, half, col, narrow;
+    __device__ __forceinline__ tile_place<ALL> head(int64_t cols) const { return {row, col, (int)cols}; }
+    __device__ __forceinline__ tile_place<true> square() const { return {row, narrow, DELTA_C}; }
 };
-static __device__ __forceinline__ bwd_warp warp_place() {
+template <bool ALL> static __device__ __forceinline__ bwd_warp<ALL> warp_place() {
     const int w = (int)threadIdx.x / 32;
     return {w % PARTS * PART, w / PARTS, w / PARTS * HALF, w / PARTS * (DELTA_C / 2)};
 }
@@ -73,19 +75,21 @@ struct bwd_state {
 static __device__ bwd_state stage_state(float *to, const float *from, int64_t dk, int64_t dv) {
     if (!to || !from) return {from, dv};
     __syncthreads(); /* what was there has been read */
-    for (int64_t i = threadIdx.x * 4; i < dk * dv; i += DELTA_THREADS * 4)
-        *(float4 *)&to[i / dv * LD + i % dv] = *(const float4 *)&from[i];
+    const int c = (int)threadIdx.x % 32 * 4;
+#pragma unroll 8
+    for (int d = (int)threadIdx.x / 32; d < dk; d += DELTA_WARPS)
+        if (c < dv) *(float4 *)&to[d * LD + c] = *(const float4 *)&from[d * dv + c];
     __syncthreads();
     return {to, LD};
 }
 
 /* square = dots of rows of `of` with keys, decayed; 0 from the diagonal on (strict) or behind it. */
 static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int dk, bool strict) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<true> w = warp_place<true>();
     float acc[NARROW][4];
     tiles_zero(acc);
     tiles_mm(
-        acc, {w.row, w.narrow, DELTA_C}, dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int c) { return m.k[c][d]; });
+        acc, w.square(), dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int c) { return m.k[c][d]; });
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
@@ -97,7 +101,7 @@ static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int dk,
 }
 /* Each number of a warp's half of a square becomes the sum of those before it in its row. Collective; m.low is free before and
  * after a barrier. */
-static __device__ void before_in_row(bwd_memory &m, const bwd_warp &w, float (&a)[NARROW][4]) {
+static __device__ void before_in_row(bwd_memory &m, const bwd_warp<true> &w, float (&a)[NARROW][4]) {
     const int t = (int)threadIdx.x & 3;
 #pragma unroll
     for (int h = 0; h < 4; h += 2) {
@@ -129,12 +133,12 @@ static __device__ void before_in_row(bwd_memory &m, const bwd_warp &w, float (&a
 template <class A>
 static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict, const A &a, const float (*of)[LD],
                                   float (&pairs)[NARROW][2]) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<true> w = warp_place<true>();
     float value[NARROW][4], dot[NARROW][4];
     tiles_zero(value), tiles_zero(dot);
-    tiles_mm(value, {w.row, w.narrow, DELTA_C}, z.dv, a, [&](int c, int j) { return m.e[j][c]; });
+    tiles_mm(value, w.square(), z.dv, a, [&](int c, int j) { return m.e[j][c]; });
     tiles_mm(
-        dot, {w.row, w.narrow, DELTA_C}, z.dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int j) { return m.k[j][d]; });
+        dot, w.square(), z.dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int j) { return m.k[j][d]; });
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
@@ -154,7 +158,7 @@ static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict,
 }
 /* The lanes' sums over all rows of the warp, to m.pairs. */
 static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<true> w = warp_place<true>();
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
@@ -166,29 +170,39 @@ static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
 }
 
 template <typename T> static __device__ void load_heads(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
+    enum { BATCH = 4 }; /* rows that a warp loads at a time */
     const int lane = threadIdx.x & 31;
-    for (int i = threadIdx.x / 32; i < DELTA_C; i += DELTA_WARPS) {
-        const T *row = j.qkv + (b.t + i) * j.width;
-        if (i < b.n) {
-            const float rq = warp_l2(m.q[i], 1, row + b.head * j.dk, j.dk, delta_q_scale(j.dk));
-            const float rk = warp_l2(m.k[i], 1, row + (j.hk + b.head) * j.dk, j.dk, 1.0f);
+    for (int i0 = threadIdx.x / 32; i0 < DELTA_C; i0 += BATCH * DELTA_WARPS) {
+        lane_head q[BATCH], k[BATCH];
+#pragma unroll
+        for (int x = 0; x < BATCH; x++) {
+            const int i = i0 + x * DELTA_WARPS;
+            const T *row = j.qkv + (b.t + i) * j.width;
+            q[x] = k[x] = {};
+            if (i < b.n) q[x] = head_load(row + b.head * j.dk, j.dk), k[x] = head_load(row + (j.hk + b.head) * j.dk, j.dk);
+        }
+#pragma unroll
+        for (int x = 0; x < BATCH; x++) {
+            const int i = i0 + x * DELTA_WARPS;
+            const float rq = head_normalize(m.q[i], 1, q[x], j.dk, delta_q_scale(j.dk));
+            const float rk = head_normalize(m.k[i], 1, k[x], j.dk, 1.0f);
             if (lane == 0) m.rq[i] = rq, m.rk[i] = rk;
-        } else {
-            for (int64_t d = lane; d < j.dk; d += 32) m.q[i][d] = m.k[i][d] = 0;
         }
     }
 }
 template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
-    const int lane = threadIdx.x & 31;
-    for (int i = threadIdx.x / 32; i < DELTA_C; i += DELTA_WARPS)
-        for (int64_t c = lane; c < j.dv; c += 32) m.e[i][c] = i < b.n ? j.kept[((b.t + i) * j.hv + b.value_head) * j.dv + c] : 0.0f;
+    const int c = ((int)threadIdx.x & 31) * 4, dv = (int)j.dv;
+#pragma unroll 8
+    for (int i = threadIdx.x / 32; i < DELTA_C; i += DELTA_WARPS) {
+        const float4 zero = make_float4(0, 0, 0, 0);
+        if (c < dv) *(float4 *)&m.e[i][c] = i < b.n ? *(const float4 *)&j.kept[((b.t + i) * j.hv + b.value_head) * dv + c] : zero;
+    }
     for (int i = threadIdx.x; i < DELTA_C; i += DELTA_THREADS) {
         m.beta[i] = i < b.n ? delta_beta(j, b.t + i, b.value_head) : 0.0f;
         m.g[i] = i < b.n ? delta_g(act_at(j.a_log, b.value_head), delta_input(j, b.t + i, b.value_head)) : 0.0f;
     }
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < b.n; i++) m.g[i] = __fadd_rn(m.g[i - 1], m.g[i]);
+    if (threadIdx.x == 0) running_sum(m.g, 0, b.n, 0);
     __syncthreads();
     for (int i = threadIdx.x; i < DELTA_C; i += DELTA_THREADS) {
         m.by[i] = i < b.n ? decay_exp(m.g[i]) : 0.0f;
@@ -201,22 +215,22 @@ template <typename T> static __device__ __forceinline__ const T *dout_of(const d
 }
 
 /* What dS' gives: de = z_j dS'^T k_j, and to dk and `after` z_i dS' e_i. */
-template <typename T>
+template <bool ALL, typename T>
 static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4],
                                  float (&dk)[WIDE][4]) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<ALL> w = warp_place<ALL>();
     float acc[WIDE][4];
     tiles_zero(de), tiles_zero(acc);
     if (b.ds) {
         const bwd_state ds = stage_state(stage, b.ds, j.dk, j.dv);
         tiles_mm(
-            de, {w.row, w.col, (int)j.dv}, (int)j.dk, [&](int i, int d) { return __fmul_rn(m.left[i], m.k[i][d]); },
+            de, w.head(j.dv), (int)j.dk, [&](int i, int d) { return __fmul_rn(m.left[i], m.k[i][d]); },
             [&](int d, int c) { return ds.p[d * ds.ld + c]; });
         tiles_mm(
-            acc, {w.row, w.col, (int)j.dk}, (int)j.dv, [&](int i, int c) { return __fmul_rn(m.left[i], m.e[i][c]); },
+            acc, w.head(j.dk), (int)j.dv, [&](int i, int c) { return __fmul_rn(m.left[i], m.e[i][c]); },
             [&](int c, int d) { return ds.p[d * ds.ld + c]; });
     }
-    tiles_row_sums(m.after[w.half], acc, {w.row, w.col, (int)j.dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+    tiles_row_sums(m.after[w.half], acc, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -238,15 +252,16 @@ static __device__ __forceinline__ void part_x(bwd_memory &m, int part, int c) {
     for (int r = 0; r < PART; r++) m.x[part * PART + r][c] = v[r];
 }
 /* x of all rows, to m.x; and the gradients of beta and v. */
-template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
-    const bwd_warp w = warp_place();
+template <bool ALL, typename T>
+static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
+    const bwd_warp<ALL> w = warp_place<ALL>();
     const int lane = threadIdx.x & 31, dk = (int)j.dk, dv = (int)j.dv;
     const T *dout = dout_of(j, b);
     const int64_t step = j.hv * j.dv;
     dots(m, m.q, b.n, dk, false);
     __syncthreads();
     tiles_mm(
-        de, {w.row, w.col, dv}, DELTA_C, [&](int r, int i) { return m.square[i][r]; },
+        de, w.head(dv), DELTA_C, [&](int r, int i) { return m.square[i][r]; },
         [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
     __syncthreads();
     dots(m, m.k, b.n, dk, true);
@@ -263,7 +278,7 @@ template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_me
         __syncthreads();
         if (w.row < part * PART)
             tiles_mm(
-                de, {w.row, w.col, dv}, PART,
+                de, w.head(dv), PART,
                 [&](int r, int i) { return -__fmul_rn(m.square[part * PART + i][r], m.beta[part * PART + i]); },
                 [&](int i, int c) { return m.x[part * PART + i][c]; });
     }
@@ -279,10 +294,10 @@ template <typename T> static __device__ void solve(const delta_job<T> &j, bwd_me
 }
 
 /* dq, dk += a value head's, and the parts of dg. */
-template <typename T>
+template <bool ALL, typename T>
 static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&dq)[WIDE][4],
                                   float (&dk)[WIDE][4]) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<ALL> w = warp_place<ALL>();
     const int n_dk = (int)j.dk, n_dv = (int)j.dv;
     const T *dout = dout_of(j, b);
     const int64_t step = j.hv * j.dv;
@@ -297,64 +312,77 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
     tiles_zero(acc);
     if (b.s)
         tiles_mm(
-            acc, {w.row, w.col, n_dk}, n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
-    tiles_row_sums(m.start[w.half], acc, {w.row, w.col, n_dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
+            acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
+    tiles_row_sums(m.start[w.half], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) dq[y][x] = __fadd_rn(dq[y][x], acc[y][x]);
     value_dots(m, {b.n, n_dk, n_dv}, false, dout_at, m.q, pairs);
     __syncthreads();
-    tiles_mm(dq, {w.row, w.col, n_dk}, DELTA_C, square, key);
-    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, transposed, [&](int i, int d) { return m.q[i][d]; });
+    tiles_mm(dq, w.head(n_dk), DELTA_C, square, key);
+    tiles_mm(dk, w.head(n_dk), DELTA_C, transposed, [&](int i, int d) { return m.q[i][d]; });
     __syncthreads();
     value_dots(m, {b.n, n_dk, n_dv}, true, minus_r, m.k, pairs);
     pairs_put(m, pairs);
     tiles_zero(acc);
     if (b.s)
         tiles_mm(
-            acc, {w.row, w.col, n_dk}, n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], minus_r(r, c)); }, state);
-    tiles_row_sums(m.keys[w.half], acc, {w.row, w.col, n_dk}, [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+            acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], minus_r(r, c)); }, state);
+    tiles_row_sums(m.keys[w.half], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) dk[y][x] = __fadd_rn(dk[y][x], acc[y][x]);
-    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, square, key);
-    tiles_mm(dk, {w.row, w.col, n_dk}, DELTA_C, transposed, key);
+    tiles_mm(dk, w.head(n_dk), DELTA_C, square, key);
+    tiles_mm(dk, w.head(n_dk), DELTA_C, transposed, key);
     float whole = 0;
-    for (int64_t i = threadIdx.x; i < j.dk * j.dv && b.s && b.ds; i += DELTA_THREADS)
-        whole = __fmaf_rn(__fmul_rn(m.by[b.n - 1], b.s[i]), b.ds[i], whole);
+    if (b.s && b.ds) {
+        const int c = ((int)threadIdx.x & 31) * 4;
+#pragma unroll 8
+        for (int d = (int)threadIdx.x / 32; d < n_dk; d += DELTA_WARPS) {
+            if (c >= n_dv) break;
+            const float4 v = *(const float4 *)&s.p[d * s.ld + c], to = *(const float4 *)&b.ds[d * n_dv + c];
+            whole = __fmaf_rn(v.x, to.x, whole), whole = __fmaf_rn(v.y, to.y, whole);
+            whole = __fmaf_rn(v.z, to.z, whole), whole = __fmaf_rn(v.w, to.w, whole);
+        }
+        whole = __fmul_rn(m.by[b.n - 1], whole);
+    }
     whole = block_sum(whole, m.red);
     if (threadIdx.x == 0) m.whole = whole;
     __syncthreads();
 }
 
 /* The gradient of the state at the chunk's start, to where that is. A warp has 16 rows of it. */
-template <typename T> static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float *to) {
+template <bool ALL, typename T>
+static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float *to) {
     const int row = (int)threadIdx.x / 32 * PART, dv = (int)j.dv;
     const T *dout = dout_of(j, b);
     const int64_t step = j.hv * j.dv;
     if (row >= j.dk) return;
     for (int col = 0; col < dv; col += HALF) {
+        const tile_place<ALL> at = {row, col, dv};
         float acc[WIDE][4];
 #pragma unroll
         for (int y = 0; y < WIDE; y++)
 #pragma unroll
-            for (int x = 0; x < 4; x++) {
-                const int64_t at = (int64_t)(row + tile_row(x)) * dv + col + 8 * y + tile_col(x);
-                acc[y][x] = b.ds && col + 8 * y < dv ? __fmul_rn(m.by[b.n - 1], b.ds[at]) : 0.0f;
+            for (int x = 0; x < 4; x += 2) {
+                const int d = (row + tile_row(x)) * dv + col + 8 * y + tile_col(x);
+                const float2 next = b.ds && at.has(y) ? *(const float2 *)&b.ds[d] : make_float2(0, 0);
+                acc[y][x] = __fmul_rn(m.by[b.n - 1], next.x), acc[y][x + 1] = __fmul_rn(m.by[b.n - 1], next.y);
             }
         tiles_mm(
-            acc, {row, col, dv}, DELTA_C, [&](int d, int i) { return -__fmul_rn(__fmul_rn(m.by[i], m.beta[i]), m.k[i][d]); },
+            acc, at, DELTA_C, [&](int d, int i) { return -__fmul_rn(__fmul_rn(m.by[i], m.beta[i]), m.k[i][d]); },
             [&](int i, int c) { return m.x[i][c]; });
         tiles_mm(
-            acc, {row, col, dv}, DELTA_C, [&](int d, int i) { return __fmul_rn(m.by[i], m.q[i][d]); },
+            acc, at, DELTA_C, [&](int d, int i) { return __fmul_rn(m.by[i], m.q[i][d]); },
             [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
 #pragma unroll
         for (int y = 0; y < WIDE; y++)
 #pragma unroll
-            for (int x = 0; x < 4; x++)
-                if (col + 8 * y < dv) to[(int64_t)(row + tile_row(x)) * dv + col + 8 * y + tile_col(x)] = acc[y][x];
+            for (int x = 0; x < 4; x += 2)
+                if (at.has(y))
+                    *(float2 *)&to[(row + tile_row(x)) * dv + col + 8 * y + tile_col(x)] = make_float2(acc[y][x], acc[y][x + 1]);
     }
 }
 
@@ -409,14 +437,14 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
 
 /* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. part: (2, DELTA_C), free.
  * Collective. */
-template <typename T>
+template <bool ALL, typename T>
 static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, float (*part)[DELTA_C], const bwd_chunk &b,
                                  const float (&dy)[WIDE][4], bool key) {
-    const bwd_warp w = warp_place();
+    const bwd_warp<ALL> w = warp_place<ALL>();
     const float(*const y)[LD] = key ? m.k : m.q, *const rn = key ? m.rk : m.rq;
     const float by = key ? 1.0f : delta_q_scale(j.dk), inv = __fdiv_rn(1.0f, by);
     const int64_t head = (key ? j.hk : 0) + b.head;
-    tiles_row_sums(part[w.half], dy, {w.row, w.col, (int)j.dk}, [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
+    tiles_row_sums(part[w.half], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
     __syncthreads();
 #pragma unroll
     for (int x = 0; x < 4; x++) {
@@ -433,7 +461,10 @@ static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, flo
     }
 }
 
-template <typename T, bool STAGED> static __global__ void __launch_bounds__(DELTA_THREADS) delta_bwd_kernel(const delta_job<T> j) {
+template <typename T, bool STAGED, bool ALL>
+static __global__ void __launch_bounds__(DELTA_THREADS) delta_bwd_kernel(const delta_job<T> job) {
+    delta_job<T> j = job;
+    if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
     bwd_memory &m = STAGED ? dynamic_shared<bwd_memory_staged>().m : dynamic_shared<bwd_memory>();
     float *const stage = STAGED ? dynamic_shared<bwd_memory_staged>().s[0] : NULL;
     const delta_seq s = delta_seq_at(j, blockIdx.y);
@@ -456,16 +487,16 @@ template <typename T, bool STAGED> static __global__ void __launch_bounds__(DELT
             __syncthreads();
             if (threadIdx.x == 0) m.da_log = *da_log, m.ddt_bias = *ddt_bias;
             load_values(j, m, b);
-            from_next(j, m, stage, b, de, dk);
-            solve(j, m, b, de);
-            heads_back(j, m, stage, b, dq, dk);
-            if (chunk) state_back(j, m, b, state);
+            from_next<ALL>(j, m, stage, b, de, dk);
+            solve<ALL>(j, m, b, de);
+            heads_back<ALL>(j, m, stage, b, dq, dk);
+            if (chunk) state_back<ALL>(j, m, b, state);
             gates_back(j, m, b);
             if (threadIdx.x == 0) *da_log = m.da_log, *ddt_bias = m.ddt_bias;
         }
         __syncthreads();
-        norm_back(j, m, m.start, b, dq, false);
-        norm_back(j, m, m.after, b, dk, true);
+        norm_back<ALL>(j, m, m.start, b, dq, false);
+        norm_back<ALL>(j, m, m.after, b, dk, true);
     }
 }
 
@@ -485,8 +516,10 @@ template <typename T> static int backward_any(struct cuda *c, const struct delta
     if (a->seqs.n == 0) return 0;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(a->seqs.n * 2 * j.hv) * sizeof(float), &sums));
     j.dout = (const T *)b->dout.data, j.dqkv = (T *)b->dqkv.data, j.dba = (T *)b->dba.data, j.sums = (float *)sums;
-    const bool staged = sizeof(bwd_memory_staged) <= c->smem_max;
-    void (*const kernel)(delta_job<T>) = staged ? delta_bwd_kernel<T, true> : delta_bwd_kernel<T, false>;
+    const bool all = j.dk == DEV_DELTA_DIM && j.dv == DEV_DELTA_DIM, staged = all && sizeof(bwd_memory_staged) <= c->smem_max;
+    void (*const kernel)(delta_job<T>) = staged ? delta_bwd_kernel<T, true, true>
+                                         : all  ? delta_bwd_kernel<T, false, true>
+                                                : delta_bwd_kernel<T, false, false>;
     const size_t bytes = staged ? sizeof(bwd_memory_staged) : sizeof(bwd_memory);
     TRY(delta_shared(c, (const void *)kernel, bytes, a));
     CU_TRY(cuda_launch_plain(c, kernel, dim3((unsigned)j.hk, (unsigned)a->seqs.n), DELTA_THREADS, bytes, j));

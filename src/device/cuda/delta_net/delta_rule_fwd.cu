@@ -31,14 +31,6 @@ template <int CB> struct rows_of {
     };
 };
 
-/* G of rows [n0, n1), of whose g (in m.g) one thread makes the sums. */
-static __device__ __forceinline__ void running_sum(float *g, int n0, int n1, float before) {
-    for (int i = n0; i < n1; i++) {
-        before = i ? __fadd_rn(before, g[i]) : g[i];
-        g[i] = before;
-    }
-}
-
 /* Rows [n0, n1) of a chunk, the first in row t of the batch. open: those before are in the state. */
 struct chunk_rows {
     int64_t t;
@@ -52,14 +44,27 @@ static __device__ void load_chunk(const delta_job<T> &j, typename rows_of<CB>::m
     enum { THREADS = rows_of<CB>::THREADS, WARPS = rows_of<CB>::WARPS };
     const int n0 = x.n0, n1 = x.n1, warp = threadIdx.x / 32;
     const int64_t t = x.t, head = n / j.group;
-    for (int i = warp; i < n1; i += WARPS) {
-        if (i >= n0) {
+    enum { BATCH = 2 }; /* rows that a warp loads at a time */
+    for (int i0 = warp; i0 < n1; i0 += BATCH * WARPS) {
+        lane_head q[BATCH], k[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int i = i0 + b * WARPS;
+            if (i < n0 || i >= n1) continue;
             const T *row = j.qkv + (t + i - n0) * j.width;
-            warp_l2(m.q[i], 1, row + head * j.dk, j.dk, delta_q_scale(j.dk));
-            warp_l2(m.k[i], 1, row + (j.hk + head) * j.dk, j.dk, 1.0f);
-        } else if (x.open) {
-            for (int64_t d = threadIdx.x & 31; d < j.dk; d += 32)
-                m.k[i][d] = j.k[((s.slot * j.hk + head) * j.dk + d) * DELTA_C + i];
+            q[b] = head_load(row + head * j.dk, j.dk), k[b] = head_load(row + (j.hk + head) * j.dk, j.dk);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int i = i0 + b * WARPS;
+            if (i >= n1) continue;
+            if (i >= n0) {
+                head_normalize(m.q[i], 1, q[b], j.dk, delta_q_scale(j.dk));
+                head_normalize(m.k[i], 1, k[b], j.dk, 1.0f);
+            } else if (x.open) {
+                for (int64_t d = threadIdx.x & 31; d < j.dk; d += 32)
+                    m.k[i][d] = j.k[((s.slot * j.hk + head) * j.dk + d) * DELTA_C + i];
+            }
         }
     }
     for (int i = threadIdx.x; i < n1; i += THREADS) {
@@ -132,9 +137,12 @@ static __device__ __forceinline__ void fma4(float sum[TILE], float w, float4 e) 
     sum[2] = __fmaf_rn(w, e.z, sum[2]), sum[3] = __fmaf_rn(w, e.w, sum[3]);
 }
 
-template <typename T, int CB>
-static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel(const delta_job<T> j) {
-    enum { THREADS = rows_of<CB>::THREADS, CL = rows_of<CB>::COL_LANES, DEPTH = DEV_DELTA_DIM / PART };
+/* ALL: heads have DEV_DELTA_DIM elements. */
+template <typename T, int CB, bool ALL>
+static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel(const delta_job<T> job) {
+    delta_job<T> j = job;
+    if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
+    enum { CL = rows_of<CB>::COL_LANES, DEPTH = DEV_DELTA_DIM / PART };
     typename rows_of<CB>::memory &m = dynamic_shared<typename rows_of<CB>::memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.z);
     const int64_t n = blockIdx.y, c0 = (int64_t)blockIdx.x * CB;
@@ -211,8 +219,8 @@ static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel
             continue;
         }
         __syncthreads(); /* q has been read */
-        for (int64_t i = threadIdx.x; i < DELTA_C * j.dk; i += THREADS)
-            m.q[i / j.dk][i % j.dk] = __fmul_rn(m.k[i / j.dk][i % j.dk], m.left[i / j.dk]);
+        for (int i = threadIdx.x / 32; i < DELTA_C; i += rows_of<CB>::WARPS)
+            for (int d = lane; d < (int)j.dk; d += 32) m.q[i][d] = __fmul_rn(m.k[i][d], m.left[i]);
         __syncthreads();
         float next[DEPTH][TILE];
 #pragma unroll
@@ -261,77 +269,138 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
     }
 }
 
-/* Row `row` of those that a sequence has in the batch, or none: a block has a value head, 2 dv threads. */
-template <typename T> static __global__ void __launch_bounds__(2 * DEV_DELTA_DIM) delta_step_kernel(const delta_job<T> j, int row) {
-    __shared__ float k[DEV_DELTA_DIM], q[DEV_DELTA_DIM], a[DELTA_C], p[DELTA_C], g[DELTA_C], us[DEV_DELTA_DIM], es[DEV_DELTA_DIM];
-    __shared__ float beta, added;
+/* The kernel of one new row. Its first COLUMNS threads have a value column each, the others an earlier row of the open chunk. */
+struct step_memory {
+    enum { COLUMNS = DEV_DELTA_DIM, THREADS = COLUMNS + DELTA_C, BATCH = 32, CLOSE = 16 };
+    float k[DEV_DELTA_DIM], q[DEV_DELTA_DIM], a[DELTA_C], p[DELTA_C], g[DELTA_C], e[DELTA_C][DEV_DELTA_DIM];
+    float keys[DELTA_C][CLOSE]; /* of a chunk that ends: k_j times its decay to the end, CLOSE elements at a time */
+    float beta, added;
+};
+/* Numbers [d0, d0 + BATCH) of a column, from every `stride` floats: many loads under way at a time. */
+static __device__ __forceinline__ void load_column(float v[step_memory::BATCH], const float *p, int64_t stride, int d0, int dk) {
+    if (d0 + step_memory::BATCH <= dk) {
+#pragma unroll
+        for (int x = 0; x < step_memory::BATCH; x++) v[x] = p[(d0 + x) * stride];
+    } else {
+#pragma unroll
+        for (int x = 0; x < step_memory::BATCH; x++) v[x] = d0 + x < dk ? p[(d0 + x) * stride] : 0.0f;
+    }
+}
+/* Sums of k and q times a column, ascending: v has the first BATCH numbers of it. dk: a multiple of TILE. */
+static __device__ __forceinline__ void two_dots(float *by_k, float *by_q, const step_memory &m, float v[step_memory::BATCH],
+                                                const float *p, int64_t stride, int dk) {
+    float k = 0, q = 0;
+    for (int d0 = 0; d0 < dk; d0 += step_memory::BATCH) {
+        if (d0) load_column(v, p, stride, d0, dk);
+#pragma unroll
+        for (int x = 0; x < step_memory::BATCH; x += TILE) {
+            if (d0 + x >= dk) break;
+            const float4 of = make_float4(v[x], v[x + 1], v[x + 2], v[x + 3]);
+            k = dot4(*(const float4 *)&m.k[d0 + x], of, k), q = dot4(*(const float4 *)&m.q[d0 + x], of, q);
+        }
+    }
+    *by_k = k, *by_q = q;
+}
+/* S' of a chunk whose last row this is: by passes of CLOSE rows of S; a thread has 4 of them in 4 columns. */
+template <typename T>
+static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float *st, const float *keys, float g, bool first) {
+    enum { CLOSE = step_memory::CLOSE };
+    const int last = DELTA_C - 1, c = (int)threadIdx.x % 32 * TILE, row = (int)threadIdx.x / 32 * TILE;
+    const float by = decay_exp(g);
+    for (int64_t d0 = 0; d0 < j.dk; d0 += CLOSE) {
+        __syncthreads(); /* keys of the pass before have been read */
+        for (int x = threadIdx.x; x < DELTA_C * CLOSE; x += step_memory::THREADS) {
+            const int y = x % DELTA_C, d = x / DELTA_C;
+            if (d0 + d >= j.dk) continue;
+            const float key = y < last ? keys[(d0 + d) * DELTA_C + y] : m.k[d0 + d];
+            m.keys[y][d] = __fmul_rn(key, decay_exp(__fsub_rn(g, y < last ? m.g[y] : g)));
+        }
+        __syncthreads();
+        if (row >= CLOSE || d0 + row >= j.dk || c >= j.dv) continue;
+        float next[TILE][TILE];
+#pragma unroll
+        for (int x = 0; x < TILE; x++) {
+            const float4 v = first ? make_float4(0, 0, 0, 0) : *(const float4 *)&st[(d0 + row + x) * j.dv + c];
+            next[x][0] = first ? 0.0f : __fmul_rn(by, v.x), next[x][1] = first ? 0.0f : __fmul_rn(by, v.y);
+            next[x][2] = first ? 0.0f : __fmul_rn(by, v.z), next[x][3] = first ? 0.0f : __fmul_rn(by, v.w);
+        }
+#pragma unroll 4
+        for (int y = 0; y < DELTA_C; y++) {
+            const float4 e = *(const float4 *)&m.e[y][c], key = *(const float4 *)&m.keys[y][row];
+            fma4(next[0], key.x, e), fma4(next[1], key.y, e), fma4(next[2], key.z, e), fma4(next[3], key.w, e);
+        }
+#pragma unroll
+        for (int x = 0; x < TILE; x++)
+            *(float4 *)&st[(d0 + row + x) * j.dv + c] = make_float4(next[x][0], next[x][1], next[x][2], next[x][3]);
+    }
+}
+
+/* Row `row` of those that a sequence has in the batch, or none: a block has a value head. S, the keys and e of the chunk are read
+ * once, and loads are begun before what they are multiplied with is there. */
+template <typename T>
+static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_kernel(const delta_job<T> j, int row) {
+    enum { BATCH = step_memory::BATCH, THREADS = step_memory::THREADS };
+    step_memory &m = dynamic_shared<step_memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     if (row >= s.n) return;
     const int64_t n = blockIdx.x, head = n / j.group, t = s.row0 + row, pos = s.pos0 + row;
-    const int i = (int)(pos % DELTA_C), threads = (int)blockDim.x, c = (int)(threadIdx.x % j.dv);
-    const bool first = pos < DELTA_C, is_q = threadIdx.x >= j.dv;
-    float *const st = j.s + (s.slot * j.hv + n) * j.dk * j.dv, *const keys = j.k + (s.slot * j.hk + head) * j.dk * DELTA_C;
-    float *const slot_e = j.e + (s.slot * j.hv + n) * DELTA_C * j.dv, *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
-    for (int w = threadIdx.x / 32; w < 2; w += threads / 32) {
-        const T *x = j.qkv + t * j.width + ((w ? j.hk : 0) + head) * j.dk;
-        warp_l2(w ? k : q, 1, x, j.dk, w ? 1.0f : delta_q_scale(j.dk));
+    const int i = (int)(pos % DELTA_C), warp = (int)threadIdx.x / 32, dk = (int)j.dk, dv = (int)j.dv;
+    const int c = (int)threadIdx.x, y = c - step_memory::COLUMNS, lane_c = (int)threadIdx.x % 32 * TILE;
+    const bool first = pos < DELTA_C, column = c < dv;
+    float *const st = j.s + (s.slot * j.hv + n) * dk * dv, *const keys = j.k + (s.slot * j.hk + head) * dk * DELTA_C;
+    float *const slot_e = j.e + (s.slot * j.hv + n) * DELTA_C * dv, *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
+    const float *const from = y < 0 ? st + c : y < i ? keys + y : m.k; /* the new row's own key is in shared memory */
+    const int64_t stride = y < 0 ? dv : y < i ? DELTA_C : 1;
+    const bool reads = y < 0 ? column && !first : y <= i;
+    float v[BATCH], by_k = 0, by_q = 0;
+    if (reads && y != i) load_column(v, from, stride, 0, dk);
+    if (warp < 2) {
+        const T *x = j.qkv + t * j.width + ((warp ? j.hk : 0) + head) * dk;
+        warp_l2(warp ? m.k : m.q, 1, x, dk, warp ? 1.0f : delta_q_scale(dk));
     }
-    for (int x = threadIdx.x; x < i; x += threads) g[x] = slot_g[x];
-    if (threadIdx.x == 0) {
-        beta = delta_beta(j, t, n);
-        added = delta_g(act_at(j.a_log, n), delta_input(j, t, n));
+    if (y >= 0 && y < i) m.g[y] = slot_g[y];
+    if (threadIdx.x == THREADS - 1) {
+        m.beta = delta_beta(j, t, n);
+        m.added = delta_g(act_at(j.a_log, n), delta_input(j, t, n));
     }
-    __syncthreads();
-    if (threadIdx.x == 0) g[i] = i ? __fadd_rn(g[i - 1], added) : added;
-    __syncthreads();
-    for (int x = threadIdx.x; x < 2 * DELTA_C; x += threads) { /* half of them k.k, half q.k */
-        const int y = x % DELTA_C;
-        const float *const mine = x < DELTA_C ? k : q;
-        float sum = 0;
-        if (y > i) continue;
-#pragma unroll 8
-        for (int64_t d = 0; d < j.dk; d++) sum = __fmaf_rn(mine[d], y < i ? keys[d * DELTA_C + y] : k[d], sum);
-        (x < DELTA_C ? a : p)[y] = __fmul_rn(sum, decay_exp(__fsub_rn(g[i], g[y])));
-    }
-    float u = 0; /* S^T k, S^T q */
-    if (!first)
-#pragma unroll 16
-        for (int64_t d = 0; d < j.dk; d++) u = __fmaf_rn(is_q ? q[d] : k[d], st[d * j.dv + c], u);
-    const float by = decay_exp(g[i]), v = act_at(j.qkv, t * j.width + 2 * j.hk * j.dk + n * j.dv + c);
-    __syncthreads();
-    float sum = 0, o = first ? 0.0f : __fmul_rn(by, u);
 #pragma unroll 4
-    for (int y = 0; y < i; y++) {
-        const float e = slot_e[y * j.dv + c];
-        if (is_q) o = __fmaf_rn(p[y], e, o);
-        else sum = __fmaf_rn(a[y], e, sum);
+    for (int x = warp; x < i; x += THREADS / 32)
+        if (lane_c < dv) *(float4 *)&m.e[x][lane_c] = *(const float4 *)&slot_e[x * dv + lane_c];
+    const float value = column ? act_at(j.qkv, t * j.width + 2 * j.hk * dk + n * dv + c) : 0.0f;
+    __syncthreads();
+    const float g = i ? __fadd_rn(m.g[i - 1], m.added) : m.added;
+    if (y == i) load_column(v, from, stride, 0, dk);
+    if (reads) two_dots(&by_k, &by_q, m, v, from, stride, dk);
+    if (y >= 0 && y <= i) {
+        const float decay = decay_exp(__fsub_rn(g, y < i ? m.g[y] : g));
+        m.a[y] = __fmul_rn(by_k, decay), m.p[y] = __fmul_rn(by_q, decay);
     }
-    if (!is_q) es[c] = __fmul_rn(beta, __fsub_rn(first ? v : __fmaf_rn(-by, u, v), sum));
     __syncthreads();
-    if (is_q) act_put(j.out, (t * j.hv + n) * j.dv + c, __fmaf_rn(p[i], es[c], o));
-    else slot_e[i * j.dv + c] = es[c];
-    if (n % j.group == 0)
-        for (int64_t d = threadIdx.x; d < j.dk; d += threads) keys[d * DELTA_C + i] = k[d];
-    if (threadIdx.x == 0) slot_g[i] = g[i];
-    if (i < DELTA_C - 1) return;
-    const float last = decay_exp(g[i]);
-    for (int x = threadIdx.x; x < DELTA_C; x += threads) us[x] = decay_exp(__fsub_rn(g[i], g[x]));
-    __syncthreads();
-    for (int64_t d = is_q; d < j.dk; d += 2) {
-        float next = first ? 0.0f : __fmul_rn(last, st[d * j.dv + c]);
-        for (int y = 0; y < DELTA_C; y++) {
-            const float key = y < i ? keys[d * DELTA_C + y] : k[d];
-            next = __fmaf_rn(__fmul_rn(key, us[y]), y < i ? slot_e[y * j.dv + c] : es[c], next);
+    if (column) {
+        const float by = decay_exp(g);
+        float sum = 0, o = first ? 0.0f : __fmul_rn(by, by_q);
+#pragma unroll 8
+        for (int x = 0; x < i; x++) {
+            const float e = m.e[x][c];
+            o = __fmaf_rn(m.p[x], e, o), sum = __fmaf_rn(m.a[x], e, sum);
         }
-        st[d * j.dv + c] = next;
+        const float e = __fmul_rn(m.beta, __fsub_rn(first ? value : __fmaf_rn(-by, by_k, value), sum));
+        act_put(j.out, (t * j.hv + n) * dv + c, __fmaf_rn(m.p[i], e, o));
+        slot_e[i * dv + c] = m.e[i][c] = e;
     }
+    if (n % j.group == 0)
+        for (int d = threadIdx.x; d < dk; d += THREADS) keys[d * DELTA_C + i] = m.k[d];
+    if (y == i) slot_g[i] = g;
+    if (i == DELTA_C - 1) close_chunk(j, m, st, keys, g, first);
 }
 
 template <typename T, int CB> static int rows_any(struct cuda *c, const struct delta_args *a, const delta_job<T> &j) {
     typedef rows_of<CB> rows;
     const dim3 grid((unsigned)(j.dv / CB), (unsigned)j.hv, (unsigned)a->seqs.n);
-    TRY(delta_shared(c, (const void *)delta_rows_kernel<T, CB>, sizeof(typename rows::memory), a));
-    CU_TRY(cuda_launch_plain(c, delta_rows_kernel<T, CB>, grid, rows::THREADS, sizeof(typename rows::memory), j));
+    const bool all = j.dk == DEV_DELTA_DIM && j.dv == DEV_DELTA_DIM;
+    void (*const kernel)(delta_job<T>) = all ? delta_rows_kernel<T, CB, true> : delta_rows_kernel<T, CB, false>;
+    TRY(delta_shared(c, (const void *)kernel, sizeof(typename rows::memory), a));
+    CU_TRY(cuda_launch_plain(c, kernel, grid, rows::THREADS, sizeof(typename rows::memory), j));
     return 0;
 }
 /* The most columns a block that leave no multiprocessor without one: k.k and q.k are made by each block. */
@@ -348,8 +417,9 @@ template <typename T> static int forward_any(struct cuda *c, const struct delta_
     if (a->seqs.n == 0) return 0;
     if (j.s && a->seqs.max_rows <= FEW_ROWS) {
         const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
+        TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory), a));
         for (int row = 0; row < (int)a->seqs.max_rows; row++)
-            CU_TRY(cuda_launch_plain(c, delta_step_kernel<T>, grid, (int)(2 * j.dv), 0, j, row));
+            CU_TRY(cuda_launch_plain(c, delta_step_kernel<T>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, row));
         return 0;
     }
     TRY(rows_by_width<T>(c, a, j));

@@ -1,5 +1,5 @@
 /* tf32x3.cuh - products of f32 matrices on tensor cores, each as three of TF32 (Ootomo & Yokota 2022): x = hi + lo with 11 bits
- * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-22 of a term.  A warp has 16 rows and N tiles of 8 columns.
+ * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-20 of a term.  A warp has 16 rows and N tiles of 8 columns.
  *
  * Invariant: a number is one chain of instructions over k, ascending, whose order the hardware fixes. */
 #ifndef VERLC_DEV_CUDA_TF32X3_CUH
@@ -7,13 +7,15 @@
 
 #include "device/cuda/ptx.cuh"
 
+/* By cutting bits off: cvt.rna is several instructions a number. What lo loses is 2^-20 of x. */
 struct tf32_pair {
     uint32_t hi, lo;
 };
 static __device__ __forceinline__ tf32_pair tf32_split(float x) {
+    const uint32_t kept = 0xffffe000; /* sign, exponent, 10 bits of mantissa */
     tf32_pair p;
-    p.hi = tf32_round(x);
-    p.lo = tf32_round(__fsub_rn(x, __uint_as_float(p.hi)));
+    p.hi = __float_as_uint(x) & kept;
+    p.lo = __float_as_uint(__fsub_rn(x, __uint_as_float(p.hi))) & kept;
     return p;
 }
 
@@ -21,9 +23,11 @@ static __device__ __forceinline__ tf32_pair tf32_split(float x) {
 static __device__ __forceinline__ int tile_row(int i) { return ((int)threadIdx.x & 31) / 4 + (i & 2 ? 8 : 0); }
 static __device__ __forceinline__ int tile_col(int i) { return ((int)threadIdx.x & 3) * 2 + (i & 1); }
 
-/* A warp's tiles: rows [row, row + 16), columns from col on, those below cols. */
-struct tile_place {
+/* A warp's tiles: rows [row, row + 16), columns from col on, those below cols; ALL: none is left out. With a branch a tile no load
+ * of a tile begins before the one before it ends. */
+template <bool ALL> struct tile_place {
     int row, col, cols;
+    __device__ __forceinline__ bool has(int n) const { return ALL || col + 8 * n < cols; }
 };
 template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[N][4]) {
 #pragma unroll
@@ -32,8 +36,8 @@ template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[
         for (int i = 0; i < 4; i++) acc[n][i] = 0;
 }
 /* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8. */
-template <int N, class A, class B>
-static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place &at, int k, const A &a, const B &b) {
+template <int N, bool ALL, class A, class B>
+static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place<ALL> &at, int k, const A &a, const B &b) {
     const int g = ((int)threadIdx.x & 31) / 4, t = (int)threadIdx.x & 3;
     for (int x = 0; x < k; x += 8) {
         const tf32_pair p[4] = {tf32_split(a(at.row + g, x + t)), tf32_split(a(at.row + g + 8, x + t)),
@@ -41,7 +45,7 @@ static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_p
         const uint32_t hi[4] = {p[0].hi, p[1].hi, p[2].hi, p[3].hi}, lo[4] = {p[0].lo, p[1].lo, p[2].lo, p[3].lo};
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            if (at.col + 8 * n >= at.cols) break;
+            if (!at.has(n)) break;
             const tf32_pair b0 = tf32_split(b(x + t, at.col + 8 * n + g)), b1 = tf32_split(b(x + t + 4, at.col + 8 * n + g));
             mma_tf32(acc[n], lo, b0.hi, b1.hi);
             mma_tf32(acc[n], hi, b0.lo, b1.lo);
@@ -50,8 +54,9 @@ static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_p
     }
 }
 /* Sums over the columns of the warp's tiles of f(row, column, number), to part[row]. */
-template <int N, class F>
-static __device__ __forceinline__ void tiles_row_sums(float *part, const float (&acc)[N][4], const tile_place &at, const F &f) {
+template <int N, bool ALL, class F>
+static __device__ __forceinline__ void tiles_row_sums(float *part, const float (&acc)[N][4], const tile_place<ALL> &at,
+                                                      const F &f) {
 #pragma unroll
     for (int h = 0; h < 4; h += 2) {
         const int i = at.row + tile_row(h);
@@ -60,7 +65,7 @@ static __device__ __forceinline__ void tiles_row_sums(float *part, const float (
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int x = h; x < h + 2; x++)
-                if (at.col + 8 * n < at.cols) sum = __fadd_rn(sum, f(i, at.col + 8 * n + tile_col(x), acc[n][x]));
+                if (at.has(n)) sum = __fadd_rn(sum, f(i, at.col + 8 * n + tile_col(x), acc[n][x]));
         sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, 1));
         sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, 2));
         if ((threadIdx.x & 3) == 0) part[i] = sum;

@@ -11,10 +11,6 @@ static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float rcp_approx(float x) { return 1.0f / x; }
 template <class T> static inline T &dynamic_shared() { return *(T *)threads_shared; }
 
-static inline uint32_t tf32_round(float x) {
-    const uint32_t u = __float_as_uint(x);
-    return x != x ? 0x7fffe000u : (u + 0x1000u) & ~0x1fffu;
-}
 /* m16n8k8; operands must be TF32. The order of its sums is not the hardware's. */
 static inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
