@@ -8,7 +8,8 @@
  *    order. Bytes move, nothing is added. One that is not everywhere the same is refused by name.
  *  - Calls of the controller: a name, JSON arguments and byte arrays go to a rank, a result comes back.
  *  - Heartbeats: each rank reports to the controller every second: its stage, its progress, and for how long. A rank that is
- *    silent for COMM_SILENCE_S is lost. A lost connection is detected at once. The controller sends a stop request back.
+ *    silent for COMM_SILENCE_S is lost, on its side too: where the network is cut nobody acknowledges its bytes. A lost
+ *    connection is detected at once. The controller sends a stop request back.
  *
  * Large arrays of calls and results are shared memory between the controller and the ranks of its host. All other
  * messages are cut into frames of at most COMM_FRAME bytes, and a connection holds at most COMM_QUEUE of them a side.

@@ -98,6 +98,8 @@ struct comm__link {
     int rank;       /* the peer's; -1: the controller */
     int pid;        /* the peer's, as it is seen there */
     double lost_at; /* clock_awake; 0: it is not lost */
+    int fd;         /* of a connection that this side made; 0: none yet */
+    double unacked; /* since when bytes have been sent and no acknowledgement has come, of clock_awake; 0: all are acknowledged */
     bool refused;   /* the handshake of a connection that this side made failed */
     int ignore;     /* disconnections that follow such a failure */
     /* Where this side listens anybody may connect, and one peer alone has the key. Its connection is among maybe[]: those open when

@@ -10,15 +10,20 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { SLICE_MS = 100, LINGER_MS = 3000, DAY_MS = 86400000, HANDSHAKE_MS = 10000, JSON_BYTES = 1 << 20 };
+/* A peer's system acknowledges bytes in milliseconds, also for a process that is stopped or does not read. */
+#define UNACKED_S COMM_SILENCE_S
 /* Bytes that came before a disconnection may still be on their way through ZeroMQ. */
 #define LOST_S 0.25
 
@@ -101,7 +106,7 @@ static int open_link(struct comm__link *l, void *ctx, const char *key, bool serv
     snprintf(name, sizeof name, "inproc://events-%d", atomic_fetch_add(&count, 1));
     l->listens = server;
     const int events = server ? ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED
-                              : ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                              : ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                                     ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
     if (zmq.socket_monitor(l->sock, name, events) != 0) return comm__zmq_fail("a ZeroMQ monitor");
     l->events = zmq.socket(ctx, ZMQ_PAIR);
@@ -141,6 +146,8 @@ void comm__link_close(struct comm__link *l, bool linger) {
     l->maybe = NULL;
     l->n_maybe = l->cap_maybe = 0;
     l->joined = l->known = false;
+    l->fd = 0;
+    l->unacked = 0;
 }
 
 static void lost(struct comm__link *l) {
@@ -165,15 +172,32 @@ static void listener_event(struct comm__link *l, int what, int fd) {
     }
 }
 
-static void dialer_event(struct comm__link *l, int what) {
-    if (what != ZMQ_EVENT_DISCONNECTED) {
+static void dialer_event(struct comm__link *l, int what, int fd) {
+    if (what == ZMQ_EVENT_CONNECTED) {
+        l->fd = fd;
+    } else if (what != ZMQ_EVENT_DISCONNECTED) {
         l->refused = true;
         l->ignore++;
     } else if (l->ignore > 0) {
         l->ignore--;
     } else {
         lost(l);
+        l->fd = 0;
     }
+}
+
+/* Where the network is cut while bytes are on their way the system sends no keepalive, but those bytes again, for a quarter of an
+ * hour. A time-out of the system's own (TCP_USER_TIMEOUT) would also end connections to a peer that reads nothing for long. */
+static void check_acknowledged(struct comm__link *l) {
+    const int fd = !l->listens ? l->fd : l->joined && l->n_maybe == 1 ? l->maybe[0] : 0;
+    const double now = clock_awake(), since = l->unacked;
+    struct tcp_info tcp;
+    socklen_t n = sizeof tcp;
+    l->unacked = 0;
+    if (fd <= 0 || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &tcp, &n) != 0) return;
+    if (tcp.tcpi_unacked == 0 && tcp.tcpi_probes == 0) return;
+    l->unacked = since > 0 && tcp.tcpi_last_ack_recv / 1000. >= now - since ? since : now;
+    if (now - l->unacked > UNACKED_S) lost(l);
 }
 
 void comm__link_events(struct comm__link *l) {
@@ -185,8 +209,9 @@ void comm__link_events(struct comm__link *l) {
         memcpy(&fd, event + sizeof what, sizeof fd);
         (void)zmq.recv(l->events, endpoint, sizeof endpoint, 0);
         if (l->listens) listener_event(l, what, fd);
-        else dialer_event(l, what);
+        else dialer_event(l, what, fd);
     }
+    check_acknowledged(l);
 }
 
 /* The peer's own message came by this descriptor, as ZeroMQ has it in the message (NULL: unknown). */
