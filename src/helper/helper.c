@@ -252,6 +252,7 @@ int helper_recv(struct helper *h, double timeout_s, json_t **reply) {
         if (h->ready && deadline == 0) deadline = clock_awake() + timeout_s;
         int ms = clock_poll_ms(h->ready ? deadline : h->start_deadline);
         if (ms == 0) return helper__expire(h, timeout_s);
+        if (h->a.check) TRY(h->a.check());
         struct pollfd fds[HELPER__N_FDS];
         helper__fds(h, fds);
         /* Slices, since the death of a helper whose children hold the socket wakes nobody. */

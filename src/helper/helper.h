@@ -30,6 +30,8 @@ struct helper_args {
     int64_t cpu_s;           /* processor seconds one request may use; 0: no limit */
     double start_timeout_s;  /* interpreter, imports and init(); 0: 60 */
     int64_t max_reply_bytes; /* 0: 256 MiB; at most 4 GiB */
+    int (*check)(void);      /* polled while helper_recv waits, ten times a second: < 0 ends the wait with that error, and the
+                              * process at the latest with helper_destroy; NULL: none */
 };
 
 /* The directory of verlc's Python modules, in which `module` ("verlc_helpers.reward") must have its file: VERLC_HELPERS_DIR,

@@ -52,6 +52,11 @@ static int try_first(struct helper *probe, const struct reward_args *a) {
     const double most = a->timeout_s > 0 ? fmin(a->timeout_s, a->trial_s) : a->trial_s;
     if (!call) return 0;
     const int rc = helper_call(probe, call, most, &reply);
+    const int stopped = rc < 0 && a->check ? a->check() : 0;
+    if (stopped < 0) {
+        json_decref(call);
+        return stopped;
+    }
     const char *refuse = json_string_value(json_object_get(reply, "refuse")), *doubt = rc < 0 ? err_msg() : NULL;
     if (rc == 0) doubt = json_string_value(json_object_get(reply, "doubt"));
     if (doubt)
@@ -86,7 +91,7 @@ static int load_once(const struct helper_args *h, const struct reward_args *a, b
 }
 
 /* Every process is up: else calls that the rate limit has admitted wait for its start and run all at once. */
-static int start_all(struct helper_pool *p, int n) {
+static int start_all(struct helper_pool *p, int n, int (*check)(void)) {
     json_t *ping = json_pack("{s:b}", "ping", 1);
     int64_t ticket;
     int rc = 0;
@@ -95,6 +100,7 @@ static int start_all(struct helper_pool *p, int n) {
         struct helper_result r;
         rc = helper_pool_recv(p, 1, &r);
         if (rc == 1) helper_result_free(&r); /* what fails here fails again with a sample */
+        if (rc >= 0 && check) rc = check();
     }
     json_decref(ping);
     return rc < 0 ? rc : 0;
@@ -124,8 +130,12 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     json_t *init =
         json_pack("{s:s?, s:s, s:O?, s:s, s:O?, s:s?, s:s?}", "path", path, "name", name, "kwargs", a->kwargs, "style",
                   styles[a->style], "manager", a->manager, "router_address", a->router_address, "rm_tokenizer", a->rm_tokenizer);
-    const struct helper_args h = {
-        .module = "verlc_helpers.reward", .init = init, .python = a->python, .log_as = "reward", .memory_bytes = USER_MEMORY_BYTES};
+    const struct helper_args h = {.module = "verlc_helpers.reward",
+                                  .init = init,
+                                  .python = a->python,
+                                  .log_as = "reward",
+                                  .memory_bytes = USER_MEMORY_BYTES,
+                                  .check = a->check};
     bool is_async;
     int rc = 0;
     CHECK(init != NULL);
@@ -136,7 +146,7 @@ int reward__calls_create(struct reward__calls **out, const struct reward_args *a
     TRYG(load_once(&h, a, &is_async, &c->batch), out);
     const struct helper_pool_args pool = reward__pool_size(a, is_async);
     TRYG(helper_pool_create(&c->pool, &h, &pool), out);
-    if (c->limit.max_in_flight > 0) TRYG(start_all(c->pool, pool.n), out);
+    if (c->limit.max_in_flight > 0) TRYG(start_all(c->pool, pool.n, a->check), out);
 out:
     json_decref(init);
     free(path);

@@ -63,6 +63,7 @@ struct reward_args {
     const struct reward_request *trial; /* a call of the function before all others, in a process that ends with it; NULL: none */
     bool trial_binds;                   /* only whether it takes the arguments */
     double trial_s;                     /* most of that call */
+    int (*check)(void);                 /* polled while the function is loaded and tried: < 0 ends reward_create; NULL: none */
     double timeout_s;                   /* of one call; 0: 300, verl's */
     int n_workers;                      /* helper processes; 0: 1 */
     int64_t max_concurrent;             /* calls of an async function in flight in each; 0: 256 */

@@ -1,11 +1,14 @@
 """A reward function is called once before a run generates anything: what no call can do is refused with file and line before the
-model is read; what only this answer may have done is a warning. Missing data and reward files are named before the memory plan."""
+model is read; what only this answer may have done is a warning. A signal ends that call. Missing data and reward files are named
+before the memory plan."""
 
 import pathlib
+import signal
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import Scratch, Tests, run, series  # noqa: E402
+from verlc_test import Scratch, Tests, patience, run, series, start, waited  # noqa: E402
 
 FUNCTION, MANAGER = "reward.custom_reward_function.path", "reward.reward_manager."
 SHORT = {"data.max_response_length": 4, "trainer.total_training_steps": 1, "trainer.save_freq": 0, "trainer.logger": "[file]",
@@ -29,10 +32,29 @@ def files_first(s, test):
         test(f"sft: {key}: before the plan", "memory plan" not in p.stderr, p.stderr)
 
 
+def stopped(s, test):
+    """A signal while the file is loaded, and in its trial call: neither is waited for."""
+    file, begun = s.dir / "slow.py", s.dir / "begun"
+    slow = f"open({str(begun)!r}, 'w').close()\nimport time\ntime.sleep(120)\n"
+    for name, text in (("its file", slow), ("its trial call", f"def compute_score({GIVEN}):\n" + "".join(
+            f"    {line}\n" for line in slow.splitlines()))):
+        file.write_text(text)
+        begun.unlink(missing_ok=True)
+        p = start(s.ppo("slow", **{**SHORT, FUNCTION: file}))
+        waited(lambda: begun.exists() or p.poll() is not None)  # noqa: B023
+        p.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        err = p.communicate(timeout=300)[1]
+        took = time.monotonic() - began
+        test(f"SIGTERM in {name}: the end at once", p.returncode == 143 and took < patience(5) and "stopped by SIGTERM" in err and
+             "a trial call" not in err, (p.returncode, took, err[-500:]))
+
+
 def main():
     test, n = Tests(), iter(range(99))
     with Scratch(n_train=8, n_test=2) as s:
         files_first(s, test)
+        stopped(s, test)
 
         def ppo(text, **more):
             path = s.dir / f"f{next(n)}.py"

@@ -178,7 +178,8 @@ int ppo_reward_open(struct reward **out, const struct score_open_args *args) {
     if (args->judge_address) a.router_address = args->judge_address;
     trial_make(&trial, args);
     if (k->trial_call) a.trial = &trial.q;
-    a.trial_s = fmin(TRIAL_S, args->deadline_s / 2);              /* a stage that waits for it makes no progress */
+    a.trial_s = fmin(TRIAL_S, args->deadline_s / 2); /* a stage that waits for it makes no progress */
+    a.check = phase_check_stop;
     a.trial_binds = args->g->rm->judge.serve || a.router_address; /* a judge's server answers in generation alone */
     const int rc = reward_create(out, &a);
     trial_free(&trial);
