@@ -27,7 +27,6 @@
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
 #include "model/parallel/tensor_parallel.h"
-#include "model/parallel/weight_streaming.h"
 #include "ranks/launcher.h"
 
 #include <jansson.h>
@@ -333,20 +332,18 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     TRYG(model_config_load(&shape, k.model.dir), end);
     TRYG(adapter_bytes(&k, &dev, &shape, &adapter), end);
     const char *why;
-    const int64_t together = generator_together(&k, &shape, ranks.n, ranks.n_local, &why);
+    const int64_t together = split_model_together(&shape, k.rollout.tensor_parallel, ranks.n, ranks.n_local, &why);
     const struct generator_size size = {.longest = k.prompt_length,
                                         .prompts = (k.batch_size + ranks.n - 1) / ranks.n * together,
                                         .local_ranks = (int)ranks.n_local};
-    const struct model_open_args o = {.dir = k.model.dir,
-                                      .act = k.model.act,
-                                      .flags = together > 1 ? model_stream_flags(MODEL_STREAM_RANKS) : MODEL_INFER,
-                                      .max_len = k.prompt_length + k.response_length,
-                                      .shard = {.size = (int)ranks.n}};
+    const struct model_open_args o = {
+        .dir = k.model.dir, .act = k.model.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
+    const struct split_model_args parts = generator_split(&k, &dev, o.max_len, together);
     const struct model_config part = model_tp_config(&shape, -1, (int)together);
     const struct decoder_args d = generator_decoder(&k, &dev, &part, size);
-    size_t split = 0;
-    if (together > 1) TRYG(generator_split_bytes(&k, &dev, &shape, together, &d, &split), end);
-    const size_t weights = model_open_bytes(&shape, &dev, &o) + adapter + split, decoder = decoder_bytes(&part, k.model.act, &d),
+    size_t own = model_open_bytes(&shape, &dev, &o);
+    if (together > 1) TRYG(split_model_bytes(&parts, &shape, decoder_most_rows(&d), &own), end);
+    const size_t weights = own + adapter, decoder = decoder_bytes(&part, k.model.act, &d),
                  there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)ranks.n_local;
     out->fits = weights + decoder <= there;
     buf_addf(&out->text, "memory plan: generation with %.3f B parameters, %s, up to %lld + %lld tokens",
@@ -358,13 +355,16 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     char note[64];
     snprintf(note, sizeof note, "%lld samples at a time", (long long)d.max_seqs);
     memory_rows_open(&rows, weights + decoder, there);
-    memory_row(&rows, "weights", weights, together > 1 ? "a share, and the part that this rank generates with" : "");
+    memory_row(&rows, "weights", weights, together > 1 ? "embedding, head, and a part of the layers" : "");
     memory_row(&rows, "KV cache, activations", decoder, note);
     memory_row_text(&rows, "device", there, "");
     if (together > 1) buf_addf(&out->text, "  tensor parallel: %lld ranks generate together\n", (long long)together);
     else if (why)
         buf_addf(&out->text, "  tensor parallel: 1, not the %lld asked for: %s\n", (long long)k.rollout.tensor_parallel, why);
-    if (!out->fits) buf_adds(&out->text, "  does not fit: lower rollout.max_num_seqs, or rollout.gpu_memory_utilization\n");
+    if (!out->fits)
+        buf_addf(&out->text, "  does not fit: %s\n",
+                 weights > there ? "rollout.tensor_model_parallel_size splits the layers over so many ranks"
+                                 : "lower rollout.max_num_seqs, or rollout.gpu_memory_utilization");
     out->json = rows.json;
     json_object_set_new(out->json, "fits", json_boolean(out->fits));
     if (ranks.n > 1) json_object_set_new(out->json, "ranks", json_pack("{s:I}", "n", (json_int_t)ranks.n));

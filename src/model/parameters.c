@@ -152,16 +152,22 @@ static int64_t share_base(struct model *m) {
     return n;
 }
 
+/* It is read from the files later, to wherever it is wanted then. */
+static bool stays_in_files(const struct model *m, const struct model_group *g) {
+    return m->flags & MODEL_FILE_LAYERS && g >= m->layers[0].first && g <= m->layers[m->cfg.n_layers - 1].last;
+}
+
 void model__weights_layout(struct model *m, struct arena *a) {
     for (int64_t i = share_base(m); i < m->n_groups; i++) {
         struct model_group *g = &m->groups[i];
         if (m->quant && model__adaptable(g)) continue;
+        const size_t bytes = stays_in_files(m, g) ? 0 : model__group_bytes(m, g);
         if (g->k) {
             g->mat = (struct weight){
                 .dt = m->act, .n = g->n / g->count, .k = g->k, .softcap = g == m->g_head ? m->cfg.logit_softcap : 0};
-            g->mat.data = arena_take(a, model__group_bytes(m, g));
+            g->mat.data = arena_take(a, bytes);
         } else {
-            g->vec = tensor_1d(arena_take(a, (size_t)g->n * dtype_size(m->act)), m->act, g->n);
+            g->vec = tensor_1d(arena_take(a, bytes), m->act, g->n);
         }
     }
     m->embed = m->g_embed->mat;
@@ -171,7 +177,8 @@ void model__weights_layout(struct model *m, struct arena *a) {
 }
 
 bool model_is_flat(const struct model *m) {
-    if (m->quant || m->flags & (MODEL_SHARED_BASE | MODEL_SHARDED_WEIGHTS) || !m->dev->ops->caps.plain_weights) return false;
+    if (m->quant || m->flags & (MODEL_SHARED_BASE | MODEL_SHARDED_WEIGHTS | MODEL_FILE_LAYERS) || !m->dev->ops->caps.plain_weights)
+        return false;
     for (int64_t i = 0; i < m->n_groups; i++)
         if ((size_t)m->groups[i].offset * dtype_size(m->act) % ARENA_ALIGN) return false; /* padding before it */
     return true;

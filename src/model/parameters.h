@@ -122,6 +122,7 @@ struct model {
     int64_t n_own, n_master;   /* ranges; elements of the master */
     struct model_lora *lora;   /* NULL: no adapter; private to model */
     struct model_quant *quant; /* NULL: not quantised; private to model */
+    struct model_files *files; /* from which layers are read later (MODEL_FILE_LAYERS); NULL: all is read; private to model */
     struct model_kept *kept;   /* tensors that are written as the files have them; NULL: none; private to model */
     struct model_tp *tp;       /* its layers are split over ranks (parallel/tensor_parallel.h); NULL: they are whole; private */
 };

@@ -1,8 +1,10 @@
 """Invariant 11 for generation: the output file has the same bytes on any number of CPU ranks; and under a launcher, where SFT is
 tried as well."""
 
+import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +55,18 @@ def check_files(s, test):
         test(f"{name}: {ranks} ranks write the file of one", found[1] and all(found[n] == found[1] for n in ranks),
              f"{[v for v in found.values() if isinstance(v, str)]}")
     test("an adapter changes what is drawn", (s.dir / "d1.jsonl").read_bytes() != (s.dir / "e1.jsonl").read_bytes())
+
+
+def check_plan(s, test):
+    """70B over two GPUs: a rank has no more than half of the layers."""
+    wide = {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128}
+    shutil.copytree(s.dir / "model", s.dir / "wide", ignore=shutil.ignore_patterns("*.safetensors"))
+    (s.dir / "wide/config.json").write_text(json.dumps(json.loads((s.dir / "model/config.json").read_text()) | wide))
+    args = generation(s, "p.jsonl", "null", **{"model.path": s.dir / "wide", "trainer.device": "auto"})
+    whole, half = (json.loads(run("plan", "--gpu", "80GB", "--gpus", 2, "--json", *args, f"rollout.tensor_model_parallel_size={n}",
+                                  check=False).stdout)["parts"][0]["bytes"] for n in (1, 2))
+    test("plan: half of 70B, and what passes take", half < 0.52 * whole, f"{whole} {half}")
 
 
 def check_killed(s, test):
@@ -106,6 +120,7 @@ def main():
     test = Tests()
     with Scratch(n_train=11) as s:
         check_files(s, test)
+        check_plan(s, test)
         check_killed(s, test)
         check_launcher(s, test)
     test.end()

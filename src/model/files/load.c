@@ -543,6 +543,21 @@ out:
     return rc;
 }
 
+/* Bytes of the largest of some groups in the compute type. */
+static size_t group_most(const struct model *m, struct model_range groups) {
+    size_t most = 0;
+    for (int64_t i = groups.lo; i < groups.hi; i++) {
+        const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
+        if (!(m->quant && model__adaptable(&m->groups[i])) && bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* The groups of all layers. */
+static struct model_range layer_groups(const struct model *m) {
+    return (struct model_range){m->layers[0].first - m->groups, m->layers[m->cfg.n_layers - 1].last - m->groups + 1};
+}
+
 static int load_weights(struct model *m, const struct source *src) {
     int rc = 0;
     size_t stage_bytes = 0;
@@ -554,20 +569,77 @@ static int load_weights(struct model *m, const struct source *src) {
         goto out;
     }
     const int64_t own = m->base ? m->g_head - m->groups : 0; /* those before are there */
-    for (int64_t i = own; i < m->n_groups; i++) {
-        const size_t bytes = (size_t)(m->groups[i].n * m->groups[i].k) * dtype_size(m->act);
-        if (!(m->quant && model__adaptable(&m->groups[i])) && bytes > stage_bytes) stage_bytes = bytes;
-    }
+    const struct model_range later = m->flags & MODEL_FILE_LAYERS ? layer_groups(m) : (struct model_range){0};
+    stage_bytes = group_most(m, (struct model_range){own, m->n_groups});
     TRYG(dev_alloc(m->dev, stage_bytes, &stage), out);
     if (m->flags & MODEL_SHARDED_WEIGHTS) TRYG(load_shares(m, src, stage, chunk), out);
     else
-        for (int64_t i = own; i < m->n_groups; i++) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
+        for (int64_t i = own; i < m->n_groups; i++)
+            if (i < later.lo || i >= later.hi) TRYG(load_group(m, &m->groups[i], src, stage, chunk), out);
     if (m->master) TRYG(load_own(m, src, chunk), out);
     TRYG(dev_sync(m->dev), out);
 out:
     dev_free(m->dev, stage, stage_bytes);
     free(chunk);
     return rc;
+}
+
+/* ---- layers that are read later ---- */
+
+struct model_files {
+    struct weights_dir w; /* stays open */
+    struct source *src;   /* of each parameter */
+    /* while layers are read */
+    void *room, *stage, *chunk; /* a layer, and load_group's */
+    size_t room_bytes, stage_bytes;
+};
+
+/* The groups of layer l lie one after the other from base on (NULL: measures). Returns its bytes. */
+static size_t place_layer(struct model *m, int64_t l, char *base) {
+    struct arena a = {.base = base, .cap = SIZE_MAX};
+    for (struct model_group *g = m->layers[l].first; g <= m->layers[l].last; g++) {
+        void *const at = arena_take(&a, model__group_bytes(m, g));
+        if (!base) continue;
+        if (g->k) g->mat.data = at;
+        else g->vec.data = at;
+    }
+    return a.used;
+}
+
+static int open_room(struct model *m) {
+    struct model_files *const f = m->files;
+    f->stage_bytes = group_most(m, layer_groups(m));
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) {
+        const size_t bytes = place_layer(m, l, NULL);
+        f->room_bytes = bytes > f->room_bytes ? bytes : f->room_bytes;
+    }
+    f->chunk = xmalloc(2 * CHUNK * sizeof(float));
+    TRY(dev_alloc(m->dev, f->room_bytes, &f->room));
+    return dev_alloc(m->dev, f->stage_bytes, &f->stage);
+}
+
+int model__files_layer(struct model *m, int64_t l) {
+    struct model_files *const f = m->files;
+    if (!f->room) TRY(open_room(m));
+    place_layer(m, l, f->room);
+    for (struct model_group *g = m->layers[l].first; g <= m->layers[l].last; g++) TRY(load_group(m, g, f->src, f->stage, f->chunk));
+    return 0;
+}
+
+void model__files_end(struct model *m) {
+    struct model_files *const f = m->files;
+    dev_free(m->dev, f->room, f->room_bytes);
+    dev_free(m->dev, f->stage, f->stage_bytes);
+    free(f->chunk);
+    f->room = f->stage = f->chunk = NULL;
+}
+
+static void files_free(struct model *m) {
+    if (!m->files) return;
+    model__files_end(m);
+    weights_close(&m->files->w);
+    free(m->files->src);
+    free(m->files);
 }
 
 /* Buffers of layers, on the host. */
@@ -698,7 +770,8 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
     CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
     CHECK(!(a->flags & MODEL_SHARDED_WEIGHTS) || (a->shard.size > 1 && head == HEAD_TOKENS));
-    CHECK(!(a->flags & MODEL_HOST_WEIGHTS) || a->quant == QUANT_NONE);
+    CHECK(!(a->flags & (MODEL_HOST_WEIGHTS | MODEL_FILE_LAYERS)) || a->quant == QUANT_NONE);
+    CHECK(!(a->flags & MODEL_FILE_LAYERS) || (a->flags == MODEL_FILE_LAYERS && !a->mtp));
     CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));
     CHECK(!a->mtp || head == HEAD_TOKENS);
     struct model *m = xcalloc(1, sizeof *m);
@@ -752,7 +825,14 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     note_unused(m, src, &w, a->dir);
     TRYG(alloc_model(m, a), out); /* after the cheap checks: a wrong directory fails at once */
     TRYG(load_weights(m, src), out);
-    if (head == HEAD_TOKENS) keep_tensors(m, &w);
+    if (a->flags & MODEL_FILE_LAYERS) {
+        m->files = xcalloc(1, sizeof *m->files);
+        *m->files = (struct model_files){.w = w, .src = src};
+        w = (struct weights_dir){0};
+        src = NULL;
+    } else if (head == HEAD_TOKENS) {
+        keep_tensors(m, &w);
+    }
     *out = m;
     m = NULL;
 out:
@@ -883,6 +963,7 @@ void model_close(struct model *m) {
     free(m->own);
     model__lora_free(m);
     kept_free(m);
+    files_free(m);
     model__stream_free(m);
     model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
     model__params_free(m);

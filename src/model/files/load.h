@@ -14,6 +14,7 @@ enum model_load_flags {
     MODEL_HOST_WEIGHTS = 4,     /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
     MODEL_SHARED_BASE = 8,      /* a value model's compute copy below its head is that of model_open_args.base */
     MODEL_SHARDED_WEIGHTS = 16, /* of the compute copy this rank keeps its share; likewise, and with MODEL_TRAIN too */
+    MODEL_FILE_LAYERS = 32,     /* the layers stay in the files, for model_tp_take alone: embedding, norm and head are read */
 };
 struct model_open_args {
     const char *dir; /* Hugging Face directory */

@@ -23,6 +23,7 @@ struct model_tp {
     int rank, size;
     int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]; /* columns that ranks compute: rank r has cut[r]..cut[r + 1] */
     int64_t max_rows;
+    bool taken;              /* all rows are here, for good */
     char *send;              /* columns of all ranks, gathered: shared with them */
     void *joined;            /* the same as one matrix */
     void *ba;                /* delta_ba's outputs of all heads; of gated delta nets */
@@ -509,20 +510,47 @@ static int take_group(struct model *m, const struct model_layer *y, const struct
     return 0;
 }
 
-int model_tp_take(struct model *m) {
+static int take_layer(struct model *m, int64_t l) {
+    const struct model *const whole = m->tp->whole;
+    const struct model_layer *const y = &whole->layers[l];
+    for (const struct model_group *g = y->first; g <= y->last; g++) TRY(take_group(m, y, g, same(m, whole, g)));
+    return 0;
+}
+
+/* Each rank reads all of a layer, which is checked so, and keeps its rows. */
+static int take_from_files(struct model *m) {
+    struct model *const whole = m->tp->whole;
+    int rc = 0;
+    for (int64_t l = 0; l < whole->cfg.n_layers && rc == 0; l++) {
+        rc = model__files_layer(whole, l);
+        if (rc == 0) rc = take_layer(m, l);
+    }
+    if (rc == 0) rc = dev_sync(m->dev);
+    model__files_end(whole);
+    return rc;
+}
+
+static int take_from_shares(struct model *m) {
     struct model *const whole = m->tp->whole;
     model_stream_begin(whole);
     TRY(model__stream_start(whole));
     for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
         TRY(model_stream_layer(whole, l, l + 1));
-        const struct model_layer *const y = &whole->layers[l];
-        for (const struct model_group *g = y->first; g <= y->last; g++) TRY(take_group(m, y, g, same(m, whole, g)));
+        TRY(take_layer(m, l));
     }
     TRY(model__stream_head(whole));
-    m->embed = whole->embed;
-    m->head = whole->head;
-    m->final_norm = whole->final_norm;
     return model_stream_end(whole);
+}
+
+int model_tp_take(struct model *m) {
+    struct model_tp *const t = m->tp;
+    if (t->taken) return 0; /* files do not change */
+    TRY(t->whole->files ? take_from_files(m) : take_from_shares(m));
+    t->taken = t->whole->files != NULL;
+    m->embed = t->whole->embed;
+    m->head = t->whole->head;
+    m->final_norm = t->whole->final_norm;
+    return 0;
 }
 
 /* ---- a pass ---- */
