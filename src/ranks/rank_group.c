@@ -198,7 +198,7 @@ static int open_ranks(struct rank_group *g, const struct conf *c, const char *op
     struct coordinator_reply *replies = NULL;
     const char *isa = NULL, *device;
     int rc = 0;
-    TRYG(config_message(c, &m), out);
+    if (c) TRYG(config_message(c, &m), out);
     if (more) json_object_update(m.head, (json_t *)(uintptr_t)more);
     if (g->run && g->run->from.trainer) TRYG(json_str_opt(g->run->from.trainer, "isa", &isa, g->run->from.dir), out);
     if (isa) json_object_set_new(m.head, "isa", json_string(isa));

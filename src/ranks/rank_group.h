@@ -34,7 +34,7 @@ struct rank_group {           /* a zeroed one may be closed */
 };
 
 struct rank_group_args {
-    const struct conf *conf; /* what the ranks load again */
+    const struct conf *conf; /* what the ranks load again; NULL: the call `open` has all that they need */
     int ranks;               /* where no launcher says how many there are */
     const char *dir;         /* under a launcher: where the ranks find the controller */
     const char *controller;  /* trainer.controller; NULL: by dir */

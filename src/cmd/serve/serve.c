@@ -1,6 +1,7 @@
 /* serve.c - `verlc serve`: a model behind OpenAI's and Anthropic's HTTP interfaces, until SIGINT or SIGTERM.
  *
- * The engine runs on this thread, where the device was opened; the HTTP server, templates and tokens to text on another.
+ * The engine runs on this thread, where the device was opened, or the ranks (serve_ranks.h); the HTTP server, templates and tokens
+ * to text on another.
  * Invariant: a request that was accepted is answered, or its connection closed, before the command ends. */
 #include "cmd/cmd.h"
 
@@ -10,9 +11,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "cmd/serve_engine.h"
-#include "model/files/load.h"
-#include "model/lora/lora.h"
+#include "cmd/serve/serve_ranks.h"
+#include "cmd/serve/serve_tickets.h"
+#include "ranks/launcher.h"
 #include "run/directories.h"
 #include "serve/serve.h"
 
@@ -21,11 +22,14 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { MAX_BODY = 8 << 20, LOG_S = 10, LAST_WORDS_S = 2, MAX_BURST = 8 };
+extern char **environ;
+
+enum { MAX_BODY = 8 << 20, LOG_S = 10, LAST_WORDS_S = 2 };
+static const double FLUSH_S = 0.004; /* a burst's parts are passed on as they come, but not more often */
 
 struct options {
     const char *model, *adapter, *dtype, *device, *name, *host, *tool_parser;
-    int64_t port, threads, max_len, max_seqs, max_rows, max_queue, max_connections, drain_s, draft;
+    int64_t port, threads, max_len, max_seqs, max_rows, max_queue, max_connections, drain_s, draft, together, copies;
     double memory;
     bool token;
 };
@@ -34,11 +38,13 @@ struct serving {
     char *dir;
     enum dtype act;
     struct model_config config;
-    struct dev dev;
-    struct model *model;
-    struct decoder *decoder;
     struct tokenizer *tok;
     struct serve_engine *engine;
+    /* what draws: this process, or ranks */
+    struct serve_model model;
+    struct serve_tickets *tickets;
+    struct serve_ranks ranks;
+    double flushed; /* clock_now */
     struct serve *serve;
     struct http_server *http;
     double drain_until; /* clock_awake; 0: not asked to end */
@@ -124,34 +130,68 @@ static int find_model(struct serving *g) {
     return rc;
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* ---- on this process' device ---- */
+
+static void flush(struct serving *g) {
+    struct buf *const reports = serve_tickets_reports(g->tickets);
+    const struct engine_stats stats = serve_tickets_stats(g->tickets);
+    g->flushed = clock_now();
+    serve_engine_report(g->engine, reports->p, reports->n, &stats);
+    buf_reset(reports);
+}
+
+static int on_part(void *arg) {
+    struct serving *g = arg;
+    if (clock_now() - g->flushed > FLUSH_S) flush(g);
+    return 0;
+}
+
+static void submit_here(void *ctx, const struct engine_request *r, uint64_t ticket) {
+    serve_tickets_submit(((struct serving *)ctx)->tickets, r, ticket);
+}
+static void cancel_here(void *ctx, uint64_t ticket) { serve_tickets_cancel(((struct serving *)ctx)->tickets, ticket); }
+static int step_here(void *ctx) {
+    struct serving *g = ctx;
+    const int more = serve_tickets_step(g->tickets);
+    flush(g);
+    return more;
+}
+
+static int open_here(struct serving *g, const struct serve_model_args *a) {
+    TRY(dev_open_named(&g->model.dev, g->o.device, (int)g->o.threads, NULL));
+    TRY(serve_model_open(&g->model, a, NULL));
+    return serve_tickets_create(&g->tickets, g->model.decoder, g->tok, on_part, g);
+}
+
+/* ---- the model ---- */
+
+static bool on_ranks(const struct serving *g) { return g->o.together * g->o.copies > 1; }
 
 static int open_model(struct serving *g) {
-    const int64_t max_len = g->o.max_len > 0 ? g->o.max_len : g->config.max_pos;
-    const struct model_open_args o = {
-        .dir = g->dir, .act = g->act, .flags = MODEL_INFER, .max_len = max_len, .mtp = g->o.draft > 0};
-    if (g->o.draft > 0 && g->o.adapter) FAIL(ERR_UNSUPPORTED, "unsupported --draft with --adapter: the model's MTP layer has none");
-    if (max_len > g->config.max_pos)
-        FAIL(ERR_INVAL, "--max-model-len %lld: the model has %lld positions", (long long)max_len, (long long)g->config.max_pos);
-    TRY(model_open(&g->model, &g->dev, &o));
-    if (g->o.adapter) TRY(model_lora_load(g->model, g->o.adapter));
-    const int64_t rows = g->o.max_rows > g->o.max_seqs ? g->o.max_rows : g->o.max_seqs;
-    const struct decoder_args limits = {.max_seqs = g->o.max_seqs, .max_rows = rows, .max_len = max_len, .max_draft = g->o.draft};
-    struct decoder_args least_kv = decoder_size(&g->dev, &g->model->cfg, g->model->act, &limits, 0);
-    const size_t other = model_open_bytes(&g->model->cfg, &g->dev, &o) + decoder_bytes(&g->model->cfg, g->model->act, &least_kv);
-    const size_t share = (size_t)(g->o.memory * (double)g->dev.mem_total);
-    struct decoder_args a = decoder_size(&g->dev, &g->model->cfg, g->model->act, &limits, share > other ? share - other : 0);
-    a.max_burst = least(a.max_burst, MAX_BURST); /* a request that comes within a burst waits for its end */
-    a.model = g->model;
-    TRY(decoder_open(&g->decoder, &a));
-    TRY(serve_engine_create(&g->engine, g->decoder, g->tok));
+    const struct options *const o = &g->o;
+    const struct serve_model_args a = {.dir = g->dir,
+                                       .adapter = o->adapter,
+                                       .act = g->act,
+                                       .max_len = o->max_len,
+                                       .max_seqs = o->max_seqs,
+                                       .max_rows = o->max_rows,
+                                       .max_draft = o->draft,
+                                       .together = o->together,
+                                       .memory = o->memory};
+    const struct serve_ranks_args ranks = {.model = a, .device = o->device, .copies = o->copies, .threads = o->threads};
+    if (o->draft > 0 && o->adapter) FAIL(ERR_UNSUPPORTED, "unsupported --draft with --adapter: the model's MTP layer has none");
+    g->engine = serve_engine_create();
+    const int rc = on_ranks(g) ? serve_ranks_open(&g->ranks, &ranks, g->engine) : open_here(g, &a);
+    if (rc == ERR_NOMEM)
+        return err_append(rc, "; %s--tensor-parallel-size N splits the model over N GPUs", on_ranks(g) ? "a larger " : "");
+    TRY(rc);
     const struct serve_args s = {.backend = serve_engine_backend(g->engine),
                                  .tok = g->tok,
-                                 .model = g->o.name ? g->o.name : g->o.model,
-                                 .tool_format = g->o.tool_parser,
-                                 .stop = engine_stop_ids(&g->model->cfg, g->tok),
-                                 .max_len = least(max_len, a.n_kv_blocks * KV_BLOCK_LEN),
-                                 .max_open = g->o.max_seqs + g->o.max_queue};
+                                 .model = o->name ? o->name : o->model,
+                                 .tool_format = o->tool_parser,
+                                 .stop = engine_stop_ids(&g->config, g->tok),
+                                 .max_len = on_ranks(g) ? g->ranks.max_len : g->model.max_len,
+                                 .max_open = o->max_seqs * o->copies + o->max_queue};
     return serve_create(&g->serve, &s);
 }
 
@@ -204,20 +244,22 @@ static int say_where(const struct serving *g) {
 static int run(struct serving *g) {
     pthread_t server;
     if (pthread_create(&server, NULL, server_thread, g) != 0) FAIL(ERR_NOMEM, "no thread for the server");
+    const struct serve_source here = {.ctx = g, .submit = submit_here, .cancel = cancel_here, .step = step_here};
+    const struct serve_source source = on_ranks(g) ? serve_ranks_source(&g->ranks) : here;
     int rc = say_where(g);
-    if (rc == 0) rc = serve_engine_run(g->engine);
+    if (rc == 0) rc = serve_engine_run(g->engine, &source);
     else serve_engine_fail(g->engine);
     pthread_join(server, NULL);
     return rc;
 }
 
-static void close_all(struct serving *g) {
+static void close_all(struct serving *g, bool ok) {
     http_server_close(g->http);
     serve_destroy(g->serve);
+    serve_ranks_close(&g->ranks, ok);
+    serve_tickets_destroy(g->tickets);
+    serve_model_close(&g->model);
     serve_engine_destroy(g->engine);
-    decoder_close(g->decoder);
-    model_close(g->model);
-    dev_close(&g->dev);
     tokenizer_close(g->tok);
     model_config_free(&g->config);
     free(g->dir);
@@ -228,7 +270,6 @@ static int serve(struct serving *g) {
     TRY(find_model(g));
     TRY(model_config_load(&g->config, g->dir));
     TRY(tokenizer_open(&g->tok, g->dir));
-    TRY(dev_open_named(&g->dev, g->o.device, (int)g->o.threads, NULL));
     TRY(open_model(g));
     TRY(listen_on(g));
     return run(g);
@@ -244,7 +285,9 @@ int cmd_serve(int argc, char **argv) {
                               .max_queue = 1024,
                               .max_connections = 2048,
                               .drain_s = 60,
-                              .memory = 0.9}};
+                              .memory = 0.9,
+                              .together = 1,
+                              .copies = 1}};
     struct options *o = &g.o;
     int n = 0;
     const struct cmd_opt opts[] = {
@@ -263,6 +306,9 @@ int cmd_serve(int argc, char **argv) {
         {"--draft", CMD_I64(CMD_DRAFT), &o->draft, "N", "tokens that the MTP layer drafts at a time (0); changes speed only"},
         {"--max-queue", CMD_I64("int[0,2^20]"), &o->max_queue, "N", "samples that wait (1024); beyond them status 429"},
         {"--max-connections", CMD_I64("int[16,65536]"), &o->max_connections, "N", "connections (2048)"},
+        {"--tensor-parallel-size", CMD_I64("int[1,16]"), &o->together, "N", "ranks, a GPU each, that have the model together (1)"},
+        {"--data-parallel-size", CMD_I64("int[1,64]"), &o->copies, "N",
+         "whole copies of it, on so many ranks or groups of them (1)"},
         {"--memory", CMD_F64("float(0,1]"), &o->memory, "F", "share of the device's memory for weights and KV cache (0.9)"},
         {"--drain", CMD_I64("int[0,86400]"), &o->drain_s, "S", "seconds for open requests after SIGTERM (60)"}};
     struct cmd_spec spec =
@@ -277,7 +323,13 @@ int cmd_serve(int argc, char **argv) {
     const int answered = cmd_parse(&spec, argc, argv);
     if (answered != 0) return answered < 0 ? answered : 0;
     if (n == 0) FAIL(ERR_INVAL, "MODEL is missing; usage: %s", spec.usage);
+    struct launch l;
+    TRY(launch_read(&l, environ));
+    if (!on_ranks(&g) && l.size > 1)
+        FAIL(ERR_INVAL, "%s started %d processes: --tensor-parallel-size and --data-parallel-size say what they are for", l.by,
+             l.size);
+    if (workers_started_this(&l)) return serve_ranks_serve(&l);
     const int rc = serve(&g);
-    close_all(&g);
+    close_all(&g, rc == 0);
     return rc;
 }
