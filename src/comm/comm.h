@@ -68,8 +68,8 @@ struct comm_args {
 };
 /* Joins, and returns when all ranks are connected. ERR_TIMEOUT, ERR_RANK: refused, with the controller's reason. */
 int comm_open(struct comm **out, const struct comm_args *a);
-/* Ranks first..first + n - 1, of which this one is one, as a group: ranks count from 0 there, its operations are made by
- * them alone. It lives no longer than c and serves no calls. Not collective. */
+/* Ranks first..first + n - 1 of c, of which this one is one, as a group: ranks count from 0 there, its operations are made by
+ * them alone. c may be such a part. It lives no longer than all ranks' and serves no calls. Not collective. */
 int comm_part(struct comm **out, struct comm *c, int first, int n);
 void comm_close(struct comm *c); /* NULL ok; of a part too */
 int comm_rank(const struct comm *c);

@@ -339,16 +339,16 @@ fail:
 }
 
 int comm_part(struct comm **out, struct comm *c, int first, int n) {
-    struct comm *const w = c->whole;
-    if (first < 0 || n < 1 || first > w->size - n || w->rank < first || w->rank >= first + n)
-        FAIL(ERR_INTERNAL, "rank %d is in no part of ranks %d to %d", w->rank, first, first + n - 1);
+    if (first < 0 || n < 1 || first > c->size - n || c->rank < first || c->rank >= first + n)
+        FAIL(ERR_INTERNAL, "rank %d is in no part of ranks %d to %d", c->rank, first, first + n - 1);
+    const int of_all = c->whole->rank - c->rank + first;
     struct comm *part = *out = xcalloc(1, sizeof *part);
-    *part = (struct comm){.whole = w,
-                          .rank = w->rank - first,
+    *part = (struct comm){.whole = c->whole,
+                          .rank = c->rank - first,
                           .size = n,
-                          .mesh = w->mesh + first,
-                          .machine = w->machine + first,
-                          .seq = ((uint64_t)n << 52) + ((uint64_t)(first + 1) << 40)}; /* an operation of another part is seen */
+                          .mesh = c->mesh + first,
+                          .machine = c->machine + first,
+                          .seq = ((uint64_t)n << 52) + ((uint64_t)(of_all + 1) << 40)}; /* an operation of another part is seen */
     return 0;
 }
 

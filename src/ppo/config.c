@@ -603,6 +603,7 @@ static int derive_reward_model(struct ppo_config *k) {
 #define RM "reward.reward_model."
     struct ppo_rm_config *r = &k->rm;
     const struct judge_args *j = &r->judge;
+    if (!conf_is_set(k->conf, RM "rollout.tensor_model_parallel_size")) r->together = 0; /* verl's default is 2 */
     if (!r->enable && !k->reward.args.router_address) return 0;
     if (k->reward.args.router_address) { /* the model is served elsewhere; this run has at most its tokenizer */
         r->enable = false;

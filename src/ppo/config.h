@@ -54,6 +54,7 @@ struct ppo_rm_config {
     struct model_config model; /* its config.json, a classifier's as a reward model; owned */
     struct micro_batch_limits cut;
     int64_t max_length; /* of a conversation; 0: that of prompt and response, and CHAT_SLACK */
+    int64_t together;   /* ranks that have it together; 0: the plan chooses */
 };
 
 /* distillation.*: a teacher's distribution on the student's own samples. */

@@ -28,6 +28,9 @@ struct rank_share {
 /* Ranks that generate as one; the first of them has their share. */
 static int together(const struct rank_dispatch *d) { return d->together > 1 ? d->together : 1; }
 
+/* Ranks that an interleaved call takes at once. */
+static int interleaved_together(const struct rank_dispatch *d) { return d->interleaved.together > 1 ? d->interleaved.together : 1; }
+
 void rank_dispatch_init(struct rank_dispatch *d, struct rank_group *g) {
     *d = (struct rank_dispatch){.g = g, .share = xcalloc((size_t)g->n, sizeof *d->share)};
 }
@@ -50,7 +53,8 @@ static int generate_begin(struct worker *w, const struct worker_generation *g) {
     for (int r = 0; r < d->g->n; r++) d->share[r] = (struct rank_share){0};
     d->to = *g;
     TRY(rank_group_plain_call(d->g, "generate_begin", json_object(), NULL));
-    if (g->n_passes > 0 && d->g->n > 1 && together(d) == 1 && !w->disaggregated) d->idle = idle_ranks_open(d->g, g);
+    if (g->n_passes > 0 && d->g->n > 1 && together(d) == 1 && interleaved_together(d) == 1 && !w->disaggregated)
+        d->idle = idle_ranks_open(d->g, g);
     return 0;
 }
 
@@ -97,9 +101,35 @@ static bool open_elsewhere(const struct rank_dispatch *d) {
     return open > 0;
 }
 
+static bool is_free(const struct rank_dispatch *d, int rank) { return !d->g->busy[rank] && d->share[rank].answers == 0; }
+
+/* Where an interleaved call takes several ranks: in turns with generation, too. Where it is the next for all of them, those that
+ * are free wait for the others. */
+static int next_of_several(struct rank_dispatch *d, int rank) {
+    const int n = interleaved_together(d), first = rank - rank % n;
+    struct rank_share *const r = &d->share[rank];
+    bool due = d->interleaved.due(d->interleaved.arg, first), all_free = true;
+    for (int i = first; i < first + n; i++) {
+        due &= d->share[i].call != INTERLEAVED || d->share[i].open == 0;
+        all_free &= is_free(d, i);
+    }
+    if (due && !all_free) return 0;
+    if (due) {
+        for (int i = first; i < first + n; i++) d->share[i].call = INTERLEAVED;
+        const int started = d->interleaved.start(d->interleaved.arg, first);
+        return started < 0 ? started : 0;
+    }
+    for (int i = rank; i < rank + together(d); i++)
+        if (!is_free(d, i)) return 0;
+    if (r->open == 0) return 0;
+    r->call = SLICE;
+    return send_slice(d, rank, false);
+}
+
 /* The rank's next call: interleaved ones in turns with generation; without samples of its own, an idle rank's pass. */
 static int next_call(struct rank_dispatch *d, int rank) {
     struct rank_share *r = &d->share[rank];
+    if (interleaved_together(d) > 1) return next_of_several(d, rank);
     if (d->interleaved.start && (r->call != INTERLEAVED || r->open == 0)) {
         const int started = d->interleaved.start(d->interleaved.arg, rank);
         TRY(started);
@@ -137,7 +167,7 @@ static int take_reply(struct rank_dispatch *d, int rank, const struct coordinato
     }
     if (d->share[rank].call == INTERLEAVED) {
         TRY(d->interleaved.take(d->interleaved.arg, rank, reply));
-        return d->interrupting ? 0 : next_call(d, rank);
+        return d->interrupting ? 0 : next_call(d, interleaved_together(d) > 1 ? rank - rank % together(d) : rank);
     }
     struct message_reader in = rank_group_reader(d->g, rank, reply);
     const int first = rank - rank % together(d);

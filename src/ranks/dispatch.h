@@ -18,7 +18,9 @@ struct rank_share;
 /* Calls that a program makes between slices of generation. */
 struct rank_interleaved {
     void *arg;
-    int (*start)(void *arg, int rank); /* 1: it has started a call (rank_group_start) */
+    int together; /* consecutive ranks that such a call takes at once, a multiple of those that generate as one; 0, 1: one */
+    bool (*due)(void *arg, int rank);  /* rank: the first of them. Whether start would start a call */
+    int (*start)(void *arg, int rank); /* 1: it has started a call on each of them (rank_group_start) */
     int (*take)(void *arg, int rank, const struct coordinator_reply *reply);
 };
 struct rank_dispatch { /* a zeroed one may be freed */

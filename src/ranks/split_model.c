@@ -43,7 +43,7 @@ int split_model_bytes(const struct split_model_args *a, const struct model_confi
 int split_model_open(struct split_model *s, const struct split_model_args *a) {
     const struct model_open_args open = open_args(a);
     s->a = *a;
-    TRY(model_open(&s->whole, a->dev, &open));
+    TRY((a->reward ? model_open_reward : model_open)(&s->whole, a->dev, &open));
     return a->adapter ? model_lora_load(s->whole, a->adapter) : 0;
 }
 

@@ -17,6 +17,7 @@ struct split_model_args { /* borrowed, until close */
     enum dtype act;
     int64_t max_len; /* as model_open_args */
     int size;        /* ranks that compute as one, which model_tp_unable allows */
+    bool reward;     /* as a reward model: model_open_reward */
 };
 struct split_model { /* a zeroed one may be closed */
     struct split_model_args a;

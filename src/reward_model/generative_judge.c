@@ -1,15 +1,19 @@
 /* generative_judge.c - see generative_judge.h. */
 #include "reward_model/generative_judge.h"
 
+#include "base/encoding/utf8.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "model/files/load.h"
+#include "reward_model/scoring_ranks.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <math.h>
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SAID = 120 }; /* bytes of an answer in a message */
 
 struct judged {
     int64_t tag;
@@ -18,7 +22,10 @@ struct judged {
 
 struct judge {
     struct judge_args a;
-    struct model *model;
+    struct model *model;        /* of which passes are made */
+    struct model *own;          /* the same, where this rank has it whole */
+    struct scoring_ranks group; /* else */
+    struct request_list asked;  /* what the other ranks of the group do not have yet */
     struct tokenizer *tok;
     struct chat_template *chat;
     struct decoder *decoder;
@@ -44,10 +51,20 @@ static struct model_open_args open_args(const struct judge_args *a) {
         .dir = a->dir, .act = a->act, .flags = MODEL_INFER, .max_len = a->prompt_length + a->response_length};
 }
 
+static struct split_model_args split_args(const struct judge_args *a) {
+    const struct model_open_args o = open_args(a);
+    return (struct split_model_args){.dev = a->dev, .dir = o.dir, .act = o.act, .max_len = o.max_len, .size = a->together};
+}
+
 size_t judge_bytes(const struct model_config *c, const struct judge_args *a) {
     const struct model_open_args open = open_args(a);
-    const struct decoder_args d = decoder_args(a, c);
-    return model_open_bytes(c, a->dev, &open) + decoder_bytes(c, a->act, &d);
+    const struct split_model_args split = split_args(a);
+    const struct model_config part = model_tp_config(c, -1, a->together > 1 ? a->together : 1);
+    const struct decoder_args d = decoder_args(a, &part);
+    size_t weights;
+    if (a->together <= 1) weights = model_open_bytes(c, a->dev, &open);
+    else CHECK(split_model_bytes(&split, c, decoder_most_rows(&d), &weights) == 0); /* without an adapter it reads no file */
+    return weights + decoder_bytes(&part, a->act, &d);
 }
 
 static void add_done(struct judge *j, int64_t tag, struct reward_result r) {
@@ -85,6 +102,12 @@ static bool find_score(const struct judge *j, const char *text, size_t n, double
 static int on_answer(void *arg, const struct engine_sample *s) {
     struct judge *j = arg;
     struct buf text = {0};
+    scoring_ranks_drew(&j->group, s->ids, (size_t)s->n * sizeof *s->ids);
+    scoring_ranks_drew(&j->group, s->logp, (size_t)s->n * sizeof *s->logp);
+    if (j->group.follows) {
+        j->n_running--;
+        return 0;
+    }
     const int rc = tokenizer_decode(j->tok, s->ids, s->n, true, &text);
     const char *answer = text.p ? text.p : "";
     if (rc == 0 && j->a.serve) {
@@ -94,8 +117,8 @@ static int on_answer(void *arg, const struct engine_sample *s) {
     } else if (rc == 0) {
         struct reward_result r = {.status = REWARD_SCORE};
         if (!find_score(j, answer, text.n, &r.score))
-            r = failure(REWARD_UNPARSED,
-                        xasprintf("the judge's answer has no match of reward.reward_model.score_regex: %.120s", answer));
+            r = failure(REWARD_UNPARSED, xasprintf("the judge's answer has no match of reward.reward_model.score_regex: %.*s",
+                                                   (int)utf8_cut(answer, SAID), answer));
         if (!r.extra) r.extra = json_object();
         json_object_set_new(r.extra, "judgement", json_stringn(answer, text.n));
         reward_check_score(&r);
@@ -131,12 +154,27 @@ static int check_args(struct judge *j) {
     return compile_regex(j);
 }
 
+static int open_part(struct judge *j) {
+    const struct split_model_args split = split_args(&j->a);
+    struct model_config c;
+    TRY(model_config_load(&c, j->a.dir));
+    const struct model_config part = model_tp_config(&c, -1, split.size);
+    const struct decoder_args d = decoder_args(&j->a, &part);
+    const int rc = scoring_ranks_open(&j->group, j->a.comm, &split, decoder_most_rows(&d));
+    model_config_free(&c);
+    TRY(rc);
+    j->model = j->group.split.part;
+    return 0;
+}
+
 static int open_all(struct judge *j) {
     const struct model_open_args open = open_args(&j->a);
     if (!j->a.serve) TRY(check_args(j));
-    TRY(model_open(&j->model, j->a.dev, &open));
+    if (j->a.together > 1) TRY(open_part(j));
+    else TRY(model_open(&j->own, j->a.dev, &open));
+    if (j->own) j->model = j->own;
     TRY(tokenizer_open(&j->tok, j->a.dir));
-    const int rc = chat_template_create(&j->chat, j->tok);
+    const int rc = j->group.follows ? 0 : chat_template_create(&j->chat, j->tok);
     if (rc < 0) return err_wrap(rc, "the judge's chat template");
     struct decoder_args d = decoder_args(&j->a, &j->model->cfg);
     d.model = j->model;
@@ -160,19 +198,22 @@ int judge_create(struct judge **out, const struct judge_args *a) {
 
 void judge_drop(struct judge *j) {
     engine_cancel_all(j->engine);
+    request_list_clear(&j->asked);
     for (int64_t i = j->at_done; i < j->n_done; i++) reward_result_free(&j->done[i].result);
     j->n_done = j->at_done = j->n_running = 0;
 }
 
 void judge_destroy(struct judge *j) {
     if (!j) return;
+    scoring_ranks_leave(&j->group);
     if (j->engine) judge_drop(j);
     engine_destroy(j->engine);
     decoder_close(j->decoder);
     if (j->block) dev_free(j->a.dev, j->block, j->block_bytes);
     chat_template_destroy(j->chat);
     tokenizer_close(j->tok);
-    model_close(j->model);
+    scoring_ranks_close(&j->group);
+    model_close(j->own);
     pcre2_match_data_free(j->match);
     pcre2_code_free(j->regex);
     free(j->done);
@@ -227,6 +268,7 @@ static int submit_ids(struct judge *j, const struct text_ids *ids, const struct 
                                      .n_stop_ids = stop.n,
                                      .user = (void *)(intptr_t)tag};
     TRY(engine_submit(j->engine, &q, NULL));
+    if (scoring_ranks_is_split(&j->group)) request_list_add(&j->asked, &q);
     j->n_running++;
     return 0;
 }
@@ -284,7 +326,41 @@ int judge_ask(struct judge *j, const struct judge_question *q, int64_t tag) {
     return rc;
 }
 
-int judge_step(struct judge *j) { return j->n_running > 0 ? engine_step(j->engine) : 0; }
+/* ---- steps ---- */
+
+int judge_step(struct judge *j) {
+    if (j->n_running == 0) return 0;
+    if (scoring_ranks_is_split(&j->group)) {
+        struct message m = message_new(true);
+        message_requests(&m, &j->asked);
+        const int rc = scoring_ranks_order(&j->group, ORDER_STEP, &m);
+        message_free(&m);
+        request_list_clear(&j->asked);
+        TRY(rc);
+    }
+    return engine_step(j->engine);
+}
+
+int judge_pause(struct judge *j) { return scoring_ranks_order(&j->group, ORDER_END, NULL); }
+bool judge_follows(const struct judge *j) { return j->group.follows; }
+
+static int add_asked(void *arg, struct engine_request *q) {
+    struct judge *j = arg;
+    TRY(engine_submit(j->engine, q, NULL));
+    j->n_running++;
+    return 0;
+}
+
+int judge_follow(struct judge *j) {
+    for (;;) {
+        enum scoring_order order;
+        struct message_reader in;
+        TRY(scoring_ranks_next(&j->group, &order, &in));
+        if (order == ORDER_END) return 0;
+        TRY(message_read_requests(&in, add_asked, j));
+        TRY(engine_step(j->engine));
+    }
+}
 
 int judge_poll(struct judge *j, int64_t *tag, struct reward_result *out) {
     if (j->at_done == j->n_done) return 0;

@@ -9,6 +9,7 @@
 #define VERLC_REWARD_MODEL_GENERATIVE_JUDGE_H
 
 #include "engine/engine.h"
+#include "ranks/split_model.h"
 #include "reward/reward.h"
 
 struct judge_answer { /* of judge_ask; borrowed for the call */
@@ -31,6 +32,8 @@ struct judge_args {
     int64_t max_rows, max_seqs;             /* of its engine */
     float temperature, top_p;
     int32_t top_k;
+    struct comm *comm; /* its ranks, of which consecutive ones have the model together; NULL: this process */
+    int together;      /* so many; 0, 1: each rank has it whole */
 };
 static inline bool judge_is_wanted(const struct judge_args *a) { return a->prompt_template || a->serve; }
 size_t judge_bytes(const struct model_config *c, const struct judge_args *a); /* weights, KV cache, activations */
@@ -61,6 +64,10 @@ struct judge_question {     /* borrowed for the call */
 int judge_ask(struct judge *j, const struct judge_question *q, int64_t tag);
 /* One step of its engine. 1: work remains. */
 int judge_step(struct judge *j);
+/* Of ranks that have it together the first one is asked, and ends a run of steps; the others make them, until that end. */
+int judge_pause(struct judge *j);
+bool judge_follows(const struct judge *j);
+int judge_follow(struct judge *j);
 /* 1: *tag and *out; extra has the answer as "judgement". REWARD_UNPARSED: no number in it; REWARD_MISSING: the prompt
  * is longer than prompt_length; REWARD_CRASH: the chat template refused it. */
 int judge_poll(struct judge *j, int64_t *tag, struct reward_result *out);

@@ -216,6 +216,8 @@ int judge_server_step(struct judge_server *s) {
     return judge_step(s->judge);
 }
 
+int judge_server_pause(struct judge_server *s) { return s->judge ? judge_pause(s->judge) : 0; }
+
 void judge_server_drop(struct judge_server *s) {
     if (s->judge) judge_drop(s->judge);
     while (s->open) {

@@ -16,6 +16,7 @@ const char *judge_server_address(const struct judge_server *s); /* HOST:PORT */
 int judge_server_load(struct judge_server *s, const struct judge_args *a);
 /* Reads and answers what there is, and one step of the judge's engine. 1: work remains. */
 int judge_server_step(struct judge_server *s);
+int judge_server_pause(struct judge_server *s); /* judge_pause */
 void judge_server_drop(struct judge_server *s); /* open requests are answered by an error */
 
 #endif

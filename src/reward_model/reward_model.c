@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/files/load.h"
+#include "reward_model/scoring_ranks.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +19,9 @@ struct waiting { /* one sample in flight */
 
 struct reward_model {
     struct reward_model_args a;
-    struct model *model;
+    struct model *model;        /* of which passes are made */
+    struct model *own;          /* the same, where this rank has it whole */
+    struct scoring_ranks group; /* else */
     struct model_acts *acts;
     struct pack pack;
     void *block;
@@ -45,10 +48,20 @@ static struct model_open_args open_args(const struct reward_model_args *a) {
     return (struct model_open_args){.dir = a->dir, .act = a->act, .flags = MODEL_INFER, .max_len = a->max_len};
 }
 
+static struct split_model_args split_args(const struct reward_model_args *a) {
+    return (struct split_model_args){
+        .dev = a->dev, .dir = a->dir, .act = a->act, .max_len = a->max_len, .size = a->together, .reward = true};
+}
+
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a) {
     const struct model_open_args open = open_args(a);
+    const struct split_model_args split = split_args(a);
+    size_t weights;
     if (judge_is_wanted(&a->judge)) return judge_bytes(c, &a->judge);
-    return model_open_bytes(c, a->dev, &open) + block_bytes(c, a);
+    if (a->together <= 1) return model_open_bytes(c, a->dev, &open) + block_bytes(c, a);
+    const struct model_config part = model_tp_config(c, -1, a->together);
+    CHECK(split_model_bytes(&split, c, a->max_rows, &weights) == 0); /* without an adapter it reads no file */
+    return weights + block_bytes(&part, a);
 }
 
 /* Every token of the policy has the same id here. */
@@ -81,9 +94,12 @@ static int open_text(struct reward_model *r) {
 static int open_all(struct reward_model *r) {
     const struct reward_model_args *a = &r->a;
     const struct model_open_args open = open_args(a);
-    if (a->judge.prompt_template) return judge_create(&r->judge, &a->judge);
-    TRY(model_open_reward(&r->model, a->dev, &open));
-    TRY(open_text(r));
+    const struct split_model_args split = split_args(a);
+    if (judge_is_wanted(&a->judge)) return judge_create(&r->judge, &a->judge);
+    if (a->together > 1) TRY(scoring_ranks_open(&r->group, a->comm, &split, a->max_rows));
+    else TRY(model_open_reward(&r->own, a->dev, &open));
+    r->model = r->own ? r->own : r->group.split.part;
+    if (!r->group.follows) TRY(open_text(r));
     r->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs};
     r->block_bytes = block_bytes(&r->model->cfg, a);
     TRY(dev_alloc(a->dev, r->block_bytes, &r->block));
@@ -121,13 +137,15 @@ void reward_model_drop(struct reward_model *r) {
 void reward_model_destroy(struct reward_model *r) {
     if (!r) return;
     reward_model_drop(r);
+    scoring_ranks_leave(&r->group);
     judge_destroy(r->judge);
     model_acts_destroy(r->acts);
     if (r->block) dev_free(r->a.dev, r->block, r->block_bytes);
     micro_batch_free_host(&r->pack);
     chat_template_destroy(r->chat);
     tokenizer_close(r->tok);
-    model_close(r->model);
+    scoring_ranks_close(&r->group);
+    model_close(r->own);
     free(r->policy_eos);
     free(r->queue);
     free(r->done);
@@ -198,7 +216,8 @@ static int render(struct reward_model *r, int64_t n) {
     return 0;
 }
 
-/* The samples of one micro-batch as packed sequences whose one target follows the row that is read. */
+/* The samples of one micro-batch as packed sequences whose one target follows the row that is read. w NULL: on a rank that
+ * follows. */
 static int forward(struct reward_model *r, struct waiting *const *w, const struct packed_seq *seqs, int64_t n) {
     struct model_batch b;
     struct pack_micro m;
@@ -214,7 +233,8 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
             row[i] = r->pack.q_start[i] + (int32_t)model_reward_row(&r->model->cfg, s->ids, s->n);
         }
         const int rc = model_value(r->model, r->acts, row, k, value);
-        for (int64_t i = 0; i < k && rc == 0; i++) {
+        scoring_ranks_drew(&r->group, value, (size_t)k * sizeof *value);
+        for (int64_t i = 0; w && i < k && rc == 0; i++) {
             if (isfinite(value[i]))
                 w[m.lo + i]->result =
                     (struct reward_result){.status = REWARD_SCORE, .score = (double)value[i], .extra = json_object()};
@@ -225,6 +245,36 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
         TRY(rc);
     }
     return 0;
+}
+
+/* The other ranks of the group compute the same. */
+static int order_scores(struct reward_model *r, const struct packed_seq *seqs, int64_t n) {
+    struct message m = message_new(false);
+    if (!scoring_ranks_is_split(&r->group)) return 0;
+    message_seqs(&m, seqs, n, 0);
+    const int rc = scoring_ranks_order(&r->group, ORDER_SCORE, &m);
+    message_free(&m);
+    return rc;
+}
+
+int reward_model_pause(struct reward_model *r) {
+    return r->judge ? judge_pause(r->judge) : scoring_ranks_order(&r->group, ORDER_END, NULL);
+}
+
+int reward_model_follow(struct reward_model *r) {
+    if (r->judge) return judge_follow(r->judge);
+    for (;;) {
+        enum scoring_order order;
+        struct message_reader in;
+        struct packed_seq *seqs;
+        int64_t n;
+        TRY(scoring_ranks_next(&r->group, &order, &in));
+        if (order == ORDER_END) return 0;
+        TRY(message_read_seqs(&in, &seqs, &n));
+        const int rc = forward(r, NULL, seqs, n);
+        free(seqs);
+        TRY(rc);
+    }
 }
 
 static int score(struct reward_model *r, int64_t n) {
@@ -245,6 +295,7 @@ static int score(struct reward_model *r, int64_t n) {
         seqs[k] = (struct packed_seq){.ids = one->ids.p, .n = one->ids.n, .first = one->ids.n};
         w[k++] = one;
     }
+    if (rc == 0) rc = order_scores(r, seqs, k);
     if (rc == 0) rc = forward(r, w, seqs, k);
     free(seqs);
     free(w);

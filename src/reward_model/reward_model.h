@@ -22,7 +22,9 @@ struct reward_model_args {
     int64_t max_len;                    /* tokens of a conversation; a longer one gets no score */
     bool policy_tokens;                 /* score prompt and response ids as they are; ERR_INPUT: another tokenizer */
     const struct tokenizer *policy_tok; /* borrowed */
-    struct judge_args judge;            /* with a prompt_template: a judge; dir to policy_tokens are not read */
+    struct comm *comm;                  /* as judge_args has them */
+    int together;
+    struct judge_args judge; /* where one is wanted: a judge; dir to together are not read */
 };
 /* Device bytes: weights, then activations and batch arrays. c was prepared by model_config_make_reward, except a judge's. */
 size_t reward_model_bytes(const struct model_config *c, const struct reward_model_args *a);
@@ -43,6 +45,10 @@ int reward_model_step(struct reward_model *r, bool flush);
 /* 1: *tag and *out are one finished sample; the caller frees *out. REWARD_MISSING: longer than max_len;
  * REWARD_CRASH: the template refused it, or its score is not finite. */
 int reward_model_poll(struct reward_model *r, int64_t *tag, struct reward_result *out);
+/* Of ranks that have it together the first one is given samples, and ends a run of steps; the others compute with it, until that
+ * end. Else: nothing. */
+int reward_model_pause(struct reward_model *r);
+int reward_model_follow(struct reward_model *r);
 int64_t reward_model_pending(const struct reward_model *r); /* waiting, or finished and not polled */
 void reward_model_drop(struct reward_model *r);             /* forgets all of them */
 

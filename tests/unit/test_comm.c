@@ -107,6 +107,18 @@ static void *strike(void *arg) {
 
 static int64_t arg(const struct comm_call *call, const char *key) { return json_integer_value(json_object_get(call->args, key)); }
 
+/* This rank alone, as a part of a part of c. */
+static int part_of_part(struct comm *c, struct comm *part, int rank) {
+    struct comm *own;
+    int rc = comm_part(&own, part, rank, 1);
+    if (rc < 0) return rc;
+    if (comm_rank(own) != 0 || comm_size(own) != 1 || strcmp(comm_who(own, 0), comm_who(c, comm_rank(c))) != 0)
+        rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "a part of a part has another rank");
+    if (rc >= 0) rc = comm_barrier(own);
+    comm_close(own);
+    return rc;
+}
+
 /* Two parts of the ranks on their own, and all of them, in turns. */
 static int operate_in_parts(struct comm *c, int cut, uint64_t seed) {
     const int n = comm_size(c), me = comm_rank(c), first = me < cut ? 0 : cut;
@@ -117,6 +129,7 @@ static int operate_in_parts(struct comm *c, int cut, uint64_t seed) {
     for (uint64_t k = 0; rc >= 0 && k < 40; k++)
         rc = operate_once(k % 4 == 3 ? c : part, (int)rng_below(k % 4 == 3 ? &all : &own, N_OPS), k, COMM_FRAME + 100,
                           k % 4 == 3 ? &all : &own);
+    if (rc >= 0) rc = part_of_part(c, part, me - first);
     if (rc >= 0 && cut < n && comm_part(&part, c, me < cut ? cut : 0, 1) == 0)
         rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "a rank is in a part that is without it");
     comm_close(part);

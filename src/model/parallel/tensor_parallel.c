@@ -139,7 +139,6 @@ const char *model_tp_unable(const struct model_config *c, enum quant_kind quant,
                                    PLACE(shared_down), PLACE(shared_gate)};
 #undef PLACE
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
-    if (c->value) return "it has a value head";
     if (quant == QUANT_NF4 && !whole_blocks(c)) return "its rows end within blocks of NF4";
     for (const struct model_group_row *row = c->family->layer; row->part->name; row++) {
         bool is_known = !model_has_group(c, row->place);
@@ -397,6 +396,7 @@ static void copy_groups(struct model *m, const struct model *whole) {
     m->g_embed = same(m, whole, whole->g_embed);
     m->g_head = same(m, whole, whole->g_head);
     m->g_norm = same(m, whole, whole->g_norm);
+    m->g_head_bias = same(m, whole, whole->g_head_bias);
 }
 
 /* Codes of its own, the scratch of whole: the two run in turn. */

@@ -343,6 +343,8 @@ static int plan_reward_model(struct memory_plan *p, const struct ppo_worker_conf
     } else {
         TRY(cut_limits("reward.reward_model.micro_batch_size_per_gpu", r->cut, INT32_MAX, a->max_len, &a->max_rows, &a->max_seqs));
     }
+    p->rm_together = r->together > 1 ? r->together : 1;
+    a->together = a->judge.together = (int)p->rm_together;
     p->rm = train_pages(reward_model_bytes(&r->model, a));
     return 0;
 }
@@ -619,7 +621,8 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
     return 0;
 }
 
-int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+/* The plan with as many ranks that have a reward model together as k says. */
+static int make_with(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                      struct dev *dev) {
     const char *const missing = no_layout(k, k->layout);
     char why[sizeof p->why] = "";
@@ -639,6 +642,61 @@ int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, c
     return 0;
 }
 
+/* Why the ranks of a pool do not come in groups of n that are on one host each; NULL: they do. */
+static const char *no_groups(const struct ppo_worker_config *k, enum ppo_pool pool, int64_t n) {
+    const int64_t ranks = k->ranks.pools.n[pool], local = k->ranks.all.n_local, first = ppo_pool_first(&k->ranks.pools, pool);
+    if (ranks == 1) return "there is one rank";
+    if (ranks % n != 0) return "it does not divide the ranks";
+    for (int64_t at = first; at < first + ranks; at += n)
+        if (at % local + n > local) return "it does not divide the ranks of a host";
+    return NULL;
+}
+
+/* Why so many ranks cannot have the reward model together; NULL: they can. p: of a plan with that number. */
+static const char *no_reward_split(const struct ppo_worker_config *k, const struct memory_plan *p, int64_t n) {
+    const enum ppo_pool pool = ppo_pool_of(&k->ranks.pools, PPO_REWARD);
+    if (n == 1) return NULL;
+    const char *const unable = no_groups(k, pool, n);
+    if (unable) return unable;
+    if (p && p->tensor_parallel > 1 && n % p->tensor_parallel != 0) return "it is no multiple of the ranks that generate together";
+    return model_tp_unable(&k->rm.model, QUANT_NONE, (int)n);
+}
+
+/* With a reward model here: each rank has it whole where that fits, else as few together as fit; or as many as the key says. */
+static int plan_reward_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                             struct dev *dev) {
+    const int64_t asked = k->rm.together, ranks = k->ranks.pools.n[ppo_pool_of(&k->ranks.pools, PPO_REWARD)];
+    struct ppo_worker_config own = *k;
+    struct memory_plan q;
+    char why[sizeof p->why_rm] = "";
+    const char *unable = asked > 1 ? no_reward_split(k, NULL, asked) : NULL;
+    if (asked > 1 && !unable) {
+        TRY(make_with(p, k, s, dev));
+        unable = no_reward_split(k, p, asked);
+        snprintf(p->why_rm, sizeof p->why_rm, "as reward.reward_model.rollout.tensor_model_parallel_size says");
+        if (!unable) return 0;
+    }
+    if (unable) snprintf(why, sizeof why, "not the %lld asked for: %s", (long long)asked, unable);
+    own.rm.together = 1;
+    TRY(make_with(p, &own, s, dev));
+    for (int64_t n = 2; asked == 0 && n <= ranks && !plan_fits_limits(p); n++) {
+        own.rm.together = n;
+        if (no_reward_split(k, NULL, n)) continue;
+        TRY(make_with(&q, &own, s, dev));
+        if (q.least >= p->least || no_reward_split(k, &q, n)) continue;
+        snprintf(why, sizeof why, "with %lld a rank needs %.2f GiB", (long long)p->rm_together, (double)p->total / 0x1p30);
+        *p = q;
+    }
+    memcpy(p->why_rm, why, sizeof why);
+    return 0;
+}
+
+int memory_plan_make(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                     struct dev *dev) {
+    const bool scores = k->rm.enable && ppo_does(&k->ranks, PPO_REWARD);
+    return scores ? plan_reward_split(p, k, s, dev) : make_with(p, k, s, dev);
+}
+
 /* ---- several ranks ---- */
 
 struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
@@ -656,10 +714,11 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .together = p->tensor_parallel,
                           .experts = s->policy.n_experts > 0,
                           .why_together = *p->why_split ? p->why_split : NULL};
-    struct ppo_worker_config one = *k;
+    struct ppo_worker_config one = *k, own = *k;
     struct memory_plan q;
+    own.rm.together = p->rm_together;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
-        if (!no_layout(k, l) && plan_split(&q, k, s, dev, l) == 0) r.least[l] = q.least;
+        if (!no_layout(k, l) && plan_split(&q, &own, s, dev, l) == 0) r.least[l] = q.least;
     one.ranks.all.n = one.ranks.all.n_local = 1;
     one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;

@@ -42,6 +42,8 @@ struct memory_plan {
     int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
         max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;
     struct reward_model_args rm_args; /* its sizes */
+    int64_t rm_together;              /* ranks that have it together; 1: each has it whole; 0: it is not here */
+    char why_rm[160];                 /* that number; "": there is no choice */
     enum weight_layout layout;        /* of several ranks; one has all weights whole */
     struct model_flops flops;         /* the policy's, for MFU */
     char why[160];                    /* that one; "": there is no choice */

@@ -74,6 +74,7 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
         snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
     else snprintf(note, sizeof note, "weights, and activations of %lld tokens", (long long)p->rm_args.max_rows);
     memory_row(b, "reward model", p->rm, note);
+    if (p->rm_together > 1) json_object_set_new(b->json, "reward_model_together", json_integer((json_int_t)p->rm_together));
 }
 
 static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct memory_plan_shapes *s) {
@@ -139,6 +140,10 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
         buf_addf(text, "  context parallel: 1, there is one rank; gradients are summed in %lld parts, as on %lld ranks\n",
                  (long long)p->parts, (long long)p->parts);
     const bool asked = k->rollout.tensor_parallel > 1 || k->rollout.expert_parallel > 1;
+    if (p->rm_together > 1)
+        buf_addf(text, "  reward model: %lld ranks have it together%s%s\n", (long long)p->rm_together, *p->why_rm ? ": " : "",
+                 p->why_rm);
+    else if (p->rm && *p->why_rm) buf_addf(text, "  reward model: whole on each rank, %s\n", p->why_rm);
     if (!several && asked && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
     return b->json;
 }

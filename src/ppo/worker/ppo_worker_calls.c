@@ -64,10 +64,10 @@ static int plan(struct comm *comm, const struct comm_call *call, struct ctl_resu
     rank_self()->worker = &self.w.base;
     TRY(ppo_worker_plan(&self.w));
     const struct model_flops *f = &self.w.plan.flops;
-    out->value = json_pack("{s:O, s:I, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "tensor_parallel",
-                           (json_int_t)self.w.plan.tensor_parallel, "text", self.w.plan_text, "copy", (json_int_t)self.w.plan.copy,
-                           "max_seqs", (json_int_t)self.w.plan.max_seqs, "judge", self.w.judge_address, "flops", f->token,
-                           f->square, isfinite(f->peak) ? f->peak : 0.0);
+    out->value = json_pack("{s:O, s:I, s:I, s:s, s:I, s:I, s:s?, s:[f, f, f]}", "plan", self.w.plan_json, "tensor_parallel",
+                           (json_int_t)self.w.plan.tensor_parallel, "rm_together", (json_int_t)self.w.plan.rm_together, "text",
+                           self.w.plan_text, "copy", (json_int_t)self.w.plan.copy, "max_seqs", (json_int_t)self.w.plan.max_seqs,
+                           "judge", self.w.judge_address, "flops", f->token, f->square, isfinite(f->peak) ? f->peak : 0.0);
     rank_describe(out->value, &self.w.base.dev);
     return 0;
 }
@@ -106,15 +106,24 @@ static int score(struct comm *comm, const struct comm_call *call, struct ctl_res
     return ppo_scorer_answer(&self.w.scorer, call, out);
 }
 
+static int score_together(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
+    (void)comm, (void)call, (void)out;
+    return ppo_scorer_follow(&self.w.scorer);
+}
+
 static int ppo_reward_drop(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
     (void)comm, (void)call, (void)out;
     self.w.scorer.ops->drop(&self.w.scorer);
     return 0;
 }
 
-const struct worker_process_service ppo_worker_services[] = {
-    {"plan", plan}, {"models", models}, {"send_weights", send_weights}, {"score", score}, {"score_drop", ppo_reward_drop},
-    {NULL, NULL}};
+const struct worker_process_service ppo_worker_services[] = {{"plan", plan},
+                                                             {"models", models},
+                                                             {"send_weights", send_weights},
+                                                             {"score", score},
+                                                             {"score_together", score_together},
+                                                             {"score_drop", ppo_reward_drop},
+                                                             {NULL, NULL}};
 
 int ppo_worker_serve(const struct conf *c, const struct launch *l) {
     const struct ppo_config *k;

@@ -1,5 +1,6 @@
 /* reward_model_ranks.c - the reward model on several ranks: finished samples are dispatched to the ranks between slices of
- * generation, and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call.
+ * generation, and their scores come back; both sides of it. A judge that is served is rank 0's, which steps it at each call. Of
+ * ranks that have the model together the first one gets the samples, and the others a call for as long as its own lasts.
  * Invariant: as reward_model_ranks.h's. */
 #include "ppo/worker/reward_model_ranks.h"
 
@@ -37,6 +38,7 @@ struct scorer_ranks {
     bool model, generates, judge; /* there is a reward model, which is a generative judge; a judge is served */
     bool flush, judge_busy;
     bool alone;          /* on ranks that do nothing else */
+    int together;        /* ranks that have the model together; 1: each has it whole */
     struct share *share; /* of each rank */
     struct scored *done;
     int64_t n_done, cap_done, at_done;
@@ -53,11 +55,27 @@ static void share_clear(struct share *s) {
     s->n = s->cap = 0;
 }
 
+static bool due(void *arg, int rank) {
+    const struct scorer_ranks *s = arg;
+    const struct share *h = &s->share[rank];
+    return (s->judge && rank == 0) || (h->open > 0 && (s->flush || h->n >= ENOUGH || s->generates));
+}
+
+/* The others make the steps that it orders. */
+static int start_others(struct scorer_ranks *s, int rank) {
+    struct message none = message_new(true);
+    int rc = 0;
+    for (int i = rank + 1; i < rank + s->together && rc == 0; i++)
+        rc = rank_group_start(s->dispatch->g, i, "score_together", &none);
+    message_free(&none);
+    return rc;
+}
+
 static int start(void *arg, int rank) {
     struct scorer_ranks *s = arg;
     struct share *h = &s->share[rank];
-    const bool judge = s->judge && rank == 0, scores = h->open > 0 && (s->flush || h->n >= ENOUGH || s->generates);
-    if (!judge && !scores) return 0;
+    if (!due(s, rank)) return 0;
+    TRY(start_others(s, rank));
     struct message m = message_new(true);
     json_object_set_new(m.head, "flush", json_boolean(s->flush));
     json_object_set(m.head, "texts", h->texts ? h->texts : json_null());
@@ -91,6 +109,7 @@ static int take(void *arg, int rank, const struct coordinator_reply *reply) {
     const json_t *results = json_object_get(in.head, "results");
     const size_t n = json_array_size(results);
     struct comm_bytes scores;
+    if (rank % s->together != 0) return 0;
     if (rank == 0) s->judge_busy = json_is_true(json_object_get(in.head, "busy"));
     TRY(message_next(&in, n * sizeof(double), &scores));
     for (size_t i = 0; i < n; i++) TRY(take_one(s, json_array_get(results, i), ((const double *)scores.p)[i], in.who));
@@ -100,16 +119,17 @@ static int take(void *arg, int rank, const struct coordinator_reply *reply) {
 
 static const struct ppo_scorer_ops by_ranks;
 
-void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_rm_config *k, struct rank_dispatch *d, bool alone) {
+void ppo_scorer_open_ranks(struct ppo_scorer *m, const struct ppo_rm_config *k, struct rank_dispatch *d, int together, bool alone) {
     struct scorer_ranks *const s = m->ranks = xcalloc(1, sizeof *s);
     m->ops = &by_ranks;
     s->dispatch = d;
     s->alone = alone;
+    s->together = together;
     s->model = ppo_scores_by_model(k);
     s->generates = s->model && k->judge.prompt_template;
     s->judge = ppo_serves_judge(k);
     s->share = xcalloc((size_t)d->g->n, sizeof *s->share);
-    if (k->enable) d->interleaved = (struct rank_interleaved){s, start, take};
+    if (k->enable) d->interleaved = (struct rank_interleaved){s, together, due, start, take};
 }
 
 static void forget(struct scorer_ranks *s) {
@@ -133,7 +153,7 @@ void ppo_scorer_close(struct ppo_scorer *m) {
 static int ranks_submit(struct ppo_scorer *m, const struct reward_model_sample *x, int64_t tag) {
     struct scorer_ranks *const s = m->ranks;
     struct share *h = s->share;
-    for (int r = 1; r < s->dispatch->g->n; r++)
+    for (int r = s->together; r < s->dispatch->g->n; r += s->together)
         if (s->share[r].open < h->open) h = &s->share[r];
     if (!h->texts) h->texts = json_array();
     xgrow((void **)&h->items, &h->cap, h->n + 1, sizeof *h->items);
@@ -191,7 +211,17 @@ static void ranks_drop(struct ppo_scorer *m) {
     err_restore(&why);
 }
 
-static const struct ppo_scorer_ops by_ranks = {ranks_submit, ranks_step, ranks_poll, ranks_pending, ranks_rest, ranks_drop};
+static int no_pause(struct ppo_scorer *m) {
+    (void)m;
+    return 0;
+}
+static const struct ppo_scorer_ops by_ranks = {.submit = ranks_submit,
+                                               .step = ranks_step,
+                                               .pause = no_pause,
+                                               .poll = ranks_poll,
+                                               .pending = ranks_pending,
+                                               .rest = ranks_rest,
+                                               .drop = ranks_drop};
 
 /* ---- in this process ---- */
 
@@ -209,14 +239,21 @@ static int64_t none_pending(struct ppo_scorer *m) {
     (void)m;
     return 0;
 }
-static const struct ppo_scorer_ops by_none = {NULL, none_step, none_poll, none_pending, rest, rest};
+static const struct ppo_scorer_ops by_none = {
+    .step = none_step, .pause = no_pause, .poll = none_poll, .pending = none_pending, .rest = rest, .drop = rest};
 
 static int served_judge_step(struct ppo_scorer *m, bool flush) {
     (void)flush;
     return judge_server_step(m->judge);
 }
 static void served_judge_drop(struct ppo_scorer *m) { judge_server_drop(m->judge); }
-static const struct ppo_scorer_ops by_judge = {NULL, served_judge_step, none_poll, none_pending, rest, served_judge_drop};
+static int served_judge_pause(struct ppo_scorer *m) { return judge_server_pause(m->judge); }
+static const struct ppo_scorer_ops by_judge = {.step = served_judge_step,
+                                               .pause = served_judge_pause,
+                                               .poll = none_poll,
+                                               .pending = none_pending,
+                                               .rest = rest,
+                                               .drop = served_judge_drop};
 
 static int model_submit(struct ppo_scorer *m, const struct reward_model_sample *s, int64_t tag) {
     return reward_model_submit(m->rm, s, tag);
@@ -225,7 +262,14 @@ static int model_step(struct ppo_scorer *m, bool flush) { return reward_model_st
 static int model_poll(struct ppo_scorer *m, int64_t *tag, struct reward_result *out) { return reward_model_poll(m->rm, tag, out); }
 static int64_t model_pending(struct ppo_scorer *m) { return reward_model_pending(m->rm); }
 static void model_drop(struct ppo_scorer *m) { reward_model_drop(m->rm); }
-static const struct ppo_scorer_ops by_model = {model_submit, model_step, model_poll, model_pending, rest, model_drop};
+static int model_pause(struct ppo_scorer *m) { return reward_model_pause(m->rm); }
+static const struct ppo_scorer_ops by_model = {.submit = model_submit,
+                                               .step = model_step,
+                                               .pause = model_pause,
+                                               .poll = model_poll,
+                                               .pending = model_pending,
+                                               .rest = rest,
+                                               .drop = model_drop};
 
 void ppo_scorer_open_local(struct ppo_scorer *m, struct reward_model *rm, struct judge_server *judge) {
     *m = (struct ppo_scorer){.ops = rm ? &by_model : judge ? &by_judge : &by_none, .rm = rm, .judge = judge};
@@ -282,6 +326,11 @@ static int submit_all(struct ppo_scorer *m, const struct comm_call *call) {
     return 0;
 }
 
+int ppo_scorer_follow(struct ppo_scorer *m) {
+    if (!m->rm) FAIL(ERR_INTERNAL, "there is no reward model to compute together");
+    return reward_model_follow(m->rm);
+}
+
 int ppo_scorer_answer(struct ppo_scorer *scorer, const struct comm_call *call, struct ctl_result *out) {
     const double until = clock_now() + SCORE_S;
     bool flush;
@@ -290,6 +339,7 @@ int ppo_scorer_answer(struct ppo_scorer *scorer, const struct comm_call *call, s
     TRY(submit_all(scorer, call));
     do TRY(more = scorer->ops->step(scorer, flush));
     while (more && clock_now() < until);
+    TRY(scorer->ops->pause(scorer));
     struct message m = message_new(false);
     struct scored one;
     struct buf scores = {0};

@@ -20,7 +20,7 @@
 /* What ranks agree on: the layout of the one with the least memory; of those that generate together also how many they are, and KV
  * blocks. */
 struct agreed {
-    int64_t layout, tensor_parallel, n_kv_blocks;
+    int64_t layout, tensor_parallel, n_kv_blocks, rm_together;
     int64_t keep, critic_keep; /* what updates keep whose rows ranks share: the least */
 };
 
@@ -40,12 +40,13 @@ static int gather_agreed(struct comm *c, const struct memory_plan *p, struct agr
     struct agreed *all = xcalloc((size_t)size, sizeof *all);
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    *out = all[comm_rank(c)] =
-        (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks, kept(p->keep), kept(p->critic_keep)};
+    *out = all[comm_rank(c)] = (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks,
+                                               p->rm_together,     kept(p->keep),      kept(p->critic_keep)};
     const int rc = comm_all_gather(c, all, at);
     for (int r = 0; r < size && rc == 0; r++) {
         if (all[r].layout > out->layout) out->layout = all[r].layout;
         if (all[r].tensor_parallel > out->tensor_parallel) out->tensor_parallel = all[r].tensor_parallel;
+        if (all[r].rm_together > out->rm_together) out->rm_together = all[r].rm_together;
         if (all[r].n_kv_blocks < out->n_kv_blocks) out->n_kv_blocks = all[r].n_kv_blocks;
         if (all[r].keep < out->keep) out->keep = all[r].keep;
         if (all[r].critic_keep < out->critic_keep) out->critic_keep = all[r].critic_keep;
@@ -60,11 +61,12 @@ static int agree(struct ppo_worker *w, const struct memory_plan_shapes *shapes) 
     struct agreed a;
     if (!w->base.comm || comm_size(w->base.comm) == 1) return 0;
     TRY(gather_agreed(w->base.comm, p, &a));
-    if (a.layout != (int64_t)p->layout || a.tensor_parallel != p->tensor_parallel) {
+    if (a.layout != (int64_t)p->layout || a.tensor_parallel != p->tensor_parallel || a.rm_together != p->rm_together) {
         struct ppo_worker_config k = w->k;
         k.layout = (enum weight_layout)a.layout;
         k.rollout.tensor_parallel = a.tensor_parallel;
         k.rollout.expert_parallel = 1;
+        k.rm.together = a.rm_together;
         TRY(memory_plan_make(p, &k, shapes, &w->base.dev));
         snprintf(p->why, sizeof p->why, "another rank has room for no other");
     }
@@ -231,7 +233,9 @@ static int open_reward_model(struct ppo_worker *w, const struct tokenizer *tok) 
     struct reward_model_args a = w->plan.rm_args;
     a.dev = &w->base.dev;
     a.policy_tok = tok;
-    if (ppo_serves_judge(&w->k.rm) && !w->judge) return 0; /* rank 0 serves it */
+    a.comm = a.judge.comm = w->base.comm;
+    const bool serves = ppo_serves_judge(&w->k.rm);
+    if (serves && !w->judge && (!a.comm || comm_rank(a.comm) >= a.judge.together)) return 0; /* rank 0's, and of those with it */
     const int rc = w->judge ? judge_server_load(w->judge, &a.judge) : reward_model_create(&w->rm, &a);
     return rc < 0 ? err_wrap(rc, "reward.reward_model") : 0;
 }

@@ -66,6 +66,7 @@ static int take_plan(struct ppo_worker *w, const json_t *results) {
     TRY(json_i64(result_of(g, results, PPO_ROLLOUT), "tensor_parallel", &w->plan.tensor_parallel, "plan"));
     w->base.tensor_parallel = w->plan.tensor_parallel;
     dispatch_of(g, PPO_ROLLOUT)->together = (int)w->plan.tensor_parallel;
+    TRY(json_i64(result_of(g, results, PPO_REWARD), "rm_together", &w->plan.rm_together, "plan"));
     if (judge) w->judge_address = g->judge = xstrdup(judge);
     w->plan.copy = (size_t)copy;
     return 0;
@@ -113,7 +114,8 @@ int ppo_ranks_plan(struct ppo_worker *w, struct run *run) {
     set_operations(w);
     const int rc = take_plan(w, results);
     json_decref(results);
-    ppo_scorer_open_ranks(&w->scorer, &k->rm, dispatch_of(g, PPO_REWARD), k->ranks.pools.n[PPO_REWARD] > 0);
+    const int together = w->plan.rm_together > 1 ? (int)w->plan.rm_together : 1;
+    ppo_scorer_open_ranks(&w->scorer, &k->rm, dispatch_of(g, PPO_REWARD), together, k->ranks.pools.n[PPO_REWARD] > 0);
     return rc;
 }
 
