@@ -393,10 +393,11 @@ int dev_sample(struct dev *d, const struct sample_args *a) {
 }
 
 int dev_decode_next(struct dev *d, const struct decode_args *a) {
-    const int64_t n = a->x.dim[0];
-    TRY(want2("decode_next", "x", a->x, ACT, ANY, ANY));
-    TRY(want_weight("decode_next", a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
-    TRY(want2("decode_next", "logits", a->logits, F32, n, a->w.n));
+    const bool given = a->x.nd == 0;
+    const int64_t n = a->logits.dim[0];
+    if (!given) TRY(want2("decode_next", "x", a->x, ACT, n, ANY));
+    if (!given) TRY(want_weight("decode_next", a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
+    TRY(want2("decode_next", "logits", a->logits, F32, n, given ? ANY : a->w.n));
     TRY(want2("decode_next", "rows", a->rows, U8, n, (int64_t)sizeof(struct decode_row)));
     if (a->stop.data) TRY(want2("decode_next", "stop", a->stop, I32, n, ANY));
     TRY(want2("decode_next", "block_table", a->block_table, I32, n, ANY));
@@ -408,7 +409,7 @@ int dev_decode_next(struct dev *d, const struct decode_args *a) {
     TRY(want_like("decode_next", "logp", a->logp, F32, a->id));
     TRY(want_like("decode_next", "logp_kept", a->logp_kept, F32, a->id));
     HAVE(decode_next);
-    return n ? TRACED(decode_next, (d, a), n, a->w.n, a->w.k) : 0;
+    return n ? TRACED(decode_next, (d, a), n, a->logits.dim[1], given ? 0 : a->w.k) : 0;
 }
 
 /* ---- CUDA graphs ---- */

@@ -84,7 +84,8 @@ void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
 /* ---- checked calls; every one may return ERR_INVAL (shape or dtype that does
  * not fit: a bug of the caller, with the op named), ERR_UNSUPPORTED, ERR_DEVICE ---- */
 
-/* Bytes of a weight's buffer in this backend's layout. */
+/* Bytes of a weight's buffer in this backend's layout. Its rows from a multiple of DEV_VOCAB_CHUNK on are a weight of their own,
+ * which begins the bytes of the rows before it further. */
 size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
 /* src (n, k) f32 or bf16, row-major on the device -> w (rounded to w.dt). */
 int dev_weight_pack(struct dev *d, struct weight w, struct tensor src);
@@ -156,8 +157,8 @@ int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a);
 /* out (R, V) f32 = x (R, h) act . W^T, with w's softcap: the same bits that lmhead_fwd computes inside. */
 int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w);
 int dev_sample(struct dev *d, const struct sample_args *a); /* waits */
-/* Logits as dev_logits; a draw as dev_sample's for each row with left > 0, written as (id, logp, logp_kept) to row *step
- * of the results. Then left falls by one, to 0 at an end token; while it is above 0, ids, pos and slots become the next
+/* Logits as dev_logits, or those given; a draw as dev_sample's for each row with left > 0, written as (id, logp, logp_kept) to row
+ * *step of the results. Then left falls by one, to 0 at an end token; while it is above 0, ids, pos and slots become the next
  * step's. Rows with left == 0 change nothing. */
 int dev_decode_next(struct dev *d, const struct decode_args *a);
 

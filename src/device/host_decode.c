@@ -31,10 +31,10 @@ static void move_on(const struct decode_args *a, int64_t r, struct decode_row *w
 }
 
 int host_decode_next(struct dev *d, const struct decode_args *a) {
-    const int64_t n = a->x.dim[0], step = *(int32_t *)a->step.data;
+    const int64_t n = a->logits.dim[0], step = *(int32_t *)a->step.data;
     struct decode_row *rows = a->rows.data;
     CHECK(step >= 0 && step < a->id.dim[0]);
-    TRY(d->ops->logits(d, a->logits, a->x, a->w));
+    if (a->x.nd) TRY(d->ops->logits(d, a->logits, a->x, a->w));
     struct sample_param *param = xmalloc((size_t)n * sizeof *param);
     int32_t *id = xmalloc((size_t)n * sizeof *id);
     float *logp = xmalloc((size_t)n * 2 * sizeof *logp);

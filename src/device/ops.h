@@ -396,10 +396,10 @@ struct decode_row {
     int32_t unused;
 };
 
-/* The end of one step of that loop: logits, sampling, results, inputs of the next step. */
+/* The end of one step of that loop: logits, unless they are there, sampling, results, inputs of the next step. */
 struct decode_args {
-    struct tensor x;      /* (R, h) act: the last states */
-    struct weight w;      /* (V, h) act: the head */
+    struct tensor x;      /* (R, h) act: the last states; TENSOR_NONE: the logits are given */
+    struct weight w;      /* (V, h) act: the head; with x */
     struct tensor logits; /* (R, V) f32: raw, as dev_logits writes them */
     struct tensor rows;   /* (R, sizeof(struct decode_row)) u8, updated */
     struct tensor stop;   /* (R, S) i32, optional: tokens that end the row, -1 fills up */

@@ -394,7 +394,8 @@ static void same_bits(struct run *r, struct tensor got, const float *want, int64
     free(v);
 }
 
-static int check_step(struct run *r, int64_t n) {
+/* given: the step finds its logits there. */
+static int check_step(struct run *r, int64_t n, bool given) {
     struct lmhead_args a;
     struct step e;
     int32_t at = STEP_AT;
@@ -419,6 +420,7 @@ static int check_step(struct run *r, int64_t n) {
     int rc = step_by_parts(r, &a, z, &e, n);
     if (rc == 0) {
         d.stop = up_i32(r, shape_2d(DT_I32, n, 2), e.stop);
+        if (given) d.logits = z, d.x = TENSOR_NONE, d.w = (struct weight){0};
         rc = dev_decode_next(r->d, &d);
     }
     if (rc == 0) {
@@ -452,18 +454,64 @@ static void test_decode_step(void **state) {
     const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, gpu_head(), 1, true};
     for (int b = 0; b < two.n; b++)
         for (int64_t k = 0; k < COUNT(act); k++)
-            for (int64_t i = 0; i < cases_of(COUNT(calls), 2); i++) {
+            for (int64_t i = 0; i < cases_of(2 * COUNT(calls), 4); i++) {
                 struct run r;
                 run_init(&r, &op, strcmp(two.name[b], "cuda") == 0 ? gpu_head() : &small, act[k], &two.dev[b]);
-                const int rc = check_step(&r, calls[i]);
+                const int rc = check_step(&r, calls[i / 2], i % 2);
                 run_free(&r);
                 if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "decoding step");
                 else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
             }
 }
 
+/* ---- some rows of a head against all of it ---- */
+
+/* Of the entries from each chunk on, and of one chunk: as ranks have them (model/parallel/tensor_parallel.h). */
+static int check_head_rows(struct run *r) {
+    struct lmhead_args a;
+    const int64_t n = r->s->n, rows = r->s->rows;
+    TRY(lmhead_args(r, &a));
+    const struct tensor all = dev_new(r, shape_2d(DT_F32, rows, n), false);
+    TRY(dev_logits(r->d, all, a.x, a.w));
+    float *const want = down_values(r, all);
+    for (int64_t i = 0, lo = 0; lo < n; lo += i++ % 2 * DEV_VOCAB_CHUNK) {
+        const int64_t cols = i % 2 && n - lo > DEV_VOCAB_CHUNK ? DEV_VOCAB_CHUNK : n - lo;
+        struct weight part = a.w;
+        if (lo > 0) part.data = (char *)part.data + dev_weight_bytes(r->d, part.dt, lo, part.k);
+        part.n = cols;
+        part.of = n;
+        const struct tensor some = dev_new(r, shape_2d(DT_F32, rows, cols), false);
+        const int rc = dev_logits(r->d, some, a.x, part);
+        float *const got = rc < 0 ? NULL : down_values(r, some);
+        for (int64_t k = 0; got && k < rows; k++)
+            if (first_diff(got + k * cols, want + k * n + lo, cols) >= 0)
+                fail_msg("logits [%lld, %lld) of row %lld are others alone", (long long)lo, (long long)(lo + cols), (long long)k);
+        free(got);
+        if (rc < 0) free(want);
+        TRY(rc);
+    }
+    free(want);
+    return 0;
+}
+
+static void test_head_rows(void **state) {
+    (void)state;
+    static const enum dtype act[] = {DT_F32, DT_BF16};
+    static const struct op_shape small = {.rows = 3, .n = 9001, .k = 40};
+    const struct op_def op = {"lmhead", lmhead_setup, lmhead_fwd, NULL, gpu_head(), 1, true};
+    for (int b = 0; b < two.n; b++)
+        for (int64_t k = 0; k < COUNT(act); k++) {
+            struct run r;
+            run_init(&r, &op, strcmp(two.name[b], "cuda") == 0 ? gpu_head() : &small, act[k], &two.dev[b]);
+            const int rc = check_head_rows(&r);
+            run_free(&r);
+            if (rc == ERR_UNSUPPORTED) report_skip(two.name[b], "rows of a head");
+            else if (rc < 0) fail_msg("%s: %s", two.name[b], err_msg());
+        }
+}
+
 int main(void) {
-    struct CMUnitTest tests[2 * N_OPS + 4];
+    struct CMUnitTest tests[2 * N_OPS + 5];
     static char names[2 * N_OPS][40];
     backends_open(&two, 2);
     backends_open(&one, 1);
@@ -476,6 +524,7 @@ int main(void) {
     tests[2 * N_OPS + 1] = (struct CMUnitTest){"inv01_sampled_batch_invariant", test_sampled_batch_invariant, NULL, NULL, NULL};
     tests[2 * N_OPS + 2] = (struct CMUnitTest){"the most probable entries", test_top, NULL, NULL, NULL};
     tests[2 * N_OPS + 3] = (struct CMUnitTest){"inv01_decode_step", test_decode_step, NULL, NULL, NULL};
+    tests[2 * N_OPS + 4] = (struct CMUnitTest){"inv01_head_rows", test_head_rows, NULL, NULL, NULL};
     const int failed = cmocka_run_group_tests_name("ops: rows and threads", tests, NULL, NULL);
     backends_close(&two);
     backends_close(&one);

@@ -87,6 +87,9 @@ static void test_misfits(void **state) {
         .logits = tensor_2d(f, DT_F32, 1, 8), .param = &p, .id = tensor_1d(ids, DT_I32, 1), .logp = tensor_1d(g, DT_F32, 1)};
     const struct decode_args loop = {
         .x = x, .w = w, .logits = tensor_2d(g, DT_F32, 4, 8), .rows = tensor_2d(f, DT_U8, 4, 8), .block_len = 16};
+    struct decode_args given = loop;
+    given.x = TENSOR_NONE;
+    given.logits = tensor_2d(g, DT_F32, 32, 1);
     const struct adamw_args opt = {.p = v, .m = v, .v = v, .g = v, .step = 0};
 #define REFUSED(op, call)                \
     assert_int_equal((call), ERR_INVAL); \
@@ -116,6 +119,7 @@ static void test_misfits(void **state) {
     REFUSED(logits, dev_logits(d, y, x, w7));
     REFUSED(sample, dev_sample(d, &smp));
     REFUSED(decode_next, dev_decode_next(d, &loop));
+    REFUSED(decode_next, dev_decode_next(d, &given));
     REFUSED(qk_norm_fwd, dev_qk_norm_fwd(d, &(struct qk_norm_args){.x = x, .q_norm = v, .k_norm = v, .y = y}));
     REFUSED(rope_norm_fwd,
             dev_rope_norm_fwd(d, &(struct rope_norm_args){

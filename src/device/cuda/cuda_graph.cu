@@ -96,16 +96,16 @@ enum { FUSED_ROWS = 129, BLOCK = 128 };
 
 int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     struct cuda *c = cuda_of(d);
-    const int64_t n = a->x.dim[0];
+    const int64_t n = a->logits.dim[0];
     const unsigned blocks = (unsigned)((n + BLOCK - 1) / BLOCK);
     struct step_mem m;
     bool fused = false;
-    TRY(step_take(c, n, a->w.n, &m));
-    if (n >= FUSED_ROWS) TRY(cuda_head_fused(c, a->x, a->w, &fused));
+    TRY(step_take(c, n, a->logits.dim[1], &m));
+    if (a->x.nd && n >= FUSED_ROWS) TRY(cuda_head_fused(c, a->x, a->w, &fused));
     CU_TRY(cuda_launch(c, sample_params_kernel, blocks, BLOCK, 0, m.param, (float *)m.inv_temp.data, (int32_t *)a->step.data,
                        (const struct decode_row *)a->rows.data, n));
     if (fused) TRY(cuda_head_fused_logits(c, a->x, a->w, (const float *)m.inv_temp.data, (float *)a->logits.data, m.tiles));
-    else TRY(cuda_logits(d, a->logits, a->x, a->w));
+    else if (a->x.nd) TRY(cuda_logits(d, a->logits, a->x, a->w));
     struct sample_args s = {};
     s.logits = a->logits, s.param = m.param;
     s.id = m.id, s.logp = m.logp, s.logp_kept = m.kept;
