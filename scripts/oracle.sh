@@ -6,8 +6,9 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf continuous critic data delta_net distill eval graders grpo lora mcp megatron model optim program_agent
-# quant rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers train verl_ckpt.
+# NAME: algo code conf continuous critic data delta_net distill eval families graders grpo lora mcp megatron model optim
+# program_agent quant rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers
+# train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
 # what needs them is skipped without.  ORACLE_BATCHES (1000): random batches of each function.  ORACLE_PYTHON: another Python;
 # TRACKERS_PYTHON: another one for trackers (.venv-trackers), RAY_PYTHON: for ray (.venv-ray),
@@ -25,8 +26,8 @@ py=${ORACLE_PYTHON:-.venv-oracle/bin/python} out=$PWD/build/oracle fix=tests/fix
 mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
-names=${*:-code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection delta_net
-    reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
+names=${*:-families code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection
+    delta_net reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_model_golden test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl
@@ -88,6 +89,7 @@ compare_distill() {
         $py tools/oracle_distill.py --verlc "$VERLC"
 }
 compare_eval() { $py tools/oracle_eval.py "$VERLC"; }
+compare_families() { $py tools/oracle_families.py; } # tokenizers and templates; --table docs/tokenizers.md by hand
 compare_graders() {
     fresh graders && make_graders "$out/graders" && $py tools/oracle_diff.py "$out/graders" $fix/algo &&
         $py tools/oracle_graders.py --verlc "$VERLC"

@@ -282,6 +282,23 @@ NEMO = ("[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{
         "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| "
         "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
 CODER = ["[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[\\u4e00-\\u9fa5\u3040-\u30ff]+", "\\s+$"]
+LLAMA3 = QWEN.replace("p{N}|", "p{N}{1,3}|")
+QWEN35 = QWEN.replace("?\\p{L}+", "?[\\p{L}\\p{M}]+").replace("[^\\s\\p{L}", "[^\\s\\p{L}\\p{M}")
+SEED = QWEN.replace("p{N}|", "p{N}{1}|").replace("\\p{N}]+[\\r\\n]*", "\\p{N}\r\n]+")
+UPPER, LOWER = "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}", "\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}"
+
+
+def cased(less, after):
+    """Words of capitals and of small letters, without those of `less`."""
+    head, suffix, upper, lower = "[^\\r\\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", UPPER + less, LOWER + less
+    return (f"{head}[{upper}]*[{lower}]+{suffix}|{head}[{upper}]+[{lower}]*{suffix}|\\p{{N}}{{1,3}}"
+            f"| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n{after}]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+
+
+O200K, KIMI = cased("", "/"), "[\\p{Han}]+|" + cased("&&[^\\p{Han}]", "")
+DEEPSEEK3 = ["\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+             "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+             "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"]
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 GPT2 = dict(BYTES, use_regex=True)
 
@@ -369,7 +386,7 @@ def variants():
     yield "gpt2", "byte", b(pre_tokenizer=GPT2, post_processor=level)
     yield "gpt2_prefix_space", "byte", b(pre_tokenizer=level)
     yield "qwen", "byte", b(normalizer={"type": "NFC"}, pre_tokenizer=sequence(split(QWEN), BYTES))
-    yield "llama3", "byte", b(pre_tokenizer=sequence(split(QWEN.replace("p{N}|", "p{N}{1,3}|")), BYTES), ignore_merges=True,
+    yield "llama3", "byte", b(pre_tokenizer=sequence(split(LLAMA3), BYTES), ignore_merges=True,
                               post_processor=sequence(level, template(["<s>"]), key="processors"))
     yield "nemo", "byte", b(pre_tokenizer=sequence(split(NEMO), BYTES), post_processor=template(["<s>"], ["</s>"]))
     yield "coder", "byte", b(pre_tokenizer=sequence(*[split(p) for p in CODER], {"type": "Digits", "individual_digits": True},
@@ -410,6 +427,10 @@ def variants():
                           "added_tokens": specials + [added("\n" * n) for n in (1, 2, 3)] + [added("\u2581" * n) for n in (2, 3)],
                           "decoder": sequence(replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, key="decoders"),
                           "post_processor": template(["<s>"])}
+    for name, patterns in (("o200k", [O200K]), ("kimi", [KIMI]), ("qwen3_5", [QWEN35]), ("deepseek_v3", DEEPSEEK3),
+                           ("seed", [SEED])):
+        yield name, "byte", b(pre_tokenizer=sequence(*[split(p) for p in patterns], BYTES))
+    yield "split_inverted", "byte", b(pre_tokenizer=sequence(split(LLAMA3, "Removed", True), BYTES))
 
 
 FIXTURES = os.path.join(ROOT, "tests/fixtures/text")
@@ -472,7 +493,8 @@ def unicode_rows():
     rows = []
     bits = lambda found: bytes(c in found for c in CODEPOINTS)
     for pattern in ("\\p{L}", "\\p{N}", "\\p{M}", "\\p{P}", "\\p{S}", "\\p{Lu}", "\\p{Ll}", "\\p{Lt}", "\\p{Lm}", "\\p{Lo}",
-                    "\\s", "\\w", "\\d", "(?i:s)", "(?i:k)", "\\p{Han}", "\\p{Cn}", "[^\\s\\p{L}\\p{N}]"):
+                    "\\s", "\\w", "\\d", "(?i:s)", "(?i:k)", "\\p{Han}", "\\p{Cn}", "[^\\s\\p{L}\\p{N}]",
+                    "[\\p{L}\\p{M}&&[^\\p{Han}]]"):
         found = removed_by(pre.Split(Regex(pattern), "removed"))
         rows.append({"regex": pattern, "count": len(found), "digest": fnv(bits(found))})
     for name, found in (("space", removed_by(pre.WhitespaceSplit())), ("punct", isolated_by(pre.Punctuation())),

@@ -1,9 +1,9 @@
 /* regex.c - the regular expressions of tokenizer.json, run by PCRE2.
  *
  * The files are written for Oniguruma.  Where the two libraries read the same
- * text differently it is rewritten (\w, \v, \uHHHH, {,n}, script names) or, where
- * that cannot be exact, refused: set operations, inline flags, back references,
- * word boundaries, case folding to several characters.  The rest means the same in
+ * text differently it is rewritten (\w, \v, \uHHHH, {,n}, script names, [A&&[B]])
+ * or, where that cannot be exact, refused: other set operations, inline flags, back
+ * references, word boundaries, case folding to several characters.  The rest means the same in
  * both: leftmost match, alternatives in order, greedy unless marked.
  * Characters whose properties differ are handled by text__proxy, not here.
  * Invariant: a pattern that compiles here finds what Oniguruma finds. */
@@ -145,17 +145,51 @@ static int translate_escape(struct translate *t, bool set) {
     return buf_addf(&t->out, "\\%c", c);
 }
 
-static int translate_set(struct translate *t) {
+static int translate_set(struct translate *t, bool inner);
+
+/* At the && of [A&&[B]], with "[A" written from `from` on: (?:(?=[B])[A]), a character of both. */
+static int translate_intersection(struct translate *t, size_t from) {
+    struct buf left = {0};
+    int rc;
+    t->p += 2;
+    if (t->p >= t->end || *t->p != '[') return refuse(t, "an intersection with other than one set in brackets");
+    t->p++;
+    TRYG(buf_add(&left, t->out.p + from, t->out.n - from), done);
+    t->out.n = from;
+    TRYG(buf_adds(&t->out, "(?:(?="), done);
+    TRYG(translate_set(t, true), done);
+    if (t->p >= t->end || *t->p != ']') {
+        rc = refuse(t, "an intersection with other than one set in brackets");
+        goto done;
+    }
+    t->p++;
+    TRYG(buf_addc(&t->out, ')'), done);
+    TRYG(buf_add(&t->out, left.p, left.n), done);
+    TRYG(buf_adds(&t->out, "])"), done);
+    rc = 0;
+done:
+    buf_free(&left);
+    return rc;
+}
+
+/* After the bracket; inner: of an intersection. */
+static int translate_set(struct translate *t, bool inner) {
+    const size_t from = t->out.n;
+    bool negated = false;
     TRY(buf_addc(&t->out, '['));
     if (t->p < t->end && *t->p == '^') {
         t->p++;
+        negated = true;
         TRY(buf_addc(&t->out, '^'));
     }
     bool any = false;
     while (t->p < t->end && *t->p != ']') {
         const char c = *t->p;
         if (c == '[') return refuse(t, "a set within a set");
-        if (c == '&' && t->end - t->p > 1 && t->p[1] == '&') return refuse(t, "an intersection of sets");
+        if (c == '&' && t->end - t->p > 1 && t->p[1] == '&') {
+            if (inner || negated || !any) return refuse(t, "an intersection of sets that is not [A&&[B]]");
+            return translate_intersection(t, from);
+        }
         if ((uint8_t)c >= 0x80 && t->caseless_from) return refuse(t, "case-insensitive characters beyond ASCII");
         t->p++;
         if (c == '\\') TRY(translate_escape(t, true));
@@ -243,7 +277,7 @@ static int translate(struct translate *t) {
             break;
         case '[':
             t->last_letter = 0;
-            TRY(translate_set(t));
+            TRY(translate_set(t, false));
             break;
         case '(': TRY(translate_group(t)); break;
         case ')':

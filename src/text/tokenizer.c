@@ -357,15 +357,18 @@ fail:
 
 int tokenizer_open(struct tokenizer **out, const char *path) {
     const bool is_dir = file_is_dir(path);
-    char *file = NULL;
+    char *file = NULL, *ranks = NULL;
     struct file_map map = {0};
     struct tokenizer *t = NULL;
     int rc;
     if (is_dir) TRYG(file_in_dir(&file, path, "tokenizer.json"), done);
     else if (file_exists(path)) file = xstrdup(path);
-    if (!file)
-        FAILG(done, ERR_INPUT, "%s%s: no such file%s", path, is_dir ? "/tokenizer.json" : "",
-              is_dir ? "; a model directory needs its tokenizer.json" : "");
+    if (!file && is_dir) {
+        TRYG(file_in_dir(&ranks, path, "tiktoken.model"), done);
+        FAILG(done, ERR_INPUT, "%s/tokenizer.json: no such file; %s", path,
+              ranks ? "docs/tokenizers.md makes it from tiktoken.model" : "a model directory needs its tokenizer.json");
+    }
+    if (!file) FAILG(done, ERR_INPUT, "%s: no such file", path);
     TRYG(file_map_open(&map, file), done);
     TRYG(tokenizer_open_bytes(&t, (const char *)map.p, map.n, file), done);
     char *slash = is_dir ? NULL : strrchr(file, '/');
@@ -376,6 +379,7 @@ int tokenizer_open(struct tokenizer **out, const char *path) {
 done:
     file_unmap(&map);
     tokenizer_close(t);
+    free(ranks);
     free(file);
     return rc;
 }

@@ -130,11 +130,22 @@ static void test_unsupported(void **state) {
 
 static void test_unsupported_regex(void **state) {
     (void)state;
-    static const char *const patterns[] = {
-        "\\\\bx",  "(a)\\\\1",       "[a-z&&[^b]]", "[[:alpha:]]", "(?<n>a)", "(?i)a",        "a{2}+",
-        "a{2}?",   "(?m:.)",         "\\\\h",       "\\\\X",       "(?i:ss)", "(?i:\\u00e9)", "(?i:[\\u00e9])",
-        "\\\\xff", "\\\\p{Nothing}", "(a",          "a)",          "[a",      "*a",           "\\\\pL",
-        "",        "a\\u0000b",      "[]",          "\\\\"};
+    static const char *const patterns[] = {"\\\\bx",       "(a)\\\\1",
+                                           "[a-z&&b]",     "[[:alpha:]]",
+                                           "(?<n>a)",      "(?i)a",
+                                           "a{2}+",        "a{2}?",
+                                           "(?m:.)",       "\\\\h",
+                                           "\\\\X",        "(?i:ss)",
+                                           "(?i:\\u00e9)", "(?i:[\\u00e9])",
+                                           "[^a&&[b]]",    "[&&[a]]",
+                                           "[a&&[b]c]",    "[a&&[b&&[c]]]",
+                                           "[a&&",         "[a&&[b]",
+                                           "\\\\xff",      "\\\\p{Nothing}",
+                                           "(a",           "a)",
+                                           "[a",           "*a",
+                                           "\\\\pL",       "",
+                                           "a\\u0000b",    "[]",
+                                           "\\\\"};
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
         char *json = xasprintf("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\","
                                "\"invert\":false},%s}",
@@ -215,7 +226,10 @@ static void test_side_files(void **state) {
     assert_non_null(mkdtemp(dir));
     struct tokenizer *t;
     assert_int_equal(tokenizer_open(&t, dir), ERR_INPUT);
-    assert_non_null(strstr(err_msg(), "tokenizer.json"));
+    assert_non_null(strstr(err_msg(), "a model directory needs its tokenizer.json"));
+    write_file(dir, "tiktoken.model", "IQ== 0\n");
+    assert_int_equal(tokenizer_open(&t, dir), ERR_INPUT);
+    assert_non_null(strstr(err_msg(), "docs/tokenizers.md makes it from tiktoken.model"));
     write_file(dir, "tokenizer.json",
                TOKENIZER("\"added_tokens\":[{\"id\":7,\"content\":\"<s>\",\"special\":true},"
                          "{\"id\":8,\"content\":\"</s>\",\"special\":true}],"));
