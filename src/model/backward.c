@@ -17,17 +17,18 @@
 
 int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to) {
     const struct model_grad_sink *s = g->sink;
-    if (m->lora && g->at) return 0;
-    g->bucket =
-        m->lora ? (struct model_range){0, m->n_train} : (struct model_range){from->offset, to->offset + model__group_count(to)};
+    g->bucket = model__trained(m, from, to);
     g->add = s->add;
+    if (g->bucket.lo == g->bucket.hi) return 0; /* without an adapter of theirs */
     if (s->begin) TRY(s->begin(s->ctx, g->bucket, &g->at));
     else g->at = s->flat + g->bucket.lo;
-    return m->lora && !g->add ? dev_zero(m->dev, g->at, (size_t)m->n_train * sizeof(float)) : 0;
+    return m->lora && !g->add ? dev_zero(m->dev, g->at, (size_t)(g->bucket.hi - g->bucket.lo) * sizeof(float)) : 0;
 }
 
-static int bucket_close(const struct model_grads *g) { return g->sink->end ? g->sink->end(g->sink->ctx, g->bucket) : 0; }
-int model__bucket_end(const struct model *m, struct model_grads *g) { return m->lora ? 0 : bucket_close(g); }
+int model__bucket_end(struct model_grads *g) {
+    if (!g->sink->end || g->bucket.lo == g->bucket.hi) return 0;
+    return g->sink->end(g->sink->ctx, g->bucket);
+}
 
 int model__zero_norms(struct model *m, const struct model_grads *g, const struct model_group *first,
                       const struct model_group *last) {
@@ -98,7 +99,7 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, const int32
         TRY(model__mtp_norm_backward(m, a, dnorm));
         TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add || i > 0));
     }
-    return model__bucket_end(m, g);
+    return model__bucket_end(g);
 }
 
 /* The head's gradient of outputs r, which are one part's. */
@@ -134,7 +135,7 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     const struct tensor dw = m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head);
     const struct lmhead_bwd_args dh = {d_logp, d_entropy, dxn, dw, g->add};
     for (int i = 0; i < model__n_parts(g); i++) TRY(head_part(m, &h, &dh, model__part_outputs(g, i, l->row, n), i > 0));
-    TRY(model__bucket_end(m, g));
+    TRY(model__bucket_end(g));
     return model__head_norm_backward(m, a, l->row, dxn, g);
 }
 
@@ -345,10 +346,10 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
         TRY(model__bucket_begin(m, g, m->layers[i].first, m->layers[i].last));
         TRY(model__zero_norms(m, g, m->layers[i].first, m->layers[i].last));
         TRY(model__layer_backward(m, b, a, i, g));
-        TRY(model__bucket_end(m, g));
+        TRY(model__bucket_end(g));
     }
     a->n_head = 0; /* the stages are consumed */
-    return m->lora ? bucket_close(g) : embedding_backward(m, b, a, g->sink);
+    return m->lora ? 0 : embedding_backward(m, b, a, g->sink);
 }
 
 int model_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args) {

@@ -87,14 +87,14 @@ int model__add_adapter_grads(struct model *m, const struct lora_group *g, const 
     for (int64_t e = 0; e < g->count; e++)
         for (int64_t i = 0; i < g->n_parts; i++) {
             const struct lora_part *p = &g->part[i];
-            float *const at = grads->at + e * g->stride;
-            const struct add_block_args da = {.dst = tensor_2d(at + p->a, DT_F32, r, g->k),
+            const int64_t at = e * g->stride - grads->bucket.lo;
+            const struct add_block_args da = {.dst = tensor_2d(grads->at + (at + p->a), DT_F32, r, g->k),
                                               .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
                                               .src_row = i * r,
                                               .rows = r,
                                               .cols = g->k,
                                               .scale = 1};
-            const struct add_block_args db = {.dst = tensor_2d(at + p->b, DT_F32, p->n, r),
+            const struct add_block_args db = {.dst = tensor_2d(grads->at + (at + p->b), DT_F32, p->n, r),
                                               .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
                                               .src_row = p->row,
                                               .src_col = i * r,
@@ -127,19 +127,20 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     return 0;
 }
 
-struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g) {
-    const struct model_lora *l = m->lora;
-    if (!g || !l) return model__flat(flat, g);
-    const struct model_param *p = &l->params[l->n_sides + (g == m->g_head_bias)];
-    return g->k ? tensor_2d(flat + p->offset, DT_F32, g->n, g->k) : tensor_1d(flat + p->offset, DT_F32, g->n);
+static struct tensor shaped(float *at, const struct model_group *g) {
+    return g->k ? tensor_2d(at, DT_F32, g->n, g->k) : tensor_1d(at, DT_F32, g->n);
+}
+
+/* Where a value head's group is in the flat arrays. */
+static int64_t head_offset(const struct model *m, const struct model_group *g) {
+    return m->lora ? m->lora->params[m->lora->n_sides + (g == m->g_head_bias)].offset : g->offset;
 }
 
 struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {
     if (!group) return TENSOR_NONE;
-    if (m->lora) return model__head_flat(m, g->at, group);
-    CHECK(group->offset >= g->bucket.lo && group->offset + model__group_count(group) <= g->bucket.hi);
-    float *const at = g->at + (group->offset - g->bucket.lo);
-    return group->k ? tensor_2d(at, DT_F32, group->n, group->k) : tensor_1d(at, DT_F32, group->n);
+    const int64_t offset = m->lora ? head_offset(m, group) : group->offset;
+    CHECK(offset >= g->bucket.lo && offset + model__group_count(group) <= g->bucket.hi);
+    return shaped(g->at + (offset - g->bucket.lo), group);
 }
 
 struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {

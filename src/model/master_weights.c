@@ -51,11 +51,17 @@ int model_refresh(struct model *m) {
 }
 
 int model_refresh_from(struct model *m, float *flat) {
+    if (m->flat.data && !m->lora) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
+    return model_refresh_bucket(m, (struct model_range){0, m->n_train}, flat);
+}
+
+int model_refresh_bucket(struct model *m, struct model_range r, float *flat) {
     CHECK(flat != NULL);
-    if (m->lora) return model__lora_refresh(m, flat);
+    if (m->lora) return model__lora_refresh(m, r, flat);
     CHECK(!m->stream);
-    if (m->flat.data) return dev_cast(m->dev, m->flat, tensor_1d(flat, DT_F32, m->n_elems));
-    for (int64_t i = 0; i < m->n_groups; i++) TRY(model__group_from(m, &m->groups[i], flat + m->groups[i].offset));
+    for (int64_t i = 0; i < m->n_groups; i++)
+        if (m->groups[i].offset >= r.lo && m->groups[i].offset < r.hi)
+            TRY(model__group_from(m, &m->groups[i], flat + (m->groups[i].offset - r.lo)));
     return 0;
 }
 
@@ -100,25 +106,36 @@ out:
     return rc;
 }
 
-int model_set_master(struct model *m, const float *flat) {
-    const size_t bytes = (size_t)m->n_train * sizeof *flat;
-    float *at = m->master;
-    void *whole = NULL;
+/* An adapter's compute copies, bucket by bucket. */
+static int adapter_from_host(struct model *m, const float *flat) {
+    struct model_range *bucket;
+    const int64_t n = model_buckets(m, &bucket);
+    size_t most = 1;
+    void *stage = NULL;
     int rc = 0;
+    for (int64_t i = 0; i < n; i++)
+        if ((size_t)(bucket[i].hi - bucket[i].lo) > most) most = (size_t)(bucket[i].hi - bucket[i].lo);
+    TRYG(dev_alloc(m->dev, most * sizeof *flat, &stage), out);
+    for (int64_t i = 0; i < n; i++) {
+        TRYG(dev_copy_in(m->dev, stage, flat + bucket[i].lo, (size_t)(bucket[i].hi - bucket[i].lo) * sizeof *flat), out);
+        TRYG(model_refresh_bucket(m, bucket[i], stage), out);
+        TRYG(dev_sync(m->dev), out);
+    }
+out:
+    if (stage) dev_free(m->dev, stage, most * sizeof *flat);
+    free(bucket);
+    return rc;
+}
+
+int model_set_master(struct model *m, const float *flat) {
+    float *at = m->master;
     for (int64_t i = 0; i < m->n_own; i++) {
         const struct model_range r = m->own[i];
         TRY(dev_copy_in(m->dev, at, flat + r.lo, (size_t)(r.hi - r.lo) * sizeof *flat));
         at += r.hi - r.lo;
     }
-    if (!m->own) TRY(dev_copy_in(m->dev, m->master, flat, bytes));
+    if (!m->own) TRY(dev_copy_in(m->dev, m->master, flat, (size_t)m->n_train * sizeof *flat));
     TRY(dev_sync(m->dev));
     if (!m->own) return model_refresh(m);
-    if (!m->lora) return refresh_from_host(m, flat);
-    TRY(dev_alloc(m->dev, bytes, &whole));
-    TRYG(dev_copy_in(m->dev, whole, flat, bytes), out);
-    TRYG(model_refresh_from(m, whole), out);
-    TRYG(dev_sync(m->dev), out);
-out:
-    dev_free(m->dev, whole, bytes);
-    return rc;
+    return m->lora ? adapter_from_host(m, flat) : refresh_from_host(m, flat);
 }

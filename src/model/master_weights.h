@@ -8,6 +8,8 @@
 int model_refresh(struct model *m);
 /* The same from another flat array (n_train) f32 on the device: a copy of a master in host memory. */
 int model_refresh_from(struct model *m, float *flat);
+/* Of a bucket alone (parallel/parameter_segments.h), from its elements. Weights are here, or are an adapter's. */
+int model_refresh_bucket(struct model *m, struct model_range bucket, float *flat);
 /* What is trained, from host memory (n_train): to the master what m's shard has of it, to the compute copy all. */
 int model_set_master(struct model *m, const float *flat);
 

@@ -101,10 +101,12 @@ struct model_range model__part_outputs(const struct model_grads *g, int i, const
 static inline struct tensor model__range(struct tensor t, struct model_range r) {
     return t.nd == 0 ? t : tensor_rows(t, r.lo, r.hi - r.lo);
 }
-/* Opens a bucket, from this group to that, both included; closes it. With an adapter there is one of all, from the first of
- * these calls until model__body_backward is done. */
+/* What is trained of the groups from this one to that, both included: with an adapter its matrices on them, else themselves; a
+ * value model's head in any case. */
+struct model_range model__trained(const struct model *m, const struct model_group *from, const struct model_group *to);
+/* Opens a bucket, of what is trained of these groups; closes it. */
 int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to);
-int model__bucket_end(const struct model *m, struct model_grads *g);
+int model__bucket_end(struct model_grads *g);
 /* A group's gradient, (n, k) or (n); absent where it is NULL. With an adapter a value head's alone. */
 struct tensor model__grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
 /* dx (T, k) = gradient of its input, adapters included; weights' gradients are written or added, adapters' are added.
@@ -121,8 +123,6 @@ int model__zero_norms(struct model *m, const struct model_grads *g, const struct
                       const struct model_group *last);
 /* Where the gradient of a vector goes: as model__grad, or scratch that nobody reads where it is frozen. */
 struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group);
-/* A value head's range of a flat array, with an adapter as well; g: g_head or g_head_bias. */
-struct tensor model__head_flat(const struct model *m, float *flat, const struct model_group *g);
 
 /* ---- weights that the device does not have as a whole (weight_streaming.c); nothing where it has ---- */
 void model__stream_create(struct model *m); /* after a layout, of the flags and shard that m has */

@@ -214,7 +214,7 @@ int model__mtp_backward(struct model *m, struct model_acts *a, const struct mode
     if (!m->cfg.mtp_detached) /* the model's own come later */
         TRY(dev_copy(m->dev, (int32_t *)a->mtp.ids.data + n, args->mtp.batch ? args->mtp.batch->ids.data : args->batch->ids.data,
                      (size_t)n * sizeof(int32_t)));
-    return model__bucket_end(m, g);
+    return model__bucket_end(g);
 }
 
 int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct tensor dnorm) {

@@ -48,7 +48,7 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
         TRY(dev_matmul_dw(d, model__grad(m, g, m->g_head), model__grad(m, g, m->g_head_bias), model__range(dv, r),
                           model__range(xn, r), g->add || i > 0));
     }
-    TRY(model__bucket_end(m, g));
+    TRY(model__bucket_end(g));
     TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
     return model__head_norm_backward(m, a, row, dxn, g);
 }

@@ -34,10 +34,11 @@ struct all_reduce {
     /* the buckets, in the order of backward: their cuts, and where this rank's part is in sums */
     struct model_range *bucket;
     int64_t n_buckets;
-    int64_t *cut;    /* (n_buckets, size + 1), from the bucket's first element on */
-    int64_t *own_at; /* (n_buckets) */
-    bool tied, rows; /* rows: the token embedding is trained */
-    int64_t head;    /* the head's bucket: behind that of an MTP layer */
+    int64_t n_before; /* buckets that come before those of layers */
+    int64_t *cut;     /* (n_buckets, size + 1), from the bucket's first element on */
+    int64_t *own_at;  /* (n_buckets) */
+    bool tied, rows;  /* rows: the token embedding is trained */
+    int64_t head;     /* the head's bucket: behind that of an MTP layer */
     /* the ring, and the head's memory where it is tied: shared */
     char *ring;
     size_t ring_bytes, ring_at, table_bytes, chunk_bytes;
@@ -56,8 +57,8 @@ struct all_reduce {
     float *open_at;
     /* the step */
     bool shares;       /* the weights are sharded: each rank writes its own */
-    float *whole;      /* (m->n_train) f32, shared: the new master of all ranks; NULL: m->flat is gathered, or nothing */
-    size_t *gather_at; /* (n_buckets, size + 1) bytes */
+    bool gathers_flat; /* they are one array, which is gathered */
+    size_t *gather_at; /* (n_buckets, size + 1) bytes of m->flat */
     int *owner;        /* (n_segments) of the model */
     int64_t n_segments;
     size_t *sums_at; /* (size + 1) bytes */
@@ -111,8 +112,6 @@ int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_ar
     const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
     *out = (struct all_reduce_memory){.chunk = room.chunk,
                                       .exchange = room.ring + room.table + collective_bytes(a->dev, a->ranks, a->local)};
-    if (a->lora || (!(a->open->flags & MODEL_SHARDED_WEIGHTS) && !model_is_flat(m)))
-        out->exchange += (size_t)m->n_train * sizeof(float);
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
     out->moments = optim_part_bytes(m, a->optim, s, &out->host);
     free(bucket);
@@ -132,7 +131,7 @@ static int share(struct collective *g, struct dev *d, size_t bytes, void *out) {
 /* The cuts of all buckets, where this rank's parts are in sums, and the bytes of the gathered array. */
 static void make_cuts(struct all_reduce *r) {
     const int64_t n = r->n_buckets, stride = r->size + 1;
-    const size_t unit = r->whole ? sizeof(float) : dtype_size(r->m->act);
+    const size_t unit = dtype_size(r->m->act);
     struct model_range *part = xmalloc((size_t)r->size * sizeof *part);
     r->cut = xmalloc((size_t)(n * stride) * sizeof *r->cut);
     r->gather_at = xmalloc((size_t)(n * stride) * sizeof *r->gather_at);
@@ -183,9 +182,15 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
                              .tied = !m->lora && m->g_head == m->g_embed,
                              .rows = !m->lora,
                              .head = m->mtp.first != NULL,
-                             .shares = m->flags & MODEL_SHARDED_WEIGHTS && !m->lora};
+                             .shares = m->flags & MODEL_SHARDED_WEIGHTS && !m->lora,
+                             .gathers_flat = !m->lora && m->flat.data};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
     r->n_buckets = model_buckets(m, &r->bucket);
+    r->n_before = r->n_buckets - (r->rows && !r->tied);
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) {
+        const struct model_range layer = model_layer_bucket(m, l);
+        r->n_before -= layer.lo < layer.hi;
+    }
     const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
     r->ring_bytes = room.ring;
     r->table_bytes = room.table;
@@ -193,8 +198,7 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
     TRY(share(g, r->dev, room.ring, &r->ring));
     TRY(share(g, r->dev, room.table, &r->table));
     TRY(share(g, r->dev, room.chunk, &r->chunk));
-    if (m->lora || (!r->shares && !m->flat.data)) TRY(share(g, r->dev, (size_t)m->n_train * sizeof(float), &r->whole));
-    else if (!r->shares) TRY(collective_share(g, m->weights, m->weights_bytes));
+    if (r->gathers_flat) TRY(collective_share(g, m->weights, m->weights_bytes));
     make_cuts(r);
     find_owners(r);
     return 0;
@@ -205,7 +209,6 @@ void all_reduce_destroy(struct all_reduce *r) {
     dev_free(r->dev, r->ring, r->ring_bytes);
     dev_free(r->dev, r->table, r->table_bytes);
     dev_free(r->dev, r->chunk, r->chunk_bytes);
-    dev_free(r->dev, r->whole, r->whole ? (size_t)r->m->n_train * sizeof(float) : 0);
     free(r->bucket);
     free(r->cut);
     free(r->own_at);
@@ -348,17 +351,20 @@ int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad
     return r->chunk && !add ? collective_reuse(r->g, r->last_ticket) : 0;
 }
 
-int all_reduce_idle(struct all_reduce *r) {
-    const int64_t n = r->rows && !r->tied ? r->n_buckets - 1 : r->n_buckets, layers = r->m->cfg.n_layers;
+static int idle_bucket(struct all_reduce *r) {
     float *at;
-    if (r->m->lora) TRY(model_stream_idle_back(r->m)); /* its one bucket ends behind all layers */
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t layer = layers - 1 - (i - r->head - 2); /* behind the head and the final norm */
-        if (layer < layers) TRY(model_stream_layer(r->m, layer, layer - 1));
-        TRY(begin(r, r->bucket[i], &at));
-        TRY(end(r, r->bucket[i]));
+    TRY(begin(r, r->bucket[r->next], &at));
+    return end(r, r->bucket[r->next]);
+}
+
+int all_reduce_idle(struct all_reduce *r) {
+    while (r->next < r->n_before) TRY(idle_bucket(r));
+    for (int64_t l = r->m->cfg.n_layers - 1; l >= 0; l--) {
+        const struct model_range layer = model_layer_bucket(r->m, l);
+        TRY(model_stream_layer(r->m, l, l - 1));
+        if (layer.lo < layer.hi) TRY(idle_bucket(r));
     }
-    return r->rows ? rows(r, r->bucket[r->tied ? r->head : n], TENSOR_NONE, TENSOR_NONE) : 0;
+    return r->rows ? rows(r, r->bucket[r->tied ? r->head : r->n_buckets - 1], TENSOR_NONE, TENSOR_NONE) : 0;
 }
 
 int all_reduce_join(struct all_reduce *r) { return collective_join(r->g); }
@@ -388,8 +394,7 @@ static int put_own(struct all_reduce *r, const float *from) {
     for (int64_t i = 0; i < m->n_own; i++) {
         const int64_t lo = m->own[i].lo, n = m->own[i].hi - lo;
         const struct tensor x = tensor_1d((void *)(uintptr_t)from, DT_F32, n);
-        if (r->whole) TRY(dev_copy(r->dev, r->whole + lo, from, (size_t)n * sizeof *from));
-        else TRY(dev_cast(r->dev, tensor_1d((char *)m->flat.data + (size_t)lo * dtype_size(m->act), m->act, n), x));
+        TRY(dev_cast(r->dev, tensor_1d((char *)m->flat.data + (size_t)lo * dtype_size(m->act), m->act, n), x));
         from += n;
     }
     return 0;
@@ -406,8 +411,8 @@ static int put_shares(struct all_reduce *r, const float *from) {
     return 0;
 }
 
-/* Where it is not: the master of each bucket is gathered in place of its gradient, and the rank keeps its share of the result. */
-static int gather_shares(struct all_reduce *r, const float *from) {
+/* Else: the master of each bucket is gathered in place of its gradient, and the rank makes of it the weights that it has. */
+static int gather_masters(struct all_reduce *r, const float *from) {
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     int rc = 0;
     for (int64_t i = 0; i < r->n_buckets; i++) {
@@ -419,7 +424,7 @@ static int gather_shares(struct all_reduce *r, const float *from) {
         TRYG(dev_copy(r->dev, to + cut[r->rank], from + r->own_at[i], (size_t)own * sizeof *to), out);
         TRYG(collective_gather_begin(r->g, to, at, 1, &r->open.ticket), out);
         TRYG(collective_gather_end(r->g), out);
-        TRYG(model_share_from(r->m, r->bucket[i], to), out);
+        TRYG((r->shares ? model_share_from : model_refresh_bucket)(r->m, r->bucket[i], to), out);
         leave(r, i);
     }
 out:
@@ -430,10 +435,10 @@ out:
 /* The new weights of all ranks: where they are whole, gathered. */
 static int spread(struct all_reduce *r, const struct optim *o) {
     const float *from = o->host_master ? r->sums : r->m->master; /* a master in host memory was left in the gradients */
-    if (r->shares) return model_share_is_owned(r->m) ? put_shares(r, from) : gather_shares(r, from);
+    if (r->shares && model_share_is_owned(r->m)) return put_shares(r, from);
+    if (!r->gathers_flat) return gather_masters(r, from);
     TRY(put_own(r, from));
-    TRY(collective_all_gather(r->g, r->whole ? (void *)r->whole : r->m->flat.data, r->gather_at, r->n_buckets));
-    return r->whole ? model_refresh_from(r->m, r->whole) : 0;
+    return collective_all_gather(r->g, r->m->flat.data, r->gather_at, r->n_buckets);
 }
 
 int all_reduce_step(struct all_reduce *r, struct optim *o, const struct optim_config *c, double lr, struct optim_result *result) {

@@ -292,9 +292,9 @@ static int refresh_matrices(struct model *m, const struct lora_group *g, float *
     for (int64_t i = 0; i < g->n_parts; i++) {
         const struct lora_part *p = &g->part[i];
         const struct add_block_args put_a = {
-            .dst = a, .src = tensor_2d(flat + at + p->a, DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
+            .dst = a, .src = tensor_2d(flat + (at + p->a), DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
         const struct add_block_args put_b = {.dst = b,
-                                             .src = tensor_2d(flat + at + p->b, DT_F32, p->n, r),
+                                             .src = tensor_2d(flat + (at + p->b), DT_F32, p->n, r),
                                              .dst_row = p->row,
                                              .dst_col = i * r,
                                              .rows = p->n,
@@ -307,19 +307,32 @@ static int refresh_matrices(struct model *m, const struct lora_group *g, float *
     return dev_weight_pack(m->dev, wb, b);
 }
 
-static int refresh_group(struct model *m, const struct lora_group *g, float *flat) {
+static int refresh_group(struct model *m, const struct lora_group *g, float *flat, int64_t at) {
     struct weight a = g->a, b = g->b;
     for (int64_t e = 0; e < g->count; e++) {
-        TRY(refresh_matrices(m, g, flat, e * g->stride, a, b));
+        TRY(refresh_matrices(m, g, flat, at + e * g->stride, a, b));
         a.data = (char *)a.data + dev_weight_bytes(m->dev, m->act, g->width, g->k);
         b.data = (char *)b.data + dev_weight_bytes(m->dev, m->act, g->n, g->width);
     }
     return 0;
 }
 
-int model__lora_refresh(struct model *m, float *flat) {
-    for (int64_t i = 0; i < m->lora->n_groups; i++) TRY(refresh_group(m, &m->lora->groups[i], flat));
+/* A value head's matrix or bias. */
+static int refresh_head(struct model *m, const struct model_group *g, float *flat, struct model_range r) {
+    if (!g) return 0;
+    const struct model_param *const p = &m->lora->params[m->lora->n_sides + (g == m->g_head_bias)];
+    if (p->offset < r.lo || p->offset >= r.hi) return 0;
+    float *const at = flat + (p->offset - r.lo);
+    if (g->k) return dev_weight_pack(m->dev, g->mat, tensor_2d(at, DT_F32, g->n, g->k));
+    return dev_cast(m->dev, g->vec, tensor_1d(at, DT_F32, g->n));
+}
+
+int model__lora_refresh(struct model *m, struct model_range r, float *flat) {
+    for (int64_t i = 0; i < m->lora->n_groups; i++) {
+        const struct lora_group *const g = &m->lora->groups[i];
+        if (g->part->a >= r.lo && g->part->a < r.hi) TRY(refresh_group(m, g, flat, -r.lo));
+    }
     if (!m->cfg.value) return 0;
-    TRY(dev_weight_pack(m->dev, m->g_head->mat, model__head_flat(m, flat, m->g_head)));
-    return m->g_head_bias ? dev_cast(m->dev, m->g_head_bias->vec, model__head_flat(m, flat, m->g_head_bias)) : 0;
+    TRY(refresh_head(m, m->g_head, flat, r));
+    return refresh_head(m, m->g_head_bias, flat, r);
 }

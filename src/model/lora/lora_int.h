@@ -45,7 +45,8 @@ int model__lora_hash_base(struct model *m);                                     
 uint16_t *model__base_bits_new(const struct model *m);
 int model__base_bits(struct model *m, struct model_range groups, uint16_t *bits);
 void model__base_bits_hash(const struct model *m, const uint16_t *bits, char hash[33]);
-int model__lora_refresh(struct model *m, float *flat);    /* master -> compute copies */
+/* master -> compute copies, of whole groups whose elements are [r.lo, r.hi): flat has these alone */
+int model__lora_refresh(struct model *m, struct model_range r, float *flat);
 int model__lora_head_start(struct model *m, float *flat); /* a value head as it was loaded, into its range of flat (host) */
 void model__lora_free(struct model *m);
 /* Whether peft's rules put an adapter on the module; name: "model.layers.0.self_attn.q_proj". */

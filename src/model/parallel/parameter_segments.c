@@ -53,23 +53,39 @@ void model_cut(const struct model *m, struct model_range all, int64_t n, bool wh
     while (k + 1 < n) out[++k] = (struct model_range){at, at};
 }
 
-static struct model_range groups(const struct model_group *from, const struct model_group *to) {
-    return (struct model_range){from->offset, to->offset + model__group_count(to)};
+/* The first element of what is trained of group g, or of those behind it. */
+static int64_t trained_from(const struct model *m, int64_t g) {
+    int64_t lo = 0, hi = m->n_train_params;
+    while (lo < hi) {
+        const int64_t i = lo + (hi - lo) / 2;
+        if (m->train_params[i].group < g) lo = i + 1;
+        else hi = i;
+    }
+    return lo < m->n_train_params ? m->train_params[lo].offset : m->n_train;
+}
+
+struct model_range model__trained(const struct model *m, const struct model_group *from, const struct model_group *to) {
+    return (struct model_range){trained_from(m, from - m->groups), trained_from(m, to - m->groups + 1)};
+}
+
+struct model_range model_layer_bucket(const struct model *m, int64_t l) {
+    return model__trained(m, m->layers[l].first, m->layers[l].last);
+}
+
+static int64_t add_bucket(struct model_range *b, int64_t n, struct model_range r) {
+    b[n] = r;
+    return r.lo < r.hi ? n + 1 : n;
 }
 
 int64_t model_buckets(const struct model *m, struct model_range **out) {
     const int64_t layers = m->cfg.n_layers;
     struct model_range *b = *out = xmalloc((size_t)(layers + 4) * sizeof *b);
     int64_t n = 0;
-    if (m->lora) {
-        b[n++] = (struct model_range){0, m->n_train};
-        return n;
-    }
-    if (m->mtp.first) b[n++] = groups(m->mtp.first, m->mtp.last);
-    b[n++] = groups(m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head);
-    b[n++] = groups(m->g_norm, m->g_norm);
-    for (int64_t i = layers - 1; i >= 0; i--) b[n++] = groups(m->layers[i].first, m->layers[i].last);
-    if (m->g_head != m->g_embed) b[n++] = groups(m->g_embed, m->g_embed);
+    if (m->mtp.first) n = add_bucket(b, n, model__trained(m, m->mtp.first, m->mtp.last));
+    n = add_bucket(b, n, model__trained(m, m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head));
+    n = add_bucket(b, n, model__trained(m, m->g_norm, m->g_norm));
+    for (int64_t i = layers - 1; i >= 0; i--) n = add_bucket(b, n, model_layer_bucket(m, i));
+    if (m->g_head != m->g_embed) n = add_bucket(b, n, model__trained(m, m->g_embed, m->g_embed));
     return n;
 }
 

@@ -17,8 +17,9 @@ int64_t model_param_at(const struct model *m, int64_t element);
  * embedding nor head is not cut. */
 void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out);
 /* The buckets of a gradient (forward.h) in the order in which a backward pass makes them; last the table of an untied embedding,
- * which gets rows alone. Caller frees. */
+ * which gets rows alone. With an adapter those of layers that have one, and a value model's head. Caller frees. */
 int64_t model_buckets(const struct model *m, struct model_range **out);
+struct model_range model_layer_bucket(const struct model *m, int64_t l); /* may be empty with an adapter */
 /* What a rank owns: its part of each bucket by model_cut, in the order of the flat arrays, none empty. Caller frees. */
 int64_t model_own(const struct model *m, struct model_shard s, struct model_range **out);
 /* The same of all ranks at once: rank r has own[at[r]] to own[at[r + 1]]. */
