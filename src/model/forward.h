@@ -41,8 +41,8 @@ struct model_batch { /* T packed rows; arrays on the device */
                                   are written (routes_kept), or they are what the routers choose: route_args.given */
     bool routes_kept;
     bool own_keys; /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
-    /* Training: how the micro-batch is cut, in backward a summand of the gradient each; NULL: not. With a context the rows here are
-     * one part of it, those of this rank, slots count from 0, and seqs are of the whole micro-batch. */
+    /* How the micro-batch is cut, in backward a summand of the gradient each; NULL: not. With a context the rows here are one part
+     * of it, those of this rank, slots count from 0, and seqs are of the whole micro-batch. */
     const struct model_parts *parts;
     struct model_context *context;
 };
@@ -54,7 +54,7 @@ struct model_batch { /* T packed rows; arrays on the device */
 struct model_keep {
     bool train; /* false: inference, layers share all buffers */
     int64_t all, attention;
-    int context; /* training: ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
+    int context; /* ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
 #define MODEL_KEEP_LAYER ((struct model_keep){.train = true})

@@ -300,19 +300,25 @@ struct pass {
     int64_t *row;       /* (n + 1): its first token */
     int64_t share;      /* tokens of a piece */
     int open;           /* calls under way */
+    int context;        /* consecutive ranks that get the same sequences; the first of them answers */
 };
 
-/* Sends the sequences from the first not sent up to `end`. */
+/* Sends the sequences from the first not sent up to `end` to a rank, and to those that share their rows with it. */
 static int send_seqs(struct rank_dispatch *d, struct pass *p, int rank, int64_t end) {
-    struct rank_share *r = &d->share[rank];
+    const int64_t lo = p->next;
     struct message m = message_new(false);
-    r->lo = p->next;
-    r->hi = p->next = end;
+    int rc = 0;
     json_object_update(m.head, p->args);
-    message_seqs(&m, p->p->seqs + r->lo, r->hi - r->lo, p->p->words);
-    const int rc = rank_group_start(d->g, rank, "forward", &m);
+    message_seqs(&m, p->p->seqs + lo, end - lo, p->p->words);
+    for (int i = 0; i < p->context && rank + i < d->g->n && rc == 0; i++) {
+        d->share[rank + i].lo = i == 0 ? lo : end;
+        d->share[rank + i].hi = end;
+        json_object_set_new(m.head, "answers", json_boolean(i == 0));
+        rc = rank_group_start(d->g, rank + i, "forward", &m);
+        p->open += rc == 0;
+    }
+    p->next = end;
     message_free(&m);
-    p->open += rc == 0;
     return rc;
 }
 
@@ -322,13 +328,14 @@ static int send_piece(struct rank_dispatch *d, struct pass *p, int rank) {
     return send_seqs(d, p, rank, end);
 }
 
-/* Sends each rank its share of the tokens, which may be empty. */
+/* Sends each rank, or those that share rows, its share of the tokens, which may be empty. Ranks that are left over have none. */
 static int send_shares(struct rank_dispatch *d, struct pass *p, int64_t tokens) {
+    const int groups = d->g->n / p->context;
     int64_t end = 0, sum = 0;
-    for (int r = 0; r < d->g->n; r++) {
-        const int64_t most = (int64_t)((__int128)tokens * (r + 1) / d->g->n);
+    for (int i = 0; i <= groups && i * p->context < d->g->n; i++) {
+        const int64_t most = i < groups ? (int64_t)((__int128)tokens * (i + 1) / groups) : tokens;
         while (end < p->p->n && sum + p->p->seqs[end].n <= most) sum += p->p->seqs[end++].n;
-        TRY(send_seqs(d, p, r, end));
+        TRY(send_seqs(d, p, i * p->context, end));
     }
     return 0;
 }
@@ -369,7 +376,8 @@ static json_t *pass_args(const struct worker_pass *p) {
 static int run_pass(struct rank_dispatch *d, struct pass *p, bool collective, int64_t tokens) {
     const struct worker_pass *const a = p->p;
     if (collective) TRY(send_shares(d, p, tokens));
-    for (int r = 0; r < d->g->n && p->next < a->n; r++) TRY(send_piece(d, p, r));
+    else
+        for (int r = 0; r < d->g->n && p->next < a->n; r++) TRY(send_piece(d, p, r));
     while (p->open > 0) {
         struct coordinator_reply reply;
         int rank;
@@ -394,6 +402,7 @@ static int forward(struct worker *w, const struct worker_pass *a) {
     if (w->ranks->own[a->role]) TRY(join(w));
     struct pass p = {.p = a,
                      .args = pass_args(a),
+                     .context = w->context[a->role] > 1 ? w->context[a->role] : 1,
                      .target = xcalloc((size_t)(a->n + 1), sizeof *p.target),
                      .row = xcalloc((size_t)(a->n + 1), sizeof *p.row)};
     for (int64_t i = 0; i < a->n; i++) {

@@ -1,9 +1,9 @@
 /* dispatch.h - the operations of a worker on ranks, from their controller: dispatch of generation and forward passes, updates.
  *
  * A prompt's samples, or a piece of the sequences, go to the least loaded rank: no bit of them depends on what they are batched
- * with. Ranks that generate together get the same calls, and count as one. A pass over sharded weights is collective: each rank
- * gets its share of the sequences at once. An update runs on all ranks of a role with the whole batch, and each ends with the same
- * weights. The ranks' side is worker_calls.h.
+ * with. Ranks that generate together get the same calls, and count as one; so do ranks that share the rows of a pass. A pass of
+ * these or over sharded weights is collective: each rank gets its share of the sequences at once. An update runs on all ranks of a
+ * role with the whole batch, and each ends with the same weights. The ranks' side is worker_calls.h.
  * Invariant: results do not depend on which rank did what. */
 #ifndef VERLC_RANKS_DISPATCH_H
 #define VERLC_RANKS_DISPATCH_H

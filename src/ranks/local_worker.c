@@ -188,4 +188,5 @@ void worker_set_role(struct worker *w, int role, const struct worker_role *r) {
     w->role[role] = *r;
     w->has[role] = true;
     w->collective[role] = trained_model_collective(r->model);
+    w->context[role] = trained_model_context(r->model);
 }

@@ -101,7 +101,8 @@ struct worker { /* the first member of a program's own */
     const char *device; /* what the models are on, for people; borrowed */
     bool own_memory;    /* the device has memory of its own */
     bool has[WORKER_ROLES];
-    bool collective[WORKER_ROLES]; /* its weights are sharded: a pass is all ranks' common work (trained_model_end) */
+    bool collective[WORKER_ROLES]; /* a pass is all ranks' common work (trained_model_end) */
+    int context[WORKER_ROLES];     /* consecutive ranks that share the rows of a pass (context_parallel.h); 0, 1: none */
     bool disaggregated;            /* generation has ranks of its own, and is overlapped with passes and updates */
     int64_t vocab;                 /* of the policy; of a local worker */
     int64_t tensor_parallel;       /* ranks that generate together; 0, 1: each alone */

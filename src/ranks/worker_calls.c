@@ -237,7 +237,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     struct packed_seq *seqs = NULL;
     int64_t n, targets = 0, rows = 0, k, role, words;
     const char *phase;
-    bool logp, squares, value, may_stop;
+    bool logp, squares, value, may_stop, answers = true;
     (void)comm;
     TRY(json_bool(call->args, "may_stop", &may_stop, call->name));
     TRY(json_bool(call->args, "logp", &logp, call->name));
@@ -246,6 +246,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     TRY(json_i64(call->args, "list", &k, call->name));
     words = 0; /* of a pass of idle ranks there is none */
     TRY(json_i64_opt(call->args, "routes", &words, call->name));
+    if (json_object_get(call->args, "answers")) TRY(json_bool(call->args, "answers", &answers, call->name));
     TRY(json_str(call->args, "phase", &phase, call->name));
     TRY(json_i64(call->args, "role", &role, call->name));
     if (role < 0 || role >= WORKER_ROLES || !self.worker->has[role])
@@ -284,7 +285,7 @@ static int forward(struct comm *comm, const struct comm_call *call, struct ctl_r
     if (stopped) rc = 0;
     struct message m = message_new(false);
     for (int i = 0; i < 6; i++) {
-        if (rc == 0 && !stopped && to[i]) message_add(&m, to[i], arrays[i].n);
+        if (rc == 0 && !stopped && to[i]) message_add(&m, to[i], answers ? arrays[i].n : 0);
         free(to[i]);
     }
     if (rc == 0) answer(out, &m);

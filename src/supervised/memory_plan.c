@@ -87,9 +87,7 @@ static int plan_make(struct plan *p, const struct query *q) {
     TRY(model_bytes(&p->model, q, a->max_rows));
     TRY(plan_parts(p, q));
     const int together = a->keep.context;
-    if (together > 1)
-        p->model.exchange += train_pages(model_context_bytes(q->c, k->model.act, together, a->max_rows)) +
-                             train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
+    if (together > 1) p->model.exchange += train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
     a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, together, 0);
     p->pass = pass_bytes(p, q);

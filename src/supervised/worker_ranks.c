@@ -19,11 +19,15 @@ int supervised_ranks_open(struct supervised_worker *w, int64_t total_steps, int6
     struct supervised_planned *const out = &w->planned;
     const char *text;
     json_t *first = NULL;
+    int64_t context = 1;
     TRY(rank_group_plain_call(&w->ranks.all, "supervised_model",
                               json_pack("{s:I, s:I}", "total_steps", (json_int_t)total_steps, "longest", (json_int_t)longest),
                               &first));
     int rc = json_str(first, "text", &text, "supervised_model");
     if (rc == 0) rc = json_bool(first, "async_save", &out->async_save, "supervised_model");
+    if (rc == 0) rc = json_i64(first, "context", &context, "supervised_model");
+    w->base.context[WORKER_POLICY] = (int)context;
+    w->base.collective[WORKER_POLICY] = context > 1;
     if (rc == 0) {
         out->text = xstrdup(text);
         out->json = json_incref(json_object_get(first, "plan"));
@@ -71,7 +75,8 @@ static int rank_open_model(struct comm *comm, const struct comm_call *call, stru
     TRY(json_i64(call->args, "longest", &longest, call->name));
     TRY(supervised_worker_open(&self.w, total_steps, longest));
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints);
-    out->value = json_pack("{s:O, s:s, s:b}", "plan", p->json, "text", p->text, "async_save", p->async_save);
+    out->value = json_pack("{s:O, s:s, s:b, s:i}", "plan", p->json, "text", p->text, "async_save", p->async_save, "context",
+                           self.w.base.context[WORKER_POLICY]);
     return 0;
 }
 

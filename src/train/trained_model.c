@@ -28,15 +28,16 @@ struct trained_model {
     struct pack pack;
     struct model_list list; /* k 0: none */
     bool no_adapter;
-    bool collective;       /* the weights are sharded */
+    bool collective;       /* passes are: the weights are sharded, or ranks share rows */
     struct {               /* rows of a micro-batch over ranks (parallel/context_parallel.h) */
-        int parts;         /* 1: not cut */
-        int groups;        /* of ranks that share rows, each of `parts` ranks; 0: none */
-        struct comm *comm; /* this rank's; NULL: it is in none */
+        int parts;         /* of an update; 1: not cut */
+        int size;          /* ranks that share rows; 1: none */
+        int groups;        /* of these; 0: none */
+        struct comm *comm; /* this rank's group; NULL: it is in none */
         struct collective *group;
+        bool borrowed; /* both are another model's */
         struct model_context *ranks;
-        struct model_acts *whole; /* for passes without backward, which one rank does; NULL: acts */
-        struct model_parts cut;   /* of the micro-batch at hand */
+        struct model_parts cut; /* of the micro-batch at hand */
     } context;
     struct routers { /* of a mini-batch */
         struct router_losses losses;
@@ -62,7 +63,9 @@ struct trained_model {
     size_t slot;        /* the largest size of any rank's records so far */
 };
 
-static struct model_keep keep_of(const struct trained_model_args *a) { return a->train ? a->keep : MODEL_KEEP_NONE; }
+static struct model_keep keep_of(const struct trained_model_args *a) {
+    return a->train ? a->keep : (struct model_keep){.context = a->keep.context};
+}
 
 static const struct model_config *routed(const struct model_config *c, const struct trained_model_args *a) {
     return a->routes && model_router_layers(c) > 0 ? c : NULL;
@@ -72,11 +75,8 @@ static size_t mtp_bytes(const struct model_config *c, const struct trained_model
     return a->train && c->mtp ? (size_t)a->max_rows * sizeof(int32_t) : 0;
 }
 
-/* Those of passes without backward share the memory of the others. */
-static size_t acts_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
-    const size_t train = model_acts_bytes(c, act, a->max_rows, keep_of(a));
-    const size_t whole = keep_of(a).context > 1 ? model_acts_bytes(c, act, a->max_rows, MODEL_KEEP_NONE) : 0;
-    return train > whole ? train : whole;
+static size_t context_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
+    return a->keep.context > 1 ? model_context_bytes(c, act, a->keep.context, a->max_rows, a->train) : 0;
 }
 
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
@@ -86,12 +86,13 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     const enum quant_kind quant = a->model ? model_stream_shape(a->model, a->stream).quant : a->quant;
     const struct model_stream_shape stream = {c, a->dev, act, quant, a->stream};
     arena_take(&m, model_stream_bytes(&stream));
+    arena_take(&m, context_bytes(c, act, a));
     micro_batch_layout(&p, &m);
     if (a->list > 0) model_list_layout(&list, a->list, a->max_rows, &m);
     arena_take(&m, mtp_bytes(c, a));
     arena_take(&m, a->grads);
     arena_take(&m, a->chunk);
-    arena_take(&m, acts_bytes(c, act, a));
+    arena_take(&m, model_acts_bytes(c, act, a->max_rows, keep_of(a)));
     return m.used;
 }
 
@@ -121,19 +122,27 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
 }
 
 /* The groups of ranks that share rows: the first ranks, as many as are whole groups. */
-static int open_context(struct trained_model *t, const struct trained_model_args *a, void *acts) {
-    const int n = t->context.parts, ranks = t->group ? collective_size(t->group) : 1;
+static int open_context(struct trained_model *t, const struct trained_model_args *a, void *room) {
+    const int n = t->context.size, ranks = t->group ? collective_size(t->group) : 1;
+    const struct model_context_args rows = {.model = t->model, .max_rows = a->max_rows, .train = a->train, .room = room};
+    struct model_context_args own = rows;
+    if (n <= 1 && t->context.parts <= 1) return 0;
+    CHECK(t->grad_chunk == 1 && !model_context_unable(&t->model->cfg) && (!a->train || (n == t->context.parts) == (ranks > 1)));
     if (n <= 1) return 0;
-    CHECK((keep_of(a).context == n) == (ranks > 1) && t->grad_chunk == 1 && !model_context_unable(&t->model->cfg));
-    if (ranks == 1) return 0;
     if (ranks < n) FAIL(ERR_INVAL, "context parallel over %d ranks, and there are %d", n, ranks);
-    TRY(model_acts_create(&t->context.whole, t->model, a->max_rows, MODEL_KEEP_NONE, acts));
     t->context.groups = ranks / n;
     const int rank = collective_rank(t->group);
     if (rank >= t->context.groups * n) return 0;
-    TRY(comm_part(&t->context.comm, collective_comm(t->group), rank - rank % n, n));
-    TRY(collective_open(&t->context.group, t->dev, t->context.comm));
-    return model_context_open(&t->context.ranks, t->model, t->context.group, a->max_rows);
+    t->context.borrowed = a->shares && a->shares->context.size == n;
+    if (t->context.borrowed) {
+        t->context.comm = a->shares->context.comm;
+        t->context.group = a->shares->context.group;
+    } else {
+        TRY(comm_part(&t->context.comm, collective_comm(t->group), rank - rank % n, n));
+        TRY(collective_open(&t->context.group, t->dev, t->context.comm));
+    }
+    own.group = t->context.group;
+    return model_context_open(&t->context.ranks, &own);
 }
 
 /* Weights on their way go through this room. */
@@ -179,7 +188,8 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->no_adapter = a->no_adapter;
     t->grad_chunk = a->grad_chunk > 1 ? a->grad_chunk : 1;
     t->context.parts = a->train && a->parts > 1 ? (int)a->parts : 1;
-    t->collective = a->stream == MODEL_STREAM_RANKS;
+    t->context.size = keep_of(a).context > 1 ? keep_of(a).context : 1;
+    t->collective = a->stream == MODEL_STREAM_RANKS || t->context.size > 1;
     t->group = a->group && collective_size(a->group) > 1 ? a->group : NULL;
     t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(&m->cfg, a)};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
@@ -191,13 +201,14 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     struct arena arena = {.base = block, .cap = t->block_bytes};
     const struct model_stream_shape stream = model_stream_shape(m, a->stream);
     TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&stream))), fail);
+    void *const shared = arena_take(&arena, context_bytes(&m->cfg, m->act, a));
     micro_batch_layout(&t->pack, &arena);
     if (a->list > 0) model_list_layout(&t->list, a->list, a->max_rows, &arena);
     t->mtp.d_next = arena_take(&arena, mtp_bytes(&m->cfg, a));
     void *const grads = arena_take(&arena, a->grads), *const chunk = arena_take(&arena, a->chunk);
-    void *acts = arena_take(&arena, acts_bytes(&m->cfg, m->act, a));
+    void *acts = arena_take(&arena, model_acts_bytes(&m->cfg, m->act, a->max_rows, keep_of(a)));
     TRYG(model_acts_create(&t->acts, m, a->max_rows, keep_of(a), acts), fail);
-    TRYG(open_context(t, a, acts), fail);
+    TRYG(open_context(t, a, shared), fail);
     if (a->train) TRYG(open_training(t, a, grads, chunk), fail);
     micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
@@ -214,9 +225,8 @@ fail:
 void trained_model_destroy(struct trained_model *t) {
     if (!t) return;
     model_context_close(t->context.ranks);
-    collective_close(t->context.group);
-    comm_close(t->context.comm);
-    model_acts_destroy(t->context.whole);
+    if (!t->context.borrowed) collective_close(t->context.group);
+    if (!t->context.borrowed) comm_close(t->context.comm);
     model_acts_destroy(t->acts);
     optim_destroy(t->optim, t->model);
     all_reduce_destroy(t->ranks);
@@ -253,7 +263,7 @@ struct optim *trained_model_optim(struct trained_model *t) {
 float *trained_model_grads(struct trained_model *t) { return t->grads; }
 
 /* Consecutive ranks that compute a micro-batch together. */
-static int ranks_of_one(const struct trained_model *t) { return t->context.groups ? t->context.parts : 1; }
+static int ranks_of_one(const struct trained_model *t) { return t->context.size; }
 
 /* ---- passes ---- */
 
@@ -308,11 +318,11 @@ static struct model_list *list_at(struct trained_model *t, const struct token_li
 }
 
 /* The rows of b through model and head: t->out of targets r. l: what the head adds to log-probs; completed here. */
-static int forward(struct trained_model *t, struct model_acts *acts, float temperature, struct pack_targets r,
-                   struct model_batch *b, struct model_logp_args *l) {
+static int forward(struct trained_model *t, float temperature, struct pack_targets r, struct model_batch *b,
+                   struct model_logp_args *l) {
     b->no_adapter = t->no_adapter;
-    TRY(model_forward(t->model, b, acts));
-    if (t->model->cfg.value) return model_value(t->model, acts, t->pack.row + r.lo, r.hi - r.lo, t->out + r.lo);
+    TRY(model_forward(t->model, b, t->acts));
+    if (t->model->cfg.value) return model_value(t->model, t->acts, t->pack.row + r.lo, r.hi - r.lo, t->out + r.lo);
     for (int64_t k = 0; k < r.hi - r.lo; k++) t->inv_temp[k] = 1.0f / temperature;
     l->n = r.hi - r.lo;
     l->row = t->pack.row + r.lo;
@@ -320,28 +330,71 @@ static int forward(struct trained_model *t, struct model_acts *acts, float tempe
     l->inv_temp = t->inv_temp;
     l->logp = t->out + r.lo;
     if (l->entropy) l->entropy += r.lo;
-    return model_logp(t->model, acts, l);
+    if (l->sum_pi_sq) l->sum_pi_sq += r.lo;
+    return model_logp(t->model, t->acts, l);
+}
+
+/* ---- rows over ranks (parallel/context_parallel.h) ---- */
+
+/* Cuts the micro-batch in b; where ranks share rows, b and *own are left with this rank's part, and at[size + 1] says where the
+ * outputs of each begin. */
+static int take_part(struct trained_model *t, const struct pack_micro *m, int parts, struct model_batch *b,
+                     struct pack_targets *own, int64_t *at) {
+    struct model_parts *const cut = &t->context.cut;
+    *own = (struct pack_targets){0, m->n_targets};
+    if (parts == 1) return 0;
+    model_parts_cut(cut, m->n_rows, parts);
+    b->parts = cut;
+    if (!t->context.ranks) return 0;
+    TRY(model_context_begin(t->context.ranks, cut, b->ids));
+    b->context = t->context.ranks;
+    at[0] = 0;
+    for (int i = 0; i < cut->n; i++) at[i + 1] = micro_batch_targets(&t->pack, m, cut, i).hi;
+    *own = micro_batch_part(&t->pack, m, cut, collective_rank(t->context.group), b);
+    return 0;
+}
+
+/* x: outputs of own targets, `width` of 4 bytes each, become those of all, on each rank of the group. NULL: nothing. */
+static int gather_outputs(struct trained_model *t, void *x, const int64_t *at, int64_t width) {
+    size_t bytes[MODEL_MOST_PARTS + 1];
+    if (!x || !t->context.ranks) return 0;
+    for (int r = 0; r <= t->context.size; r++) bytes[r] = (size_t)(at[r] * width) * 4;
+    return comm_all_gather(t->context.comm, x, bytes);
+}
+
+/* The pass over a micro-batch with targets, which are those from `at` on. */
+static int forward_micro(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
+                         const struct forward_out *out, int64_t at) {
+    const int64_t k = t->list.k;
+    int64_t of[MODEL_MOST_PARTS + 1];
+    struct model_batch b;
+    struct pack_targets own;
+    struct model_logp_args l = {.entropy = out->entropy ? t->entropy : NULL, .sum_pi_sq = out->sum_pi_sq ? t->sum_pi_sq : NULL};
+    TRY(micro_batch_fill(&t->pack, seqs, m, &b));
+    TRY(take_part(t, m, t->context.size, &b, &own, of));
+    l.list = list_at(t, out->list, at + own.lo);
+    TRY(forward(t, temperature, own, &b, &l));
+    TRY(gather_outputs(t, t->out, of, 1));
+    TRY(gather_outputs(t, out->entropy ? t->entropy : NULL, of, 1));
+    TRY(gather_outputs(t, out->sum_pi_sq ? t->sum_pi_sq : NULL, of, 1));
+    if (!out->list) return 0;
+    TRY(gather_outputs(t, out->list->id ? out->list->logp + at * k : NULL, of, k));
+    TRY(gather_outputs(t, out->list->top_id ? out->list->top_id + at * k : NULL, of, k));
+    return gather_outputs(t, out->list->top_logp ? out->list->top_logp + at * k : NULL, of, k);
 }
 
 int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
                           float temperature, struct forward_out out) {
-    struct model_batch b;
     struct pack_micro m;
     float *const to = t->model->cfg.value ? out.value : out.logp;
     int64_t at = 0, rows = 0;
     const int64_t words = router_replay_words(&t->model->cfg);
     for (int64_t lo = 0; lo < n; lo = m.hi) {
-        struct model_logp_args l = {.entropy = out.entropy ? t->entropy : NULL,
-                                    .sum_pi_sq = out.sum_pi_sq ? t->sum_pi_sq : NULL,
-                                    .list = list_at(t, out.list, at)};
         bool any;
         TRY(micro_batch_next(&t->pack, seqs, n, lo, cut, &m));
         if (m.n_targets > 0 && t->collective) TRY(agree(t, true, &any));
         t->pack.keep_routes = out.routes && t->pack.routed;
-        int rc = m.n_targets > 0 ? micro_batch_fill(&t->pack, seqs, &m, &b) : 0;
-        if (m.n_targets > 0 && rc == 0)
-            rc = forward(t, t->context.whole ? t->context.whole : t->acts, temperature, (struct pack_targets){0, m.n_targets}, &b,
-                         &l);
+        const int rc = m.n_targets > 0 ? forward_micro(t, seqs, &m, temperature, &out, at) : 0;
         t->pack.keep_routes = false;
         TRY(rc);
         if (out.routes) memset(out.routes + rows * words, 0xff, (size_t)(m.n_rows * words) * 4);
@@ -399,32 +452,6 @@ struct computed {
     struct pack_targets own; /* targets that are computed here */
     bool finite;
 };
-
-/* ---- rows over ranks (parallel/context_parallel.h) ---- */
-
-/* Cuts the micro-batch in b; where ranks share rows, b and *own are left with this rank's part, and at[parts + 1] says where the
- * outputs of each begin, in bytes. */
-static int take_part(struct trained_model *t, const struct pack_micro *m, struct model_batch *b, struct pack_targets *own,
-                     size_t *at) {
-    struct model_parts *const cut = &t->context.cut;
-    *own = (struct pack_targets){0, m->n_targets};
-    if (t->context.parts == 1) return 0;
-    model_parts_cut(cut, m->n_rows, t->context.parts);
-    b->parts = cut;
-    if (!t->context.ranks) return 0;
-    TRY(model_context_begin(t->context.ranks, cut, b->ids));
-    b->context = t->context.ranks;
-    at[0] = 0;
-    for (int i = 0; i < cut->n; i++) at[i + 1] = (size_t)micro_batch_targets(&t->pack, m, cut, i).hi * sizeof *t->out;
-    *own = micro_batch_part(&t->pack, m, cut, collective_rank(t->context.group), b);
-    return 0;
-}
-
-/* Outputs of own targets to those of all, on each rank of the group. */
-static int gather_outputs(struct trained_model *t, const struct mini_batch *s, const size_t *at) {
-    TRY(comm_all_gather(t->context.comm, t->out, at));
-    return s->entropy ? comm_all_gather(t->context.comm, t->entropy, at) : 0;
-}
 
 /* ---- routers (router_balance.h) ---- */
 
@@ -559,11 +586,12 @@ static int mtp_forward(struct trained_model *t, const struct mini_batch *s, cons
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
-    size_t at[MODEL_MOST_PARTS + 1];
+    int64_t at[MODEL_MOST_PARTS + 1];
     TRY(micro_batch_fill(&t->pack, s->seqs, m, &c->b));
-    TRY(take_part(t, m, &c->b, &c->own, at));
-    TRY(forward(t, t->acts, s->temperature, c->own, &c->b, &c->l));
-    if (t->context.ranks) TRY(gather_outputs(t, s, at));
+    TRY(take_part(t, m, t->context.parts, &c->b, &c->own, at));
+    TRY(forward(t, s->temperature, c->own, &c->b, &c->l));
+    TRY(gather_outputs(t, t->out, at, 1));
+    TRY(gather_outputs(t, s->entropy ? t->entropy : NULL, at, 1));
     const int finite = micro_loss(t, s, m, &c->l);
     TRY(finite);
     c->finite = finite;

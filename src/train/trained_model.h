@@ -23,10 +23,11 @@ struct trained_model_args {
     struct dev *dev;
     struct model *model;    /* borrowed */
     bool train;             /* gradients and optimizer state; else forward passes only */
-    struct model_keep keep; /* what a training pass keeps, and whether ranks share its rows; read when train */
+    struct model_keep keep; /* what a training pass keeps; keep.context: ranks that share the rows of all passes, else alone */
     int64_t parts; /* train: of a micro-batch, a summand of the gradient each (parallel/context_parallel.h); 0: 1. keep.context is
                       the same number, or 0: each rank has all parts, which one rank alone can */
-    int64_t max_rows; /* rows of the largest micro-batch */
+    const struct trained_model *shares; /* of as many ranks that share rows: their groups are this one's too; NULL: its own */
+    int64_t max_rows;                   /* rows of the largest micro-batch */
     int64_t max_seqs;
     int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
     struct router_losses routers;     /* train: what routers add to the loss */
@@ -40,8 +41,8 @@ struct trained_model_args {
     void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
     size_t grads, chunk;              /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
                                          they hold nothing; 0: memory of their own */
-    struct collective *group;         /* train on several ranks, or sharded weights: model has this one's share (all_reduce_shard);
-                                         NULL: one rank. Borrowed */
+    struct collective *group; /* train on several ranks, or sharded weights: model has this one's share (all_reduce_shard); of ranks
+                                 that share rows; NULL: one rank. Borrowed */
 };
 /* Device bytes of streamed weights, batch arrays, activations, and gradients of a->grads and a->chunk. a->dev: with stream. */
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a);
@@ -57,12 +58,12 @@ float *trained_model_grads(struct trained_model *t); /* (model's n_master) f32, 
 
 /* Before the first pass after another phase has used the block. */
 void trained_model_begin(struct trained_model *t);
-/* After the last one. Where weights are sharded, passes are collective: each rank begins and ends a phase, has any number of passes
- * in between, and takes part in the others' passes here. They stop together: ERR_SIGNAL of a pass or of the
- * end is all ranks'. */
+/* After the last one. Where weights are sharded or ranks share rows, passes are collective: each rank begins and ends a phase, has
+ * any number of passes in between (ranks that share rows the same ones), and takes part in the others' passes here. They stop
+ * together: ERR_SIGNAL of a pass or of the end is all ranks'. */
 int trained_model_end(struct trained_model *t);
-bool trained_model_collective(const struct trained_model *t); /* its weights are sharded */
-int trained_model_context(const struct trained_model *t);     /* ranks that share the rows of an update's micro-batch; 1: none */
+bool trained_model_collective(const struct trained_model *t); /* they are collective */
+int trained_model_context(const struct trained_model *t);     /* ranks that share the rows of a micro-batch; 1: none */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {

@@ -23,7 +23,6 @@ struct model_context {
     char *shared;
     size_t shared_bytes;
     int32_t *host, *index; /* room for the four indices; on the device */
-    size_t index_bytes;
     /* of the micro-batch at hand */
     struct model_parts parts;
     struct tensor ids;
@@ -70,12 +69,12 @@ void model_context_heads(const struct model_config *c, int size, int64_t *q, int
 static size_t up(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* The largest exchange: queries, K and V; their gradients; rows of the token embedding. */
-static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t rows) {
+/* The largest exchange: queries, K and V; in training their gradients, and rows of the token embedding. */
+static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t rows, bool train) {
     const int64_t unit = (int64_t)dtype_size(act), d = c->head_dim;
     const size_t q = up(SIZE_OF(rows, c->n_q_heads * d, unit)), kv = up(SIZE_OF(rows, c->n_kv_heads * d, unit)),
                  dkv = up(SIZE_OF(rows, c->n_kv_heads * d, (int64_t)sizeof(float)));
-    return larger(q + 2 * larger(kv, dkv), up(SIZE_OF(rows, c->hidden, (int64_t)sizeof(float))));
+    return train ? larger(q + 2 * larger(kv, dkv), up(SIZE_OF(rows, c->hidden, (int64_t)sizeof(float)))) : q + 2 * kv;
 }
 
 static int64_t index_count(const struct model_config *c, int size, int64_t rows) {
@@ -84,32 +83,26 @@ static int64_t index_count(const struct model_config *c, int size, int64_t rows)
     return rows * (q + kv) + model_parts_most(rows, size) * (c->n_q_heads + c->n_kv_heads);
 }
 
-size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows) {
-    return shared_bytes(c, act, max_rows) + (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
+size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train) {
+    return shared_bytes(c, act, max_rows, train) + (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
 }
 
-int model_context_open(struct model_context **out, const struct model *m, struct collective *g, int64_t max_rows) {
+int model_context_open(struct model_context **out, const struct model_context_args *a) {
     struct model_context *const x = *out = xcalloc(1, sizeof *x);
-    void *p = NULL;
-    x->m = m;
-    x->group = g;
-    x->rank = collective_rank(g);
-    x->size = collective_size(g);
-    x->max_rows = max_rows;
-    x->shared_bytes = shared_bytes(&m->cfg, m->act, max_rows);
-    x->index_bytes = (size_t)index_count(&m->cfg, x->size, max_rows) * sizeof *x->index;
-    x->host = xmalloc(x->index_bytes);
-    TRY(dev_alloc(m->dev, x->index_bytes, &p));
-    x->index = p;
-    TRY(dev_alloc(m->dev, x->shared_bytes, &p));
-    x->shared = p;
-    return collective_share(g, p, x->shared_bytes);
+    const struct model *const m = x->m = a->model;
+    x->group = a->group;
+    x->rank = collective_rank(a->group);
+    x->size = collective_size(a->group);
+    x->max_rows = a->max_rows;
+    x->shared = a->room;
+    x->shared_bytes = shared_bytes(&m->cfg, m->act, a->max_rows, a->train);
+    x->index = (int32_t *)(void *)(x->shared + x->shared_bytes);
+    x->host = xmalloc((size_t)index_count(&m->cfg, x->size, a->max_rows) * sizeof *x->host);
+    return collective_share(a->group, x->shared, x->shared_bytes);
 }
 
 void model_context_close(struct model_context *x) {
     if (!x) return;
-    dev_free(x->m->dev, x->shared, x->shared_bytes);
-    dev_free(x->m->dev, x->index, x->index_bytes);
     free(x->host);
     free(x);
 }
@@ -223,7 +216,7 @@ void model__context_args(const struct model_batch *b, const struct model_stage *
     attn->kv.k = keys(s->kv.k.data, act, kv, rows, d);
     attn->kv.v = keys(s->kv.v.data, act, kv, rows, d);
     attn->out = tensor_2d(s->context_att.data, act, rows, q * d);
-    attn->lse = tensor_2d(s->lse.data, DT_F32, rows, q);
+    if (s->lse.nd) attn->lse = tensor_2d(s->lse.data, DT_F32, rows, q);
 }
 
 /* An area of queries' shape. */

@@ -1,4 +1,4 @@
-/* context_parallel.h - the rows of a micro-batch over the ranks of a group, while it is trained on.
+/* context_parallel.h - the rows of a micro-batch over the ranks of a group, in updates and in passes without backward.
  *
  * Sequence parallelism by heads (Jacobs et al. 2023, DeepSpeed Ulysses): a rank has consecutive rows of the micro-batch for all
  * that works row by row, and its key heads, with their queries, of all rows for attention. Between both, rows travel. Each output
@@ -13,6 +13,7 @@
 #include "device/collective/collective.h"
 #include "model/parameters.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,10 +33,18 @@ struct model_context;
 /* The largest number of query and of key heads of a rank of `size`. */
 void model_context_heads(const struct model_config *c, int size, int64_t *q, int64_t *kv);
 /* Device bytes of a rank, for micro-batches of so many rows. */
-size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows);
-/* Collective over g, whose rank r has part r; m and g are borrowed. */
-int model_context_open(struct model_context **out, const struct model *m, struct collective *g, int64_t max_rows);
-void model_context_close(struct model_context *x); /* NULL ok; not while a rank may still read from this one */
+size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train);
+/* Collective over g, whose rank r has part r; m and g are borrowed. room: model_context_bytes of device memory, which between two
+ * passes others may use. */
+struct model_context_args {
+    const struct model *model;
+    struct collective *group;
+    int64_t max_rows;
+    bool train; /* with backward */
+    void *room;
+};
+int model_context_open(struct model_context **out, const struct model_context_args *a);
+void model_context_close(struct model_context *x); /* NULL ok */
 /* Before the passes of a micro-batch that is cut like this. ids: (rows) i32, those of all its rows, on the device. */
 int model_context_begin(struct model_context *x, const struct model_parts *parts, struct tensor ids);
 

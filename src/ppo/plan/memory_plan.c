@@ -116,6 +116,7 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, c
     TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes->samples, p->max_len,
                    &p->max_rows_ref, &p->max_seqs_ref));
     const struct trained_model_args a = {.dev = dev,
+                                         .keep = {.context = p->ref_context},
                                          .max_rows = p->max_rows_ref,
                                          .max_seqs = p->max_seqs_ref,
                                          .stream = memory_plan_ref_from(p, k),
@@ -261,12 +262,15 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     return 0;
 }
 
-/* Bytes of a group of ranks that share rows; keep: of the update. */
-static size_t context_bytes(const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
-                            struct model_keep keep, int64_t max_rows) {
-    if (keep.context <= 1) return 0;
-    return train_pages(model_context_bytes(m, k->model.act, keep.context, max_rows)) +
-           train_pages(collective_bytes(dev, keep.context, (int)k->ranks.all.n_local));
+/* Bytes of a group of ranks that share rows, outside the block. */
+static size_t context_bytes(const struct ppo_worker_config *k, struct dev *dev, int context) {
+    return context > 1 ? train_pages(collective_bytes(dev, context, (int)k->ranks.all.n_local)) : 0;
+}
+
+/* Ranks that share the rows of passes over a frozen model: as many as of the policy's update. */
+static int pass_context(const struct ppo_worker_config *k, const struct model_config *m) {
+    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], n = min_i64(k->actor.context, ranks);
+    return n > 1 && !model_context_unable(m) ? (int)n : 0;
 }
 
 /* Parts of a micro-batch, and how many ranks share them; one where model or run cannot be cut. */
@@ -309,7 +313,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
                                               .max_rows = p->max_rows_critic,
                                               .grad_chunk = c->grad_chunk}));
     TRY(plan_parts(p, k, v, true));
-    p->critic = model_memory_kept_bytes(&own) + context_bytes(k, v, dev, p->critic_keep, p->max_rows_critic);
+    p->critic = model_memory_kept_bytes(&own) + context_bytes(k, dev, p->critic_keep.context);
     p->critic_grads = own.grads;
     p->critic_chunk = own.chunk;
     p->n_train_critic = own.n_train;
@@ -355,10 +359,13 @@ static int plan_teacher(struct memory_plan *p, const struct ppo_worker_config *k
                                          .flags = model_stream_flags(from),
                                          .max_len = p->max_len,
                                          .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
+    p->teacher_context = pass_context(k, t);
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
+    if (p->teacher_context != p->keep.context) p->teacher += context_bytes(k, dev, p->teacher_context);
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill->cut, k->sizes->samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {.dev = dev,
+                                         .keep = {.context = p->teacher_context},
                                          .max_rows = p->max_rows_teacher,
                                          .max_seqs = p->max_seqs_teacher,
                                          .list = memory_plan_distill_list(k->distill),
@@ -500,11 +507,16 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
     const struct model_config *m = &s->policy;
     if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
     TRY(plan_parts(p, k, m, false));
-    p->policy.exchange += context_bytes(k, m, dev, p->keep, p->max_rows_update);
+    p->policy.exchange += context_bytes(k, dev, p->keep.context);
     p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep.context, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
+    if (!k->has_ref) return 0;
+    struct model_config own = *m;
+    own.mtp = false;
+    p->ref_context = pass_context(k, &own);
+    if (p->ref_context != p->keep.context) p->policy.exchange += context_bytes(k, dev, p->ref_context);
+    return ref_bytes(p, k, m, dev);
 }
 
 /* The plan with this layout. */

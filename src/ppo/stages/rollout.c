@@ -137,7 +137,7 @@ static void choose_idle_passes(struct generation_state *g) {
     if (agents_active(g->in->agents)) return; /* turns are requested while others end */
     if (w->has[VERLC_REF] && !w->collective[VERLC_REF])
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_REF, .phase = "ref_log_prob"};
-    if (w->has[VERLC_CRITIC] && g->in->critic_idle)
+    if (w->has[VERLC_CRITIC] && !w->collective[VERLC_CRITIC] && g->in->critic_idle)
         x->passes[x->n_passes++] = (struct worker_idle_pass){.role = VERLC_CRITIC, .phase = "values", .value = true};
 }
 

@@ -79,13 +79,14 @@ static int models(struct comm *comm, const struct comm_call *call, struct ctl_re
     TRY(json_i64(call->args, "validation_rows", &rows, call->name));
     TRY(tokenizer_open(&self.tok, self.k->model.tokenizer_dir));
     TRY(ppo_worker_open(&self.w, self.tok, total_steps, rows));
-    json_t *roles = json_array(), *collective = json_array();
+    json_t *roles = json_array(), *collective = json_array(), *context = json_array();
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints); /* none without a model that is trained */
     for (int i = 0; i < N_ROLES; i++) {
         json_array_append_new(roles, json_boolean(self.w.base.has[i]));
         json_array_append_new(collective, json_boolean(self.w.base.collective[i]));
+        json_array_append_new(context, json_integer(self.w.base.context[i]));
     }
-    out->value = json_pack("{s:o, s:o}", "roles", roles, "collective", collective);
+    out->value = json_pack("{s:o, s:o, s:o}", "roles", roles, "collective", collective, "context", context);
     return 0;
 }
 

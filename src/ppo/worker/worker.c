@@ -116,7 +116,8 @@ static int open_role(struct ppo_worker *w, enum verlc_role role, struct trained_
     a.dev = &w->base.dev;
     a.model = w->model[role] ? w->model[role] : w->model[VERLC_ACTOR];
     a.block = w->block;
-    if (a.train || a.stream == MODEL_STREAM_RANKS) a.group = w->devices;
+    if (a.train || a.stream == MODEL_STREAM_RANKS || a.keep.context > 1) a.group = w->devices;
+    if (role != VERLC_ACTOR) a.shares = w->base.role[VERLC_ACTOR].model;
     return trained_model_create(&w->base.role[role].model, &a);
 }
 
@@ -161,8 +162,11 @@ static int open_reference_model(struct ppo_worker *w) {
 /* With an adapter the reference is the policy without it: no second copy of the weights. */
 static int open_reference(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
-    const struct trained_model_args a = {
-        .no_adapter = true, .stream = memory_plan_ref_from(l, &w->k), .max_rows = l->max_rows_ref, .max_seqs = l->max_seqs_ref};
+    const struct trained_model_args a = {.no_adapter = true,
+                                         .keep = {.context = l->ref_context},
+                                         .stream = memory_plan_ref_from(l, &w->k),
+                                         .max_rows = l->max_rows_ref,
+                                         .max_seqs = l->max_seqs_ref};
     return open_role(w, VERLC_REF, a);
 }
 
@@ -222,7 +226,8 @@ static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok)
 static int open_teacher(struct ppo_worker *w, const struct tokenizer *tok) {
     const int rc = open_teacher_model(w, tok);
     if (rc < 0) return err_wrap(rc, "distillation.teacher_models.teacher_model.model_path");
-    const struct trained_model_args a = {.max_rows = w->plan.max_rows_teacher,
+    const struct trained_model_args a = {.keep = {.context = w->plan.teacher_context},
+                                         .max_rows = w->plan.max_rows_teacher,
                                          .max_seqs = w->plan.max_seqs_teacher,
                                          .stream = memory_plan_teacher_from(&w->plan, &w->k),
                                          .list = memory_plan_distill_list(w->k.distill)};
@@ -328,7 +333,8 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, k, &w->base.dev, validation_rows));
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));
-    if (w->base.comm && (trains || l->critic > 0)) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
+    if (w->base.comm && (trains || l->critic > 0 || l->teacher_context > 1))
+        TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     if (trains) TRY(open_policy(w));
     else if (generates) TRY(open_copy(w));
     if (l->ref > 0) TRY(open_reference_model(w));

@@ -138,6 +138,8 @@ int ppo_ranks_open(struct ppo_worker *w, int64_t total_steps, int64_t validation
         for (size_t role = 0; role < N_ROLES; role++) {
             w->base.has[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "roles"), role));
             w->base.collective[role] |= json_is_true(json_array_get(json_object_get(replies[r].result, "collective"), role));
+            const json_t *const context = json_array_get(json_object_get(replies[r].result, "context"), role);
+            if (json_integer_value(context) > 1) w->base.context[role] = (int)json_integer_value(context);
         }
     message_free(&m);
     rank_group_free(all, replies);
