@@ -154,8 +154,7 @@ struct stage_backward {
     bool needs_dx_act;                    /* of x, dx_act is read later */
 };
 
-/* dev_rmsnorm_bwd, a part after the other. */
-static int norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all) {
+int model__norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all) {
     for (int i = 0; i < model__n_parts(g); i++) {
         const struct model_range r = model__part(g, i, all->x.dim[0]);
         struct rmsnorm_bwd_args a = *all;
@@ -175,30 +174,30 @@ static int stage_output_backward(struct model *m, struct model_acts *a, const st
     if (!s->post) return 0;
     if (m->act == DT_F32) *dy = dout;
     TRY(dev_zero(m->dev, dout.data, (size_t)tensor_count(dout) * sizeof(float)));
-    return norm_backward(m, g,
-                         &(struct rmsnorm_bwd_args){.dx = dout,
-                                                    .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
-                                                    .dw = model__vec_grad(m, g, s->post),
-                                                    .dy = model__top(a->dx, rows),
-                                                    .x = s->out,
-                                                    .w = s->post->vec,
-                                                    .rstd = s->out_rstd,
-                                                    .kind = m->cfg.family->norm});
+    return model__norm_backward(m, g,
+                                &(struct rmsnorm_bwd_args){.dx = dout,
+                                                           .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
+                                                           .dw = model__vec_grad(m, g, s->post),
+                                                           .dy = model__top(a->dx, rows),
+                                                           .x = s->out,
+                                                           .w = s->post->vec,
+                                                           .rstd = s->out_rstd,
+                                                           .kind = m->cfg.family->norm});
 }
 
 /* dx += what comes through pre, whose output has the gradient dxn; dx_act with it where that is read. */
 static int stage_norm_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g) {
     const int64_t rows = s->x.dim[0];
     const bool round = m->act != DT_F32 && s->needs_dx_act;
-    return norm_backward(m, g,
-                         &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
-                                                    .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
-                                                    .dw = model__vec_grad(m, g, s->pre),
-                                                    .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
-                                                    .x = s->x,
-                                                    .w = s->pre->vec,
-                                                    .rstd = s->rstd,
-                                                    .kind = m->cfg.family->norm});
+    return model__norm_backward(m, g,
+                                &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
+                                                           .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
+                                                           .dw = model__vec_grad(m, g, s->pre),
+                                                           .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
+                                                           .x = s->x,
+                                                           .w = s->pre->vec,
+                                                           .rstd = s->rstd,
+                                                           .kind = m->cfg.family->norm});
 }
 
 /* dx += what comes through the first matrix, whose output has the gradient dy; dx_act with it where that is read. */
@@ -313,13 +312,15 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, model__top(s->att, n), g, false}));
     if (joint.nd)
-        TRY(dev_output_gate_bwd(d, &(struct output_gate_bwd_args){datt, attn.out, model__top(s->gate.gate, n), datt, dgate}));
-    if (y->sinks)
+        TRY(dev_output_gate_bwd(
+            d, &(struct output_gate_bwd_args){datt, model__att_rows(s, n), model__top(s->gate.gate, n), datt, dgate}));
+    if (y->sinks && !b->context)
         TRY(dev_attn_sink_bwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}, datt,
                               model__vec_grad(m, g, y->sinks)));
     struct qkv_bwd_args dqkv_args = {dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
     if (b->context) dqkv_args.dk.dim[2] = dqkv_args.dv.dim[2] = n; /* their keys lie next to each other */
-    TRY(b->context ? model__context_attn_bwd(b, &attn, a->datt, &dqkv_args) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    const struct context_bwd_args rows = {&attn, y->sinks, model__vec_grad(m, g, y->sinks), a->datt, &dqkv_args};
+    TRY(b->context ? model__context_attn_bwd(b, &rows) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     if (m->query_scale.data) TRY(dev_scale_rows(d, dq, m->query_scale, b->pos));
     TRY(qkv_backward(m, b, l, &(struct qkv_norms){qkv, s}, &dqkv_args, g));
     const struct gate_split_args gates = model__gate_args(m, joint, dqkv, dgate);

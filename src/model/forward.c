@@ -339,6 +339,7 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     model__attn_args(m, b, a, l, &qkv, &attn);
     const struct tensor out = m->tp ? model__tp_part(m, MODEL_TP_HEADS, n) : model__top(s->att, n); /* behind gates, if any */
     if (m->tp && !a->joint.nd) attn.out = out;
+    const struct tensor att = b->context ? model__att_rows(s, n) : attn.out;
     const struct tensor projected = a->joint.nd ? model__top(a->joint, n) : s->raw.nd ? model__top(s->raw, n) : qkv.qkv;
     TRY(model__linear(m, &(struct linear_args){y->qkv, projected, xn1, .base = b->no_adapter}));
     if (a->joint.nd) {
@@ -357,10 +358,10 @@ static int softmax_attention(struct model *m, const struct model_batch *b, struc
     else {
         TRY(dev_qkv_fwd(d, &qkv));
         if (m->query_scale.data) TRY(dev_scale_rows(d, qkv.q, m->query_scale, b->pos));
-        TRY(b->context ? model__context_attn_fwd(b, &attn, model__top(s->att, n)) : dev_attn_fwd(d, &attn));
+        TRY(b->context ? model__context_attn_fwd(b, &attn, y->sinks, att) : dev_attn_fwd(d, &attn));
     }
-    if (y->sinks) TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}));
-    return a->joint.nd ? dev_output_gate_fwd(d, out, attn.out, model__top(s->gate.gate, n)) : 0;
+    if (y->sinks && !b->context) TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}));
+    return a->joint.nd ? dev_output_gate_fwd(d, out, att, model__top(s->gate.gate, n)) : 0;
 }
 
 int model__attention_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {

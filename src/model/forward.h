@@ -130,8 +130,8 @@ struct model_router_losses {
     float z;
 };
 int model_router_balance(struct model *m, struct model_acts *a, const struct model_router_losses *losses); /* NULL: none */
-/* Their values in the last of them, added layer by layer, row by row. */
-int model_router_balance_loss(struct model *m, const struct model_acts *a, double *loss, double *z_loss);
+/* Their values in the last of them of these rows, added layer by layer, row by row. */
+int model_router_balance_loss(struct model *m, const struct model_acts *a, struct model_range rows, double *loss, double *z_loss);
 
 /* ---- backward ---- */
 /* Where the gradients of one micro-batch go. Without begin: written to flat, or added; the micro-batches of a step are then

@@ -84,6 +84,7 @@ int model__mla_forward(struct model *m, const struct model_batch *b, struct mode
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     const struct mla_join_args join = join_of(m, s.q, s.latent, s.kv, qkv.qkv);
+    const struct tensor att = b->context ? model__att_rows(&a->stages[l], b->n_rows) : attn.out;
     if (y->mla_q_a) {
         TRY(model__linear(m, &(struct linear_args){y->mla_q_a, s.qa, xn, .base = base}));
         TRY(latent_norm(m, s.qan, s.qa_rstd, s.qa, y->mla_q_norm));
@@ -98,10 +99,10 @@ int model__mla_forward(struct model *m, const struct model_batch *b, struct mode
         TRY(dev_qkv_attn_fwd(d, &qkv, &attn));
     } else {
         TRY(dev_qkv_fwd(d, &qkv));
-        TRY(dev_attn_fwd(d, &attn));
+        TRY(b->context ? model__context_attn_fwd(b, &attn, NULL, att) : dev_attn_fwd(d, &attn));
     }
     const struct tensor out = m->tp ? model__tp_part(m, MODEL_TP_HEADS, b->n_rows) : s.y;
-    return dev_resize_heads(d, out, attn.out, m->cfg.n_q_heads, false);
+    return dev_resize_heads(d, out, att, m->cfg.n_q_heads, false);
 }
 
 /* ---- backward ---- */
@@ -115,13 +116,14 @@ struct normed {
 static int latent_norm_backward(struct model *m, const struct model_grads *g, const struct normed *x, struct tensor dx,
                                 struct tensor dy) {
     TRY(dev_zero(m->dev, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dx,
-                                                              .dw = model__vec_grad(m, g, x->w),
-                                                              .dy = dy,
-                                                              .x = x->x,
-                                                              .w = x->w->vec,
-                                                              .rstd = x->rstd,
-                                                              .kind = m->cfg.family->norm});
+    return model__norm_backward(m, g,
+                                &(struct rmsnorm_bwd_args){.dx = dx,
+                                                           .dw = model__vec_grad(m, g, x->w),
+                                                           .dy = dy,
+                                                           .x = x->x,
+                                                           .w = x->w->vec,
+                                                           .rstd = x->rstd,
+                                                           .kind = m->cfg.family->norm});
 }
 
 /* From the gradients of latent and queries to a->mla.dx. */
@@ -144,17 +146,20 @@ int model__mla_backward(struct model *m, const struct model_batch *b, struct mod
     const struct model_layer *y = &m->layers[l];
     const int64_t n = b->n_rows;
     const struct model_mla_stage s = stage_of(a, l, n);
-    const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n), dqkv = model__top(a->dqkv, n);
+    const struct tensor datt = b->context ? model__context_datt(b) : model__top(a->datt, n), dq = model__top(a->dq, n),
+                        dqkv = model__top(a->dqkv, n);
     const struct tensor dkv = model__top(a->mla.dkv, n), dcn = model__top(a->mla.dcn, n), dc = model__top(a->mla.dc, n);
     const struct tensor dlatent = model__top(a->mla.dlatent, n), dout = model__top(a->mla.dy, n);
     const struct mla_join_args join = join_of(m, model__top(a->mla.dq, n), dlatent, dkv, dqkv);
-    const struct qkv_bwd_args dqkv_args = {.dq = dq, .dk = a->dk, .dv = a->dv, .dqkv = dqkv};
+    struct qkv_bwd_args dqkv_args = {.dq = dq, .dk = a->dk, .dv = a->dv, .dqkv = dqkv};
     struct qkv_args qkv;
     struct attn_args attn;
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, dout, dy, s.y, g, false}));
     TRY(dev_resize_heads(d, datt, dout, m->cfg.n_q_heads, false));
-    TRY(dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    if (b->context) dqkv_args.dk.dim[2] = dqkv_args.dv.dim[2] = n;
+    const struct context_bwd_args rows = {&attn, NULL, TENSOR_NONE, a->datt, &dqkv_args};
+    TRY(b->context ? model__context_attn_bwd(b, &rows) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
     TRY(dev_qkv_bwd(d, &qkv, &dqkv_args));
     TRY(dev_mla_join_bwd(d, &join));
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->mla_kv, dcn, dkv, s.cn, g, false}));

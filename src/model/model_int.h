@@ -192,7 +192,7 @@ struct model_expert_stage {
     struct tensor logits;  /* (T, E) act or f32, router */
     struct tensor expert;  /* (T, k) i32 */
     struct tensor weight;  /* (T, k) act or f32 */
-    struct tensor offset;  /* (E + 1) i32      rows by expert: dev_expert_sort */
+    struct tensor offset;  /* (parts, E + 1) i32   rows by expert: dev_expert_sort; inference: one */
     struct tensor token;   /* (P) i32 */
     struct tensor row;     /* (T, k) i32 */
     struct tensor gate_up; /* (P, 2f) act */
@@ -323,7 +323,9 @@ struct model_acts {
         struct tensor dweight;  /* (T, k) f32 */
         struct tensor dlogits;  /* (T, E) act */
         struct tensor dx;       /* (T, h) f32   what comes through the router */
-        /* training: rows by expert of each layer, and while `by_scores` those of the largest scores, (n_layers, E + 1) i32; while
+        int n_parts;            /* of the last forward pass' rows */
+        /* training: rows by expert of each layer and part, and while `by_scores` those of the largest scores,
+         * (n_layers, MODEL_MOST_PARTS, E + 1) i32; while
          * `balanced` the load that the load-balancing loss reads (n_layers, E) f32, that loss and the z-loss (n_layers, T) f32 */
         struct tensor offsets, scored, load, loss, z_loss;
         bool balanced, by_scores;
@@ -431,16 +433,28 @@ int model__norm(struct model *m, struct tensor out, struct tensor rstd, struct t
 /* Arguments of the two attention ops of layer l, for forward and backward alike. */
 void model__attn_args(const struct model *m, const struct model_batch *b, const struct model_acts *a, int64_t l,
                       struct qkv_args *qkv, struct attn_args *attn);
+/* Attention's own output of own rows, before an output gate. */
+static inline struct tensor model__att_rows(const struct model_stage *s, int64_t n) {
+    return tensor_rows(s->gate.att.nd ? s->gate.att : s->att, 0, n);
+}
+/* dev_rmsnorm_bwd, a part of the rows after the other. */
+int model__norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all);
 /* ---- rows over ranks (parallel/context_parallel.c): b->context ---- */
 /* Completes model__attn_args: qkv's q, K and V go where they are exchanged, attention has all rows of this rank's heads. */
 void model__context_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn);
-/* After dev_qkv_fwd: attention; att (T, Hq D): of own rows. */
-int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, struct tensor att);
+/* After dev_qkv_fwd: attention, with sinks (NULL: none); att (T, Hq D): of own rows. */
+int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, const struct model_group *sinks,
+                            struct tensor att);
 /* Where the gradient (T, Hq D) of att goes before model__context_attn_bwd, which sets out's dq, dk and dv of own rows, dk and dv
- * (1, Hk, T, D). room: for all rows of this rank's heads. */
+ * (1, Hk, T, D). room: for all rows of this rank's heads. Of sinks (NULL: none) a rank adds its heads' gradients to dsinks. */
 struct tensor model__context_datt(const struct model_batch *b);
-int model__context_attn_bwd(const struct model_batch *b, const struct attn_args *attn, struct tensor room,
-                            const struct qkv_bwd_args *out);
+struct context_bwd_args {
+    const struct attn_args *attn;
+    const struct model_group *sinks;
+    struct tensor dsinks, room;
+    const struct qkv_bwd_args *out;
+};
+int model__context_attn_bwd(const struct model_batch *b, const struct context_bwd_args *a);
 /* Gathers the rows of the token embedding's gradient: those of all ranks on the last one, none on others. */
 int model__context_rows(const struct model_batch *b, struct tensor *ids, struct tensor *dx);
 /* Norms of rows of queries and keys of layer l. */

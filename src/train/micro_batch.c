@@ -199,6 +199,7 @@ struct pack_targets micro_batch_part(struct pack *p, const struct pack_micro *m,
     b->ids = tensor_rows(b->ids, lo, n);
     b->pos = tensor_rows(b->pos, lo, n);
     b->slots = tensor_rows(b->slots, 0, n);
+    if (b->routes.data) b->routes.data = (int32_t *)b->routes.data + lo * b->routes.dim[2];
     for (int64_t k = own.lo; k < own.hi; k++) p->row[k] -= (int32_t)lo;
     return own;
 }

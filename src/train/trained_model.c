@@ -44,7 +44,7 @@ struct trained_model {
         int64_t n, *count;  /* (n): choices by layer and expert; n 0: the model has none */
         int64_t *scored;    /* (n), of Megatron's load-balancing loss: model_router_by_scores; else NULL */
         float *load;        /* (n) */
-        double *loss;       /* by micro-batch both losses, of those that are this rank's; the others 0 */
+        double *loss;       /* by micro-batch and part both losses, of those that are this rank's; the others 0 */
         bool counted, read; /* count is of the whole mini-batch; load has been read from it */
     } routers;
     void *owned_block;
@@ -399,6 +399,7 @@ int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs
         TRY(rc);
         if (out.routes) memset(out.routes + rows * words, 0xff, (size_t)(m.n_rows * words) * 4);
         if (out.routes && m.n_targets > 0) TRY(micro_batch_routes(&t->pack, &m, out.routes + rows * words));
+        if (out.routes && m.n_targets > 0) TRY(gather_outputs(t, out.routes + rows * words, t->context.cut.cut, words));
         rows += m.n_rows;
         const size_t bytes = (size_t)m.n_targets * 4;
         if (to) memcpy(to + at, t->out, bytes);
@@ -482,11 +483,15 @@ static int sum_load(struct trained_model *t) {
 
 /* Passes over the mini-batch that count the load of experts. */
 static int count_load(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *list, int64_t n) {
-    const int64_t size = t->group ? collective_size(t->group) : 1, rank = t->group ? collective_rank(t->group) : 0;
+    const int64_t each = ranks_of_one(t), size = (t->group ? collective_size(t->group) : 1) / each,
+                  place = (t->group ? collective_rank(t->group) : 0) / each;
+    int64_t at[MODEL_MOST_PARTS + 1];
     struct model_batch b;
+    struct pack_targets own;
     for (int64_t i = 0; i < n; i += size) { /* a round of the ranks: the same passes over sharded weights */
-        if (i + rank < n) {
-            TRY(micro_batch_fill(&t->pack, s->seqs, &list[i + rank], &b));
+        if (i + place < n && place < size) {
+            TRY(micro_batch_fill(&t->pack, s->seqs, &list[i + place], &b));
+            TRY(take_part(t, &list[i + place], t->context.parts, &b, &own, at));
             TRY(model_forward(t->model, &b, t->acts));
             TRY(model_router_load(t->model, t->acts, t->routers.count, t->routers.scored));
         } else if (t->collective) {
@@ -511,7 +516,7 @@ static int begin_routers(struct trained_model *t, const struct mini_batch *s, co
     if (u->n == 0) return 0;
     memset(u->count, 0, (size_t)u->n * sizeof *u->count);
     if (u->scored) memset(u->scored, 0, (size_t)u->n * sizeof *u->scored);
-    u->loss = xcalloc((size_t)r->n_micro + 1, 2 * sizeof *u->loss);
+    u->loss = xcalloc((size_t)(r->n_micro * t->context.parts) + 1, 2 * sizeof *u->loss);
     return c->balance > 0 && (n > 1 || t->group) ? count_load(t, s, list, n) : 0;
 }
 
@@ -532,8 +537,9 @@ static int end_routers(struct trained_model *t, int rc, struct step_result *r) {
     double *const loss = u->loss;
     u->loss = NULL;
     if (rc == 0 && u->n && !u->counted) rc = sum_load(t);
-    if (rc == 0 && u->n && (r->router.balanced || r->router.has_z)) rc = sum_ranks(t, loss, 2 * r->n_micro, true);
-    for (int64_t i = 0; loss && i < r->n_micro; i++) {
+    const int64_t n = r->n_micro * t->context.parts;
+    if (rc == 0 && u->n && (r->router.balanced || r->router.has_z)) rc = sum_ranks(t, loss, 2 * n, true);
+    for (int64_t i = 0; loss && i < n; i++) {
         r->router.loss += loss[2 * i];
         r->router.z_loss += loss[2 * i + 1];
     }
@@ -598,6 +604,19 @@ static int forward_loss(struct trained_model *t, const struct mini_batch *s, con
     return t->mtp.weight > 0 ? mtp_forward(t, s, m, c) : 0;
 }
 
+/* Those of the parts that are here. */
+static int router_losses_of(struct trained_model *t, const struct pack_micro *m, const struct model_batch *b) {
+    const int parts = t->context.parts, first = b->context ? collective_rank(t->context.group) : 0,
+              last = b->context ? first + 1 : parts;
+    for (int i = first; i < last; i++) {
+        const struct model_range rows = b->context || parts == 1 ? (struct model_range){0, b->n_rows}
+                                                                 : (struct model_range){b->parts->cut[i], b->parts->cut[i + 1]};
+        double *const loss = t->routers.loss + 2 * (m->index * parts + i);
+        TRY(model_router_balance_loss(t->model, t->acts, rows, loss, loss + 1));
+    }
+    return 0;
+}
+
 static int backward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c,
                     const struct model_grad_sink *sink) {
     const struct model_value_backward_args value = {
@@ -613,8 +632,7 @@ static int backward(struct trained_model *t, const struct mini_batch *s, const s
         logp.mtp.dlogp = t->mtp.dlogp;
     }
     TRY(t->model->cfg.value ? model_value_backward(t->model, t->acts, &value) : model_backward(t->model, t->acts, &logp));
-    double *const loss = t->routers.loss + (t->routers.read ? 2 * m->index : 0);
-    return t->routers.read ? model_router_balance_loss(t->model, t->acts, loss, loss + 1) : 0;
+    return t->routers.read ? router_losses_of(t, m, &c->b) : 0;
 }
 
 static int report(const struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, const void *record,

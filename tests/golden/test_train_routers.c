@@ -60,7 +60,7 @@ static void check_balance(const char *name, const char *backend, struct model_ke
     router_balance_load(&r, how->by_layer ? scored : count, k, how, load);
     OK(model_router_balance(c.m, a, &(struct model_router_losses){load, router_z(&r, how)}));
     OK(model_backward(c.m, a, &back));
-    OK(model_router_balance_loss(c.m, a, &loss, &z_loss));
+    OK(model_router_balance_loss(c.m, a, (struct model_range){0, b.n_rows}, &loss, &z_loss));
     OK(dev_copy_out(&c.dev, g, g_dev, (size_t)c.m->n_elems * 4));
     for (int64_t i = 0, n; i < safetensors_count(golden); i++) {
         const struct safetensors_tensor *t = safetensors_at(golden, i);

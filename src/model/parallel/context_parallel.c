@@ -39,11 +39,7 @@ void model_parts_cut(struct model_parts *p, int64_t rows, int n) {
 int64_t model_parts_most(int64_t rows, int n) { return (rows + n - 1) / n; }
 
 const char *model_context_unable(const struct model_config *c) {
-    if (c->n_experts > 0) return "the model has experts";
     if (c->mtp) return "the model has an MTP layer";
-    if (c->features & MODEL_OUTPUT_GATE) return "the model's attention has output gates";
-    if (model_has_group(c, offsetof(struct model_layer, sinks))) return "the model's attention has sinks";
-    if (model_has_group(c, offsetof(struct model_layer, mla_kv))) return "the model has latent attention";
     return model_has_group(c, offsetof(struct model_layer, delta_qkv)) ? "the model has layers with a gated delta net" : NULL;
 }
 
@@ -227,7 +223,14 @@ static struct area like_queries(const struct model_context *x, bool by_heads) {
     return a;
 }
 
-int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, struct tensor att) {
+/* The part of a vector of all query heads that is of own ones. */
+static struct tensor own_part(const struct model_context *x, struct tensor v) {
+    const struct heads own = own_heads(x);
+    return tensor_1d((char *)v.data + (size_t)own.q0 * dtype_size(v.dt), v.dt, own.q1 - own.q0);
+}
+
+int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, const struct model_group *sinks,
+                            struct tensor att) {
     struct model_context *const x = b->context;
     struct dev *const d = x->m->dev;
     struct area v[AREAS], out;
@@ -237,6 +240,8 @@ int model__context_attn_fwd(const struct model_batch *b, const struct attn_args 
     TRY(pick(x, &v[1], x->rows_kv, attn->kv.k));
     TRY(pick(x, &v[2], x->rows_kv, attn->kv.v));
     if (attn->n_kv_heads > 0) TRY(dev_attn_fwd(d, attn));
+    if (attn->n_kv_heads > 0 && sinks)
+        TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn->out, attn->lse, own_part(x, sinks->vec)}));
     out = like_queries(x, true);
     TRY(dev_copy(d, own_place(x, &out), attn->out.data, out.at[x->rank + 1] - out.at[x->rank]));
     TRY(gather(x, &out, 1));
@@ -249,14 +254,19 @@ struct tensor model__context_datt(const struct model_batch *b) {
     return tensor_2d(own_place(x, &a), x->m->act, b->n_rows, a.heads * a.width);
 }
 
-int model__context_attn_bwd(const struct model_batch *b, const struct attn_args *attn, struct tensor room,
-                            const struct qkv_bwd_args *out) {
+int model__context_attn_bwd(const struct model_batch *b, const struct context_bwd_args *a) {
     struct model_context *const x = b->context;
+    const struct attn_args *const attn = a->attn;
+    const struct qkv_bwd_args *const out = a->out;
     const int64_t rows = attn->q.dim[0], kv = attn->n_kv_heads;
-    const struct tensor dout = tensor_2d(room.data, x->m->act, rows, attn->q.dim[1]);
+    const struct tensor dout = tensor_2d(a->room.data, x->m->act, rows, attn->q.dim[1]);
     struct area in = like_queries(x, false), v[AREAS];
     TRY(gather(x, &in, 1));
     TRY(pick(x, &in, x->rows_q, dout));
+    if (kv > 0 && a->sinks) {
+        const struct attn_sink_args sinks = {attn->out, attn->lse, own_part(x, a->sinks->vec)};
+        TRY(dev_attn_sink_bwd(x->m->dev, &sinks, dout, own_part(x, a->dsinks)));
+    }
     qkv_areas(x, x->m->act, DT_F32, true, v);
     const struct tensor dq = tensor_2d(own_place(x, &v[0]), x->m->act, rows, attn->q.dim[1]),
                         dk = keys(own_place(x, &v[1]), DT_F32, kv, rows, attn->head_dim),

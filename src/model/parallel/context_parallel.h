@@ -4,8 +4,8 @@
  * that works row by row, and its key heads, with their queries, of all rows for attention. Between both, rows travel. Each output
  * is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is cut into as many parts as the
  * configuration says, each part's gradient is one summand of the fold of gradients (train/gradient_all_reduce.h), and a rank that
- * has all parts adds them one after the other. Layers with a state over rows, experts, MTP layers, sinks and gates of attention are
- * not split. Knows no losses.
+ * has all parts adds them one after the other. A vector of heads (sinks) has one summand a micro-batch, on the heads' rank. Layers
+ * with a state over rows and MTP layers are not split. Knows no losses.
  * Invariant: numbers depend on the parts, never on how many ranks have them. */
 #ifndef VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
