@@ -53,7 +53,7 @@ static void attention_layout(struct model_stage *s, const struct model_acts *a, 
     const bool train = a->keep.train;
     s->xn1 = model__take2(m, act, rows, h);
     if (kinds & MODEL_ATTENTION) softmax_layout(s, a, m, c, act);
-    if (kinds & MODEL_DELTA_NET) model__delta_layout(&s->delta, m, c, act, rows, train);
+    if (kinds & MODEL_DELTA_NET) model__delta_layout(&s->delta, a, m, c, act);
     const bool post = model_has_group(c, offsetof(struct model_layer, attn_post_norm));
     if (post) s->att_out = model__take2(m, DT_F32, rows, h);
     if (!train) return;

@@ -218,7 +218,7 @@ struct model_delta_stage {
     struct tensor rstd;   /* (T Hv) f32         absent unless keep.train, as are states and e */
     struct tensor states; /* (T / DEV_DELTA_CHUNK + 1, Hv, Dk, Dv) f32 */
     struct tensor e;      /* (T, Hv Dv) f32 */
-};
+};                        /* with a context qkv, u, ba, states and e are of all rows and a rank's heads */
 /* Of attention with an output gate; absent without. */
 struct model_gate_stage {
     struct tensor gate; /* (T, Hq D) act */
@@ -373,8 +373,8 @@ int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_
 int model__mlp_output(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 /* ---- gated delta nets, and attention's output gate (delta_net.c) ---- */
 /* Their buffers: of a stage, of all layers, of backward. Nothing in a model without. */
-void model__delta_layout(struct model_delta_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
-                         bool train);
+void model__delta_layout(struct model_delta_stage *s, const struct model_acts *a, struct arena *m, const struct model_config *c,
+                         enum dtype act);
 void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
                         bool train);
 void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
@@ -455,6 +455,25 @@ struct context_bwd_args {
     const struct qkv_bwd_args *out;
 };
 int model__context_attn_bwd(const struct model_batch *b, const struct context_bwd_args *a);
+/* Of a gated delta net: where q, k and v, and b and a of own rows go before model__context_delta_fwd, which gives o (T Hv, Dv),
+ * what the delta rule gives, of own rows. */
+void model__context_delta_rows(const struct model_batch *b, struct tensor *qkv, struct tensor *ba);
+/* The ops' arguments of own heads and all rows. */
+void model__context_delta_args(const struct model_batch *b, const struct model_delta_stage *s, struct causal_conv_args *conv,
+                               struct delta_args *rule);
+int model__context_delta_fwd(const struct model_batch *b, const struct causal_conv_args *of, const struct delta_args *r,
+                             struct tensor o);
+/* Where the gradient (T, Hv Dv) of o goes before model__context_delta_bwd, which sets dqkv and dba of own rows, and adds to the
+ * gradients of all heads what is of own ones. */
+struct tensor model__context_delta_dout(const struct model_batch *b);
+struct context_delta_bwd_args {
+    const struct causal_conv_args *conv;
+    const struct delta_args *rule;
+    struct tensor dout, du;                /* room for all rows of own heads */
+    struct tensor dtaps, da_log, ddt_bias; /* f32 */
+    struct tensor dqkv, dba;               /* the results */
+};
+int model__context_delta_bwd(const struct model_batch *b, const struct context_delta_bwd_args *a);
 /* Gathers the rows of the token embedding's gradient: those of all ranks on the last one, none on others. */
 int model__context_rows(const struct model_batch *b, struct tensor *ids, struct tensor *dx);
 /* Norms of rows of queries and keys of layer l. */

@@ -1,6 +1,6 @@
 """Invariant 11, with ranks that share the rows of a micro-batch (context parallel), by families: tiny models with experts, latent
-attention, sinks and output gates give the tokens, weights, files and router metrics of one rank with the same keys; a
-load-balancing loss, router replay and adapters on experts too. On CPU ranks."""
+attention, sinks, output gates and gated delta nets give the tokens, weights, files and router metrics of one rank with the same
+keys; a load-balancing loss, router replay and adapters on experts too. On CPU ranks."""
 
 import pathlib
 import sys
@@ -12,6 +12,7 @@ from verlc_test import Scratch, Tests, run, series
 A = "actor_rollout_ref."
 PARTS = A + "actor.ulysses_sequence_parallel_size"
 SMALL = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
 FAMILIES = {
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
                 "sliding_window": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
@@ -19,9 +20,10 @@ FAMILIES = {
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
                     "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 1,
                     "topk_group": 1, "first_k_dense_replace": 1, **SMALL},
-    "qwen3_5_moe_text": {"architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 2, "full_attention_interval": 1,
-                         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-                         "linear_value_head_dim": 32, "num_experts": 5, "shared_expert_intermediate_size": 72, **SMALL},
+    "qwen3_5_text": {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 3, "full_attention_interval": 3, **DELTA},
+    "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 2, "full_attention_interval": 2,
+                   "num_experts": 5, "shared_expert_intermediate_size": 72, "decoder_sparse_step": 1,
+                   "mlp_only_layers": [], **DELTA, **SMALL},
 }
 
 
@@ -45,22 +47,16 @@ def main():
             test(f"{name}: {parts} of {n} ranks together as one", not why, why)
             return one
 
-        only = sys.argv[1:]
         for i, (family, config) in enumerate(FAMILIES.items()):
-            if only and family not in only:
-                continue
             layout = {"trainer.layout": "sharded"} if i == 1 else {}
             compare(family, 2 + i % 2, 3, **{A + "model.path": experts_model(s, family, config)}, **layout)
-        if only and "moe" not in only:
-            test.end()
-            return
         model = experts_model(s).rename(s.dir / "experts")
         keys = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32"}
         balanced = {A + "model.override_config.output_router_logits": True, A + "model.override_config.router_aux_loss_coef": 0.1}
-        one = compare("a load-balancing loss", 2, 2, **keys, **{"+" + k: v for k, v in balanced.items()})
-        test("which there is", series(one, "actor/router/aux_loss"))
+        replay = {A + "actor.optim.lr": 0.02, "+" + A + "actor.router_replay.mode": "R2"}
+        one = compare("a load-balancing loss and replay", 3, 3, **keys, **{"+" + k: v for k, v in balanced.items()}, **replay)
+        test("the loss is there", series(one, "actor/router/aux_loss"))
         compare("adapters", 2, 2, **keys, **{A + "model.lora_rank": 4})
-        compare("replay", 3, 3, **keys, **{A + "actor.optim.lr": 0.02, "+" + A + "actor.router_replay.mode": "R2"})
     test.end()
 
 

@@ -14,6 +14,8 @@
 
 /* Arrays of one exchange, at most; where one begins. */
 enum { AREAS = 3, ALIGN = 256 };
+/* What a gated delta net exchanges: q, k and v; b and a; what the delta rule gives. */
+enum { DELTA_QKV, DELTA_BA, DELTA_V, DELTA_ARRAYS };
 
 struct model_context {
     const struct model *m;
@@ -28,6 +30,11 @@ struct model_context {
     struct tensor ids;
     struct tensor rows_q, rows_kv;   /* own heads of all rows: (T, q), (kv, T) heads, from what ranks have by rows */
     struct tensor heads_q, heads_kv; /* all heads of own rows: (R, Hq), (Hk, R), from what ranks have by heads */
+    struct delta_index {
+        struct tensor rows, heads; /* own columns of all rows; all columns of own rows */
+    } delta[DELTA_ARRAYS];
+    struct tensor channels; /* own ones of the convolution */
+    char *taps;             /* room for their weights, and the gradients of these */
 };
 
 void model_parts_cut(struct model_parts *p, int64_t rows, int n) {
@@ -38,10 +45,7 @@ void model_parts_cut(struct model_parts *p, int64_t rows, int n) {
 
 int64_t model_parts_most(int64_t rows, int n) { return (rows + n - 1) / n; }
 
-const char *model_context_unable(const struct model_config *c) {
-    if (c->mtp) return "the model has an MTP layer";
-    return model_has_group(c, offsetof(struct model_layer, delta_qkv)) ? "the model has layers with a gated delta net" : NULL;
-}
+const char *model_context_unable(const struct model_config *c) { return c->mtp ? "the model has an MTP layer" : NULL; }
 
 /* ---- heads ---- */
 
@@ -49,9 +53,16 @@ struct heads {
     int64_t q0, q1, kv0, kv1; /* [q0, q1) of the queries' and [kv0, kv1) of the keys' */
 };
 /* Whole key heads: the sum over the queries of one is the gradient of its keys. A rank may have none. */
-static struct heads heads_of(const struct model_config *c, int rank, int size) {
-    const int64_t kv = c->n_kv_heads, group = c->n_q_heads / kv, lo = kv * rank / size, hi = kv * (rank + 1) / size;
+static struct heads split(int64_t q, int64_t kv, int rank, int size) {
+    const int64_t group = kv ? q / kv : 0, lo = kv * rank / size, hi = kv * (rank + 1) / size;
     return (struct heads){lo * group, hi * group, lo, hi};
+}
+static struct heads heads_of(const struct model_config *c, int rank, int size) {
+    return split(c->n_q_heads, c->n_kv_heads, rank, size);
+}
+/* Of a gated delta net, whose value heads are as queries. */
+static struct heads delta_heads(const struct model_config *c, int rank, int size) {
+    return split(c->delta.v_heads, c->delta.k_heads, rank, size);
 }
 static struct heads own_heads(const struct model_context *x) { return heads_of(&x->m->cfg, x->rank, x->size); }
 
@@ -59,6 +70,59 @@ void model_context_heads(const struct model_config *c, int size, int64_t *q, int
     *kv = (c->n_kv_heads + size - 1) / size;
     *q = *kv * (c->n_q_heads / c->n_kv_heads);
 }
+
+void model_context_delta(const struct model_config *c, int size, int64_t *k, int64_t *v) {
+    *k = (c->delta.k_heads + size - 1) / size;
+    *v = c->delta.k_heads ? *k * (c->delta.v_heads / c->delta.k_heads) : 0;
+}
+
+/* ---- columns of what gated delta nets exchange ---- */
+
+static int64_t divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+/* Elements of a column of an array, which is of one head: a head, or what heads of both sizes are made of. */
+static int64_t column_width(const struct model_config *c, int array) {
+    return array == DELTA_QKV ? divisor(c->delta.k_dim, c->delta.v_dim) : array == DELTA_V ? c->delta.v_dim : 1;
+}
+
+/* The columns of a rank's heads, up to three ranges of them; returns how many columns there are. */
+static int64_t columns_of(const struct model_config *c, int array, int64_t width, struct heads h, struct model_range *range) {
+    const int64_t k = c->delta.k_dim / width, v = c->delta.v_dim / width, keys = c->delta.k_heads * k;
+    range[0] = range[1] = range[2] = (struct model_range){0, 0};
+    if (array == DELTA_QKV) {
+        range[0] = (struct model_range){h.kv0 * k, h.kv1 * k};
+        range[1] = (struct model_range){keys + h.kv0 * k, keys + h.kv1 * k};
+        range[2] = (struct model_range){2 * keys + h.q0 * v, 2 * keys + h.q1 * v};
+    } else {
+        range[0] = (struct model_range){h.q0, h.q1};
+        if (array == DELTA_BA) range[1] = (struct model_range){c->delta.v_heads + h.q0, c->delta.v_heads + h.q1};
+    }
+    int64_t n = 0;
+    for (int i = 0; i < 3; i++) n += range[i].hi - range[i].lo;
+    return n;
+}
+
+static int64_t all_columns(const struct model_config *c, int array) {
+    struct model_range range[3];
+    return columns_of(c, array, column_width(c, array), (struct heads){0, c->delta.v_heads, 0, c->delta.k_heads}, range);
+}
+
+/* At most, of a rank. */
+static int64_t most_columns(const struct model_config *c, int array, int64_t width, int size) {
+    struct model_range range[3];
+    int64_t k, v;
+    model_context_delta(c, size, &k, &v);
+    return columns_of(c, array, width, (struct heads){0, v, 0, k}, range);
+}
+
+static int64_t most_channels(const struct model_config *c, int size) { return most_columns(c, DELTA_QKV, 1, size); }
 
 /* ---- memory ---- */
 
@@ -70,17 +134,30 @@ static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t
     const int64_t unit = (int64_t)dtype_size(act), d = c->head_dim;
     const size_t q = up(SIZE_OF(rows, c->n_q_heads * d, unit)), kv = up(SIZE_OF(rows, c->n_kv_heads * d, unit)),
                  dkv = up(SIZE_OF(rows, c->n_kv_heads * d, (int64_t)sizeof(float)));
-    return train ? larger(q + 2 * larger(kv, dkv), up(SIZE_OF(rows, c->hidden, (int64_t)sizeof(float)))) : q + 2 * kv;
+    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), ba = 2 * c->delta.v_heads;
+    const size_t delta = c->delta.v_heads ? up(SIZE_OF(rows, channels, unit)) + up(SIZE_OF(rows, ba, unit)) : 0;
+    const size_t attention = q + 2 * (train ? larger(kv, dkv) : kv), most = larger(attention, delta);
+    return train ? larger(most, up(SIZE_OF(rows, c->hidden, (int64_t)sizeof(float)))) : most;
 }
 
 static int64_t index_count(const struct model_config *c, int size, int64_t rows) {
     int64_t q, kv;
     model_context_heads(c, size, &q, &kv);
-    return rows * (q + kv) + model_parts_most(rows, size) * (c->n_q_heads + c->n_kv_heads);
+    int64_t own = q + kv, all = c->n_q_heads + c->n_kv_heads;
+    for (int i = 0; i < DELTA_ARRAYS && c->delta.v_heads; i++) {
+        own += most_columns(c, i, column_width(c, i), size);
+        all += all_columns(c, i);
+    }
+    return rows * own + model_parts_most(rows, size) * all + (c->delta.v_heads ? most_channels(c, size) : 0);
+}
+
+/* Weights of the convolution in act, and their gradients. */
+static size_t taps_bytes(const struct model_config *c, int size) {
+    return c->delta.v_heads ? 2 * up(SIZE_OF(most_channels(c, size), DEV_CONV_TAPS, (int64_t)sizeof(float))) : 0;
 }
 
 size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train) {
-    return shared_bytes(c, act, max_rows, train) + (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
+    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, size) + (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
 }
 
 int model_context_open(struct model_context **out, const struct model_context_args *a) {
@@ -92,7 +169,8 @@ int model_context_open(struct model_context **out, const struct model_context_ar
     x->max_rows = a->max_rows;
     x->shared = a->room;
     x->shared_bytes = shared_bytes(&m->cfg, m->act, a->max_rows, a->train);
-    x->index = (int32_t *)(void *)(x->shared + x->shared_bytes);
+    x->taps = x->shared + x->shared_bytes;
+    x->index = (int32_t *)(void *)(x->taps + taps_bytes(&m->cfg, x->size));
     x->host = xmalloc((size_t)index_count(&m->cfg, x->size, a->max_rows) * sizeof *x->host);
     return collective_share(a->group, x->shared, x->shared_bytes);
 }
@@ -106,6 +184,43 @@ void model_context_close(struct model_context *x) {
 /* ---- indices ---- */
 
 static int64_t part_rows(const struct model_context *x, int r) { return x->parts.cut[r + 1] - x->parts.cut[r]; }
+
+/* Both indices of an array of gated delta nets; returns their end. */
+static int32_t *delta_index(struct model_context *x, int array, int32_t *to) {
+    const struct model_config *const c = &x->m->cfg;
+    const int64_t width = column_width(c, array), all = all_columns(c, array), rows = x->parts.cut[x->size];
+    const int64_t r0 = x->parts.cut[x->rank], n = part_rows(x, x->rank);
+    struct model_range range[3];
+    int64_t before = 0;
+    x->delta[array].rows =
+        tensor_1d(x->index + (to - x->host), DT_I32, rows * columns_of(c, array, width, delta_heads(c, x->rank, x->size), range));
+    for (int64_t t = 0; t < rows; t++)
+        for (int i = 0; i < 3; i++)
+            for (int64_t k = range[i].lo; k < range[i].hi; k++) *to++ = (int32_t)(t * all + k);
+    x->delta[array].heads = tensor_1d(x->index + (to - x->host), DT_I32, n * all);
+    for (int r = 0; r < x->size; r++) { /* the ranges of the ranks one after the other, each (rows, its columns) */
+        const int64_t own = columns_of(c, array, width, delta_heads(c, r, x->size), range);
+        int64_t at = 0;
+        for (int i = 0; i < 3; i++)
+            for (int64_t k = range[i].lo; k < range[i].hi; k++, at++)
+                for (int64_t t = 0; t < n; t++) to[t * all + k] = (int32_t)(rows * before + (r0 + t) * own + at);
+        before += own;
+    }
+    return to + n * all;
+}
+
+/* Those of gated delta nets. */
+static int32_t *delta_indices(struct model_context *x, int32_t *to) {
+    const struct model_config *const c = &x->m->cfg;
+    struct model_range range[3];
+    if (!c->delta.v_heads) return to;
+    for (int i = 0; i < DELTA_ARRAYS; i++) to = delta_index(x, i, to);
+    const int64_t own = columns_of(c, DELTA_QKV, 1, delta_heads(c, x->rank, x->size), range);
+    x->channels = tensor_1d(x->index + (to - x->host), DT_I32, own);
+    for (int i = 0; i < 3; i++)
+        for (int64_t k = range[i].lo; k < range[i].hi; k++) *to++ = (int32_t)k;
+    return to;
+}
 
 int model_context_begin(struct model_context *x, const struct model_parts *parts, struct tensor ids) {
     const struct model_config *const c = &x->m->cfg;
@@ -135,6 +250,8 @@ int model_context_begin(struct model_context *x, const struct model_parts *parts
         *index[i] = tensor_1d(at, DT_I32, count[i]);
         at += count[i];
     }
+    CHECK(at - x->index == to - x->host);
+    to = delta_indices(x, to);
     return dev_copy_in(x->m->dev, x->index, x->host, (size_t)(to - x->host) * sizeof *to);
 }
 
@@ -145,13 +262,24 @@ struct area {
     enum dtype dt;
     int64_t heads, width;
     bool by_heads, keys; /* keys: heads are those of keys */
+    bool delta;          /* of a gated delta net: heads are columns of `array` */
+    int array;
     char *base;
     size_t at[MODEL_MOST_PARTS + 1]; /* bytes */
 };
 
+/* Heads, or columns, of the ranks before r. */
+static int64_t heads_before(const struct model_context *x, const struct area *a, int r) {
+    const struct model_config *const c = &x->m->cfg;
+    if (r == x->size) return a->heads;
+    if (!a->delta) return a->keys ? heads_of(c, r, x->size).kv0 : heads_of(c, r, x->size).q0;
+    const struct heads h = delta_heads(c, r, x->size);
+    struct model_range range[3];
+    return columns_of(c, a->array, column_width(c, a->array), (struct heads){0, h.q0, 0, h.kv0}, range);
+}
+
 /* Places n areas in the shared memory. */
 static void place(const struct model_context *x, struct area *v, int n) {
-    const struct model_config *const c = &x->m->cfg;
     const int64_t rows = x->parts.cut[x->size];
     size_t at = 0;
     for (int i = 0; i < n; i++) {
@@ -159,8 +287,7 @@ static void place(const struct model_context *x, struct area *v, int n) {
         const size_t vector = (size_t)a->width * dtype_size(a->dt);
         a->base = x->shared + at;
         for (int r = 0; r <= x->size; r++) {
-            const struct heads k = heads_of(c, r < x->size ? r : x->size - 1, x->size);
-            const int64_t before = r == x->size ? a->heads : a->keys ? k.kv0 : k.q0;
+            const int64_t before = heads_before(x, a, r);
             a->at[r] = at + (size_t)(a->by_heads ? rows * before : x->parts.cut[r] * a->heads) * vector;
         }
         at = up(a->at[x->size]);
@@ -289,4 +416,128 @@ int model__context_rows(const struct model_batch *b, struct tensor *ids, struct 
     *ids = last ? x->ids : TENSOR_NONE;
     *dx = last ? tensor_2d(a.base, DT_F32, rows, a.width) : TENSOR_NONE;
     return 0;
+}
+
+/* ---- gated delta nets ---- */
+
+static struct area delta_area(const struct model_context *x, int array, bool by_heads) {
+    const struct model_config *const c = &x->m->cfg;
+    return (struct area){.dt = x->m->act,
+                         .heads = all_columns(c, array),
+                         .width = column_width(c, array),
+                         .by_heads = by_heads,
+                         .delta = true,
+                         .array = array};
+}
+
+/* q, k and v, and b and a; or their gradients. */
+static void delta_areas(const struct model_context *x, bool by_heads, struct area *v) {
+    v[0] = delta_area(x, DELTA_QKV, by_heads);
+    v[1] = delta_area(x, DELTA_BA, by_heads);
+    place(x, v, 2);
+}
+
+/* What the delta rule gives; or its gradient. */
+static struct area delta_out(const struct model_context *x, bool by_heads) {
+    struct area a = delta_area(x, DELTA_V, by_heads);
+    place(x, &a, 1);
+    return a;
+}
+
+static struct tensor matrix(const struct model_context *x, void *p, int64_t rows, int64_t cols) {
+    return tensor_2d(p, x->m->act, rows, cols);
+}
+
+void model__context_delta_rows(const struct model_batch *b, struct tensor *qkv, struct tensor *ba) {
+    const struct model_context *const x = b->context;
+    struct area v[2];
+    delta_areas(x, false, v);
+    *qkv = matrix(x, own_place(x, &v[0]), b->n_rows, v[0].heads * v[0].width);
+    *ba = matrix(x, own_place(x, &v[1]), b->n_rows, v[1].heads);
+}
+
+struct tensor model__context_delta_dout(const struct model_batch *b) {
+    const struct model_context *const x = b->context;
+    const struct area a = delta_out(x, false);
+    return matrix(x, own_place(x, &a), b->n_rows, a.heads * a.width);
+}
+
+/* The part of a vector of all value heads that is of own ones. */
+static struct tensor own_values(const struct model_context *x, struct tensor v) {
+    const struct heads own = delta_heads(&x->m->cfg, x->rank, x->size);
+    return tensor_1d((char *)v.data + (size_t)own.q0 * dtype_size(v.dt), v.dt, own.q1 - own.q0);
+}
+
+void model__context_delta_args(const struct model_batch *b, const struct model_delta_stage *s, struct causal_conv_args *conv,
+                               struct delta_args *rule) {
+    const struct model_context *const x = b->context;
+    const struct model_config *const c = &x->m->cfg;
+    const struct heads own = delta_heads(c, x->rank, x->size);
+    const int64_t rows = x->parts.cut[x->size], n = own.q1 - own.q0, channels = x->channels.dim[0];
+    conv->x = matrix(x, s->qkv.data, rows, channels);
+    conv->y = rule->qkv = matrix(x, s->u.data, rows, channels);
+    rule->n_k_heads = own.kv1 - own.kv0;
+    rule->n_v_heads = n;
+    rule->ba = matrix(x, s->ba.data, rows, 2 * n);
+    rule->a_log = own_values(x, rule->a_log);
+    rule->dt_bias = own_values(x, rule->dt_bias);
+    rule->out = TENSOR_NONE; /* where it is exchanged */
+    if (!s->e.data) return;
+    rule->states = (struct tensor){s->states.data, DT_F32, 4, {rows / DEV_DELTA_CHUNK + 1, n, c->delta.k_dim, c->delta.v_dim}};
+    rule->e = tensor_2d(s->e.data, DT_F32, rows, n * c->delta.v_dim);
+}
+
+/* The own channels' weights of the convolution. */
+static int take_taps(const struct model_context *x, struct causal_conv_args *conv) {
+    const struct tensor own = matrix(x, x->taps, x->channels.dim[0], DEV_CONV_TAPS);
+    TRY(dev_gather_rows(x->m->dev, own, conv->w, x->channels));
+    conv->w = own;
+    return 0;
+}
+
+int model__context_delta_fwd(const struct model_batch *b, const struct causal_conv_args *of, const struct delta_args *r,
+                             struct tensor o) {
+    struct model_context *const x = b->context;
+    struct causal_conv_args conv = *of;
+    struct delta_args rule = *r;
+    struct area v[2], out;
+    delta_areas(x, false, v);
+    TRY(gather(x, v, 2));
+    TRY(pick(x, &v[0], x->delta[DELTA_QKV].rows, conv.x));
+    TRY(pick(x, &v[1], x->delta[DELTA_BA].rows, rule.ba));
+    out = delta_out(x, true);
+    rule.out = matrix(x, own_place(x, &out), conv.x.dim[0], rule.n_v_heads * rule.v_dim);
+    if (rule.n_v_heads > 0) {
+        TRY(take_taps(x, &conv));
+        TRY(dev_causal_conv_fwd(x->m->dev, &conv));
+        TRY(dev_delta_fwd(x->m->dev, &rule));
+    }
+    TRY(gather(x, &out, 1));
+    return pick(x, &out, x->delta[DELTA_V].heads, o);
+}
+
+int model__context_delta_bwd(const struct model_batch *b, const struct context_delta_bwd_args *a) {
+    struct model_context *const x = b->context;
+    struct dev *const d = x->m->dev;
+    struct causal_conv_args conv = *a->conv;
+    const int64_t rows = conv.x.dim[0], channels = x->channels.dim[0], n = a->rule->n_v_heads;
+    const struct tensor dout = matrix(x, a->dout.data, rows, n * a->rule->v_dim), du = matrix(x, a->du.data, rows, channels);
+    const struct tensor dw = tensor_2d(x->taps + taps_bytes(&x->m->cfg, x->size) / 2, DT_F32, channels, DEV_CONV_TAPS);
+    struct area in = delta_out(x, false), v[2];
+    struct delta_args rule = *a->rule;
+    TRY(gather(x, &in, 1));
+    TRY(pick(x, &in, x->delta[DELTA_V].rows, dout));
+    delta_areas(x, true, v);
+    const struct tensor dqkv = matrix(x, own_place(x, &v[0]), rows, channels), dba = matrix(x, own_place(x, &v[1]), rows, 2 * n);
+    if (n > 0) {
+        rule.out = dout; /* not read */
+        TRY(take_taps(x, &conv));
+        TRY(dev_delta_bwd(d, &rule, &(struct delta_bwd_args){dout, du, dba, own_values(x, a->da_log), own_values(x, a->ddt_bias)}));
+        TRY(dev_zero(d, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
+        TRY(dev_causal_conv_bwd(d, &conv, &(struct causal_conv_bwd_args){du, dqkv, dw}));
+        TRY(dev_scatter_rows_add(d, a->dtaps, dw, x->channels));
+    }
+    TRY(gather(x, v, 2));
+    TRY(pick(x, &v[0], x->delta[DELTA_QKV].heads, a->dqkv));
+    return pick(x, &v[1], x->delta[DELTA_BA].heads, a->dba);
 }
