@@ -21,6 +21,7 @@ static __device__ __forceinline__ float silu_slope(float x) {
 
 template <typename T> struct conv_job {
     int64_t n, rows, cols, n_slots, kept, per; /* sequences; rows of the batch, of a slot, of a block */
+    bool single;                               /* no sequence has more than one row */
     const int32_t *start, *pos0, *slot;
     const T *x, *w, *dy;
     T *y, *state, *dx;
@@ -55,6 +56,12 @@ template <typename T> static __device__ conv_seq<T> conv_find(const conv_job<T> 
 template <typename T> static __device__ void conv_next(const conv_job<T> &j, conv_seq<T> &s, int64_t r) {
     while (s.i < j.n && r >= s.hi)
         if (++s.i < j.n) conv_enter(j, s);
+}
+/* Where row r of a sequence with a slot is kept. */
+template <typename T> static __device__ __forceinline__ T *conv_state_row(const conv_job<T> &j, const conv_seq<T> &s, int64_t r) {
+    const int64_t slot = j.slot[s.i];
+    if (slot < 0 || slot >= j.n_slots) __trap();
+    return j.state + (slot * j.kept + (s.pos0 + r - s.lo) % j.kept) * j.cols;
 }
 /* Columns [c, c + n) of the input row r of the sequence, which may be before its first one in the batch. */
 template <bool VEC, typename T>
@@ -112,6 +119,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
             for (int i = 0; i < CHUNK; i++) x[t][i] = x[t + 1][i];
         conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
         loaded = r;
+        if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + c, x[TAPS - 1], n); /* its place was a row before these */
         conv_sum<T>(u, x, w);
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) u[i] = silu(u[i]);
@@ -126,14 +134,12 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     s.i = blockIdx.y;
     if (c >= j.cols) return;
     conv_enter(j, s);
-    const int64_t slot = j.slot[s.i];
-    if (slot < 0 || slot >= j.n_slots) __trap();
     if (s.hi == s.lo) return;
     const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
     for (int64_t r = s.hi - s.lo < j.kept ? s.lo : s.hi - j.kept; r < s.hi; r++) {
         float x[CHUNK];
         conv_load<VEC>(x, j, s, r, c, n);
-        store8<VEC>(j.state + (slot * j.kept + (s.pos0 + r - s.lo) % j.kept) * j.cols + c, x, n);
+        store8<VEC>(conv_state_row(j, s, r) + c, x, n);
     }
 }
 
@@ -217,12 +223,14 @@ static bool wide(int64_t cols, const void *a, const void *b, const void *c, cons
 }
 
 template <typename T> static int conv_fwd_any(struct cuda *c, const struct causal_conv_args *a) {
-    const conv_job<T> j = conv_job_of<T>(a);
+    conv_job<T> j = conv_job_of<T>(a);
+    j.single = a->seqs.max_rows == 1;
+    if (j.single) j.per = 1; /* each row would look up its own sequence, one after the other */
     const dim3 grid(column_blocks(j.cols), (unsigned)ceil_div(j.rows, j.per)), states(grid.x, (unsigned)j.n);
     const bool vec = wide(j.cols, j.x, j.w, j.y, j.state);
     if (vec) CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
     else CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
-    if (!j.state || j.n == 0) return 0;
+    if (!j.state || j.n == 0 || j.single) return 0;
     if (vec) CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
     else CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
     return 0;

@@ -1,5 +1,5 @@
 /* tf32x3.cuh - products of f32 matrices on tensor cores, each as three of TF32 (Ootomo & Yokota 2022): x = hi + lo with 11 bits
- * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-20 of a term.  A warp has 16 rows and N tiles of 8 columns.
+ * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-22 of a term.  A warp has 16 rows and N tiles of 8 columns.
  *
  * Invariant: a number is one chain of instructions over k, ascending, whose order the hardware fixes. */
 #ifndef VERLC_DEV_CUDA_TF32X3_CUH
@@ -7,14 +7,14 @@
 
 #include "device/cuda/ptx.cuh"
 
-/* By cutting bits off: cvt.rna is several instructions a number. What lo loses is 2^-20 of x. */
+/* hi to nearest, lo by cutting bits off; by integers, since cvt.rna.tf32 is nine instructions. NaN comes back as lo. */
 struct tf32_pair {
     uint32_t hi, lo;
 };
 static __device__ __forceinline__ tf32_pair tf32_split(float x) {
     const uint32_t kept = 0xffffe000; /* sign, exponent, 10 bits of mantissa */
     tf32_pair p;
-    p.hi = __float_as_uint(x) & kept;
+    p.hi = (__float_as_uint(x) + 0x1000) & kept;
     p.lo = __float_as_uint(__fsub_rn(x, __uint_as_float(p.hi))) & kept;
     return p;
 }
@@ -35,7 +35,8 @@ template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] = 0;
 }
-/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8. */
+enum { TILES = 4 }; /* that a step multiplies in turns */
+/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8, N of TILES. */
 template <int N, bool ALL, class A, class B>
 static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place<ALL> &at, int k, const A &a, const B &b) {
     const int g = ((int)threadIdx.x & 31) / 4, t = (int)threadIdx.x & 3;
@@ -44,12 +45,22 @@ static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_p
                                 tf32_split(a(at.row + g, x + t + 4)), tf32_split(a(at.row + g + 8, x + t + 4))};
         const uint32_t hi[4] = {p[0].hi, p[1].hi, p[2].hi, p[3].hi}, lo[4] = {p[0].lo, p[1].lo, p[2].lo, p[3].lo};
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            if (!at.has(n)) break;
-            const tf32_pair b0 = tf32_split(b(x + t, at.col + 8 * n + g)), b1 = tf32_split(b(x + t + 4, at.col + 8 * n + g));
-            mma_tf32(acc[n], lo, b0.hi, b1.hi);
-            mma_tf32(acc[n], hi, b0.lo, b1.lo);
-            mma_tf32(acc[n], hi, b0.hi, b1.hi);
+        for (int n0 = 0; n0 < N; n0 += TILES) { /* the products of a tile depend on each other, those of others are between */
+            tf32_pair q[TILES][2];
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                if (at.has(n0 + n))
+#pragma unroll
+                    for (int h = 0; h < 2; h++) q[n][h] = tf32_split(b(x + t + 4 * h, at.col + 8 * (n0 + n) + g));
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], lo, q[n][0].hi, q[n][1].hi);
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], hi, q[n][0].lo, q[n][1].lo);
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], hi, q[n][0].hi, q[n][1].hi);
         }
     }
 }
