@@ -96,7 +96,7 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, const int32
                                                                    .dy = model__range(dxn, r),
                                                                    .dx_all = dx_all,
                                                                    .dw = dnorm}));
-        TRY(model__mtp_norm_backward(m, a, dnorm));
+        TRY(model__mtp_norm_backward(m, a, model__part(g, i, a->n_rows), dnorm));
         TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add || i > 0));
     }
     return model__bucket_end(g);

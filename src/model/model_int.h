@@ -510,8 +510,8 @@ void model__mtp_layout(struct model_acts *a, struct arena *m, const struct model
 void model__mtp_free(struct model_acts *a);
 /* Its part of model_backward, before the head's: a->mtp.din, and a bucket of its own. */
 int model__mtp_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args, struct model_grads *g);
-/* Of what that left for the final norm: onto a->dx and dnorm. */
-int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct tensor dnorm);
+/* Of what that left for the final norm of these rows: onto a->dx and dnorm. */
+int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct model_range rows, struct tensor dnorm);
 /* ids (2T), rows (2T, h): the model's T and the MTP layer's, for one sum. */
 int model__mtp_rows(struct model *m, struct model_acts *a, struct tensor *ids, struct tensor *rows);
 /* Backward of the final norm of the rows in head.row, row of the host, from dxn, the gradient of head.xn: a->dx = theirs, zeros

@@ -147,20 +147,25 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     struct dev *const d = m->dev;
     const int64_t n = l->n;
     const struct tensor dxn = model__top(a->dxn, n), d_logp = model__top(a->head.dlogp, n), dx = model__top(a->dx, a->n_rows);
+    TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
+    if (n == 0) return 0; /* other ranks have rows with a loss */
     TRY(model__head_copy(m, a, l, 0, n));
     TRY(head_norm(m, a, n));
     const struct lmhead_args h = head_args(m, a, 0, n);
     TRY(dev_copy_in(d, d_logp.data, dlogp, (size_t)n * sizeof(float)));
     TRY(dev_lmhead_bwd(d, &h, &(struct lmhead_bwd_args){d_logp, TENSOR_NONE, dxn, TENSOR_NONE, false}));
-    TRY(dev_zero(d, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-    return model__norm_rows_backward(m, a,
-                                     &(struct norm_rows_backward){.x = a->x[model_mtp_layer(&m->cfg) + 1],
-                                                                  .w = m->mtp.norm->vec,
-                                                                  .idx = model__top(a->head.row, n),
-                                                                  .rstd = model__top(a->head.rstd, n),
-                                                                  .dy = dxn,
-                                                                  .dx_all = dx,
-                                                                  .dw = model__vec_grad(m, g, m->mtp.norm)});
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_range r = model__part_outputs(g, i, l->row, n);
+        TRY(model__norm_rows_backward(m, a,
+                                      &(struct norm_rows_backward){.x = a->x[model_mtp_layer(&m->cfg) + 1],
+                                                                   .w = m->mtp.norm->vec,
+                                                                   .idx = model__range(a->head.row, r),
+                                                                   .rstd = model__range(a->head.rstd, r),
+                                                                   .dy = model__range(dxn, r),
+                                                                   .dx_all = dx,
+                                                                   .dw = model__vec_grad(m, g, m->mtp.norm)}));
+    }
+    return 0;
 }
 
 /* From the gradient of joined to those of the states and the embeddings. */
@@ -173,13 +178,14 @@ static int input_backward(struct model *m, struct model_acts *a, const struct mo
         const struct tensor dy = tensor_rows(t->dnormed, at, n), dx = tensor_rows(t->din, at, n);
         TRY(dev_gather_rows(m->dev, dy, tensor_2d(t->djoined.data, m->act, 2 * n, h), tensor_rows(t->unpair, at, n)));
         TRY(dev_zero(m->dev, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = dx,
-                                                               .dw = model__vec_grad(m, g, norm),
-                                                               .dy = dy,
-                                                               .x = tensor_rows(t->in, at, n),
-                                                               .w = norm->vec,
-                                                               .rstd = tensor_rows(t->in_rstd, at, n),
-                                                               .kind = m->cfg.family->norm}));
+        TRY(model__norm_backward(m, g,
+                                 &(struct rmsnorm_bwd_args){.dx = dx,
+                                                            .dw = model__vec_grad(m, g, norm),
+                                                            .dy = dy,
+                                                            .x = tensor_rows(t->in, at, n),
+                                                            .w = norm->vec,
+                                                            .rstd = tensor_rows(t->in_rstd, at, n),
+                                                            .kind = m->cfg.family->norm}));
     }
     return 0;
 }
@@ -197,7 +203,7 @@ int model__mtp_backward(struct model *m, struct model_acts *a, const struct mode
     const int64_t layer = model_mtp_layer(&m->cfg), n = a->n_rows;
     if (!m->cfg.mtp) return 0;
     CHECK(!m->lora);
-    a->mtp.live = l && l->n > 0;
+    a->mtp.live = l && (l->n > 0 || args->batch->context);
     TRY(model__bucket_begin(m, g, m->mtp.first, m->mtp.last));
     if (!a->mtp.live) {
         TRY(no_loss(m, a, g));
@@ -217,18 +223,17 @@ int model__mtp_backward(struct model *m, struct model_acts *a, const struct mode
     return model__bucket_end(g);
 }
 
-int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct tensor dnorm) {
+int model__mtp_norm_backward(struct model *m, struct model_acts *a, struct model_range rows, struct tensor dnorm) {
     struct model_mtp_acts *const t = &a->mtp;
-    const int64_t n = a->n_rows;
     if (!m->cfg.mtp || m->cfg.mtp_detached || !t->live) return 0;
-    const struct tensor dy = model__top(t->dnormed, n);
-    TRY(dev_cast(m->dev, dy, model__top(t->din, n))); /* rounded, as every gradient that an op reads */
-    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, n),
+    const struct tensor dy = model__range(t->dnormed, rows);
+    TRY(dev_cast(m->dev, dy, model__range(t->din, rows))); /* rounded, as every gradient that an op reads */
+    return dev_rmsnorm_bwd(m->dev, &(struct rmsnorm_bwd_args){.dx = model__range(a->dx, rows),
                                                               .dw = dnorm,
                                                               .dy = dy,
-                                                              .x = model__top(a->x[a->n_layers], n),
+                                                              .x = model__range(a->x[a->n_layers], rows),
                                                               .w = m->final_norm,
-                                                              .rstd = model__top(t->hidden_rstd, n),
+                                                              .rstd = model__range(t->hidden_rstd, rows),
                                                               .kind = m->cfg.family->norm});
 }
 

@@ -28,7 +28,6 @@ struct plan {
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
     size_t least;              /* with as little kept as the keys allow */
-    const char *why_parts;     /* why a micro-batch is not cut as the key says; NULL: it is */
     size_t copy;               /* host memory for asynchronous checkpoints; 0: they are synchronous */
 };
 
@@ -53,11 +52,10 @@ static size_t pass_bytes(const struct plan *p, const struct query *q) {
     return dev_working_bytes(q->dev, &p->sizes) + train_pages(trained_model_block_bytes(q->c, q->k->model.act, &p->a));
 }
 
-/* Parts of a micro-batch, and how many ranks share them; one where the model cannot be cut. */
+/* Parts of a micro-batch, and how many ranks share them. */
 static int plan_parts(struct plan *p, const struct query *q) {
     const int64_t asked = q->k->data.context, ranks = q->k->ranks.n;
-    p->why_parts = asked > 1 ? model_context_unable(q->c) : NULL;
-    p->a.parts = p->why_parts ? 1 : asked;
+    p->a.parts = asked;
     if (p->a.parts > 1 && ranks > 1 && ranks < p->a.parts)
         FAIL(ERR_INVAL,
              "engine.ulysses_sequence_parallel_size=%lld: there are %lld ranks; set at most %lld, or train on one rank, with the "
@@ -198,8 +196,6 @@ int supervised_memory_plan(struct supervised_worker_config *k, struct dev *dev, 
     out->text =
         xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
                   (double)trained_model_block_bytes(c, k->model.act, a) / 0x1p30, train_keep_text(a->keep, c, kept, sizeof kept));
-    if (p.why_parts)
-        log_note("engine.ulysses_sequence_parallel_size=%lld has no effect: %s", (long long)k->data.context, p.why_parts);
     out->async_save = p.copy > 0;
     out->json = add_rows(&p, &q, NULL);
     dev->planned = p.fixed + p.pass;
@@ -239,7 +235,6 @@ int supervised_memory_plan_print(struct supervised_worker_config *k, struct dev 
     if (k->ranks.n > 1) buf_addf(b, "; each of %lld ranks:", (long long)k->ranks.n);
     buf_adds(b, "\n");
     out->json = add_rows(&p, &q, b);
-    if (p.why_parts) buf_addf(b, "  context parallel: 1, not the %lld asked for: %s\n", (long long)k->data.context, p.why_parts);
     out->fits = plan_check(&p, &q) == 0;
     err_save(&why);
     json_object_set_new(out->json, "fits", json_boolean(out->fits));

@@ -127,7 +127,7 @@ static int open_context(struct trained_model *t, const struct trained_model_args
     const struct model_context_args rows = {.model = t->model, .max_rows = a->max_rows, .train = a->train, .room = room};
     struct model_context_args own = rows;
     if (n <= 1 && t->context.parts <= 1) return 0;
-    CHECK(t->grad_chunk == 1 && !model_context_unable(&t->model->cfg) && (!a->train || (n == t->context.parts) == (ranks > 1)));
+    CHECK(t->grad_chunk == 1 && (!a->train || (n == t->context.parts) == (ranks > 1)));
     if (n <= 1) return 0;
     if (ranks < n) FAIL(ERR_INVAL, "context parallel over %d ranks, and there are %d", n, ranks);
     t->context.groups = ranks / n;
@@ -362,10 +362,18 @@ static int gather_outputs(struct trained_model *t, void *x, const int64_t *at, i
     return comm_all_gather(t->context.comm, x, bytes);
 }
 
+/* The same of lists of the targets from `first` on. */
+static int gather_lists(struct trained_model *t, const struct token_lists *s, int64_t first, const int64_t *at) {
+    const int64_t k = t->list.k;
+    if (!s) return 0;
+    TRY(gather_outputs(t, s->id ? s->logp + first * k : NULL, at, k));
+    TRY(gather_outputs(t, s->top_id ? s->top_id + first * k : NULL, at, k));
+    return gather_outputs(t, s->top_logp ? s->top_logp + first * k : NULL, at, k);
+}
+
 /* The pass over a micro-batch with targets, which are those from `at` on. */
 static int forward_micro(struct trained_model *t, const struct packed_seq *seqs, const struct pack_micro *m, float temperature,
                          const struct forward_out *out, int64_t at) {
-    const int64_t k = t->list.k;
     int64_t of[MODEL_MOST_PARTS + 1];
     struct model_batch b;
     struct pack_targets own;
@@ -377,10 +385,7 @@ static int forward_micro(struct trained_model *t, const struct packed_seq *seqs,
     TRY(gather_outputs(t, t->out, of, 1));
     TRY(gather_outputs(t, out->entropy ? t->entropy : NULL, of, 1));
     TRY(gather_outputs(t, out->sum_pi_sq ? t->sum_pi_sq : NULL, of, 1));
-    if (!out->list) return 0;
-    TRY(gather_outputs(t, out->list->id ? out->list->logp + at * k : NULL, of, k));
-    TRY(gather_outputs(t, out->list->top_id ? out->list->top_id + at * k : NULL, of, k));
-    return gather_outputs(t, out->list->top_logp ? out->list->top_logp + at * k : NULL, of, k);
+    return gather_lists(t, out->list, at, of);
 }
 
 int trained_model_forward(struct trained_model *t, const struct packed_seq *seqs, int64_t n, struct micro_batch_limits cut,
@@ -450,7 +455,9 @@ static void loss_not_finite(const struct trained_model *t, struct optim_result *
 struct computed {
     struct model_batch b, next; /* next: with the token after each row */
     struct model_logp_args l, mtp;
-    struct pack_targets own; /* targets that are computed here */
+    struct pack_targets own;       /* targets that are computed here */
+    struct pack_targets predicted; /* of mtp, likewise */
+    int64_t n_predicted;           /* of the whole micro-batch */
     bool finite;
 };
 
@@ -574,33 +581,62 @@ static int64_t mtp_fill(struct trained_model *t, const struct packed_seq *seqs, 
     return k;
 }
 
+/* Leaves c with what is this rank's; at: where the log-probs of each rank's begin. */
+static void mtp_part(struct trained_model *t, struct computed *c, int64_t *at) {
+    const struct model_parts *const cut = &t->context.cut;
+    const int rank = collective_rank(t->context.group);
+    int64_t k = at[0] = 0;
+    for (int r = 0; r < cut->n; r++) {
+        while (k < c->n_predicted && t->mtp.row[k] < cut->cut[r + 1]) k++;
+        at[r + 1] = k;
+    }
+    c->predicted = (struct pack_targets){at[rank], at[rank + 1]};
+    c->next.ids = tensor_rows(c->next.ids, cut->cut[rank], c->next.n_rows);
+    for (k = at[rank]; k < at[rank + 1]; k++) t->mtp.row[k] -= (int32_t)cut->cut[rank];
+}
+
 /* Its pass over a micro-batch; the sum goes behind the record. */
 static int mtp_forward(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
     struct mtp_sum sum = {.n = mtp_fill(t, s->seqs, m)};
+    const struct tensor next = tensor_1d(t->mtp.d_next, DT_I32, m->n_rows);
+    int64_t at[MODEL_MOST_PARTS + 1];
+    c->n_predicted = sum.n;
+    c->predicted = (struct pack_targets){0, sum.n};
     c->next = c->b;
-    c->next.ids = tensor_1d(t->mtp.d_next, DT_I32, m->n_rows);
-    c->mtp = (struct model_logp_args){
-        .n = sum.n, .row = t->mtp.row, .target = t->mtp.target, .inv_temp = t->mtp.ones, .logp = t->mtp.logp};
+    c->next.ids = next;
+    if (t->context.ranks) mtp_part(t, c, at);
+    const int64_t lo = c->predicted.lo;
+    c->mtp = (struct model_logp_args){.n = c->predicted.hi - lo,
+                                      .row = t->mtp.row + lo,
+                                      .target = t->mtp.target + lo,
+                                      .inv_temp = t->mtp.ones,
+                                      .logp = t->mtp.logp + lo};
     TRY(dev_copy_in(t->dev, t->mtp.d_next, t->mtp.next, (size_t)m->n_rows * sizeof *t->mtp.next));
+    if (t->context.ranks) model_context_next(t->context.ranks, next);
     TRY(model_mtp_begin(t->model, t->acts));
     TRY(model_mtp_forward(t->model, &c->next, t->acts, TENSOR_NONE));
     TRY(model_mtp_logp(t->model, t->acts, &c->mtp));
+    TRY(gather_outputs(t, t->mtp.logp, at, 1));
     for (int64_t i = 0; i < sum.n; i++) sum.logp += (double)t->mtp.logp[i];
     return buf_add(&t->record, &sum, sizeof sum);
 }
 
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
-    c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .list = list_at(t, s->list, m->t0)};
+    c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL};
     int64_t at[MODEL_MOST_PARTS + 1];
     TRY(micro_batch_fill(&t->pack, s->seqs, m, &c->b));
     TRY(take_part(t, m, t->context.parts, &c->b, &c->own, at));
+    c->l.list = list_at(t, s->list, m->t0 + c->own.lo);
     TRY(forward(t, s->temperature, c->own, &c->b, &c->l));
     TRY(gather_outputs(t, t->out, at, 1));
     TRY(gather_outputs(t, s->entropy ? t->entropy : NULL, at, 1));
+    TRY(gather_lists(t, s->list, m->t0, at));
+    list_at(t, s->list, m->t0);
     const int finite = micro_loss(t, s, m, &c->l);
     TRY(finite);
     c->finite = finite;
+    list_at(t, s->list, m->t0 + c->own.lo);
     return t->mtp.weight > 0 ? mtp_forward(t, s, m, c) : 0;
 }
 
@@ -628,8 +664,8 @@ static int backward(struct trained_model *t, const struct mini_batch *s, const s
                                        .sink = sink};
     if (t->mtp.weight > 0) {
         logp.mtp.batch = &c->next;
-        logp.mtp.logp = &c->mtp;
-        logp.mtp.dlogp = t->mtp.dlogp;
+        logp.mtp.logp = c->n_predicted > 0 ? &c->mtp : NULL;
+        logp.mtp.dlogp = t->mtp.dlogp + c->predicted.lo;
     }
     TRY(t->model->cfg.value ? model_value_backward(t->model, t->acts, &value) : model_backward(t->model, t->acts, &logp));
     return t->routers.read ? router_losses_of(t, m, &c->b) : 0;

@@ -51,8 +51,12 @@ def main():
         olmo = {A + "model.path": family(s, "olmo", OLMO), A + "actor.fsdp_config.dtype": "bfloat16"}
         lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
         forced = {"trainer.force_old_log_prob": True}
+        teacher = {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": s.dir / "model",
+                   A + "actor.use_kl_loss": False, "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+                   "distillation.distillation_loss.topk": 4}
         cases = {"a reference": (2, forced, ((2, {}), (3, sharded))), "bf16": (3, bf16, ((3, sharded), (4, {}))),
-                 "norms of rows": (2, olmo, ((2, {}),)), "an adapter": (2, lora, ((2, {}),)), "a critic": (2, critic, ())}
+                 "norms of rows": (2, olmo, ((2, {}),)), "an adapter": (2, lora, ((2, {}),)), "a critic": (2, critic, ()),
+                 "lists of a teacher": (2, teacher, ((2, sharded), (3, {"distillation.ranks": 2})))}
         for name, (parts, keys, others) in cases.items():
             one = s.dir / name.replace(" ", "_")
             go(f"{name}: one rank", one, 1, parts, **keys)

@@ -70,6 +70,15 @@ static const struct setup {
     {.name = "2 parts, critic", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .value = true, .parts = 2},
     {.name = "3 parts, LoRA", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .lora = true, .parts = 3},
     {.name = "4 parts, more than key heads", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .parts = 4},
+    {.name = "3 parts, lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .list = true, .parts = 3},
+    {.name = "2 parts, MTP, tied",
+     .model = "tied",
+     .ref = true,
+     .optim = {.kind = OPTIM_ADAMW, .clip = 0.01},
+     .mtp = true,
+     .parts = 2},
+    {.name = "3 parts, MTP", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .parts = 3},
+    {.name = "2 parts, MTP, detached", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .detached = true, .parts = 2},
     {.name = "chunks of 3, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 3},
 };
 static const struct {

@@ -123,9 +123,13 @@ static int part_of_part(struct comm *c, struct comm *part, int rank) {
 static int operate_in_parts(struct comm *c, int cut, uint64_t seed) {
     const int n = comm_size(c), me = comm_rank(c), first = me < cut ? 0 : cut;
     struct rng own = {.seed = seed + (uint64_t)first, .stream = RNG_TEST}, all = {.seed = seed, .stream = RNG_TEST};
-    struct comm *part;
+    struct comm *part, *alone = NULL;
     int rc = comm_part(&part, c, first, me < cut ? cut : n - cut);
     if (rc >= 0 && comm_rank(part) != me - first) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "another rank of the part");
+    if (rc >= 0) rc = comm_part(&alone, part, me - first, 1); /* a part of a part counts in it */
+    if (rc >= 0 && (comm_rank(alone) != 0 || strcmp(comm_who(alone, 0), comm_who(c, me)) != 0))
+        rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "another rank of a part's part");
+    comm_close(alone);
     for (uint64_t k = 0; rc >= 0 && k < 40; k++)
         rc = operate_once(k % 4 == 3 ? c : part, (int)rng_below(k % 4 == 3 ? &all : &own, N_OPS), k, COMM_FRAME + 100,
                           k % 4 == 3 ? &all : &own);

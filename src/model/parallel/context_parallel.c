@@ -24,10 +24,11 @@ struct model_context {
     int64_t max_rows;
     char *shared;
     size_t shared_bytes;
-    int32_t *host, *index; /* room for the four indices; on the device */
+    int32_t *host, *index; /* room for the indices; on the device */
+    int32_t *both;         /* room for ids and next */
     /* of the micro-batch at hand */
     struct model_parts parts;
-    struct tensor ids;
+    struct tensor ids, next;         /* next: of an MTP layer */
     struct tensor rows_q, rows_kv;   /* own heads of all rows: (T, q), (kv, T) heads, from what ranks have by rows */
     struct tensor heads_q, heads_kv; /* all heads of own rows: (R, Hq), (Hk, R), from what ranks have by heads */
     struct delta_index {
@@ -44,8 +45,6 @@ void model_parts_cut(struct model_parts *p, int64_t rows, int n) {
 }
 
 int64_t model_parts_most(int64_t rows, int n) { return (rows + n - 1) / n; }
-
-const char *model_context_unable(const struct model_config *c) { return c->mtp ? "the model has an MTP layer" : NULL; }
 
 /* ---- heads ---- */
 
@@ -137,7 +136,8 @@ static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t
     const int64_t channels = model_dim(c, MODEL_DELTA_QKV), ba = 2 * c->delta.v_heads;
     const size_t delta = c->delta.v_heads ? up(SIZE_OF(rows, channels, unit)) + up(SIZE_OF(rows, ba, unit)) : 0;
     const size_t attention = q + 2 * (train ? larger(kv, dkv) : kv), most = larger(attention, delta);
-    return train ? larger(most, up(SIZE_OF(rows, c->hidden, (int64_t)sizeof(float)))) : most;
+    const size_t dx = up(SIZE_OF(model_embedded_rows(c, rows), c->hidden, (int64_t)sizeof(float)));
+    return train ? larger(most, dx) : most;
 }
 
 static int64_t index_count(const struct model_config *c, int size, int64_t rows) {
@@ -151,13 +151,19 @@ static int64_t index_count(const struct model_config *c, int size, int64_t rows)
     return rows * own + model_parts_most(rows, size) * all + (c->delta.v_heads ? most_channels(c, size) : 0);
 }
 
+/* The tokens of an MTP layer's rows behind the others. */
+static size_t ids_bytes(const struct model_config *c, int64_t rows) {
+    return c->mtp ? up((size_t)model_embedded_rows(c, rows) * sizeof(int32_t)) : 0;
+}
+
 /* Weights of the convolution in act, and their gradients. */
 static size_t taps_bytes(const struct model_config *c, int size) {
     return c->delta.v_heads ? 2 * up(SIZE_OF(most_channels(c, size), DEV_CONV_TAPS, (int64_t)sizeof(float))) : 0;
 }
 
 size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train) {
-    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, size) + (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
+    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, size) + ids_bytes(c, max_rows) +
+           (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
 }
 
 int model_context_open(struct model_context **out, const struct model_context_args *a) {
@@ -170,7 +176,8 @@ int model_context_open(struct model_context **out, const struct model_context_ar
     x->shared = a->room;
     x->shared_bytes = shared_bytes(&m->cfg, m->act, a->max_rows, a->train);
     x->taps = x->shared + x->shared_bytes;
-    x->index = (int32_t *)(void *)(x->taps + taps_bytes(&m->cfg, x->size));
+    x->both = (int32_t *)(void *)(x->taps + taps_bytes(&m->cfg, x->size));
+    x->index = (int32_t *)(void *)((char *)x->both + ids_bytes(&m->cfg, a->max_rows));
     x->host = xmalloc((size_t)index_count(&m->cfg, x->size, a->max_rows) * sizeof *x->host);
     return collective_share(a->group, x->shared, x->shared_bytes);
 }
@@ -230,6 +237,7 @@ int model_context_begin(struct model_context *x, const struct model_parts *parts
     CHECK(parts->n == x->size && rows <= x->max_rows);
     x->parts = *parts;
     x->ids = ids;
+    x->next = TENSOR_NONE;
     const int64_t r0 = parts->cut[x->rank], n = part_rows(x, x->rank);
     for (int64_t t = 0; t < rows; t++) /* ranges by rows, one after the other, are the matrix of all rows */
         for (int64_t h = own.q0; h < own.q1; h++) *to++ = (int32_t)(t * hq + h);
@@ -254,6 +262,8 @@ int model_context_begin(struct model_context *x, const struct model_parts *parts
     to = delta_indices(x, to);
     return dev_copy_in(x->m->dev, x->index, x->host, (size_t)(to - x->host) * sizeof *to);
 }
+
+void model_context_next(struct model_context *x, struct tensor next) { x->next = next; }
 
 /* ---- exchanges ---- */
 
@@ -407,14 +417,25 @@ int model__context_attn_bwd(const struct model_batch *b, const struct context_bw
 
 int model__context_rows(const struct model_batch *b, struct tensor *ids, struct tensor *dx) {
     struct model_context *const x = b->context;
-    const int64_t rows = x->parts.cut[x->size];
-    struct area a = {.dt = DT_F32, .heads = 1, .width = x->m->cfg.hidden};
-    place(x, &a, 1);
-    TRY(dev_copy(x->m->dev, own_place(x, &a), dx->data, (size_t)tensor_count(*dx) * sizeof(float)));
-    TRY(gather(x, &a, 1));
+    struct dev *const d = x->m->dev;
+    const int64_t rows = x->parts.cut[x->size], h = x->m->cfg.hidden, own = b->n_rows;
+    const int times = dx->dim[0] > own ? 2 : 1; /* an MTP layer's rows behind the others */
+    const size_t row = (size_t)h * sizeof(float);
+    size_t at[2 * (MODEL_MOST_PARTS + 1)];
+    for (int i = 0; i < times; i++) {
+        for (int r = 0; r <= x->size; r++) at[i * (x->size + 1) + r] = (size_t)(i * rows + x->parts.cut[r]) * row;
+        TRY(dev_copy(d, x->shared + at[i * (x->size + 1) + x->rank], tensor_rows(*dx, i * own, own).data, (size_t)own * row));
+    }
+    CHECK(at[times * (x->size + 1) - 1] <= x->shared_bytes);
+    TRY(collective_all_gather(x->group, x->shared, at, times));
     const bool last = x->rank == x->size - 1;
     *ids = last ? x->ids : TENSOR_NONE;
-    *dx = last ? tensor_2d(a.base, DT_F32, rows, a.width) : TENSOR_NONE;
+    *dx = last ? tensor_2d(x->shared, DT_F32, times * rows, h) : TENSOR_NONE;
+    if (!last || times == 1) return 0;
+    const size_t bytes = (size_t)rows * sizeof *x->both;
+    TRY(dev_copy(d, x->both, x->ids.data, bytes));
+    TRY(dev_copy(d, x->both + rows, x->next.data, bytes));
+    *ids = tensor_1d(x->both, DT_I32, 2 * rows);
     return 0;
 }
 

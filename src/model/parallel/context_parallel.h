@@ -5,7 +5,7 @@
  * both, rows travel. Each output is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is
  * cut into as many parts as the configuration says, each part's gradient is one summand of the fold of gradients
  * (train/gradient_all_reduce.h), and a rank that has all parts adds them one after the other. What belongs to heads (sinks, the
- * convolution and decay of gated delta nets) has one summand a micro-batch, on the heads' rank. MTP layers are not split. Knows no
+ * convolution and decay of gated delta nets) has one summand a micro-batch, on the heads' rank. Knows no
  * losses.
  * Invariant: numbers depend on the parts, never on how many ranks have them. */
 #ifndef VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
@@ -27,9 +27,6 @@ struct model_parts {
 void model_parts_cut(struct model_parts *p, int64_t rows, int n);
 int64_t model_parts_most(int64_t rows, int n); /* rows of the longest part */
 
-/* Why micro-batches of a model of this shape are not cut, for people; NULL: they are. */
-const char *model_context_unable(const struct model_config *c);
-
 struct model_context;
 /* The largest number of query and of key heads of a rank of `size`. */
 void model_context_heads(const struct model_config *c, int size, int64_t *q, int64_t *kv);
@@ -48,6 +45,8 @@ struct model_context_args {
 };
 int model_context_open(struct model_context **out, const struct model_context_args *a);
 void model_context_close(struct model_context *x); /* NULL ok */
+/* The token after each row, which an MTP layer reads; likewise. After model_context_begin. */
+void model_context_next(struct model_context *x, struct tensor next);
 /* Before the passes of a micro-batch that is cut like this. ids: (rows) i32, those of all its rows, on the device. */
 int model_context_begin(struct model_context *x, const struct model_parts *parts, struct tensor ids);
 

@@ -116,7 +116,7 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, c
     TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes->samples, p->max_len,
                    &p->max_rows_ref, &p->max_seqs_ref));
     const struct trained_model_args a = {.dev = dev,
-                                         .keep = {.context = p->ref_context},
+                                         .keep = {.context = p->keep.context},
                                          .max_rows = p->max_rows_ref,
                                          .max_seqs = p->max_seqs_ref,
                                          .stream = memory_plan_ref_from(p, k),
@@ -267,27 +267,22 @@ static size_t context_bytes(const struct ppo_worker_config *k, struct dev *dev, 
     return context > 1 ? train_pages(collective_bytes(dev, context, (int)k->ranks.all.n_local)) : 0;
 }
 
-/* Ranks that share the rows of passes over a frozen model: as many as of the policy's update. */
-static int pass_context(const struct ppo_worker_config *k, const struct model_config *m) {
-    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], n = min_i64(k->actor.context, ranks);
-    return n > 1 && !model_context_unable(m) ? (int)n : 0;
+/* How many ranks share the rows of a micro-batch of so many parts; 0: none do. */
+static int shared_rows(const struct ppo_worker_config *k, int64_t parts) {
+    const int64_t n = min_i64(parts, k->ranks.pools.n[k->ranks.pool]);
+    return n > 1 ? (int)n : 0;
 }
 
-/* Parts of a micro-batch, and how many ranks share them; one where model or run cannot be cut. */
-static int plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, bool critic) {
-    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], asked = critic ? k->critic.context : k->actor.context;
-    const char *const key = critic ? "critic.ulysses_sequence_parallel_size"
-                                   : "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-                      *unable = model_context_unable(m);
-    if (!unable && !critic && memory_plan_distill_list(k->distill) > 0) unable = "the update reads a teacher's lists";
-    if (unable && asked > 1) snprintf(p->why_parts, sizeof p->why_parts, "not the %lld of %s: %s", (long long)asked, key, unable);
-    const int64_t parts = unable ? 1 : asked;
+/* Parts of a micro-batch, and how many ranks share them. */
+static int plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, bool critic) {
+    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], parts = critic ? k->critic.context : k->actor.context;
     if (parts > 1 && ranks > 1 && ranks < parts)
         FAIL(ERR_INVAL,
-             "%s=%lld: the update has %lld ranks; set at most %lld, or train on one rank, with the same result as on %lld", key,
+             "%s=%lld: the update has %lld ranks; set at most %lld, or train on one rank, with the same result as on %lld",
+             critic ? "critic.ulysses_sequence_parallel_size" : "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
              (long long)parts, (long long)ranks, (long long)ranks, (long long)parts);
     *(critic ? &p->critic_parts : &p->parts) = parts;
-    (critic ? &p->critic_keep : &p->keep)->context = parts > 1 && ranks > 1 ? (int)parts : 0;
+    (critic ? &p->critic_keep : &p->keep)->context = shared_rows(k, parts);
     return 0;
 }
 
@@ -312,7 +307,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
                                               .optim = &c->optim,
                                               .max_rows = p->max_rows_critic,
                                               .grad_chunk = c->grad_chunk}));
-    TRY(plan_parts(p, k, v, true));
+    TRY(plan_parts(p, k, true));
     p->critic = model_memory_kept_bytes(&own) + context_bytes(k, dev, p->critic_keep.context);
     p->critic_grads = own.grads;
     p->critic_chunk = own.chunk;
@@ -359,7 +354,7 @@ static int plan_teacher(struct memory_plan *p, const struct ppo_worker_config *k
                                          .flags = model_stream_flags(from),
                                          .max_len = p->max_len,
                                          .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
-    p->teacher_context = pass_context(k, t);
+    p->teacher_context = shared_rows(k, k->actor.context);
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     if (p->teacher_context != p->keep.context) p->teacher += context_bytes(k, dev, p->teacher_context);
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill->cut, k->sizes->samples,
@@ -506,17 +501,12 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
                          struct dev *dev) {
     const struct model_config *m = &s->policy;
     if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
-    TRY(plan_parts(p, k, m, false));
+    TRY(plan_parts(p, k, false));
     p->policy.exchange += context_bytes(k, dev, p->keep.context);
     p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep.context, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
-    if (!k->has_ref) return 0;
-    struct model_config own = *m;
-    own.mtp = false;
-    p->ref_context = pass_context(k, &own);
-    if (p->ref_context != p->keep.context) p->policy.exchange += context_bytes(k, dev, p->ref_context);
-    return ref_bytes(p, k, m, dev);
+    return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
 }
 
 /* The plan with this layout. */

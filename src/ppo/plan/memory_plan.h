@@ -37,8 +37,7 @@ struct memory_plan {
     struct dev_sizes sizes;              /* of what the backend takes */
     struct model_keep keep, critic_keep; /* of the updates' activations; chosen where ppo_config leaves it to the plan */
     int64_t parts, critic_parts;         /* of a micro-batch (context_parallel.h); keep says whether ranks share them */
-    int ref_context, teacher_context;    /* ranks that share the rows of their passes; 0: none */
-    char why_parts[160];                 /* not what the keys say; "": it is */
+    int teacher_context;                 /* ranks that share the rows of its passes; 0: none. Of the reference's as of keep */
     int64_t n_train_critic;              /* elements of the critic's adapter with its head; 0: none */
     int64_t n_kv_blocks, max_seqs, max_rows_roll, max_rows_update, max_seqs_update, max_rows_ref, max_seqs_ref, max_rows_critic,
         max_seqs_critic, max_rows_teacher, max_seqs_teacher, max_len;

@@ -135,8 +135,7 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
     } else if (trains && *p->why) {
         buf_addf(text, "  %s\n", p->why);
     }
-    if (*p->why_parts) buf_addf(text, "  context parallel: 1, %s\n", p->why_parts);
-    else if (p->parts > 1 && p->keep.context <= 1)
+    if (p->parts > 1 && p->keep.context <= 1)
         buf_addf(text, "  context parallel: 1, there is one rank; gradients are summed in %lld parts, as on %lld ranks\n",
                  (long long)p->parts, (long long)p->parts);
     const bool asked = k->rollout.tensor_parallel > 1 || k->rollout.expert_parallel > 1;

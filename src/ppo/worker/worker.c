@@ -163,7 +163,7 @@ static int open_reference_model(struct ppo_worker *w) {
 static int open_reference(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct trained_model_args a = {.no_adapter = true,
-                                         .keep = {.context = l->ref_context},
+                                         .keep = {.context = l->keep.context},
                                          .stream = memory_plan_ref_from(l, &w->k),
                                          .max_rows = l->max_rows_ref,
                                          .max_seqs = l->max_seqs_ref};
