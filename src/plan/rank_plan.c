@@ -46,8 +46,7 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
                  r->why_together ? r->why_together : "");
     else if (r->why_together) buf_addf(out, "  tensor parallel: 1, %s\n", r->why_together);
     if (each > 1)
-        buf_addf(out, "  context parallel: %lld ranks compute the update of a micro-batch together, each a part of its rows\n",
-                 (long long)each);
+        buf_addf(out, "  context parallel: %lld ranks compute a micro-batch together, each a part of its rows\n", (long long)each);
     buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",
              (long long)r->micro, in_chunks, (long long)waves, waves == 1 ? "" : "s", (long long)idle, idle == 1 ? "" : "s",
              chunks >= groups    ? ""

@@ -30,6 +30,23 @@ def family(s, name, keys):
     return s.dir / name
 
 
+def plan_7b(s, parts):
+    """GiB that a rank of 8 GPUs needs for samples of 131,072 tokens of a 7B, and its limit."""
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944,
+              "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 131072,
+              "rms_norm_eps": 1e-6, "rope_theta": 1e6, "vocab_size": 152064, "tie_word_embeddings": False, "eos_token_id": 1}
+    (s.dir / "7b").mkdir(exist_ok=True)
+    (s.dir / "7b/config.json").write_text(json.dumps(config))
+    keys = {A + "model.path": s.dir / "7b", "data.max_prompt_length": 2048, "data.max_response_length": 129024, PARTS: parts,
+            A + "actor.fsdp_config.dtype": "bfloat16", "trainer.n_gpus_per_node": 8, "data.train_batch_size": 8,
+            A + "actor.ppo_mini_batch_size": 8,
+            **{A + k: 1 for k in ("actor.ppo_micro_batch_size_per_gpu", "ref.log_prob_micro_batch_size_per_gpu",
+                                  "rollout.log_prob_micro_batch_size_per_gpu")}}
+    line = s.ppo("plan", **{k.replace(".", "__"): v for k, v in keys.items()})
+    p = run("plan", "--gpu", "80GB", "--gpus", 8, *line[1:], check=False)
+    return [float(re.search(rf"\n  {name} +([0-9.]+) GiB", p.stdout)[1]) for name in ("total", "limit")]
+
+
 def main():
     test = Tests()
     with Scratch() as s:
@@ -84,6 +101,24 @@ def main():
              p.returncode == 4 and f"{PARTS}=2 (context parallel) fits" in p.stdout + p.stderr, p.stdout[-600:] + p.stderr[-600:])
         p = run("plan", *line("plan", 4, 2, **long)[1:], check=False)
         test("which fits", p.returncode == 0, p.stdout[-600:] + p.stderr[-600:])
+        plans = {n: plan_7b(s, n) for n in (1, 4)}
+        test("a 7B with 131,072 tokens on 8 GPUs of 80 GB: 4 parts fit, one does not",
+             plans[1][0] > plans[1][1] and plans[4][0] <= plans[4][1], plans)
+        s.write("long.jsonl", [{**json.loads((s.dir / "train.jsonl").read_text().splitlines()[0]),
+                                "prompt": [{"role": "user", "content": "abcde fghij " * 160}]}])
+        scored = {"data.train_files": s.dir / "long.jsonl", "data.train_batch_size": 1, "data.max_prompt_length": 6000,
+                  A + "actor.ppo_mini_batch_size": 1, A + "actor.ppo_micro_batch_size_per_gpu": 1, **forced,
+                  A + "ref.log_prob_micro_batch_size_per_gpu": 1, "trainer.recompute": "layer", "trainer.total_training_steps": 1,
+                  "trainer.save_freq": 1}
+        total = {n: float(re.search(r"\n  total +([0-9.]+) MiB", run("plan", *line("plan", 2, n, **scored)[1:]).stdout)[1])
+                 for n in (1, 2)}
+        limit = {"trainer.device_memory_limit": f"{sum(total.values()):.0f}MiB"}
+        p = run(*line(s.dir / "refused", 2, 1, **scored, **limit), check=False)
+        test("a rank has no room for a long sample", p.returncode == 4, f"{total} {p.stderr[-600:]}")
+        go("two ranks have", s.dir / "two", 2, 2, **scored, **limit)
+        go("and one with more memory", s.dir / "one", 1, 2, **scored)
+        why = first_difference(s.dir / "one", s.dir / "two", 1)
+        test("generated, scored twice, trained: as one rank", not why, why)
         p = run(*line(s.dir / "few", 2, 3), check=False)
         test("more parts than ranks are refused", p.returncode == 2 and f"{PARTS}=3: the update has 2 ranks" in p.stderr, p.stderr)
         whole = go("without the key", s.dir / "whole", 1, 1, **forced)
