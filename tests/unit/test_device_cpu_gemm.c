@@ -6,6 +6,7 @@
 #include "device/cpu/cpu_int.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -401,11 +402,40 @@ static void test_open(void **s) {
     dev_close(&d);
 }
 
+/* Memory for the probe of the instruction sets, and the choices of one thread. */
+enum { CHOICES = 6, CHOOSERS = 8 };
+struct chooser {
+    pthread_t thread;
+    void *mem;
+    enum cpu_isa_id chosen[CHOICES];
+};
+static void *choose(void *arg) {
+    struct chooser *c = arg;
+    for (int i = 0; i < CHOICES; i++) c->chosen[i] = cpu_isa_fastest(c->mem);
+    return NULL;
+}
+
+/* Processes that start beside many others on the same cores choose alike. */
+static void test_choice(void **state) {
+    (void)state;
+    struct chooser c[CHOOSERS] = {0};
+    for (int t = 0; t < CHOOSERS; t++) {
+        c[t].mem = cpu_pages_alloc(CPU_THREAD_BYTES);
+        assert_non_null(c[t].mem);
+        assert_int_equal(pthread_create(&c[t].thread, NULL, choose, &c[t]), 0);
+    }
+    for (int t = 0; t < CHOOSERS; t++) pthread_join(c[t].thread, NULL);
+    for (int t = 0; t < CHOOSERS; t++) {
+        for (int i = 0; i < CHOICES; i++) assert_int_equal(c[t].chosen[i], c[0].chosen[0]);
+        cpu_pages_free(c[t].mem, CPU_THREAD_BYTES);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),     cmocka_unit_test(test_memory),  cmocka_unit_test(test_weights),
         cmocka_unit_test(test_products), cmocka_unit_test(test_dx_cols), cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_large),    cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_large),    cmocka_unit_test(test_flat),    cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

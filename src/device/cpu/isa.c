@@ -63,7 +63,7 @@ const struct cpu_gemm_isa *cpu_gemm_isa_of(enum cpu_isa_id id) { return id == CP
 
 /* Seconds of one round of a bf16 block over operands in cache. */
 static double probe_round(const struct cpu_gemm_isa *isa, void *mem) {
-    enum { BLOCKS = 20 };
+    enum { BLOCKS = 4 };
     const struct cpu_gemm_ops *g = isa->bf16;
     const int64_t kc = 256;
     char *a = mem, *b = a + (size_t)(g->max_rows * kc) * g->a_bytes;
@@ -76,15 +76,20 @@ static double probe_round(const struct cpu_gemm_isa *isa, void *mem) {
 
 /* The rounds take turns and the best of each counts, so that neither a busy machine
  * nor a core that is still changing its clock can turn 2x into 1/2x: two runs on one
- * machine must choose alike, or they differ in their last bits. */
+ * machine must choose alike, or they differ in their last bits, and ranks that do not refuse to start.
+ * A round of some microseconds is short against the slices that a thread gets where others wait for its core: of rounds of 40 us
+ * every single one could be interrupted. A ratio in between is no CPU's, and is measured for longer. */
 static bool bf16_dot_is_faster(void *mem) {
-    enum { ROUNDS = 40 };
+    enum { ROUNDS = 200, TRIES = 10 };
     const struct cpu_gemm_isa *dot = cpu_gemm_isa_of(CPU_ISA_AVX512BF16), *fma = cpu_gemm_isa_of(CPU_ISA_AVX512);
     double best_dot = 1e9, best_fma = 1e9;
-    for (int i = 0; i < ROUNDS; i++) {
-        const double d = probe_round(dot, mem), f = probe_round(fma, mem);
-        if (d < best_dot) best_dot = d;
-        if (f < best_fma) best_fma = f;
+    for (int try = 0; try < TRIES; try++) {
+        for (int i = 0; i < ROUNDS; i++) {
+            const double d = probe_round(dot, mem), f = probe_round(fma, mem);
+            if (d < best_dot) best_dot = d;
+            if (f < best_fma) best_fma = f;
+        }
+        if (best_fma > 1.7 * best_dot || best_fma < 0.8 * best_dot) break;
     }
     return best_fma > 1.4 * best_dot;
 }
