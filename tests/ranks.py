@@ -45,11 +45,19 @@ def samples(run_dir):
     return db.execute(f"select {', '.join(columns)} from samples order by {', '.join(order)}").fetchall()
 
 
+def fields(a, b, step):
+    """What of trainer.json differs."""
+    x, y = (json.loads((pathlib.Path(d) / f"global_step_{step}/trainer.json").read_text()) for d in (a, b))
+    return ", ".join(f"{k} is {str(x.get(k))[:200]} and {str(y.get(k))[:200]}" for k in sorted(set(x) | set(y))
+                     if x.get(k) != y.get(k)) or "the order of its fields"
+
+
 def first_difference(a, b, step):
     """Of two runs with a checkpoint of this step (0: with none): "" if there is none."""
     x, y = (files(a, step), files(b, step)) if step else ({}, {})
     if x != y:
-        return "files: " + ", ".join(k for k in sorted(set(x) | set(y)) if x.get(k) != y.get(k))
+        names = [k for k in sorted(set(x) | set(y)) if x.get(k) != y.get(k)]
+        return "files: " + ", ".join(names) + (f": {fields(a, b, step)}" if "trainer.json" in names else "")
     for i, (x, y) in enumerate(zip(metrics(a), metrics(b))):
         for k in sorted(set(x) | set(y)):
             if x.get(k) != y.get(k):
