@@ -5,7 +5,7 @@ import json
 import pathlib
 import sqlite3
 
-from verlc_test import run
+from verlc_test import run, undated
 
 # of one machine and moment: times, memory, what a cache of one rank saw
 OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/kv_blocks_peak",
@@ -28,7 +28,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, rew
 def files(run_dir, step):
     """Every file of a checkpoint but those that name the run, by its hash."""
     root = pathlib.Path(run_dir) / f"global_step_{step}"
-    return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest()
+    return {str(f.relative_to(root)): hashlib.sha256(undated(f)).hexdigest()
             for f in sorted(root.rglob("*")) if f.is_file() and f.name not in NAMED}
 
 
