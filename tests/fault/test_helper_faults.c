@@ -20,6 +20,8 @@
 
 #include <cmocka.h>
 
+#include "concurrent.h"
+
 static char dir[64];
 
 static int setup(void **state) {
@@ -593,5 +595,5 @@ int main(void) {
         cmocka_unit_test(a_crash_costs_the_requests_in_flight),
         cmocka_unit_test(nothing_outlives_us),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return concurrent_tests(tests, sizeof tests / sizeof *tests, setup, teardown);
 }

@@ -28,6 +28,8 @@
 
 #include <cmocka.h>
 
+#include "concurrent.h"
+
 extern char **environ;
 static char own_path[4096];
 
@@ -888,5 +890,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_rendezvous_file),
         cmocka_unit_test(stopped_ranks_and_stopped_machines),
     };
-    return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+    return concurrent_tests(tests, sizeof tests / sizeof *tests, NULL, NULL);
 }
