@@ -2,6 +2,7 @@
 model and data, the ppo command line, and a closing line. Run a test by hand with
 VERLC=build/release/verlc python3 tests/fault/NAME_test.py. VERLC_TEST_DEVICE=cuda runs the tests of ranks (inv/inv11_*) on GPUs."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -174,6 +175,16 @@ class Tests:
         sys.exit(1 if self.failed or not self.passed else 0)
 
 
+def at_once(*checks, threads=4):
+    """check(test) of each, some at a time, for those that mostly wait and share nothing that they change: the sum."""
+    test, parts = Tests(), [Tests() for _ in checks]
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(check, part) for check, part in zip(checks, parts)]:
+            done.result()
+    test.passed, test.failed = sum(p.passed for p in parts), sum(p.failed for p in parts)
+    return test
+
+
 def undated(path):
     """A file's bytes, of trainer.json without the day on which the run began: two runs may have midnight between them."""
     data = path.read_bytes()
@@ -286,5 +297,6 @@ def sft_refusals(s, test, model, device, tokens):
     test("an adapter fits", p.returncode == 0, p.stderr[-600:])
 
 
-__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "had_ended", "has_gpu", "is_pending", "met", "patience", "reward_dir", "run",
-           "save_tensors", "series", "sft_refusals", "start", "state", "signal", "tensors", "waited", "json", "VERLC"]
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "at_once", "had_ended", "has_gpu", "is_pending", "met", "patience",
+           "reward_dir", "run", "save_tensors", "series", "sft_refusals", "start", "state", "signal", "tensors", "waited",
+           "json", "VERLC"]

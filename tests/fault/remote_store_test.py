@@ -3,6 +3,7 @@ delays nothing and is tried again; whatever moment kills a copy, the store has n
 program's is never written over. Models and rows from there. hdfs:// by tests/fake_hdfs.py, fsspec by its own local and memory
 stores."""
 
+import functools
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import time
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "python")]
-from verlc_test import ENV, Scratch, Tests, patience, run, start, state  # noqa: E402
+from verlc_test import ENV, Scratch, at_once, patience, run, start, state  # noqa: E402
 
 
 class Store:
@@ -252,15 +253,14 @@ def every_moment(test, s):
 
 
 def main():
-    test = Tests()
+    """Copies and their clients are waited for more than computed."""
     with Scratch(small=True) as s:
         run(*s.ppo("unbroken", trainer__total_training_steps=3))
         store = Store(s, "hdfs")
-        both_places(test, s, "hdfs", store.url, store.root, store.env)
-        both_places(test, s, "directory", str(s.dir / "a store"), s.dir / "a store")
-        both_places(test, s, "fsspec", f"local://{s.dir}/by_fsspec", s.dir / "by_fsspec")
-        for part in (failures, killed, inputs, every_moment):
-            part(test, s)
+        test = at_once(lambda test: both_places(test, s, "hdfs", store.url, store.root, store.env),
+                       lambda test: both_places(test, s, "directory", str(s.dir / "a store"), s.dir / "a store"),
+                       lambda test: both_places(test, s, "fsspec", f"local://{s.dir}/by_fsspec", s.dir / "by_fsspec"),
+                       *[functools.partial(part, s=s) for part in (failures, killed, inputs, every_moment)])
     test.end()
 
 

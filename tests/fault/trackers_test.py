@@ -2,7 +2,7 @@
 broken costs no step and no record.  The clients are stand-ins on PYTHONPATH which write down what they are asked and
 fail as a file beside them says; scripts/oracle.sh trackers runs the real ones."""
 
-import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import below  # noqa: E402
-from verlc_test import Scratch, Tests, patience, run, start, state, waited  # noqa: E402
+from verlc_test import Scratch, at_once, patience, run, start, state, waited  # noqa: E402
 
 USAGE = 2
 SECRET = "sk-0123456789abcdef"
@@ -501,12 +501,8 @@ def main():
     checks = [check_job_stop, check_hang, check_kept, check_sync, check_down, check_kill, check_mlflow, check_missing, check_wandb,
               check_logged_in, check_refused]
     checks = [c for c in checks if not sys.argv[1:] or c.__name__ in sys.argv[1:]]
-    tests = [Tests() for _ in checks]
-    with Scratch() as s, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(check, s, test) for check, test in zip(checks, tests)]:
-            done.result()
-    test = Tests()
-    test.passed, test.failed = sum(t.passed for t in tests), sum(t.failed for t in tests)
+    with Scratch() as s:
+        test = at_once(*[functools.partial(check, s) for check in checks])
     test.end()
 
 
