@@ -1,6 +1,7 @@
 """Models by their name on the hub, against a small hub on loopback: download, progress, a broken connection, a killed program,
 checksums, tokens, the local cache without a network, and what is said when it cannot be had."""
 
+import functools
 import os
 import pathlib
 import re
@@ -8,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from verlc_test import VERLC, Scratch, Tests, run  # noqa: E402
+from verlc_test import VERLC, Scratch, at_once, run  # noqa: E402
 
 
 class Hub:
@@ -107,16 +109,19 @@ def check_errors(s, test):
         test("a token opens it", answers(s, hub, HF_TOKEN="secret").returncode == 0)
 
 
+def apart(s, check, test):
+    """With files, hub and cache of its own."""
+    own = types.SimpleNamespace(dir=s.dir / check.__name__, ppo=s.ppo)
+    (own.dir / "hub/user").mkdir(parents=True)
+    shutil.copytree(s.dir / "model", own.dir / "hub/user/tiny")
+    shutil.copy(s.dir / "ask.jsonl", own.dir)
+    check(own, test)
+
+
 def main():
-    test = Tests()
     with Scratch(n_train=4) as s:
-        (s.dir / "hub/user").mkdir(parents=True)
-        shutil.copytree(s.dir / "model", s.dir / "hub/user/tiny")
         s.write("ask.jsonl", [{"prompt": [{"role": "user", "content": "1 + 1?"}]}])
-        check_fetch(s, test)
-        check_killed(s, test)
-        check_plan(s, test)
-        check_errors(s, test)
+        test = at_once(*[functools.partial(apart, s, check) for check in (check_errors, check_fetch, check_killed, check_plan)])
     test.end()
 
 
