@@ -135,6 +135,8 @@ size_t model__shares_most(struct model *m, struct model_shard shard); /* their b
 size_t model__span_most(const struct model *m);
 bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *groups);
 int model__span_keep(struct model *m, int64_t i, const void *at);
+/* The groups of layer l lie one after the other from base on (NULL: measures). Returns its bytes. */
+size_t model__layer_place(struct model *m, int64_t l, char *base);
 /* Layers that have stayed in the files (load.c): layer l is read to a room that all share, until the next one or the end. */
 int model__files_layer(struct model *m, int64_t l);
 void model__files_end(struct model *m);

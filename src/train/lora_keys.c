@@ -62,7 +62,8 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
                       uint64_t seed) {
     struct model_open_args args = *a;
     struct model *m;
-    args.flags = (l->on ? MODEL_INFER : MODEL_TRAIN) | (a->flags & (MODEL_HOST_MASTER | MODEL_SHARED_BASE | MODEL_SHARDED_WEIGHTS));
+    args.flags = (l->on ? MODEL_INFER : MODEL_TRAIN) |
+                 (a->flags & (MODEL_HOST_MASTER | MODEL_SHARED_BASE | MODEL_SHARDED_WEIGHTS | MODEL_FILE_LAYERS));
     args.quant = l->quant;
     TRY(critic ? model_open_value(&m, dev, &args, seed) : model_open(&m, dev, &args));
     const int rc = l->on ? put_adapter(m, l, seed) : 0;

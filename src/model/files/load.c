@@ -594,8 +594,7 @@ struct model_files {
     size_t room_bytes, stage_bytes;
 };
 
-/* The groups of layer l lie one after the other from base on (NULL: measures). Returns its bytes. */
-static size_t place_layer(struct model *m, int64_t l, char *base) {
+size_t model__layer_place(struct model *m, int64_t l, char *base) {
     struct arena a = {.base = base, .cap = SIZE_MAX};
     for (struct model_group *g = m->layers[l].first; g <= m->layers[l].last; g++) {
         void *const at = arena_take(&a, model__group_bytes(m, g));
@@ -610,7 +609,7 @@ static int open_room(struct model *m) {
     struct model_files *const f = m->files;
     f->stage_bytes = group_most(m, layer_groups(m));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
-        const size_t bytes = place_layer(m, l, NULL);
+        const size_t bytes = model__layer_place(m, l, NULL);
         f->room_bytes = bytes > f->room_bytes ? bytes : f->room_bytes;
     }
     f->chunk = xmalloc(2 * CHUNK * sizeof(float));
@@ -621,7 +620,7 @@ static int open_room(struct model *m) {
 int model__files_layer(struct model *m, int64_t l) {
     struct model_files *const f = m->files;
     if (!f->room) TRY(open_room(m));
-    place_layer(m, l, f->room);
+    model__layer_place(m, l, f->room);
     for (struct model_group *g = m->layers[l].first; g <= m->layers[l].last; g++) TRY(load_group(m, g, f->src, f->stage, f->chunk));
     return 0;
 }

@@ -542,14 +542,48 @@ static int take_from_shares(struct model *m) {
     return model_stream_end(whole);
 }
 
+/* What is whole on each rank. */
+static void borrow_tail(struct model *m) {
+    const struct model *const whole = m->tp->whole;
+    m->embed = whole->embed;
+    m->head = whole->head;
+    m->final_norm = whole->final_norm;
+}
+
 int model_tp_take(struct model *m) {
     struct model_tp *const t = m->tp;
     if (t->taken) return 0; /* files do not change */
     TRY(t->whole->files ? take_from_files(m) : take_from_shares(m));
     t->taken = t->whole->files != NULL;
-    m->embed = t->whole->embed;
-    m->head = t->whole->head;
-    m->final_norm = t->whole->final_norm;
+    borrow_tail(m);
+    return 0;
+}
+
+int model_tp_take_span(struct model *m, int64_t i, void *room) {
+    struct model *const whole = m->tp->whole;
+    const struct model_group *const tail[] = {whole->g_embed, whole->g_norm, whole->g_head};
+    CHECK(whole->files);
+    m->tp->taken = true;
+    borrow_tail(m);
+    if (i < whole->cfg.n_layers) {
+        model__layer_place(whole, i, room);
+        return take_layer(m, i);
+    }
+    const struct model_group *const g = tail[i - whole->cfg.n_layers];
+    return dev_copy(m->dev, g->k ? g->mat.data : g->vec.data, room, model__group_bytes(whole, g));
+}
+
+int model_tp_take_adapter(struct model *m) {
+    const struct model *const whole = m->tp->whole;
+    for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
+        const struct model_layer *const y = &whole->layers[l];
+        for (const struct model_group *g = y->first; g <= y->last; g++) {
+            struct model_range range[MOST_RANGES];
+            if (!g->lora || g->role == MODEL_EXPERTS) continue; /* those of experts are whole's */
+            const int n = rows_of(&whole->cfg, m->tp->rank, m->tp->size, y, g, range);
+            TRY(take_rows(m, same(m, whole, g)->lora->b, g->lora->b, range, n));
+        }
+    }
     return 0;
 }
 

@@ -43,5 +43,9 @@ void model_tp_close(struct model *m); /* NULL ok */
  * and their block is to be left alone while the split model is used, as embedding, norm and head stay there. Where layers have
  * stayed in the files (MODEL_FILE_LAYERS) they are read one by one, once; memory for one of them is taken meanwhile. */
 int model_tp_take(struct model *m);
+/* Of a model whose layers have stayed in the files, instead: span i of the weights (weight_streaming.h) is in room, as a whole. */
+int model_tp_take_span(struct model *m, int64_t i, void *room);
+/* The adapter of `whole` has changed, and nothing else. */
+int model_tp_take_adapter(struct model *m);
 
 #endif

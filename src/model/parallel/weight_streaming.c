@@ -378,3 +378,61 @@ int model_stream_idle_back(struct model *m) {
     for (int64_t l = m->cfg.n_layers - 1; l >= 0; l--) TRY(model_stream_layer(m, l, l - 1));
     return 0;
 }
+
+/* ---- all weights in spans ---- */
+
+int64_t model_spans(const struct model *m) {
+    CHECK(!m->mtp.first && !m->quant);
+    return m->cfg.n_layers + 2 + (m->g_head != m->g_embed);
+}
+
+/* Its groups: *first..*last. */
+static void span_groups(const struct model *m, int64_t i, struct model_group **first, struct model_group **last) {
+    struct model_group *const tail[] = {m->g_embed, m->g_norm, m->g_head};
+    const bool layer = i < m->cfg.n_layers;
+    *first = layer ? m->layers[i].first : tail[i - m->cfg.n_layers];
+    *last = layer ? m->layers[i].last : *first;
+}
+
+static struct span whole_span(struct model *m, int64_t i) {
+    struct model_group *first, *last;
+    span_groups(m, i, &first, &last);
+    return span_of(m, first, last);
+}
+
+/* Of a sharded model, as its shares are. */
+static const struct span *shared_span(const struct model *m, int64_t i) {
+    struct model_group *first, *last;
+    span_groups(m, i, &first, &last);
+    return &m->stream->spans[find_span(m, first->offset)];
+}
+
+size_t model_span_bytes(struct model *m, int64_t i) { return whole_span(m, i).bytes; }
+
+static void longest_span(const struct model *m, struct arena *a) {
+    size_t most = 0;
+    for (int64_t i = 0; i < n_spans(m); i++) most = m->stream->spans[i].bytes > most ? m->stream->spans[i].bytes : most;
+    arena_take(a, most);
+}
+size_t model_span_most(const struct model_stream_shape *s) { return measure(s, longest_span); }
+
+void model_span_cut(struct model *m, int64_t i, int ranks, size_t *cut) {
+    struct span own = whole_span(m, i);
+    if (m->stream && sharded(m)) {
+        CHECK(m->shard.size == ranks);
+        memcpy(cut, shared_span(m, i)->cut, (size_t)(ranks + 1) * sizeof *cut);
+        return;
+    }
+    own.cut = cut;
+    cut_bytes(&own, ranks);
+}
+
+int model_span_give(struct model *m, int64_t i, int rank, int ranks, void *room) {
+    size_t *const cut = xcalloc((size_t)ranks + 1, sizeof *cut);
+    const bool shares = m->stream && sharded(m);
+    model_span_cut(m, i, ranks, cut);
+    const char *const from = shares ? shared_span(m, i)->from : whole_span(m, i).from + cut[rank];
+    const int rc = dev_copy(m->dev, (char *)room + cut[rank], from, cut[rank + 1] - cut[rank]);
+    free(cut);
+    return rc;
+}

@@ -50,4 +50,14 @@ void *model_share(struct model *m, struct model_range own);
  * stream again. */
 int model_share_from(struct model *m, struct model_range bucket, float *flat);
 
+/* ---- all weights in spans, for ranks that have them in another way (ranks/weight_sync.h) ---- */
+/* Layers, then embedding, final norm and, unless it is tied, head; without an MTP layer. */
+int64_t model_spans(const struct model *m);
+size_t model_span_bytes(struct model *m, int64_t i);
+size_t model_span_most(const struct model_stream_shape *s); /* of the longest */
+/* Of m, whole or sharded over so many ranks: rank r sends bytes cut[r]..cut[r + 1] of span i; cut: (ranks + 1). */
+void model_span_cut(struct model *m, int64_t i, int ranks, size_t *cut);
+/* Those of this rank, to their place in room, which has the span. */
+int model_span_give(struct model *m, int64_t i, int rank, int ranks, void *room);
+
 #endif

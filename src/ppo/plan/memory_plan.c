@@ -6,6 +6,7 @@
 #include "model/parallel/tensor_parallel.h"
 #include "model/parallel/weight_streaming.h"
 #include "plan/memory_limit.h"
+#include "ranks/weight_sync.h"
 #include "train/micro_batch.h"
 #include "train/trained_model.h"
 
@@ -242,7 +243,8 @@ static int plan_copy(struct model_memory *out, const struct ppo_worker_config *k
 static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
     const struct model_open_args open = {
         .act = k->model.act,
-        .flags = model_stream_flags(memory_plan_policy_from(p)),
+        .flags = !ppo_does(&k->ranks, PPO_TRAIN) && p->tensor_parallel > 1 ? MODEL_FILE_LAYERS
+                                                                           : model_stream_flags(memory_plan_policy_from(p)),
         .max_len = p->max_len,
         .quant = k->model.lora.quant,
         .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN], .whole_matrices = k->actor.optim.kind == OPTIM_MUON}};
@@ -258,6 +260,8 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     else if (ppo_does(&k->ranks, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
     p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.all.n_local)); /* to send weights */
+    const struct model_stream_shape spans = {m, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS};
+    if (p->pool_together > 1 && !k->model.lora.on) p->policy.exchange += train_pages(weight_sync_room(&spans));
     p->policy.exchange += train_pages(collective_bytes(dev, (int)p->tensor_parallel, (int)k->ranks.all.n_local));
     return 0;
 }
@@ -418,13 +422,13 @@ static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k
     const enum dtype act = k->model.act;
     const struct model_stream_shape stream = {m, dev, act, k->model.lora.quant, memory_plan_policy_from(p)};
     p->split_at = p->gathered = 0;
-    if (!stream.from) return 0;
+    if (!stream.from && p->tensor_parallel == 1) return 0;
     if (p->tensor_parallel == 1) {
         p->gathered = train_pages(model_gathered_bytes(&stream));
         return 0;
     }
     struct decoder_args a = decoder_size(dev, m, act, limits, SIZE_MAX);
-    p->split_at = train_pages(model_stream_bytes(&stream));
+    p->split_at = train_pages(model_stream_bytes(&stream)); /* none of ranks that only generate */
     const struct model_tp_shape shape = {.config = m,
                                          .dev = dev,
                                          .act = act,
@@ -509,12 +513,47 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
     return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
 }
 
+/* Why the ranks of a pool do not come in groups of n that are on one host each; NULL: they do. */
+static const char *no_groups(const struct ppo_worker_config *k, enum ppo_pool pool, int64_t n) {
+    const int64_t ranks = k->ranks.pools.n[pool], local = k->ranks.all.n_local, first = ppo_pool_first(&k->ranks.pools, pool);
+    if (ranks == 1) return "there is one rank";
+    if (ranks % n != 0) return "it does not divide the ranks";
+    for (int64_t at = first; at < first + ranks; at += n)
+        if (at % local + n > local) return "it does not divide the ranks of a host";
+    return NULL;
+}
+
+/* How many ranks the keys have generate together, 0: as many as the plan chooses; and which key says it. */
+static int64_t asked_together(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, const char **key) {
+    const int64_t of_experts = s->policy.n_experts ? k->rollout.expert_parallel : 1;
+    const bool by_experts = of_experts > 1 && of_experts > k->rollout.tensor_parallel;
+    *key = by_experts ? "rollout.expert_parallel_size" : "rollout.tensor_model_parallel_size";
+    return by_experts ? of_experts : k->rollout.tensor_parallel;
+}
+
+/* Why n ranks that only generate cannot do so together; NULL: they can. The same for those that send them weights. */
+static const char *no_pool_split(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, int64_t n) {
+    const char *const unable = no_groups(k, PPO_ROLLOUT, n);
+    if (unable) return unable;
+    if (k->model.lora.quant != QUANT_NONE) return "the base is quantised";
+    if (k->model.mtp.used) return "the policy has an MTP layer";
+    return model_tp_unable(&s->policy, QUANT_NONE, (int)n);
+}
+
+/* Of a pool that only generates: as many as a key says, as the ranks that train have to know it too. */
+static int64_t pool_together(const struct ppo_worker_config *k, const struct memory_plan_shapes *s) {
+    const char *key;
+    const int64_t n = asked_together(k, s, &key);
+    return k->ranks.pools.n[PPO_ROLLOUT] > 0 && n > 1 && !no_pool_split(k, s, n) ? n : 1;
+}
+
 /* The plan with this layout. */
 static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                        struct dev *dev, enum weight_layout layout, int64_t tensor_parallel) {
     const struct model_config *m = &s->policy;
     *p = (struct memory_plan){
         .max_len = k->sizes->max_len, .layout = layout, .tensor_parallel = tensor_parallel, .flops = train_model_flops(m, dev)};
+    p->pool_together = pool_together(k, s);
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
     if (k->ranks.all.n > 1) p->controller = process_bytes(k) + data_bytes(k, p);
@@ -550,13 +589,14 @@ bool plan_has_ref(const struct ppo_worker_config *k) { return !k->model.lora.on 
 bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
 
 /* Why a run cannot have a layout; NULL: it can. */
-static const char *no_layout(const struct ppo_worker_config *k, enum weight_layout l) {
+static const char *no_layout(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, enum weight_layout l) {
     if (l <= LAYOUT_WHOLE) return NULL;
     if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
     if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
     if (l == LAYOUT_SHARDED && k->rollout.external.n_urls > 0) return "servers get the weights from a rank that has them whole";
     if (k->model.lora.on && ppo_critic_shares(k)) return "the critic reads the policy's weights";
-    if (l == LAYOUT_SHARDED) return k->ranks.pools.n[PPO_ROLLOUT] > 0 ? "other ranks generate" : NULL;
+    if (l == LAYOUT_SHARDED)
+        return k->ranks.pools.n[PPO_ROLLOUT] > 0 && pool_together(k, s) == 1 ? "other ranks generate, each alone" : NULL;
     if (k->distill->enable && ppo_does(&k->ranks, PPO_TEACHER)) return NULL; /* the teacher */
     if (k->model.lora.on) return "there is an adapter";
     if (!plan_has_ref(k)) return "there is no reference";
@@ -569,18 +609,12 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
     const int64_t ranks = k->ranks.pools.n[PPO_TRAIN];
     if (n == 1) return NULL;
     if (!ppo_has_engine(k)) return "generation is not here";
-    if (l != LAYOUT_SHARDED) return no_layout(k, LAYOUT_SHARDED) ? no_layout(k, LAYOUT_SHARDED) : "each rank has the weights whole";
+    if (k->ranks.pools.n[PPO_ROLLOUT] > 0) return pool_together(k, s) == n ? NULL : no_pool_split(k, s, n);
+    if (l != LAYOUT_SHARDED)
+        return no_layout(k, s, LAYOUT_SHARDED) ? no_layout(k, s, LAYOUT_SHARDED) : "each rank has the weights whole";
     if (ranks % n != 0) return "it does not divide the ranks";
     if (k->ranks.all.n_local % n != 0) return "it does not divide the ranks of a host";
     return model_tp_unable(&s->policy, k->model.lora.quant, (int)n);
-}
-
-/* How many ranks the keys have generate together, 0: as many as the plan chooses; and which key says it. */
-static int64_t asked_together(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, const char **key) {
-    const int64_t of_experts = s->policy.n_experts ? k->rollout.expert_parallel : 1;
-    const bool by_experts = of_experts > 1 && of_experts > k->rollout.tensor_parallel;
-    *key = by_experts ? "rollout.expert_parallel_size" : "rollout.tensor_model_parallel_size";
-    return by_experts ? of_experts : k->rollout.tensor_parallel;
 }
 
 /* KV blocks for a quarter, at least, of the samples that may run at once. */
@@ -606,7 +640,8 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
     else if (asked > 0) snprintf(why, sizeof why, "as %s says", key);
     else if (k->rollout.expert_parallel > 1) snprintf(why, sizeof why, "rollout.expert_parallel_size: the model has no experts");
     TRY(plan_layout(p, k, s, dev, layout, unable ? 1 : first));
-    for (int64_t n = first + 1; asked == 0 && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
+    const bool chooses = asked == 0 && k->ranks.pools.n[PPO_ROLLOUT] == 0;
+    for (int64_t n = first + 1; chooses && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
         struct memory_plan q;
         const bool fits = plan_fits_limits(p);
         if (fits && (p->tensor_parallel == 1 || kv_fits(p))) break;
@@ -626,7 +661,7 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
 /* The plan with as many ranks that have a reward model together as k says. */
 static int make_with(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                      struct dev *dev) {
-    const char *const missing = no_layout(k, k->layout);
+    const char *const missing = no_layout(k, s, k->layout);
     char why[sizeof p->why] = "";
     if (k->layout != LAYOUT_AUTO) {
         TRY(plan_split(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
@@ -635,23 +670,13 @@ static int make_with(struct memory_plan *p, const struct ppo_worker_config *k, c
         return 0;
     }
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++) {
-        if (no_layout(k, l)) continue;
+        if (no_layout(k, s, l)) continue;
         TRY(plan_split(p, k, s, dev, l));
         snprintf(p->why, sizeof p->why, "%s", why);
         if (plan_fits_limits(p)) break;
         snprintf(why, sizeof why, "%s does not fit: it needs %.2f GiB", rank_plan_layout_name(l), (double)p->total / 0x1p30);
     }
     return 0;
-}
-
-/* Why the ranks of a pool do not come in groups of n that are on one host each; NULL: they do. */
-static const char *no_groups(const struct ppo_worker_config *k, enum ppo_pool pool, int64_t n) {
-    const int64_t ranks = k->ranks.pools.n[pool], local = k->ranks.all.n_local, first = ppo_pool_first(&k->ranks.pools, pool);
-    if (ranks == 1) return "there is one rank";
-    if (ranks % n != 0) return "it does not divide the ranks";
-    for (int64_t at = first; at < first + ranks; at += n)
-        if (at % local + n > local) return "it does not divide the ranks of a host";
-    return NULL;
 }
 
 /* Why so many ranks cannot have the reward model together; NULL: they can. p: of a plan with that number. */
@@ -715,12 +740,12 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .why = *p->why ? p->why : NULL,
                           .together = p->tensor_parallel,
                           .experts = s->policy.n_experts > 0,
-                          .why_together = *p->why_split ? p->why_split : NULL};
+                          .why_together = *p->why_split && k->ranks.pools.n[PPO_ROLLOUT] == 0 ? p->why_split : NULL};
     struct ppo_worker_config one = *k, own = *k;
     struct memory_plan q;
     own.rm.together = p->rm_together;
     for (enum weight_layout l = LAYOUT_WHOLE; l < LAYOUTS; l++)
-        if (!no_layout(k, l) && plan_split(&q, &own, s, dev, l) == 0) r.least[l] = q.least;
+        if (!no_layout(k, s, l) && plan_split(&q, &own, s, dev, l) == 0) r.least[l] = q.least;
     one.ranks.all.n = one.ranks.all.n_local = 1;
     one.ranks.pools = (struct ppo_pools){.n = {[PPO_TRAIN] = 1}};
     if (memory_plan_make(&q, &one, s, dev) == 0) r.one = q.least;

@@ -28,6 +28,7 @@ struct memory_plan {
     int64_t tensor_parallel; /* ranks that generate together, each with its part of the layers (tensor_parallel.h); 1: each alone */
     size_t split_at;         /* of gathered, then: before it is the room that passes use, behind it what a rank has */
     char why_split[160];     /* that number; "": there is no choice */
+    int64_t pool_together;   /* the same of ranks that only generate, in the plans of those that send them weights too; 1, 0 */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     size_t copy;                                       /* host memory for asynchronous checkpoints; 0: they are synchronous */
     size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */

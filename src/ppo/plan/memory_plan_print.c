@@ -143,6 +143,14 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
         buf_addf(text, "  reward model: %lld ranks have it together%s%s\n", (long long)p->rm_together, *p->why_rm ? ": " : "",
                  p->why_rm);
     else if (p->rm && *p->why_rm) buf_addf(text, "  reward model: whole on each rank, %s\n", p->why_rm);
-    if (!several && asked && *p->why_split) buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
+    const bool generates = ppo_does(&k->ranks, PPO_ROLLOUT);
+    if (!trains && p->tensor_parallel > 1) {
+        buf_addf(text,
+                 "  tensor parallel: %lld ranks generate together, each with its heads and rows of the layers' matrices; %s\n",
+                 (long long)p->tensor_parallel, p->why_split);
+        json_object_set_new(b->json, "tensor_parallel", json_integer((json_int_t)p->tensor_parallel));
+    } else if (!several && generates && asked && *p->why_split) {
+        buf_addf(text, "  tensor parallel: 1, %s\n", p->why_split);
+    }
     return b->json;
 }

@@ -168,6 +168,12 @@ static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k
                 return memory_refuse(need, "reward.reward_model.rollout.max_num_seqs=%lld", (long long)c.rm.judge.max_seqs);
         c = *k;
     }
+    for (c.rollout.tensor_parallel = 2;
+         k->rollout.tensor_parallel <= 1 && c.rollout.tensor_parallel <= k->ranks.pools.n[PPO_ROLLOUT]; c.rollout.tensor_parallel++)
+        if (fits(&c, s, dev))
+            return memory_refuse(need, "actor_rollout_ref.rollout.tensor_model_parallel_size=%lld",
+                                 (long long)c.rollout.tensor_parallel);
+    c = *k;
     for (c.actor.context = c.critic.context = 2;
          k->actor.context == 1 && c.actor.context <= k->ranks.pools.n[PPO_TRAIN] && k->actor.grad_chunk == 1 && !c.critic.enable;
          c.actor.context++)

@@ -126,7 +126,7 @@ static int open_copy(struct ppo_worker *w) {
     const struct ppo_worker_config *k = &w->k;
     const struct model_open_args m = {.dir = k->model.dir,
                                       .act = k->model.act,
-                                      .flags = MODEL_INFER,
+                                      .flags = w->plan.tensor_parallel > 1 ? MODEL_FILE_LAYERS : MODEL_INFER,
                                       .mtp = k->model.mtp.used,
                                       .mtp_detached = k->model.mtp.detach,
                                       .max_len = w->plan.max_len};
@@ -348,7 +348,13 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     if (l->rm > 0) TRY(open_reward_model(w, tok));
     set_operations(w, tok);
     if (!w->senders) return 0;
-    return weight_sync_open(&w->weights, &w->base.dev, w->senders, w->model[VERLC_ACTOR], (int)k->ranks.pools.n[PPO_TRAIN]);
+    const struct weight_sync_args sync = {.dev = &w->base.dev,
+                                          .comm = w->senders,
+                                          .model = w->model[VERLC_ACTOR],
+                                          .trainers = (int)k->ranks.pools.n[PPO_TRAIN],
+                                          .spans = l->pool_together > 1,
+                                          .part = trains ? NULL : w->split};
+    return weight_sync_open(&w->weights, &sync);
 }
 
 void ppo_worker_close(struct ppo_worker *w) {
