@@ -335,14 +335,12 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     const int64_t together = split_model_together(&shape, k.rollout.tensor_parallel, ranks.n, ranks.n_local, &why);
     const struct generator_size size = {.longest = k.prompt_length,
                                         .prompts = (k.batch_size + ranks.n - 1) / ranks.n * together,
+                                        .together = together,
                                         .local_ranks = (int)ranks.n_local};
-    const struct model_open_args o = {
-        .dir = k.model.dir, .act = k.model.act, .flags = MODEL_INFER, .max_len = k.prompt_length + k.response_length};
-    const struct split_model_args parts = generator_split(&k, &dev, o.max_len, together);
     const struct model_config part = model_tp_config(&shape, -1, (int)together);
-    const struct decoder_args d = generator_decoder(&k, &dev, &part, size);
-    size_t own = model_open_bytes(&shape, &dev, &o);
-    if (together > 1) TRYG(split_model_bytes(&parts, &shape, decoder_most_rows(&d), &own), end);
+    struct decoder_args d;
+    size_t own;
+    TRYG(generator_decoder(&d, &k, &dev, &shape, size, &own), end);
     const size_t weights = own + adapter, decoder = decoder_bytes(&part, k.model.act, &d),
                  there = dev_has_own_memory(&dev) ? dev.mem_total : dev.mem_total / (size_t)ranks.n_local;
     out->fits = weights + decoder <= there;

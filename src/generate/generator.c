@@ -7,21 +7,33 @@
 #include "base/json.h"
 #include "model/lora/lora.h"
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static const double MOST = 0.95; /* of the memory, for weights and decoder */
 
-struct decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
-                                      struct generator_size s) {
-    const int64_t max_len = s.longest + k->response_length, most = k->rollout.max_num_seqs;
-    const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->rollout.train.n) : most;
-    const int64_t rows = least(k->rollout.max_num_batched_tokens > seqs ? k->rollout.max_num_batched_tokens : seqs, seqs * max_len);
-    const double share = dev_has_own_memory(dev) ? 1 : s.local_ranks;
-    const struct decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
-    return decoder_size(dev, c, k->model.act, &limits, (size_t)(k->rollout.memory_fraction * (double)dev->mem_total / share));
-}
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct split_model_args generator_split(const struct generate_config *k, struct dev *dev, int64_t max_len, int64_t together) {
     return (struct split_model_args){
         .dev = dev, .dir = k->model.dir, .adapter = k->adapter, .act = k->model.act, .max_len = max_len, .size = (int)together};
+}
+
+int generator_decoder(struct decoder_args *out, const struct generate_config *k, struct dev *dev, const struct model_config *c,
+                      struct generator_size s, size_t *weights) {
+    const int64_t max_len = s.longest + k->response_length, most = k->rollout.max_num_seqs;
+    const int64_t seqs = s.prompts > 0 ? least(most, s.prompts * k->rollout.train.n) : most;
+    const int64_t rows = least(k->rollout.max_num_batched_tokens > seqs ? k->rollout.max_num_batched_tokens : seqs, seqs * max_len);
+    const double there = (double)dev->mem_total / (dev_has_own_memory(dev) ? 1 : s.local_ranks);
+    const struct decoder_args limits = {.max_seqs = seqs, .max_rows = rows, .max_len = max_len};
+    const int64_t together = s.together;
+    const struct model_config part = model_tp_config(c, -1, (int)together);
+    const struct model_open_args whole = {.dir = k->model.dir, .act = k->model.act, .flags = MODEL_INFER, .max_len = max_len};
+    const struct split_model_args split = generator_split(k, dev, max_len, together);
+    *out = decoder_size(dev, &part, k->model.act, &limits, 0);
+    *weights = model_open_bytes(c, dev, &whole);
+    if (together > 1) TRY(split_model_bytes(&split, c, decoder_most_rows(out), weights));
+    const double left = MOST * there - (double)*weights, asked = k->rollout.memory_fraction * there,
+                 room = left < asked ? left : asked;
+    *out = decoder_size(dev, &part, k->model.act, &limits, room > 0 ? (size_t)room : 0);
+    return 0;
 }
 
 static int open_model_of(struct generator *g, struct generator_size *s) {
@@ -61,8 +73,10 @@ int generator_open(struct generator *g, struct generator_size s) {
     TRY(open_model_of(g, &s));
     struct model *const m = g->base.generator.model;
     const int64_t together = g->base.tensor_parallel;
-    const struct model_config part = model_tp_config(&m->cfg, -1, (int)together);
-    struct decoder_args a = generator_decoder(g->k, &g->base.dev, &part, s);
+    struct decoder_args a;
+    size_t weights;
+    s.together = together;
+    TRY(generator_decoder(&a, g->k, &g->base.dev, &m->cfg, s, &weights));
     a.model = m;
     if (together > 1) TRY(split(g, &a));
     return decoder_open(&g->base.generator.decoder, &a);

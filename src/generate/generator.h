@@ -21,13 +21,15 @@ struct generator {
 };
 /* What a decoder is for: the longest prompt, prompts at a time (0: any number), and ranks that share the host's memory. */
 struct generator_size {
-    int64_t longest, prompts;
+    int64_t longest, prompts, together; /* together: ranks that generate as one */
     int local_ranks;
 };
 /* The model as so many ranks that generate together have it. */
 struct split_model_args generator_split(const struct generate_config *k, struct dev *dev, int64_t max_len, int64_t together);
-struct decoder_args generator_decoder(const struct generate_config *k, struct dev *dev, const struct model_config *c,
-                                      struct generator_size s);
+/* The decoder of a rank, with rollout.gpu_memory_utilization of the memory for its KV cache, or
+ * what the weights leave; and their bytes, without an adapter. c: the model's. */
+int generator_decoder(struct decoder_args *out, const struct generate_config *k, struct dev *dev, const struct model_config *c,
+                      struct generator_size s, size_t *weights);
 int generator_open(struct generator *g, struct generator_size s);
 void generator_close(struct generator *g); /* a zeroed one is fine */
 

@@ -58,15 +58,17 @@ def check_files(s, test):
 
 
 def check_plan(s, test):
-    """70B over two GPUs: a rank has no more than half of the layers."""
-    wide = {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
+    """70B over two GPUs: a rank has no more than half of the layers, and the KV cache what these leave."""
+    wide = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
             "num_key_value_heads": 8, "head_dim": 128}
     shutil.copytree(s.dir / "model", s.dir / "wide", ignore=shutil.ignore_patterns("*.safetensors"))
     (s.dir / "wide/config.json").write_text(json.dumps(json.loads((s.dir / "model/config.json").read_text()) | wide))
     args = generation(s, "p.jsonl", "null", **{"model.path": s.dir / "wide", "trainer.device": "auto"})
     whole, half = (json.loads(run("plan", "--gpu", "80GB", "--gpus", 2, "--json", *args, f"rollout.tensor_model_parallel_size={n}",
-                                  check=False).stdout)["parts"][0]["bytes"] for n in (1, 2))
-    test("plan: half of 70B, and what passes take", half < 0.52 * whole, f"{whole} {half}")
+                                  check=False).stdout) for n in (1, 2))
+    bytes_of = lambda plan: plan["parts"][0]["bytes"]  # noqa: E731
+    test("plan: half of 70B, and what passes take", bytes_of(half) < 0.52 * bytes_of(whole), f"{whole} {half}")
+    test("plan: on two it fits", half["fits"] and not whole["fits"], f"{whole} {half}")
 
 
 def check_killed(s, test):
