@@ -87,6 +87,7 @@ static int send_slice(struct rank_dispatch *d, int rank, bool interrupt) {
     int rc = 0;
     r->answers = 0;
     for (int i = 0; i < together(d) && rc == 0; i++) {
+        d->share[rank + i].call = SLICE;
         rc = rank_group_start(d->g, rank + i, "generate", &m);
         r->answers += rc == 0;
     }
@@ -121,9 +122,7 @@ static int next_of_several(struct rank_dispatch *d, int rank) {
     }
     for (int i = rank; i < rank + together(d); i++)
         if (!is_free(d, i)) return 0;
-    if (r->open == 0) return 0;
-    r->call = SLICE;
-    return send_slice(d, rank, false);
+    return r->open > 0 ? send_slice(d, rank, false) : 0;
 }
 
 /* The rank's next call: interleaved ones in turns with generation; without samples of its own, an idle rank's pass. */

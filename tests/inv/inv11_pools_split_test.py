@@ -29,9 +29,11 @@ def pools(train, rollout, together, layout="auto"):
 
 def schedule(s, test):
     bf16 = {A + "model.path": family_model(s, "gemma3"), A + "actor.fsdp_config.dtype": "bfloat16", A + "actor.use_kl_loss": False}
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+               "norm_topk_prob": True, "mlp_only_layers": [1], "tie_word_embeddings": False}
     cases = {"f32": ({}, ((1, 2, 2, "whole"), (2, 3, 3, "sharded"), (2, 4, 2, "ref"))),
              "bf16": (bf16, ((2, 2, 2, "sharded"),)),
-             "experts": ({A + "model.path": experts_model(s)}, ((1, 2, 2, "whole"),)),
+             "experts": ({A + "model.path": experts_model(s, keys=experts)}, ((1, 2, 2, "whole"), (2, 2, 2, "sharded"))),
              "an adapter": ({A + "model.lora_rank": 4}, ((2, 2, 2, "sharded"), (1, 3, 3, "whole")))}
     for name, (keys, runs) in cases.items():
         one = s.dir / name.replace(" ", "_")

@@ -26,7 +26,8 @@ def main():
         cases = {
             "classifier": ({**model, RM + "model_path": reward_dir(s, "rm"), RM + "micro_batch_size_per_gpu": 2},
                            ((3, 3, {}), (4, 2, {A + "rollout.tensor_model_parallel_size": 2, "trainer.layout": "sharded"}))),
-            "judge": ({**judge, RM + "prompt_template": "'Q {question} A {response}'", RM + "rollout.response_length": 64},
+            "judge": ({**judge, RM + "prompt_template": "'Q {question} A {response}'", RM + "rollout.response_length": 64,
+                       "data.max_response_length": 120},
                       ((2, 2, {}), (4, 4, {A + "rollout.tensor_model_parallel_size": 2, "trainer.layout": "sharded"}),
                        (1, 2, {RM + "ranks": 2, **pool}))),
             "served judge": ({**judge, "reward.custom_reward_function.path": s.dir / "ask.py"},
