@@ -249,8 +249,8 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
 
 /* The other ranks of the group compute the same. */
 static int order_scores(struct reward_model *r, const struct packed_seq *seqs, int64_t n) {
-    struct message m = message_new(false);
     if (!scoring_ranks_is_split(&r->group)) return 0;
+    struct message m = message_new(false);
     message_seqs(&m, seqs, n, 0);
     const int rc = scoring_ranks_order(&r->group, ORDER_SCORE, &m);
     message_free(&m);
