@@ -64,7 +64,8 @@ size_t judge_bytes(const struct model_config *c, const struct judge_args *a) {
     size_t weights;
     if (a->together <= 1) weights = model_open_bytes(c, a->dev, &open);
     else CHECK(split_model_bytes(&split, c, decoder_most_rows(&d), &weights) == 0); /* without an adapter it reads no file */
-    return weights + decoder_bytes(&part, a->act, &d);
+    const size_t block = decoder_bytes(&part, a->act, &d), room = a->together > 1 ? model_file_room(c, a->dev, a->act) : 0;
+    return weights + (room > block ? room : block); /* one before the other */
 }
 
 static void add_done(struct judge *j, int64_t tag, struct reward_result r) {

@@ -61,7 +61,8 @@ size_t reward_model_bytes(const struct model_config *c, const struct reward_mode
     if (a->together <= 1) return model_open_bytes(c, a->dev, &open) + block_bytes(c, a);
     const struct model_config part = model_tp_config(c, -1, a->together);
     CHECK(split_model_bytes(&split, c, a->max_rows, &weights) == 0); /* without an adapter it reads no file */
-    return weights + block_bytes(&part, a);
+    const size_t block = block_bytes(&part, a), room = model_file_room(c, a->dev, a->act);
+    return weights + (room > block ? room : block); /* one before the other */
 }
 
 /* Every token of the policy has the same id here. */

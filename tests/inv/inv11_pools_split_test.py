@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import below, experts_model, family_model, first_difference  # noqa: E402
-from verlc_test import Scratch, Tests, patience, run, start, state, waited  # noqa: E402
+from verlc_test import Scratch, Tests, patience, run, series, start, state, waited  # noqa: E402
 
 A = "actor_rollout_ref."
 TOGETHER = A + "rollout.tensor_model_parallel_size"
@@ -44,6 +44,8 @@ def schedule(s, test):
             said = f"{shape[2]} ranks generate together" in p.stdout + p.stderr and (
                 shape[3] != "sharded" or "layout sharded: " in p.stdout + p.stderr)
             why = p.stderr[-1200:] if p.returncode or not said else first_difference(one, d, 3)
+            if not p.returncode and set(series(d, "perf/device_allocations")) != {0}:
+                why = "device memory is allocated after the start"
             test(f"{name}: {shape[0]} train, {shape[3]}, and {shape[1]} generate, {shape[2]} together: as one rank", not why, why)
 
 

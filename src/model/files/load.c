@@ -617,6 +617,21 @@ static int open_room(struct model *m) {
     return dev_alloc(m->dev, f->stage_bytes, &f->stage);
 }
 
+size_t model_file_room(const struct model_config *c, struct dev *dev, enum dtype act) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act, .flags = MODEL_FILE_LAYERS};
+    struct arena weights = {0};
+    size_t most = 0;
+    model__params_build(&m);
+    model__weights_layout(&m, &weights);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const size_t bytes = model__layer_place(&m, l, NULL);
+        most = bytes > most ? bytes : most;
+    }
+    most += group_most(&m, layer_groups(&m));
+    model__params_free(&m);
+    return most;
+}
+
 int model__files_layer(struct model *m, int64_t l) {
     struct model_files *const f = m->files;
     if (!f->room) TRY(open_room(m));

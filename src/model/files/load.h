@@ -44,5 +44,7 @@ void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
  * For a critic c has passed model_config_make_value. The master of a shard: of the largest. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
+/* Those that reading layers takes for a while, of a model whose layers have stayed in the files. */
+size_t model_file_room(const struct model_config *c, struct dev *dev, enum dtype act);
 
 #endif

@@ -262,6 +262,8 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.all.n_local)); /* to send weights */
     const struct model_stream_shape spans = {m, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS};
     if (p->pool_together > 1 && !k->model.lora.on) p->policy.exchange += train_pages(weight_sync_room(&spans));
+    else if (p->pool_together > 1 && !ppo_does(&k->ranks, PPO_TRAIN)) /* at the start, the base */
+        p->policy.exchange += train_pages(model_file_room(m, dev, k->model.act));
     p->policy.exchange += train_pages(collective_bytes(dev, (int)p->tensor_parallel, (int)k->ranks.all.n_local));
     return 0;
 }

@@ -251,7 +251,9 @@ static int open_split(struct ppo_worker *w, int64_t max_rows) {
     const int size = (int)w->plan.tensor_parallel, rank = comm_rank(w->base.comm);
     TRY(comm_part(&w->together, w->base.comm, rank - rank % size, size));
     TRY(collective_open(&w->splits, &w->base.dev, w->together));
-    return model_tp_open(&w->split, w->model[VERLC_ACTOR], w->splits, max_rows, (char *)w->block + w->plan.split_at);
+    struct model *const m = w->model[VERLC_ACTOR];
+    TRY(model_tp_open(&w->split, m, w->splits, max_rows, (char *)w->block + w->plan.split_at));
+    return m->flags & MODEL_FILE_LAYERS && m->lora ? model_tp_take(w->split) : 0; /* its base, which nobody sends */
 }
 
 static int open_decoder(struct ppo_worker *w) {
