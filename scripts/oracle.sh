@@ -6,7 +6,7 @@
 #                                          Writes nothing into the source tree.
 #   scripts/oracle.sh fixtures [NAME...]   rewrite tests/fixtures
 #
-# NAME: algo code conf continuous critic data delta_net distill eval families graders grpo lora mcp megatron model optim
+# NAME: algo archs code conf continuous critic data delta_net distill eval families graders grpo lora mcp megatron model optim
 # program_agent quant rate_limit ray rejection reward serve sft steps tables text tool_agent tool_parser tools track trackers
 # train verl_ckpt.
 # GSM8K and the real tokenizers are read from $SHARED_DATA (DIR/gsm8k/{train,test}.jsonl, DIR/tokenizers/NAME/tokenizer.json.xz);
@@ -27,7 +27,8 @@ mode=compare
 if [ "${1:-}" = fixtures ]; then mode=fixtures; shift; fi
 # the long ones first
 names=${*:-families code continuous algo text megatron verl_ckpt conf steps train grpo optim model lora quant critic rejection
-    delta_net reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser program_agent}
+    delta_net reward serve sft trackers distill ray mcp tools eval graders data tables track tool_agent tool_parser archs
+    program_agent}
 batches=${ORACLE_BATCHES:-1000} jobs=${ORACLE_JOBS:-$(nproc)}
 mkdir -p "$out"
 programs="verlc test_model_golden test_ppo_grpo test_ppo_validation test_model_optim test_agent_tool_parser_verl
@@ -65,6 +66,7 @@ make_train() { $py tools/oracle_train.py "$1"; }
 compare_algo() {
     fresh algo && make_algo "$out/algo" && same algo algo.jsonl && $py tools/oracle_algo.py --verlc "$VERLC" --batches "$batches"
 }
+compare_archs() { $py tools/oracle_archs.py "$VERLC"; }
 compare_code() {
     fresh code && make_code "$out/code" && same code && $py tools/oracle_code.py --verlc "$VERLC" --compare 300
 }

@@ -131,6 +131,15 @@ static void add_name(void *arg, const char *name) {
     buf_addf(b, "%s%s", b->n ? ", " : "", name);
 }
 
+/* The same in lines of a help text. */
+static void add_name_line(void *arg, const char *name) {
+    enum { WIDTH = 110 };
+    struct buf *b = arg;
+    size_t line = 0;
+    while (line < b->n && b->p[b->n - 1 - line] != '\n') line++;
+    buf_addf(b, "%s%s", b->n == 0 ? "" : line + strlen(name) > WIDTH ? ",\n  " : ", ", name);
+}
+
 /* A built-in name, or the path of a config.json or of the directory that holds it. */
 static int arch_config(json_t **out, const char *arch) {
     enum { MAX_CONFIG = 16 << 20 };
@@ -185,6 +194,15 @@ static int copy_tokenizer(const char *from, const char *to) {
     return rc;
 }
 
+static int write_config(const char *dir, const json_t *config) {
+    char *const path = file_join(dir, "config.json");
+    int rc = file_mkdirs(dir);
+    if (rc == 0) rc = json_save_atomic(path, config);
+    free(path);
+    return rc;
+}
+
+/* dtype: NULL: that of the config; "": no weights. */
 static int init_into(const char *dir, json_t *config, const char *preset, const char *tokenizer, uint64_t seed, const char *dtype) {
     struct model_config c = {0};
     int dt;
@@ -195,18 +213,19 @@ static int init_into(const char *dir, json_t *config, const char *preset, const 
     dt = c.dtype;
     const int64_t n = model_config_params(&c);
     model_config_free(&c);
-    if (dtype) TRY(cmd_file_dtype(dtype, &dt));
+    const bool weights = !dtype || *dtype;
+    if (dtype && weights) TRY(cmd_file_dtype(dtype, &dt));
     log_info("%lld parameters, %.2f GB as %s", (long long)n, 1e-9 * (double)n * (double)dtype_size((enum dtype)dt),
              dtype_name((enum dtype)dt));
-    return model_init_dir(config, dir, seed, (enum dtype)dt);
+    return weights ? model_init_dir(config, dir, seed, (enum dtype)dt) : write_config(dir, config);
 }
 
 static int cmd_model_init(int argc, char **argv) {
     const char *arch = NULL, *preset = NULL, *out = NULL, *tokenizer = NULL, *dtype = NULL;
     int64_t seed = 0;
-    bool force = false;
+    bool force = false, config_only = false;
     struct buf names = {0};
-    model_arch_names(add_name, &names);
+    model_arch_names(add_name_line, &names);
     char *about = xasprintf("Writes a model of random weights that transformers loads as it is.\n"
                             "NAME: %s.\n--preset tiny: a small model with its own tokenizer, for trying things out.",
                             names.p);
@@ -218,6 +237,7 @@ static int cmd_model_init(int argc, char **argv) {
         {"--tokenizer", CMD_STR, &tokenizer, "DIR", "copy the tokenizer files from here"},
         {"--seed", CMD_I64(CMD_SEED), &seed, "N", "of the weights (0)"},
         {"--dtype", CMD_STR, &dtype, "fp32|bf16|fp16", "of the weights (that of the config)"},
+        {"--config-only", CMD_FLAG, &config_only, NULL, "no weights: what `verlc plan` reads"},
         {"--force", CMD_FLAG, &force, NULL, "replace a model that is there"},
     };
     const struct cmd_spec spec =
@@ -230,6 +250,8 @@ static int cmd_model_init(int argc, char **argv) {
     if ((arch == NULL) == (preset == NULL)) FAIL(ERR_INVAL, "one of --arch and --preset is needed; usage: %s", spec.usage);
     if (!out) FAIL(ERR_INVAL, "--out is missing; usage: %s", spec.usage);
     if (preset && strcmp(preset, "tiny") != 0) FAIL(ERR_INVAL, "--preset %s: there is tiny", preset);
+    if (config_only && dtype) FAIL(ERR_INVAL, "--dtype %s: with --config-only there are no weights", dtype);
+    if (config_only) dtype = "";
     TRY(arch_config(&config, preset ? preset : arch));
     rc = out_open(&o, out, force);
     rc = out_close(&o, rc < 0 ? rc : init_into(o.tmp, config, preset, tokenizer, (uint64_t)seed, dtype));

@@ -259,6 +259,7 @@ WRONG = [
     ("model info MODEL --model MODEL", "are two models"),
     ("model info nowhere", "no such directory, nor a hub id such as"),
     ("model init --preset tiny", "--out is missing"),
+    ("model init --arch qwen3-8b --config-only --dtype bf16 --out x", "with --config-only there are no weights"),
     ("model export --model MODEL", "--out is missing"),
     ("generate MODEL", "did you mean --model MODEL?"),
     ("generate --model", "--model needs a value: --model DIR; usage: verlc generate"),
@@ -298,6 +299,10 @@ def questions(s, test):
          "\nactor_rollout_ref.actor.optim.lr=1.0e-06\n" in text and "\ncritic.optim.lr=" in text)
     test("model info DIR is model info --model DIR",
          run("model", "info", s.dir / "model").stdout == run("model", "info", "--model", s.dir / "model").stdout)
+    run("model", "init", "--arch", "qwen3-next-80b-a3b", "--config-only", "--out", s.dir / "next")
+    text = run("plan", f"actor_rollout_ref.model.path={s.dir}/next", "algorithm.adv_estimator=grpo", check=False).stdout
+    test("a plan of a built-in shape needs its config.json alone", os.listdir(s.dir / "next") == ["config.json"] and
+         "recompute: all activations of an update" in text, text)
     text = run("tokenize", "--model", s.dir / "model", input="").stderr
     test("a pipe is no person who is waited for", "Ctrl-D" not in text, text)
     here, there = pty.openpty()
