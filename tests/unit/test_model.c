@@ -492,6 +492,7 @@ static void built_in_shapes(void **state) {
         {"smollm3-3b", 3075098624},
         {"phi-3-mini", 3821079552},
         {"phi-4", 14659507200},
+        {"phi-4-mini", 3836021760},
         {"granite-3.3-2b", 2533539840},
         {"granite-3.3-8b", 8170864640},
         {"granite-4.0-micro", 3402836480},
