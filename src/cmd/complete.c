@@ -229,11 +229,12 @@ static bool offer_option_value(struct completion *c, const char *option, int arg
 
 /* The parts of a command that come before its options. */
 static const char *parts_of(const char *command) {
-    static const char *const parts[][2] = {{"model", "init info export merge"},
-                                           {"data", "gsm8k arith"},
-                                           {"model_merger", "merge test"},
-                                           {"trackers", "sync"},
-                                           {"bench", "gemm read train logprob generate update step checkpoint grade reward"}};
+    static const char *const parts[][2] = {
+        {"model", "init info export merge"},
+        {"data", "gsm8k arith"},
+        {"model_merger", "merge test"},
+        {"trackers", "sync"},
+        {"bench", "gemm grouped read train logprob generate update step checkpoint grade reward"}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (strcmp(command, parts[i][0]) == 0) return parts[i][1];
     return NULL;

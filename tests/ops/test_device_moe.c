@@ -149,14 +149,17 @@ static void test_sort(void **state) {
 
 /* ---- load ---- */
 
-enum { LOAD_E = 4, LOAD_N = 72, LOAD_K = 136, LOAD_MOST = 420, LOAD_MINE = 3 };
+enum { LOAD_E = 4, LOAD_MOST = 420, LOAD_MINE = 3 };
+static const struct load_size { int64_t n, k; } load_sizes[] = {{72, 136}, {264, 328}};
 
-/* The result of LOAD_MINE rows of expert 2 when it has `before` more ahead of them and `after` behind, and expert 0 has `other`. */
-static float *load_rows(struct dev *d, enum dtype act, bool dx, int64_t before, int64_t after, int64_t other) {
-    const int64_t total = other + before + LOAD_MINE + after, in = dx ? LOAD_N : LOAD_K, out = dx ? LOAD_K : LOAD_N;
+/* The result of LOAD_MINE rows of expert 2 when it has `before` more ahead of them and `after` behind, and expert 0 has `other`.
+ * Of the others' values some are NaN. */
+static float *load_rows(struct dev *d, enum dtype act, struct load_size size, bool dx, int64_t before, int64_t after,
+                        int64_t other) {
+    const int64_t total = other + before + LOAD_MINE + after, in = dx ? size.n : size.k, out = dx ? size.k : size.n;
     struct run r = {.d = d, .act = act};
     struct slot x = {.name = "x", .dt = act, .nd = 2, .dim = {LOAD_MOST * 2, in}};
-    struct slot w = {.name = "w", .dt = act, .nd = 2, .dim = {LOAD_E * LOAD_N, LOAD_K}};
+    struct slot w = {.name = "w", .dt = act, .nd = 2, .dim = {LOAD_E * size.n, size.k}};
     const int32_t offset[LOAD_E + 1] = {0, (int32_t)other, (int32_t)other, (int32_t)total, (int32_t)total};
     struct weight_stack stack;
     slot_fill(&x, 1, 0);
@@ -165,6 +168,7 @@ static float *load_rows(struct dev *d, enum dtype act, bool dx, int64_t before, 
     for (int64_t i = 0; i < total; i++) { /* the rows in question are the first of x; the others differ from call to call */
         const int64_t mine = i - other - before, from = mine >= 0 && mine < LOAD_MINE ? mine : LOAD_MINE + (i + before) % 400;
         memcpy(rows + i * in, x.f + from * in, (size_t)in * sizeof *rows);
+        if (from >= LOAD_MINE && i % 7 == 3) rows[i * in + i % in] = NAN;
     }
     const struct tensor y = dev_new(&r, shape_2d(act, total, out), false), at = up_i32(&r, shape_1d(DT_I32, LOAD_E + 1), offset);
     const struct tensor a = upload(&r, act, total, in, rows, NULL);
@@ -180,13 +184,13 @@ static float *load_rows(struct dev *d, enum dtype act, bool dx, int64_t before, 
     return got;
 }
 
-static void check_load(struct dev *d, const char *name, enum dtype act, bool dx) {
+static void check_load(struct dev *d, const char *name, enum dtype act, struct load_size size, bool dx) {
     static const int64_t loads[][3] = {{0, 0, 0},   {0, 40, 0},   {1, 0, 5},   {17, 17, 3},   {100, 20, 300},
                                        {126, 0, 0}, {400, 0, 10}, {5, 400, 1}, {63, 300, 127}};
-    const int64_t n = LOAD_MINE * (dx ? LOAD_K : LOAD_N);
-    float *alone = load_rows(d, act, dx, 0, 0, 0);
+    const int64_t n = LOAD_MINE * (dx ? size.k : size.n);
+    float *alone = load_rows(d, act, size, dx, 0, 0, 0);
     for (int64_t i = 1; i < cases_of(COUNT(loads), 4); i++) {
-        float *got = load_rows(d, act, dx, loads[i][0], loads[i][1], loads[i][2]);
+        float *got = load_rows(d, act, size, dx, loads[i][0], loads[i][1], loads[i][2]);
         const int64_t at = first_diff(got, alone, n);
         if (at >= 0)
             fail_msg("%s %s %s: element %lld with %lld rows ahead, %lld behind and %lld of another expert is %.9g, alone %.9g",
@@ -197,13 +201,68 @@ static void check_load(struct dev *d, const char *name, enum dtype act, bool dx)
     free(alone);
 }
 
+/* dw of expert 2, which has `mine` rows, when experts 0 and 3 have `before` and `after`, all NaN. */
+static float *load_dw(struct dev *d, enum dtype act, struct load_size size, int64_t mine, int64_t before, int64_t after) {
+    const int64_t total = before + mine + after, count = size.n * size.k;
+    const int32_t offset[LOAD_E + 1] = {0, (int32_t)before, (int32_t)before, (int32_t)(before + mine), (int32_t)total};
+    struct run r = {.d = d, .act = act};
+    struct slot x = {.name = "x", .dt = act, .nd = 2, .dim = {mine, size.k}};
+    struct slot dy = {.name = "dy", .dt = act, .nd = 2, .dim = {mine, size.n}};
+    slot_fill(&x, 1, 0);
+    slot_fill(&dy, 1, 0);
+    float *const a = xcalloc((size_t)(total * size.n), sizeof *a), *const b = xcalloc((size_t)(total * size.k), sizeof *b);
+    for (int64_t i = 0; i < total * size.n; i++) {
+        const int64_t at = i - before * size.n;
+        a[i] = at >= 0 && at < mine * size.n ? dy.f[at] : NAN;
+    }
+    for (int64_t i = 0; i < total * size.k; i++) {
+        const int64_t at = i - before * size.k;
+        b[i] = at >= 0 && at < mine * size.k ? x.f[at] : NAN;
+    }
+    const struct tensor flat = dev_new(&r, shape_2d(DT_F32, LOAD_E * size.n, size.k), false);
+    const struct tensor dw = {flat.data, DT_F32, 3, {LOAD_E, size.n, size.k, 1}};
+    if (dev_grouped_dw(d, dw, upload(&r, act, total, size.n, a, NULL), upload(&r, act, total, size.k, b, NULL),
+                       up_i32(&r, shape_1d(DT_I32, LOAD_E + 1), offset), false) < 0)
+        fail_msg("%s", err_msg());
+    float *const all = down_values(&r, flat), *const got = xcalloc((size_t)count, sizeof *got);
+    for (int64_t i = 0; i < count; i++) assert_true(memcmp(&all[count + i], &(float){0}, sizeof(float)) == 0); /* no rows */
+    memcpy(got, all + 2 * count, (size_t)count * sizeof *got);
+    free(all);
+    free(a);
+    free(b);
+    free(x.f);
+    free(dy.f);
+    run_free_blocks(&r);
+    return got;
+}
+
+static void check_dw_load(struct dev *d, const char *name, enum dtype act, struct load_size size) {
+    static const int64_t mine[] = {1, 64, 67, 150}, others[][2] = {{1, 3}, {200, 0}, {64, 130}};
+    for (int64_t i = 0; i < COUNT(mine); i++) {
+        float *const alone = load_dw(d, act, size, mine[i], 0, 0);
+        for (int64_t j = 0; j < COUNT(others); j++) {
+            float *const got = load_dw(d, act, size, mine[i], others[j][0], others[j][1]);
+            const int64_t at = first_diff(got, alone, size.n * size.k);
+            if (at >= 0)
+                fail_msg("%s %s dw of %lld rows: element %lld with %lld and %lld of others is %.9g, alone %.9g", name,
+                         dtype_name(act), (long long)mine[i], (long long)at, (long long)others[j][0], (long long)others[j][1],
+                         (double)got[at], (double)alone[at]);
+            free(got);
+        }
+        free(alone);
+    }
+}
+
 static void test_load(void **state) {
     (void)state;
     for (int b = 1; b < two.n; b++) /* ref sums each element by itself */
-        for (int dx = 0; dx < 2; dx++) {
-            check_load(&two.dev[b], two.name[b], DT_F32, dx);
-            check_load(&two.dev[b], two.name[b], DT_BF16, dx);
-        }
+        for (int64_t i = 0; i < cases_of(COUNT(load_sizes), 1); i++)
+            for (int f32 = 0; f32 < 2; f32++) {
+                const enum dtype act = f32 ? DT_F32 : DT_BF16;
+                check_load(&two.dev[b], two.name[b], act, load_sizes[i], false);
+                check_load(&two.dev[b], two.name[b], act, load_sizes[i], true);
+                check_dw_load(&two.dev[b], two.name[b], act, load_sizes[i]);
+            }
 }
 
 /* The offsets of a part of the rows. */

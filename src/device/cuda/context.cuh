@@ -28,6 +28,8 @@ struct cuda_gemm;         /* GEMM plans and cuBLASLt's handle: device/cuda/gemm/
 struct cuda_peer_streams; /* of groups: peers.cu */
 struct nccl;              /* a group: nccl.cu */
 
+enum cuda_checked { CUDA_UNCHECKED, CUDA_SAME, CUDA_DIFFERS };
+
 struct cuda {
     int index;           /* device number */
     int n_sm, cc;        /* multiprocessors; compute capability, 90 for sm_90 */
@@ -55,6 +57,7 @@ struct cuda {
         bool same;
     } head[CUDA_MAX_HEADS]; /* shapes of LM heads whose fused kernel lm_head.cu has checked */
     int n_heads;
+    enum cuda_checked grouped; /* the bits of its two kernels: grouped_gemm.cu */
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
 

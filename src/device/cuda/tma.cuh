@@ -90,14 +90,18 @@ static __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) 
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
-/* Both tiles of a pair map: that of the first matrix, then that of the second. */
-static __device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
+/* A tile of matrix z of a stack. */
+static __device__ __forceinline__ void tma_load_stack(uint32_t dst, const CUtensorMap *map, int x, int y, int z, uint32_t bar) {
 #if WGMMA_ENABLED
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(0)
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
         : "memory");
 #endif
+}
+/* Both tiles of a pair map: that of the first matrix, then that of the second. */
+static __device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar) {
+    tma_load_stack(dst, map, x, y, 0, bar);
 }
 /* Multicast to the same offset in the blocks of the cluster with a bit in `to`; completes on the mbarrier of each. */
 static __device__ __forceinline__ void tma_load_multicast(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar,
@@ -107,6 +111,22 @@ static __device__ __forceinline__ void tma_load_multicast(uint32_t dst, const CU
                  "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "h"(to)
                  : "memory");
+#endif
+}
+/* tma_load_stack to both blocks of a cluster of two. */
+static __device__ __forceinline__ void tma_load_stack_pair(uint32_t dst, const CUtensorMap *map, int x, int y, int z,
+                                                           uint32_t bar) {
+#if WGMMA_ENABLED
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"((uint16_t)3)
+                 : "memory");
+#endif
+}
+/* `bytes` of global memory into L2; both multiples of 16. */
+static __device__ __forceinline__ void bulk_prefetch_l2(const void *src, uint32_t bytes) {
+#if WGMMA_ENABLED
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 #endif
 }
 /* One bulk group of this thread. */
@@ -151,5 +171,7 @@ static __device__ __forceinline__ void cluster_sync() {
 int cuda_tensor_map(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
 /* Two such matrices, one after the other in memory, for tma_load_pair: a tile is `box` rows of each. */
 int cuda_tensor_map_pair(CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int box);
+/* `count` such matrices, one after the other in memory, for tma_load_stack: a tile is of one of them. */
+int cuda_tensor_map_stack(CUtensorMap *map, const void *data, int64_t count, int64_t rows, int64_t cols, int box);
 
 #endif

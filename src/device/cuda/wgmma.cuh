@@ -32,6 +32,11 @@ static __device__ __forceinline__ uint64_t panel_desc(uint32_t addr) {
     return (uint64_t)((addr & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* The same of an MN-major operand of several panels, one every `next` bytes: 64 columns each, one after the other. */
+static __device__ __forceinline__ uint64_t panels_desc_mn(uint32_t addr, int next) {
+    return (uint64_t)((addr & 0x3ffffu) >> 4) | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
 /* Its lower half; the upper half is 0x40000040 for any panel. */
 static __device__ __forceinline__ uint32_t panel_desc_low(uint32_t addr) { return (uint32_t)panel_desc(addr); }
 
@@ -141,13 +146,14 @@ template <int NB> static __device__ __forceinline__ void wgmma_small_n(float (&d
     "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
     "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
 
-/* d (64, 256) = (add ? d : 0) + A . B^T over 16 columns: A 64 rows, B 256 rows, K-major. */
+/* d (64, 256) = (add ? d : 0) + A . B^T over 16 columns: A 64 rows, B 256 rows, K-major; A_MN, B_MN: that operand is MN-major. */
+template <int A_MN = 0, int B_MN = 0>
 static __device__ __forceinline__ void wgmma_m64n256_ss(float (&d)[32][4], uint64_t a, uint64_t b, int add) {
 #if WGMMA_ENABLED
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " WGMMA_REGS_256
-                 ", %128, %129, p, 1, 1, 0, 0;}"
+                 ", %128, %129, p, 1, 1, %131, %132;}"
                  : WGMMA_D32(d, 0), WGMMA_D32(d, 8), WGMMA_D32(d, 16), WGMMA_D32(d, 24)
-                 : "l"(a), "l"(b), "r"(add));
+                 : "l"(a), "l"(b), "r"(add), "n"(A_MN), "n"(B_MN));
 #endif
 }
 

@@ -161,6 +161,13 @@ static __device__ __forceinline__ bool gemm_group_tile(const struct gemm_grouped
     return false;
 }
 
+/* ---- grouped_gemm_sm90.cu (device/cuda/moe) ---- */
+
+/* Whether this GPU and this output are for the kernel of experts with many rows. */
+bool gemm_grouped_sm90_takes(const struct cuda *c, const struct gemm_grouped *g);
+/* pre: it takes it; bf16 operands; n and k multiples of 8, all pointers aligned to 16 bytes. */
+int gemm_grouped_sm90(struct cuda *c, const struct gemm_grouped *g);
+
 /* ---- gemm_fallback.cu ---- */
 
 /* A grouped GEMM of any size and alignment: as gemm_fallback. */
