@@ -11,18 +11,33 @@
 
 #include "base/err.h"
 #include "model/forward.h"
+#include "model/parallel/parameter_segments.h"
 #include "model/parallel/weight_streaming.h"
 
 /* ---- buckets ---- */
 
-int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to) {
+/* hole: elements of it that are not there. */
+static int open_bucket(struct model *m, struct model_grads *g, struct model_range bucket, struct model_range hole) {
     const struct model_grad_sink *s = g->sink;
-    g->bucket = model__trained(m, from, to);
+    g->bucket = bucket;
+    g->hole = hole;
     g->add = s->add;
-    if (g->bucket.lo == g->bucket.hi) return 0; /* without an adapter of theirs */
-    if (s->begin) TRY(s->begin(s->ctx, g->bucket, &g->at));
-    else g->at = s->flat + g->bucket.lo;
-    return m->lora && !g->add ? dev_zero(m->dev, g->at, (size_t)(g->bucket.hi - g->bucket.lo) * sizeof(float)) : 0;
+    if (bucket.lo == bucket.hi) return 0; /* without an adapter */
+    if (s->begin) TRY(s->begin(s->ctx, bucket, &g->at));
+    else g->at = s->flat + bucket.lo;
+    const int64_t n = bucket.hi - bucket.lo - (hole.hi - hole.lo);
+    return m->lora && !g->add && n > 0 ? dev_zero(m->dev, g->at, (size_t)n * sizeof(float)) : 0;
+}
+
+int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to) {
+    return open_bucket(m, g, model__trained(m, from, to), (struct model_range){0});
+}
+
+/* Of a layer: where ranks have its experts, their gradients are no part of it. */
+static int layer_begin(struct model *m, struct model_grads *g, int64_t l) {
+    struct model_range of[MODEL_LAYER_BUCKETS], hole = {0};
+    if (model_layer_buckets(m, m->shard, l, of) > 1) hole = (struct model_range){of[0].hi, of[1].lo};
+    return open_bucket(m, g, model__trained(m, m->layers[l].first, m->layers[l].last), hole);
 }
 
 int model__bucket_end(struct model_grads *g) {
@@ -344,7 +359,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
             TRY(model__mlp_stage(m, b, a, i));
             if (m->layers[i].mlp_post_norm) TRY(model__mlp_output(m, b, a, i));
         }
-        TRY(model__bucket_begin(m, g, m->layers[i].first, m->layers[i].last));
+        TRY(layer_begin(m, g, i));
         TRY(model__zero_norms(m, g, m->layers[i].first, m->layers[i].last));
         TRY(model__layer_backward(m, b, a, i, g));
         TRY(model__bucket_end(g));

@@ -79,3 +79,35 @@ int model__expert_linear_bwd(struct model *m, const struct expert_linear_bwd_arg
     }
     return model__add_adapter_grads(m, g, a->grads);
 }
+
+/* y (P, n): of each row its expert's matrix, and bias. */
+static int experts_linear(struct model *m, bool no_adapter, struct tensor y, struct tensor x, const struct model_group *g,
+                          struct tensor offset) {
+    TRY(model__expert_linear(m, g, y, x, offset, no_adapter));
+    return g->bias ? dev_expert_bias_fwd(m->dev, y, g->bias->vec, offset) : 0;
+}
+
+static int gate(struct model *m, struct tensor mlp, struct tensor gate_up) {
+    if (!m->cfg.family->experts.clamped) return dev_swiglu_fwd(m->dev, mlp, gate_up);
+    return dev_clamped_swiglu_fwd(
+        m->dev, &(struct clamped_swiglu_args){mlp, gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit});
+}
+
+int model__experts_gate_bwd(struct model *m, struct tensor dgate_up, struct tensor dmlp, struct tensor gate_up) {
+    const struct clamped_swiglu_args clamped = {
+        .gate_up = gate_up, .alpha = (float)m->cfg.swiglu_alpha, .limit = (float)m->cfg.swiglu_limit};
+    if (!m->cfg.family->experts.clamped) return dev_swiglu_bwd(m->dev, dgate_up, dmlp, gate_up);
+    return dev_clamped_swiglu_bwd(m->dev, &clamped, dgate_up, dmlp);
+}
+
+int model__experts_inner(struct model *m, const struct model_group *g, struct tensor x, struct tensor gate_up, struct tensor mlp,
+                         struct tensor offset) {
+    TRY(experts_linear(m, false, gate_up, x, g, offset));
+    return gate(m, mlp, gate_up);
+}
+
+int model__experts_mlp(struct model *m, bool no_adapter, const struct model_experts *e, const struct model_expert_rows *r) {
+    TRY(experts_linear(m, no_adapter, r->gate_up, r->x, e->gate_up, r->offset));
+    TRY(gate(m, r->mlp, r->gate_up));
+    return experts_linear(m, no_adapter, r->y, r->mlp, e->down, r->offset);
+}

@@ -13,6 +13,9 @@
 
 static int64_t slots_of(const struct model_config *c, int64_t rows) { return rows * c->n_choices; }
 
+/* Whether experts are not on other ranks: those of an MTP layer never are. */
+static bool computed_here(const struct model_acts *a, const struct model_config *c) { return !a->keep.experts || c->mtp; }
+
 void model__experts_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     if (!c->n_experts) return;
     a->experts.x = model__take2(m, act, slots_of(c, a->max_rows), c->hidden);
@@ -34,16 +37,16 @@ void model__experts_stage_layout(struct model_expert_stage *e, const struct mode
     e->offset = model__take2(m, DT_I32, a->keep.train ? MODEL_MOST_PARTS : 1, c->n_experts + 1);
     e->token = model__take1(m, DT_I32, slots);
     e->row = model__take2(m, DT_I32, rows, c->n_choices);
-    e->gate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
-    e->mlp = model__take2(m, act, slots, c->expert_ffn);
+    if (computed_here(a, c)) e->gate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
+    if (computed_here(a, c)) e->mlp = model__take2(m, act, slots, c->expert_ffn);
     e->y = a->keep.train ? model__take2(m, act, slots, c->hidden) : a->experts.x;
 }
 
 void model__experts_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
     const int64_t rows = a->max_rows, slots = slots_of(c, rows);
     if (!c->n_experts) return;
-    a->experts.dmlp = model__take2(m, act, slots, c->expert_ffn);
-    a->experts.dgate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
+    if (computed_here(a, c)) a->experts.dmlp = model__take2(m, act, slots, c->expert_ffn);
+    if (computed_here(a, c)) a->experts.dgate_up = model__take2(m, act, slots, 2 * c->expert_ffn);
     a->experts.dweight = model__take2(m, DT_F32, rows, c->n_choices);
     a->experts.dlogits = model__take2(m, act, rows, c->n_experts);
     a->experts.dx = model__take2(m, DT_F32, rows, c->hidden);
@@ -130,39 +133,22 @@ static struct tensor routes_of(const struct model *m, const struct model_batch *
     return r.data ? tensor_2d((int32_t *)r.data + at * r.dim[1] * r.dim[2], DT_I32, b->n_rows, r.dim[2]) : TENSOR_NONE;
 }
 
-/* y (P, n): of each row its expert's matrix, and bias. */
-static int experts_linear(struct model *m, const struct model_batch *b, struct tensor y, struct tensor x,
-                          const struct model_group *g, struct tensor offset) {
-    TRY(model__expert_linear(m, g, y, x, offset, b->no_adapter));
-    return g->bias ? dev_expert_bias_fwd(m->dev, y, g->bias->vec, offset) : 0;
-}
-
-/* Rows by expert: buffers of what experts compute, and where the rows come from. */
-struct expert_rows {
-    struct tensor x, gate_up, mlp, y, token, offset;
-};
-
-/* From xn to y. */
+/* From xn to y; token: where rows come from. */
 static int experts_mlp(struct model *m, const struct model_batch *b, const struct model_layer *y, struct tensor xn,
-                       const struct expert_rows *r) {
-    TRY(dev_gather_rows(m->dev, r->x, xn, r->token));
-    TRY(experts_linear(m, b, r->gate_up, r->x, y->expert_gate_up, r->offset));
-    if (m->cfg.family->experts.clamped)
-        TRY(dev_clamped_swiglu_fwd(
-            m->dev, &(struct clamped_swiglu_args){r->mlp, r->gate_up, (float)m->cfg.swiglu_alpha, (float)m->cfg.swiglu_limit}));
-    else TRY(dev_swiglu_fwd(m->dev, r->mlp, r->gate_up));
-    return experts_linear(m, b, r->y, r->mlp, y->expert_down, r->offset);
+                       struct tensor token, const struct model_expert_rows *r) {
+    TRY(dev_gather_rows(m->dev, r->x, xn, token));
+    return model__experts_mlp(m, b->no_adapter, &(struct model_experts){y->expert_gate_up, y->expert_down}, r);
 }
 
 /* The same where ranks have the experts: this rank's rows of r, then all outputs. */
 static int split_experts_mlp(struct model *m, const struct model_batch *b, const struct model_layer *y, struct tensor xn,
-                             const struct expert_rows *r) {
+                             struct tensor token, const struct model_expert_rows *r) {
     struct model_ep p;
     TRY(model__ep_begin(m, r->offset, &p));
     const int64_t lo = p.rows.lo, n = p.rows.hi - lo;
-    const struct expert_rows own = {model__top(r->x, n),          model__top(r->gate_up, n),    model__top(r->mlp, n),
-                                    model__ep_outputs(m, p.rows), tensor_rows(r->token, lo, n), p.offset};
-    if (n > 0) TRY(experts_mlp(m, b, y, xn, &own));
+    const struct model_expert_rows own = {model__top(r->x, n), model__top(r->gate_up, n), model__top(r->mlp, n),
+                                          model__ep_outputs(m, p.rows), p.offset};
+    if (n > 0) TRY(experts_mlp(m, b, y, xn, tensor_rows(token, lo, n), &own));
     return model__ep_gather(m, &p);
 }
 
@@ -176,8 +162,10 @@ static int experts_part(struct model *m, const struct model_batch *b, struct mod
     TRY(dev_expert_sort(d, e.offset, e.token, e.row, e.expert));
     if (a->keep.train) TRY(keep_offset(d, a->experts.offsets, l, i, e.offset));
     if (scored) TRY(keep_offset(d, a->experts.scored, l, i, e.offset));
-    const struct expert_rows rows = {x, e.gate_up, e.mlp, e.y, e.token, e.offset};
-    return m->tp ? split_experts_mlp(m, b, y, xn, &rows) : experts_mlp(m, b, y, xn, &rows);
+    const struct model_expert_rows rows = {x, e.gate_up, e.mlp, e.y, e.offset};
+    if (m->tp) return split_experts_mlp(m, b, y, xn, e.token, &rows);
+    if (!model__dispatches(m, l)) return experts_mlp(m, b, y, xn, e.token, &rows);
+    return model__dispatch_forward(m, l, &(struct dispatch_forward){xn, e.token, e.offset, e.y, b->no_adapter});
 }
 
 int model__experts_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {
@@ -272,13 +260,12 @@ static int part_backward(struct model *m, struct model_acts *a, int64_t l, struc
     struct model_grads own = *g;
     own.add |= i > 0;
     const struct combine_args c = combine_of(&e);
-    const struct clamped_swiglu_args clamped = {
-        .gate_up = e.gate_up, .alpha = (float)m->cfg.swiglu_alpha, .limit = (float)m->cfg.swiglu_limit};
     TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
+    if (model__dispatches(m, l))
+        return model__dispatch_backward(m, l, &(struct dispatch_backward){xn, e.token, e.offset, dexp, x}, g->sink);
     if (!m->lora) TRY(experts_dw(m, &own, y->expert_down, dexp, e.mlp, e.offset));
     TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_down, dmlp, dexp, e.mlp, e.offset, g}));
-    if (m->cfg.family->experts.clamped) TRY(dev_clamped_swiglu_bwd(d, &clamped, dgate_up, dmlp));
-    else TRY(dev_swiglu_bwd(d, dgate_up, dmlp, e.gate_up));
+    TRY(model__experts_gate_bwd(m, dgate_up, dmlp, e.gate_up));
     if (!m->lora || y->expert_gate_up->lora) TRY(dev_gather_rows(d, x, xn, e.token));
     if (!m->lora) TRY(experts_dw(m, &own, y->expert_gate_up, dgate_up, x, e.offset));
     /* x: its gradient */

@@ -183,9 +183,10 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
     return m.used;
 }
 
-struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, int context, size_t extra) {
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep like,
+                                 size_t extra) {
     const int64_t layers = c->n_layers - 1;
-    struct model_keep k = {.train = true, .context = context}, more = k;
+    struct model_keep k = {.train = true, .context = like.context, .experts = like.experts}, more = k;
     const size_t limit = model_acts_bytes(c, act, max_rows, k) + extra;
     while (more.attention++ < layers) {
         if (model_acts_bytes(c, act, max_rows, more) > limit) break;

@@ -54,7 +54,8 @@ struct model_batch { /* T packed rows; arrays on the device */
 struct model_keep {
     bool train; /* false: inference, layers share all buffers */
     int64_t all, attention;
-    int context; /* ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
+    int context;  /* ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
+    bool experts; /* training: those of layers are on ranks (parallel/expert_dispatch.h), and so is what they compute */
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
 #define MODEL_KEEP_LAYER ((struct model_keep){.train = true})
@@ -65,8 +66,10 @@ struct model_acts;
 /* Bytes for these limits; model_acts_create takes that much from the device. max_rows: of a micro-batch, shared or not. */
 size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep keep);
 /* The most that fits `extra` bytes above those of MODEL_KEEP_LAYER: first the attention of as many layers as it can be
- * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them. */
-struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, int context, size_t extra);
+ * (a quarter to a third of a layer's memory, and a larger share of its time the longer the sequences are), then all of them.
+ * like: whose context and experts it has. */
+struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep like,
+                                 size_t extra);
 /* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */
 int model_acts_create(struct model_acts **out, const struct model *m, int64_t max_rows, struct model_keep keep, void *block);
 void model_acts_destroy(struct model_acts *a);
@@ -149,6 +152,8 @@ struct model_grad_sink {
     /* The token embedding, after all buckets: the rows dx (T, h) f32 of these ids (T) i32, in the place of dev_embed_bwd onto
      * `table`. A tied embedding has this part and the head's. */
     int (*rows)(void *ctx, struct model_range table, struct tensor ids, struct tensor dx);
+    /* Where a rank sums the gradient of the experts that it has of this bucket (parallel/expert_dispatch.h): += or =. */
+    int (*experts)(void *ctx, struct model_range bucket, float **at, bool *add);
 };
 
 struct model_backward_args {

@@ -87,14 +87,14 @@ int model__add_adapter_grads(struct model *m, const struct lora_group *g, const 
     for (int64_t e = 0; e < g->count; e++)
         for (int64_t i = 0; i < g->n_parts; i++) {
             const struct lora_part *p = &g->part[i];
-            const int64_t at = e * g->stride - grads->bucket.lo;
-            const struct add_block_args da = {.dst = tensor_2d(grads->at + (at + p->a), DT_F32, r, g->k),
+            const int64_t at = e * g->stride;
+            const struct add_block_args da = {.dst = tensor_2d(grads->at + model__place_in(grads, at + p->a), DT_F32, r, g->k),
                                               .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
                                               .src_row = i * r,
                                               .rows = r,
                                               .cols = g->k,
                                               .scale = 1};
-            const struct add_block_args db = {.dst = tensor_2d(grads->at + (at + p->b), DT_F32, p->n, r),
+            const struct add_block_args db = {.dst = tensor_2d(grads->at + model__place_in(grads, at + p->b), DT_F32, p->n, r),
                                               .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
                                               .src_row = p->row,
                                               .src_col = i * r,
@@ -140,7 +140,7 @@ struct tensor model__grad(const struct model *m, const struct model_grads *g, co
     if (!group) return TENSOR_NONE;
     const int64_t offset = m->lora ? head_offset(m, group) : group->offset;
     CHECK(offset >= g->bucket.lo && offset + model__group_count(group) <= g->bucket.hi);
-    return shaped(g->at + (offset - g->bucket.lo), group);
+    return shaped(g->at + model__place_in(g, offset), group);
 }
 
 struct tensor model__vec_grad(const struct model *m, const struct model_grads *g, const struct model_group *group) {

@@ -109,7 +109,7 @@ out:
 /* An adapter's compute copies, bucket by bucket. */
 static int adapter_from_host(struct model *m, const float *flat) {
     struct model_range *bucket;
-    const int64_t n = model_buckets(m, &bucket);
+    const int64_t n = model_buckets(m, m->shard, &bucket);
     size_t most = 1;
     void *stage = NULL;
     int rc = 0;

@@ -42,6 +42,9 @@ void model__quant_create(struct model *m, enum quant_kind kind);
 void model__quant_free(struct model *m);
 void model__quant_layout(struct model *m, struct arena *a); /* measure, then bind: codes and scales of all, and the scratch */
 void model__quant_place(struct model *m, const struct model_group *g, struct arena *a); /* codes and scales of a group */
+/* What those of tensors take that do not lie as one; whether all of a group do, all codes and then all scales. */
+void model__quant_measure(const struct model *m, const struct model_group *g, struct arena *a);
+bool model__quant_one_part(const struct model *m, const struct model_group *g);
 void model__quant_scratch(struct model *m, struct arena *a);
 int64_t model__quant_codes(enum quant_kind kind, int64_t n); /* bytes of n elements */
 int64_t model__quant_scales(enum quant_kind kind, int64_t rows, int64_t cols);
@@ -87,10 +90,15 @@ static inline float model__embed_scale(const struct model *m) {
 struct model_grads {
     const struct model_grad_sink *sink;
     struct model_range bucket;
+    struct model_range hole;         /* of the bucket: elements that are not there, the experts of ranks */
     float *at;                       /* NULL: none was opened yet */
     bool add;                        /* += ; else = , and what ops only add to is zeroed first */
     const struct model_parts *parts; /* a summand each, in their order; NULL: all rows are one */
 };
+/* Where an element of the bucket is from `at` on. */
+static inline int64_t model__place_in(const struct model_grads *g, int64_t element) {
+    return element - g->bucket.lo - (element >= g->hole.hi ? g->hole.hi - g->hole.lo : 0);
+}
 static inline int model__n_parts(const struct model_grads *g) { return g->parts ? g->parts->n : 1; }
 /* The rows of part i of a pass of so many. */
 static inline struct model_range model__part(const struct model_grads *g, int i, int64_t rows) {
@@ -140,8 +148,11 @@ size_t model__layer_place(struct model *m, int64_t l, char *base);
 /* Layers that have stayed in the files (load.c): layer l is read to a room that all share, until the next one or the end. */
 int model__files_layer(struct model *m, int64_t l);
 void model__files_end(struct model *m);
-int model__stream_start(struct model *m); /* a forward begins; the embedding is read from here on */
-int model__stream_head(struct model *m);  /* norm and head are read from here on */
+void model__stream_with_experts(struct model *m);         /* until the stream begins again: layers are gathered with them */
+void *model__stream_room(const struct model *m);          /* model_stream_shape.room bytes, and one layer's experts at least */
+bool model__dispatches(const struct model *m, int64_t l); /* layer l's experts are on their ranks in the pass at hand */
+int model__stream_start(struct model *m);                 /* a forward begins; the embedding is read from here on */
+int model__stream_head(struct model *m);                  /* norm and head are read from here on */
 
 /* ---- layers split over ranks (parallel/tensor_parallel.c): m->tp ---- */
 /* What ranks have columns of: outputs of attention, keys, outputs of a gated delta net, of the MLP's activation, of a shared
@@ -166,6 +177,7 @@ int model__tp_gather_rows(struct model *m, const int64_t *cut, int64_t width);
 struct model_range model__ep_experts(int64_t n, int rank, int size); /* of n, those that a rank has */
 /* A rank's part of the group g of whole: measure (m NULL), then bind that of the split model m. Adapters: its own copy has all. */
 void model__ep_layout(struct model *whole, const struct model_group *g, int rank, int size, struct model *m, struct arena *a);
+struct model_group model__ep_part(const struct model_group *g, int rank, int size); /* places: those of g */
 struct lora_group model__ep_lora(const struct model *whole, const struct lora_group *all, int rank, int size);
 int model__ep_take(struct model *m, const struct model_group *from, const struct model_group *to); /* its weights */
 /* The slots of a pass, sorted by expert, that ranks compute. */
@@ -179,6 +191,33 @@ int model__ep_begin(struct model *m, struct tensor offset, struct model_ep *p);
 /* Where outputs (n, h) act of these rows are computed, and after the gather are read; until the next gather. */
 struct tensor model__ep_outputs(const struct model *m, struct model_range rows);
 int model__ep_gather(struct model *m, const struct model_ep *p);
+
+/* ---- what a layer's experts compute of rows that are sorted by them (experts.c) ---- */
+struct model_experts {
+    const struct model_group *gate_up, *down; /* all, or those that a rank has */
+};
+struct model_expert_rows {
+    struct tensor x, gate_up, mlp, y, offset; /* y may be x */
+};
+int model__experts_mlp(struct model *m, bool no_adapter, const struct model_experts *e, const struct model_expert_rows *r);
+/* The same up to the second matrix, with its adapter; the gradient of the activation. */
+int model__experts_inner(struct model *m, const struct model_group *g, struct tensor x, struct tensor gate_up, struct tensor mlp,
+                         struct tensor offset);
+int model__experts_gate_bwd(struct model *m, struct tensor dgate_up, struct tensor dmlp, struct tensor gate_up);
+
+/* ---- experts on their ranks (parallel/expert_dispatch.c): layers of model__dispatches ---- */
+void model__dispatch_free(struct model_dispatch *d); /* NULL ok */
+/* y (P, h): the outputs of rows xn (T, h) in the order of token (P), by the experts of offset; zeros: this rank has no rows. */
+struct dispatch_forward {
+    struct tensor xn, token, offset, y;
+    bool no_adapter;
+};
+int model__dispatch_forward(struct model *m, int64_t l, const struct dispatch_forward *home);
+/* dx (P, h) from dy (P, h); gradients of matrices go to the ranks that have them. */
+struct dispatch_backward {
+    struct tensor xn, token, offset, dy, dx;
+};
+int model__dispatch_backward(struct model *m, int64_t l, const struct dispatch_backward *home, const struct model_grad_sink *sink);
 
 /* ---- activations ---- */
 /* Claims a buffer: measure, then bind (base/arena.h). */

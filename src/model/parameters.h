@@ -46,6 +46,7 @@ struct model_range {
 struct model_shard {
     int rank, size;      /* size <= 1: all */
     bool whole_matrices; /* a matrix of the layers is not cut (Muon) */
+    bool experts;        /* of the layers' experts a rank has a run, whole (parallel/expert_dispatch.h) */
 };
 
 /* Numbers of a layer that training leaves as they are: what a router adds to scores where it chooses. Not in the master, and not
@@ -118,13 +119,14 @@ struct model {
     const struct model_param *train_params;
     int64_t n_train_params, n_train; /* entries; elements of master, gradients, moments, where they are whole */
     struct model_shard shard;
-    struct model_range *own;   /* (n_own) what the master has, one after the other; NULL: all. Owned */
-    int64_t n_own, n_master;   /* ranges; elements of the master */
-    struct model_lora *lora;   /* NULL: no adapter; private to model */
-    struct model_quant *quant; /* NULL: not quantised; private to model */
-    struct model_files *files; /* from which layers are read later (MODEL_FILE_LAYERS); NULL: all is read; private to model */
-    struct model_kept *kept;   /* tensors that are written as the files have them; NULL: none; private to model */
-    struct model_tp *tp;       /* its layers are split over ranks (parallel/tensor_parallel.h); NULL: they are whole; private */
+    struct model_range *own;         /* (n_own) what the master has, one after the other; NULL: all. Owned */
+    int64_t n_own, n_master;         /* ranges; elements of the master */
+    struct model_lora *lora;         /* NULL: no adapter; private to model */
+    struct model_quant *quant;       /* NULL: not quantised; private to model */
+    struct model_files *files;       /* from which layers are read later (MODEL_FILE_LAYERS); NULL: all is read; private to model */
+    struct model_kept *kept;         /* tensors that are written as the files have them; NULL: none; private to model */
+    struct model_dispatch *dispatch; /* private: of shard.experts, once passes may begin */
+    struct model_tp *tp; /* its layers are split over ranks (parallel/tensor_parallel.h); NULL: they are whole; private */
 };
 
 /* Whether the compute copy is one array in the master's order: no group is padded, packed or quantised. */

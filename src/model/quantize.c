@@ -69,7 +69,7 @@ void model_quantize(enum quant_kind kind, const float *w, int64_t rows, int64_t 
 
 /* Whether codes and scales of all tensors of a group lie one after the other, so that they are dequantised by one call: experts are
  * many. NF4's blocks must not cross from one tensor to the next. */
-static bool one_part(const struct model *m, const struct model_group *g) {
+bool model__quant_one_part(const struct model *m, const struct model_group *g) {
     const struct model_param *const p = &m->params[g->first_param];
     bool whole = g->role == MODEL_EXPERTS;
     for (int64_t i = 0; i < g->n_params / g->count && whole; i++)
@@ -94,7 +94,7 @@ static void place_parts(struct model *m, const struct model_group *g, struct are
 
 void model__quant_place(struct model *m, const struct model_group *g, struct arena *a) {
     struct model_quant *const q = m->quant;
-    if (one_part(m, g)) {
+    if (model__quant_one_part(m, g)) {
         place_parts(m, g, a);
         return;
     }
@@ -103,6 +103,13 @@ void model__quant_place(struct model *m, const struct model_group *g, struct are
                       scales = model__quant_scales(q->kind, rows, g->k);
         q->parts[p].code = tensor_1d(arena_take(a, (size_t)codes), DT_U8, codes);
         q->parts[p].scale = tensor_1d(arena_take(a, (size_t)scales * sizeof(float)), DT_F32, scales);
+    }
+}
+
+void model__quant_measure(const struct model *m, const struct model_group *g, struct arena *a) {
+    for (int64_t p = g->first_param; p < g->first_param + g->n_params; p++) {
+        arena_take(a, (size_t)model__quant_codes(m->quant->kind, m->params[p].rows * g->k));
+        arena_take(a, (size_t)model__quant_scales(m->quant->kind, m->params[p].rows, g->k) * sizeof(float));
     }
 }
 
@@ -172,7 +179,7 @@ int model__weight(const struct model *m, const struct model_group *g, struct wei
     *out = g->mat;
     if (!q || !model__adaptable(g)) return 0;
     *out = (struct weight){q->pack, m->act, g->n / g->count, g->k, 0, 0};
-    if (one_part(m, g)) {
+    if (model__quant_one_part(m, g)) {
         const struct quant_part *const first = &q->parts[g->first_param];
         const int64_t codes = model__quant_codes(q->kind, g->n * g->k), scales = model__quant_scales(q->kind, g->n, g->k);
         const struct dequant_args a = {.kind = q->kind,

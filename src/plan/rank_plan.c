@@ -45,6 +45,10 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
                  (long long)r->together, r->experts ? ", experts" : "", r->why_together ? "; " : "",
                  r->why_together ? r->why_together : "");
     else if (r->why_together) buf_addf(out, "  tensor parallel: 1, %s\n", r->why_together);
+    if (r->expert_ranks > 1)
+        buf_addf(out, "  expert parallel updates: each of %lld ranks has its experts of every layer, whole%s%s\n",
+                 (long long)r->expert_ranks, r->why_experts ? "; " : "", r->why_experts ? r->why_experts : "");
+    else if (r->why_experts) buf_addf(out, "  expert parallel updates: none, %s\n", r->why_experts);
     if (each > 1)
         buf_addf(out, "  context parallel: %lld ranks compute a micro-batch together, each a part of its rows\n", (long long)each);
     buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",
@@ -56,8 +60,9 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     for (int l = LAYOUT_WHOLE; l < LAYOUTS; l++) need(r, TEXTS[l].needs, TEXTS[l].name, r->least[l], least, out);
     need(r, "one rank alone ", "one_rank", r->one, least, out);
     buf_adds(out, "\n");
-    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "tensor_parallel",
-                     (json_int_t)(r->together > 1 ? r->together : 1), "context_parallel", (json_int_t)each, "of_a_host",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:o}", "n", (json_int_t)r->n, "tensor_parallel",
+                     (json_int_t)(r->together > 1 ? r->together : 1), "expert_parallel",
+                     (json_int_t)(r->expert_ranks > 1 ? r->expert_ranks : 1), "context_parallel", (json_int_t)each, "of_a_host",
                      (json_int_t)r->local, "layout", name, "micro_batches", (json_int_t)r->micro, "chunks", (json_int_t)chunks,
                      "waves", (json_int_t)waves, "idle_in_last_wave", (json_int_t)idle, "largest_shard_over_mean", r->uneven,
                      "least", least);

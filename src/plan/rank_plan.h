@@ -31,6 +31,8 @@ struct rank_plan {
     int64_t together;         /* ranks that generate together, each with its part of the layers' matrices; 0, 1: each alone */
     bool experts;             /* and of its experts */
     const char *why_together; /* that, for people; NULL: there is no choice */
+    int64_t expert_ranks;     /* of updates, each with its experts of every layer; 0, 1: none */
+    const char *why_experts;  /* that, for people; NULL: there is no choice */
     /* Bytes. The least that a rank needs in each layout, that one rank alone needs; 0: there is no such */
     size_t limit, least[LAYOUTS], one;
 };

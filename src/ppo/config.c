@@ -329,6 +329,7 @@ static int derive_actor(struct ppo_config *k) {
                    &k->actor.update_cut));
     TRY(train_make_optim(&k->actor.optim, ARR "actor.optim", &k->raw.optim, &k->raw.engine));
     k->actor.context = k->raw.engine.context > 1 ? k->raw.engine.context : 1;
+    k->actor.expert_parallel = k->raw.engine.experts;
     k->actor.optim.clip = largest_norm(k->conf, ARR "actor.grad_clip", k->raw.grad_clip, k->raw.optim.clip_grad);
     k->ref.offload &=
         !k->model.lora.on && (k->actor.use_kl_loss || k->algorithm.use_kl_in_reward); /* else there are no reference weights */

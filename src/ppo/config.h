@@ -222,6 +222,7 @@ struct ppo_actor_config { /* actor_rollout_ref.actor */
     struct micro_batch_limits update_cut;
     int64_t mini_batch_size, epochs; /* mini-batch in prompts */
     int64_t grad_chunk;              /* micro-batches whose gradients are summed first */
+    int64_t expert_parallel;         /* above 1: updates have the experts on their ranks; else as the plan chooses */
     int64_t context;                 /* parts of a micro-batch's rows (model/parallel/context_parallel.h); 1: not cut */
     uint64_t seed;                   /* data_loader_seed, else trainer.seed */
     struct optim_config optim;

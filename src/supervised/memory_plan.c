@@ -87,12 +87,12 @@ static int plan_make(struct plan *p, const struct query *q) {
     const int together = a->keep.context;
     if (together > 1) p->model.exchange += train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
-    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, together, 0);
+    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, (struct model_keep){.context = together}, 0);
     p->pass = pass_bytes(p, q);
     p->least = p->fixed + p->pass;
     if (own && together <= 1 && k->model.recompute == RECOMPUTE_AUTO &&
         p->least < p->limit) { /* ranks that share rows keep alike */
-        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, 0, p->limit - p->least);
+        a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, (struct model_keep){0}, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
     const size_t host = plan_host_limit(k->ranks.host_memory) / (size_t)k->ranks.n_local;

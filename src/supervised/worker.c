@@ -30,7 +30,7 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
                                       .mtp = k->model.mtp.used,
                                       .mtp_detached = k->model.mtp.detach,
                                       .max_len = k->data.max_length,
-                                      .shard = all_reduce_shard(w->devices, &k->optim)};
+                                      .shard = all_reduce_shard(w->devices, &k->optim, false)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
     w->model->frozen_routers = k->model.router.freeze;
     TRY(router_losses(&k->model.router, &w->model->cfg, &a.routers));

@@ -7,13 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
-struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows, int context,
-                             size_t extra) {
+struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows,
+                             struct model_keep like, size_t extra) {
     struct model_keep k = MODEL_KEEP_LAYER;
-    if (how == RECOMPUTE_AUTO) return model_keep_fit(c, act, max_rows, context, extra);
+    if (how == RECOMPUTE_AUTO) return model_keep_fit(c, act, max_rows, like, extra);
     if (how == RECOMPUTE_NONE) k = MODEL_KEEP_ALL;
     if (how == RECOMPUTE_MLP) k = MODEL_KEEP_ATTENTION;
-    k.context = context;
+    k.context = like.context;
+    k.experts = like.experts;
     return k;
 }
 

@@ -12,10 +12,10 @@ enum train_recompute {
     RECOMPUTE_MLP,   /* of every layer the MLP, whose buffers are the widest */
     RECOMPUTE_LAYER, /* every layer */
 };
-/* What such a pass keeps. context: as in struct model_keep. extra: bytes of activations that auto may take beyond those of
+/* What such a pass keeps. like: whose context and experts it has. extra: bytes of activations that auto may take beyond those of
  * RECOMPUTE_LAYER. */
-struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows, int context,
-                             size_t extra);
+struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows,
+                             struct model_keep like, size_t extra);
 /* "all activations kept", or of how many of the layers what is recomputed. Returns text. */
 const char *train_keep_text(struct model_keep keep, const struct model_config *c, char *text, size_t size);
 

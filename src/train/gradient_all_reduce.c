@@ -9,6 +9,7 @@
 
 #include "comm/comm.h"
 #include "model/master_weights.h"
+#include "model/parallel/expert_dispatch.h"
 #include "model/parallel/weight_streaming.h"
 
 #include "base/buf.h"
@@ -55,6 +56,7 @@ struct all_reduce {
     int64_t next; /* bucket */
     struct place open;
     float *open_at;
+    int n_open[2]; /* buckets of the layer at hand: those in the place, and with those of experts */
     /* the step */
     bool shares;       /* the weights are sharded: each rank writes its own */
     bool gathers_flat; /* they are one array, which is gathered */
@@ -65,10 +67,10 @@ struct all_reduce {
     double *parts, *squares;
 };
 
-struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c) {
+struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c, bool experts) {
     if (!g) return (struct model_shard){0};
     return (struct model_shard){
-        .rank = collective_rank(g), .size = collective_size(g), .whole_matrices = c && c->kind == OPTIM_MUON};
+        .rank = collective_rank(g), .size = collective_size(g), .whole_matrices = c && c->kind == OPTIM_MUON, .experts = experts};
 }
 
 /* ---- memory ---- */
@@ -86,16 +88,27 @@ struct room {
     size_t ring, table, chunk; /* bytes; table 0: not tied; either the first two or the last */
 };
 
+/* Bytes in the ring of a bucket, and of the others of its layer that are there with it. */
+static size_t bytes_with(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n, int64_t i) {
+    if (!m->lora && model_is_of_experts(m, s, bucket[i])) return 0; /* an adapter's new values go through it */
+    size_t sum = length(bucket[i]);
+    if (s.experts && i + 1 < n && bucket[i + 1].lo > bucket[i].hi && !model_is_of_experts(m, s, bucket[i + 1]))
+        sum += length(bucket[i + 1]); /* behind the experts */
+    return sum;
+}
+
 /* Two places at least, so that a bucket is made while the one before is read; of small ones three. */
-static struct room room_of(const struct model *m, const struct model_range *bucket, int64_t n, int64_t max_rows, bool chunks) {
+static struct room room_of(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n,
+                           int64_t max_rows, bool chunks) {
     const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
     size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, model_embedded_rows(&m->cfg, max_rows));
     const int64_t head = m->mtp.first != NULL;
     if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
     for (int64_t i = 0; i < n - untied_table; i++) {
+        const size_t bytes = bytes_with(m, s, bucket, n, i);
         if (tied && i == head) continue;
-        most = larger(most, length(bucket[i]));
-        if (m->lora || i >= head + 2 || i < head) layer = larger(layer, length(bucket[i]));
+        most = larger(most, bytes);
+        if (m->lora || i >= head + 2 || i < head) layer = larger(layer, bytes);
     }
     most += 2 * ALIGN;
     layer += 2 * ALIGN;
@@ -103,13 +116,14 @@ static struct room room_of(const struct model *m, const struct model_range *buck
 }
 
 int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a) {
-    const struct model_shard s = {.size = a->ranks, .whole_matrices = a->optim->kind == OPTIM_MUON};
+    const struct model_shard s = {
+        .size = a->ranks, .whole_matrices = a->optim->kind == OPTIM_MUON, .experts = a->open->shard.experts};
     struct model *m;
     struct model_range *bucket;
     TRY(model_shape(&m, a->config, a->dev, a->open->act, a->open->quant, a->lora));
     m->flags = a->open->flags;
-    const int64_t n = model_buckets(m, &bucket);
-    const struct room room = room_of(m, bucket, n, a->max_rows, a->chunks);
+    const int64_t n = model_buckets(m, s, &bucket);
+    const struct room room = room_of(m, s, bucket, n, a->max_rows, a->chunks);
     *out = (struct all_reduce_memory){.chunk = room.chunk,
                                       .exchange = room.ring + room.table + collective_bytes(a->dev, a->ranks, a->local)};
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
@@ -137,7 +151,7 @@ static void make_cuts(struct all_reduce *r) {
     r->gather_at = xmalloc((size_t)(n * stride) * sizeof *r->gather_at);
     r->own_at = xcalloc((size_t)n, sizeof *r->own_at);
     for (int64_t i = 0; i < n; i++) {
-        model_cut(r->m, r->bucket[i], r->size, r->m->shard.whole_matrices, part);
+        model_cut(r->m, r->bucket[i], r->m->shard, part);
         for (int k = 0; k <= r->size; k++) {
             const int64_t at = k < r->size ? part[k].lo : r->bucket[i].hi;
             r->cut[i * stride + k] = at - r->bucket[i].lo;
@@ -185,13 +199,14 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
                              .shares = m->flags & MODEL_SHARDED_WEIGHTS && !m->lora,
                              .gathers_flat = !m->lora && m->flat.data};
     CHECK(m->own && m->shard.rank == r->rank && m->shard.size == r->size);
-    r->n_buckets = model_buckets(m, &r->bucket);
+    r->n_buckets = model_buckets(m, m->shard, &r->bucket);
     r->n_before = r->n_buckets - (r->rows && !r->tied);
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
-        const struct model_range layer = model_layer_bucket(m, l);
-        r->n_before -= layer.lo < layer.hi;
+        struct model_range of[MODEL_LAYER_BUCKETS];
+        for (int i = 0, n = model_layer_buckets(m, m->shard, l, of); i < n; i++) r->n_before -= of[i].lo < of[i].hi;
     }
-    const struct room room = room_of(m, r->bucket, r->n_buckets, max_rows, chunks);
+    CHECK(!m->shard.experts || !chunks);
+    const struct room room = room_of(m, m->shard, r->bucket, r->n_buckets, max_rows, chunks);
     r->ring_bytes = room.ring;
     r->table_bytes = room.table;
     r->chunk_bytes = room.chunk;
@@ -293,18 +308,51 @@ static void leave(struct all_reduce *r, int64_t i) {
     else keep_place(r);
 }
 
+/* A layer whose experts are on ranks has several buckets: what comes before and behind these is in one place. */
+static void count_open(struct all_reduce *r, struct model_range layer) {
+    r->n_open[0] = r->n_open[1] = 0;
+    for (int64_t i = r->next; i < r->n_buckets && r->bucket[i].lo >= layer.lo && r->bucket[i].hi <= layer.hi; i++) {
+        r->n_open[0] += !model_is_of_experts(r->m, r->m->shard, r->bucket[i]);
+        r->n_open[1]++;
+    }
+}
+
 static int begin(void *ctx, struct model_range bucket, float **at) {
     struct all_reduce *r = ctx;
-    const struct model_range want = r->bucket[r->next];
-    CHECK(bucket.lo == want.lo && bucket.hi == want.hi);
-    return place_of(r, r->next, at);
+    size_t bytes = 0;
+    char *p;
+    count_open(r, bucket);
+    CHECK(r->n_open[1] > 0 && (r->m->shard.experts || r->n_open[1] == 1));
+    if (r->n_open[1] == 1 && r->n_open[0] == 1) return place_of(r, r->next, at);
+    for (int i = 0; i < r->n_open[0]; i++) bytes += length(r->bucket[r->next + i]);
+    TRY(take(r, bytes, (size_t)bucket.lo * sizeof(float), &p));
+    *at = r->open_at = (float *)(void *)p;
+    return 0;
 }
 
 static int end(void *ctx, struct model_range bucket) {
     struct all_reduce *r = ctx;
-    const int64_t i = r->next++;
-    if (waits_for_rows(r, i)) return 0;
-    return r->chunk ? fold(r, i, r->chunk + bucket.lo, NULL, NULL, &r->last_ticket) : fold_place(r, i, r->open_at, NULL, NULL);
+    const int64_t i = r->next;
+    r->next += r->n_open[1];
+    if (r->n_open[0] == 1 && waits_for_rows(r, i)) return 0;
+    if (r->chunk) return fold(r, i, r->chunk + bucket.lo, NULL, NULL, &r->last_ticket);
+    const float *at = r->open_at;
+    for (int k = 0; k < r->n_open[0]; k++) {
+        TRY(fold(r, i + k, at, NULL, NULL, &r->open.ticket));
+        at += r->bucket[i + k].hi - r->bucket[i + k].lo;
+    }
+    if (r->n_open[0] > 0) keep_place(r);
+    return 0;
+}
+
+/* This rank's experts add micro-batch after micro-batch where the sum is. */
+static int experts(void *ctx, struct model_range bucket, float **at, bool *add) {
+    struct all_reduce *r = ctx;
+    int64_t i = 0;
+    while (r->bucket[i].lo != bucket.lo || r->bucket[i].hi != bucket.hi) i++;
+    *at = r->sums + r->own_at[i];
+    *add = r->add;
+    return 0;
 }
 
 /* The rows are added to the chunk's table, which is then complete. ids absent: it was before. */
@@ -346,23 +394,24 @@ void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool fi
 int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad_sink *sink) {
     CHECK(r->chunk || (fold && !add));
     r->more = add;
-    *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows}
+    *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows, .experts = experts}
                  : (struct model_grad_sink){.flat = r->chunk, .add = add};
     return r->chunk && !add ? collective_reuse(r->g, r->last_ticket) : 0;
 }
 
-static int idle_bucket(struct all_reduce *r) {
+static int idle_bucket(struct all_reduce *r, struct model_range bucket) {
     float *at;
-    TRY(begin(r, r->bucket[r->next], &at));
-    return end(r, r->bucket[r->next]);
+    TRY(begin(r, bucket, &at));
+    return end(r, bucket);
 }
 
 int all_reduce_idle(struct all_reduce *r) {
-    while (r->next < r->n_before) TRY(idle_bucket(r));
+    const struct model_grad_sink sink = {.ctx = r, .experts = experts};
+    while (r->next < r->n_before) TRY(idle_bucket(r, r->bucket[r->next]));
     for (int64_t l = r->m->cfg.n_layers - 1; l >= 0; l--) {
         const struct model_range layer = model_layer_bucket(r->m, l);
-        TRY(model_stream_layer(r->m, l, l - 1));
-        if (layer.lo < layer.hi) TRY(idle_bucket(r));
+        TRY(model_idle_back_layer(r->m, l, &sink));
+        if (layer.lo < layer.hi) TRY(idle_bucket(r, layer));
     }
     return r->rows ? rows(r, r->bucket[r->tied ? r->head : r->n_buckets - 1], TENSOR_NONE, TENSOR_NONE) : 0;
 }
@@ -418,6 +467,10 @@ static int gather_masters(struct all_reduce *r, const float *from) {
     for (int64_t i = 0; i < r->n_buckets; i++) {
         const int64_t *const cut = r->cut + i * (r->size + 1), own = cut[r->rank + 1] - cut[r->rank];
         float *to;
+        if (r->shares && model_is_of_experts(r->m, r->m->shard, r->bucket[i])) { /* they are this rank's alone */
+            TRYG(model_share_from(r->m, r->bucket[i], (float *)(uintptr_t)(from + r->own_at[i])), out);
+            continue;
+        }
         for (int k = 0; k <= r->size; k++) at[k] = (size_t)cut[k] * sizeof *to;
         if (r->chunk) TRYG(collective_reuse(r->g, r->last_ticket), out);
         TRYG(place_of(r, i, &to), out);

@@ -17,8 +17,9 @@
 #include "model/lora/lora.h"
 #include "model/optim/optimizer.h"
 
-/* A rank's shard of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. */
-struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c);
+/* A rank's shard of a model that is trained with this optimizer: model_open_args.shard. g NULL: all of it. experts: it has whole
+ * experts (model/parallel/expert_dispatch.h), and adds up their gradients by itself. */
+struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c, bool experts);
 
 struct all_reduce;
 /* Collective. m was opened with the rank's shard. max_rows: of a micro-batch. chunks: a chunk may have several micro-batches.

@@ -18,10 +18,11 @@ struct train_optim_keys {
 };
 /* What the group of a training engine says. Offload to host memory: with param_offload the fp32 master, with optimizer_offload or
  * offload_policy the optimizer's state and the master, which is a part of it here. The weight buffer is read in every phase and
- * stays on the device. context: ranks that share a micro-batch's rows (context parallel). */
+ * stays on the device. context: ranks that share a micro-batch's rows (context parallel). experts: ranks
+ * that have experts of each layer. */
 struct train_engine_keys {
     bool master, state;
-    int64_t context;
+    int64_t context, experts;
 };
 /* The optimizer that they describe. ERR_INVAL names the key below section. */
 int train_make_optim(struct optim_config *o, const char *section, const struct train_optim_keys *k,

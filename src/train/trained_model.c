@@ -83,8 +83,9 @@ size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, c
     struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
     struct arena m = {0};
     struct model_list list;
-    const enum quant_kind quant = a->model ? model_stream_shape(a->model, a->stream).quant : a->quant;
-    const struct model_stream_shape stream = {c, a->dev, act, quant, a->stream};
+    const enum quant_kind quant = a->model ? model_stream_shape(a->model, a->stream, 0).quant : a->quant;
+    const struct model_stream_shape stream = {
+        c, a->dev, act, quant, a->stream, a->experts.ranks > 1, model_dispatch_bytes(c, act, a->experts)};
     arena_take(&m, model_stream_bytes(&stream));
     arena_take(&m, context_bytes(c, act, a));
     micro_batch_layout(&p, &m);
@@ -149,9 +150,11 @@ static int open_context(struct trained_model *t, const struct trained_model_args
 static int bind_stream(struct trained_model *t, const struct trained_model_args *a, void *room) {
     struct collective *const g = a->stream == MODEL_STREAM_RANKS ? t->group : NULL;
     if (a->stream == MODEL_STREAM_NONE || model_stream_is_bound(t->model)) return 0;
-    const struct model_stream_shape shape = model_stream_shape(t->model, a->stream);
+    const size_t dispatch = model_dispatch_bytes(&t->model->cfg, t->model->act, a->experts);
+    const struct model_stream_shape shape = model_stream_shape(t->model, a->stream, dispatch);
     if (g) TRY(collective_share(g, room, model_stream_bytes(&shape)));
-    model_stream_bind(t->model, room, g);
+    model_stream_bind(t->model, room, g, dispatch);
+    if (t->model->shard.experts) model_dispatch_bind(t->model, g, a->experts.max_rows);
     return 0;
 }
 
@@ -199,7 +202,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
         block = t->owned_block;
     }
     struct arena arena = {.base = block, .cap = t->block_bytes};
-    const struct model_stream_shape stream = model_stream_shape(m, a->stream);
+    const struct model_stream_shape stream = model_stream_shape(m, a->stream, model_dispatch_bytes(&m->cfg, m->act, a->experts));
     TRYG(bind_stream(t, a, arena_take(&arena, model_stream_bytes(&stream))), fail);
     void *const shared = arena_take(&arena, context_bytes(&m->cfg, m->act, a));
     micro_batch_layout(&t->pack, &arena);
@@ -213,6 +216,7 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     micro_batch_alloc_host(&t->pack);
     float **const host[] = {&t->inv_temp, &t->out, &t->entropy, &t->sum_pi_sq, &t->dout, &t->dentropy};
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) *host[i] = xmalloc((size_t)a->max_rows * 4);
+    if (a->train) model_dispatch_keep(m, keep_of(a).all);
     if (a->train) open_routers(t, a);
     if (a->train && a->mtp_loss > 0) alloc_mtp(t, a);
     *out = t;
@@ -293,13 +297,14 @@ static int agree(struct trained_model *t, bool more, bool *any) {
 }
 
 int trained_model_context(const struct trained_model *t) { return ranks_of_one(t); }
+int trained_model_expert_ranks(const struct trained_model *t) { return t->model->shard.experts ? t->model->shard.size : 1; }
 bool trained_model_collective(const struct trained_model *t) { return t->collective; }
 void trained_model_begin(struct trained_model *t) { model_stream_begin(t->model); }
 
 int trained_model_end(struct trained_model *t) {
     for (bool any = t->collective; any;) {
         TRY(agree(t, false, &any));
-        if (any) TRY(model_stream_idle(t->model));
+        if (any) TRY(model_idle(t->model, t->no_adapter));
     }
     return model_stream_end(t->model);
 }
@@ -502,7 +507,7 @@ static int count_load(struct trained_model *t, const struct mini_batch *s, const
             TRY(model_forward(t->model, &b, t->acts));
             TRY(model_router_load(t->model, t->acts, t->routers.count, t->routers.scored));
         } else if (t->collective) {
-            TRY(model_stream_idle(t->model));
+            TRY(model_idle(t->model, t->no_adapter));
         }
     }
     t->routers.counted = true;
@@ -805,8 +810,8 @@ static int run_chunk(struct trained_model *t, const struct waves *w, const struc
         TRY(backward(t, s, m, &c, &sink));
     }
     for (int64_t i = own > 0 ? own : 0; i < longest; i++) { /* others compute: the same passes over the sharded weights */
-        TRY(model_stream_idle(t->model));
-        if (i + 1 < longest) TRY(model_stream_idle_back(t->model));
+        TRY(model_idle(t->model, t->no_adapter));
+        if (i + 1 < longest) TRY(model_idle_back(t->model));
     }
     return own == longest ? 0 : all_reduce_idle(t->ranks);
 }

@@ -9,6 +9,7 @@
 #define VERLC_TRAIN_TRAINED_MODEL_H
 
 #include "model/optim/optimizer.h"
+#include "model/parallel/expert_dispatch.h"
 #include "model/parallel/weight_streaming.h"
 #include "train/gradient_all_reduce.h"
 #include "train/micro_batch.h"
@@ -29,17 +30,18 @@ struct trained_model_args {
     const struct trained_model *shares; /* of as many ranks that share rows: their groups are this one's too; NULL: its own */
     int64_t max_rows;                   /* rows of the largest micro-batch */
     int64_t max_seqs;
-    int64_t grad_chunk;               /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
-    struct router_losses routers;     /* train: what routers add to the loss */
-    bool routes;                      /* passes record or replay choices of routers */
-    bool no_adapter;                  /* the base model alone (the reference); not with train */
-    enum model_stream_from stream;    /* where the model's weights come from, as it was opened; with train not the host */
-    enum quant_kind quant;            /* read without a model: of what is to be opened */
-    const struct optim_config *optim; /* train: whose state to keep; NULL: AdamW */
-    double mtp_loss;                  /* train: weight of the loss of the model's MTP layer, which has one then; 0: none */
-    int64_t list;                     /* tokens of a row's list (struct token_lists); 0: none */
-    void *block;                      /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
-    size_t grads, chunk;              /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
+    int64_t grad_chunk;                  /* train: consecutive micro-batches whose gradients are summed first; 0: 1 */
+    struct router_losses routers;        /* train: what routers add to the loss */
+    bool routes;                         /* passes record or replay choices of routers */
+    bool no_adapter;                     /* the base model alone (the reference); not with train */
+    enum model_stream_from stream;       /* where the model's weights come from, as it was opened; with train not the host */
+    struct model_dispatch_shape experts; /* where ranks have them, as the model was opened; max_rows of its largest pass anywhere */
+    enum quant_kind quant;               /* read without a model: of what is to be opened */
+    const struct optim_config *optim;    /* train: whose state to keep; NULL: AdamW */
+    double mtp_loss;                     /* train: weight of the loss of the model's MTP layer, which has one then; 0: none */
+    int64_t list;                        /* tokens of a row's list (struct token_lists); 0: none */
+    void *block;                         /* trained_model_block_bytes of device memory to share with another phase; NULL: own */
+    size_t grads, chunk;      /* train: bytes of the gradients, and of a chunk's on one rank, in the block: between updates
                                          they hold nothing; 0: memory of their own */
     struct collective *group; /* train on several ranks, or sharded weights: model has this one's share (all_reduce_shard); of ranks
                                  that share rows; NULL: one rank. Borrowed */
@@ -62,8 +64,9 @@ void trained_model_begin(struct trained_model *t);
  * any number of passes in between (ranks that share rows the same ones), and takes part in the others' passes here. They stop
  * together: ERR_SIGNAL of a pass or of the end is all ranks'. */
 int trained_model_end(struct trained_model *t);
-bool trained_model_collective(const struct trained_model *t); /* they are collective */
-int trained_model_context(const struct trained_model *t);     /* ranks that share the rows of a micro-batch; 1: none */
+bool trained_model_collective(const struct trained_model *t);  /* they are collective */
+int trained_model_expert_ranks(const struct trained_model *t); /* that have the experts of its layers; 1: none */
+int trained_model_context(const struct trained_model *t);      /* ranks that share the rows of a micro-batch; 1: none */
 
 /* Log-probs of several tokens for each target (distillation): arrays (targets, k) in sequence order, k that of the model. */
 struct token_lists {

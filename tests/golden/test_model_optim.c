@@ -193,7 +193,8 @@ static void optimizers_of_ranges_match(void **state) {
         int64_t n_sums = 0;
         c.clip = 0.01; /* so that the norm matters */
         train(&whole, &c, "cpu", 1, DT_F32);
-        model_cut(whole.m, (struct model_range){0, whole.m->n_elems}, PARTS, c.kind == OPTIM_MUON, own);
+        model_cut(whole.m, (struct model_range){0, whole.m->n_elems},
+                  (struct model_shard){.size = PARTS, .whole_matrices = c.kind == OPTIM_MUON}, own);
         const int64_t n_segments = model_n_segments(whole.m);
         double *sums = xmalloc((size_t)n_segments * sizeof *sums);
         for (int p = 0; p < PARTS; p++) {

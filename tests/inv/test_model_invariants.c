@@ -356,7 +356,7 @@ static float *gradient(struct rig *r, int micro, struct model_keep keep, bool fo
         if (folded) {
             struct kept *k = &parts[n_parts++];
             *k = (struct kept){.dev = &r->dev, .flat = case_garbage(&r->dev, bytes)};
-            k->n_buckets = model_buckets(r->m, &k->buckets);
+            k->n_buckets = model_buckets(r->m, r->m->shard, &k->buckets);
             sink = (struct model_grad_sink){.ctx = k, .begin = kept_begin, .rows = kept_rows};
         }
         OK(model_backward(
@@ -525,7 +525,8 @@ static void any_keep_gives_the_same_bits(void **state) {
             for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)want[k]);
             assert_true(size > 1); /* something was computed */
             EACH(k, counts) {
-                float *got = gradient(&r, 4, (struct model_keep){true, counts[k][0], counts[k][1], 0}, false);
+                float *got =
+                    gradient(&r, 4, (struct model_keep){.train = true, .all = counts[k][0], .attention = counts[k][1]}, false);
                 if (memcmp(got, want, (size_t)r.m->n_elems * sizeof(float)) != 0)
                     fail_msg("%s %s: %lld layers kept, of %lld the attention: other bits", shapes[i], SETUPS[s].backend,
                              (long long)counts[k][0], (long long)counts[k][1]);
@@ -553,8 +554,9 @@ static void keep_fits_its_room(void **state) {
     int64_t before = 0, all = 0, mixed = 0;
     for (size_t i = 0; i <= STEPS; i++) {
         const size_t extra = (most - least) * i / STEPS;
-        const struct model_keep k = model_keep_fit(&c, DT_BF16, ROWS, 0, extra);
-        const struct model_keep one_more = {true, k.all, k.attention + 1, 0}, better = {true, k.all + 1, k.attention - 1, 0};
+        const struct model_keep k = model_keep_fit(&c, DT_BF16, ROWS, MODEL_KEEP_NONE, extra);
+        const struct model_keep one_more = {.train = true, .all = k.all, .attention = k.attention + 1},
+                                better = {.train = true, .all = k.all + 1, .attention = k.attention - 1};
         const int64_t layers = k.all + k.attention;
         assert_true(k.train && k.all >= 0 && k.attention >= 0 && layers < DEEP && layers >= before);
         assert_true(model_acts_bytes(&c, DT_BF16, ROWS, k) <= least + extra);
@@ -565,7 +567,7 @@ static void keep_fits_its_room(void **state) {
         all = k.all;
     }
     assert_true(all == DEEP - 1 && mixed > 0);
-    assert_int_equal(model_keep_fit(&c, DT_BF16, ROWS, 0, 0).attention, 0);
+    assert_int_equal(model_keep_fit(&c, DT_BF16, ROWS, MODEL_KEEP_NONE, 0).attention, 0);
     model_config_free(&c);
     case_drop_dir(top);
     free(dir);

@@ -59,11 +59,11 @@ static void streamed(const char *dir, const char *backend, enum dtype act) {
     a.flags = MODEL_HOST_WEIGHTS;
     OK(model_open(&far, &dev, &a));
     logps(kept, want);
-    const struct model_stream_shape shape = {&kept->cfg, &dev, act, QUANT_NONE, MODEL_STREAM_HOST};
+    const struct model_stream_shape shape = {&kept->cfg, &dev, act, QUANT_NONE, MODEL_STREAM_HOST, false, 0};
     const size_t bytes = model_stream_bytes(&shape);
     void *block = case_alloc(&dev, bytes);
     assert_true(kept->cfg.n_layers < 3 || bytes < kept->weights_bytes);
-    model_stream_bind(far, block, NULL);
+    model_stream_bind(far, block, NULL, 0);
     for (int pass = 0; pass < PASSES; pass++) {
         OK(dev_zero(&dev, block, bytes)); /* another phase's */
         model_stream_begin(far);

@@ -199,7 +199,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                       .mtp_detached = s->detached,
                                       .max_len = MAX_LEN,
                                       .quant = s->quant,
-                                      .shard = all_reduce_shard(*g, &s->optim)};
+                                      .shard = all_reduce_shard(*g, &s->optim, false)};
     TRY(s->value ? model_open_value(&r->m, &r->dev, &a, 5) : model_open(&r->m, &r->dev, &a));
     if (r->sharded && !s->optim.host_master && r->dev.allocated > model_open_bytes(&r->m->cfg, &r->dev, &a))
         FAIL(ERR_INTERNAL, "%zu bytes of weights", r->dev.allocated);
@@ -301,7 +301,7 @@ static int take_weights(struct rig *r, struct collective *group) {
     if (over) memcpy(out, first, sizeof out);
     TRY(buf_add(&r->out->log, out, sizeof out));
     if (r->sharded) {
-        const struct model_stream_shape shape = model_stream_shape(m, MODEL_STREAM_RANKS);
+        const struct model_stream_shape shape = model_stream_shape(m, MODEL_STREAM_RANKS, 0);
         const size_t all = r->whole_bytes = model_gathered_bytes(&shape);
         TRY(dev_alloc(&r->dev, all, &r->whole));
         TRY(collective_share(group, r->whole, all));

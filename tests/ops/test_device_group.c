@@ -436,6 +436,37 @@ static int gather_once(struct rank *k, struct rng *rng) {
     return 0;
 }
 
+/* Each rank has something for each other one, or nothing; what it gave is written over at once. */
+static int exchange_once(struct rank *k, struct rng *rng) {
+    const struct round w = {.seed = rng_u32(rng)};
+    const int64_t room = k->most * 4 / k->size;
+    size_t at[MOST * MOST], bytes[MOST * MOST], to = 0;
+    for (int s = 0; s < k->size; s++) {
+        int64_t cut[MOST + 1];
+        draw_cuts(rng, cut, k->size, rng_below(rng, 2) ? room : any_size(rng, room));
+        for (int r = 0; r < k->size; r++) {
+            at[s * k->size + r] = (size_t)cut[r];
+            bytes[s * k->size + r] = (size_t)(cut[r + 1] - cut[r]);
+        }
+    }
+    TRY(make(k, &w, k->rank, 0, room / 4, (float *)(void *)k->whole));
+    TRY(dev_zero(&k->d, k->copy, (size_t)k->most * 4));
+    TRY(collective_exchange(k->g, &(struct dev_exchange){k->whole, at, bytes, k->copy}));
+    TRY(dev_zero(&k->d, k->whole, (size_t)room));
+    TRY(dev_copy_out(&k->d, k->got, k->copy, (size_t)k->most * 4));
+    for (int r = 0; r < k->size; r++) {
+        const int pair = r * k->size + k->rank;
+        TRY(dev_zero(&k->d, k->want, (size_t)room));
+        TRY(make(k, &w, r, 0, room / 4, k->want));
+        TRY(dev_copy_out(&k->d, k->expect, k->want, (size_t)room));
+        const size_t whole = (size_t)room / 4 * 4, end = at[pair] + bytes[pair], n = end > whole ? end - whole : 0; /* not made */
+        if (bytes[pair] > n && memcmp((char *)k->got + to, (char *)k->expect + at[pair], bytes[pair] - n) != 0)
+            FAIL(ERR_INTERNAL, "all-to-all: other bytes from rank %d to %d, %zu bytes", r, k->rank, bytes[pair]);
+        to += bytes[pair];
+    }
+    return 0;
+}
+
 /* An all-gather of the second group, between folds of the first. */
 static int gather_few(struct rank *k, uint32_t seed) {
     uint32_t *const v = xmalloc(FEW * sizeof *v), *const got = xmalloc(FEW * sizeof *got);
@@ -469,6 +500,7 @@ static int run_rounds(struct rank *k, int64_t rounds) {
             TRY(collective_reuse(k->g, ticket[slot]));
             TRY(start_fold(k, &w[f], slot, k->own[f] + w[f].shift[1], &ticket[slot]));
             if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
+            if (rng_below(&rng, 4) == 0) TRY(exchange_once(k, &rng));
             const uint32_t seed = rng_u32(&rng);
             if (seed % 4 == 0) TRY(gather_few(k, seed));
         }
@@ -476,7 +508,7 @@ static int run_rounds(struct rank *k, int64_t rounds) {
         for (int f = 0; f < flight; f++) TRY(check_fold(k, &w[f], k->own[f] + w[f].shift[1], done++));
     }
     if (k->rank == 0)
-        printf("%s, %d ranks through %s: %lld folds and their all-gathers: equal bits\n", k->d.describe, k->size,
+        printf("%s, %d ranks through %s: %lld folds, all-gathers and all-to-alls: equal bits\n", k->d.describe, k->size,
                collective_way(k->g), (long long)rounds);
     return 0;
 }

@@ -329,3 +329,29 @@ int collective_all_gather(struct collective *g, void *whole, const size_t *at, i
     TRY(collective_gather_end(g));
     return collective_reuse(g, ticket);
 }
+
+static int peers_exchange(struct collective *g, const struct dev_exchange *x, const void *const *from) {
+    size_t at[COMM_MOST_RANKS + 1];
+    void *of[COMM_MOST_RANKS];
+    collective_exchange_places(g->rank, g->size, x, from, of, at);
+    TRY(g->d->ops->peers->gather(g->peers, of, at, 1));
+    return g->d->ops->peers->gathered(g->peers);
+}
+
+int collective_exchange(struct collective *g, const struct dev_exchange *x) {
+    const void *from[COMM_MOST_RANKS];
+    size_t end = 0, all = 0, own = 0;
+    for (int i = 0; i < g->size * g->size; i++) {
+        if (x->bytes[i] && x->at[i] + x->bytes[i] > end) end = x->at[i] + x->bytes[i];
+        all += x->bytes[i];
+    }
+    if (all == 0) return 0;
+    TRY(find_shared(g, "what is exchanged", x->from, end, from));
+    for (int r = 0; r < g->rank; r++) own += x->bytes[r * g->size + g->rank];
+    const int self = g->rank * g->size + g->rank;
+    if (x->bytes[self]) TRY(dev_copy(g->d, (char *)x->to + own, (const char *)x->from + x->at[self], x->bytes[self]));
+    const int64_t ticket = ++g->ticket;
+    trace(g, "exchange", all, g->size);
+    TRY(dev_trace__exchange_close(g->d, g->peers ? peers_exchange(g, x, from) : collective_staged_exchange(g, x)));
+    return collective_reuse(g, ticket);
+}

@@ -1,4 +1,4 @@
-/* collective.h - ranks that exchange device memory: the ordered fold of gradients, and all-gather.
+/* collective.h - ranks that exchange device memory: the ordered fold of gradients, all-gather, and all-to-all.
  *
  * Bytes move between ranks; nothing is added on the way. The owner of an element adds its summands in rank order, each sum
  * rounded once, so any number of ranks gives the bits of dev_fold and dev_embed_bwd on one.
@@ -67,6 +67,16 @@ int collective_gather_begin(struct collective *g, void *whole, const size_t *at,
 int collective_gather_end(struct collective *g);
 /* Collective. Both, and the compute stream may change this rank's bytes. */
 int collective_all_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
+
+/* What each rank has for each other one, in shared memory at the same offset: rank s has bytes[s * size + r] for rank r, at
+ * from + at[s * size + r]. They come to `to` on rank r, by rank, one after the other. All arrays are the same on every rank. */
+struct dev_exchange {
+    const void *from;
+    const size_t *at, *bytes; /* (size, size) host */
+    void *to;                 /* device memory that overlaps nothing of these */
+};
+/* Collective. The compute stream may then read what has come, and change what it has given. */
+int collective_exchange(struct collective *g, const struct dev_exchange *x);
 
 #ifdef __cplusplus
 }

@@ -27,6 +27,17 @@ struct collective {
 };
 
 int collective_staged_fold(struct collective *g, const struct dev_bucket *b);
+/* An all-to-all as a gather of peers: rank r's bytes go from of[r] + at[r] to of[rank] + at[r]. from: x->from of each rank. */
+static inline void collective_exchange_places(int rank, int size, const struct dev_exchange *x, const void *const *from, void **of,
+                                              size_t *at) {
+    at[0] = 0;
+    for (int r = 0; r < size; r++) {
+        const char *const there = (const char *)from[r] + x->at[r * size + rank];
+        at[r + 1] = at[r] + x->bytes[r * size + rank];
+        of[r] = r == rank ? x->to : (void *)((uintptr_t)there - at[r]); /* read from at[r] on alone */
+    }
+}
+int collective_staged_exchange(struct collective *g, const struct dev_exchange *x);
 
 extern const struct dev_transport_ops collective_host; /* of a group of any device */
 size_t collective_host_bytes(const struct dev *d, int size);

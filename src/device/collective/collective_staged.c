@@ -1,5 +1,5 @@
 /* collective_staged.c - a fold whose summands a transport brings: what each rank sends to whom, piece by piece, and what is added
- * in which order.
+ * in which order; and an all-to-all.
  *
  * Summands go from where they are to slots of a bounded size, a piece of each rank at a time. Of the rows of the token embedding a
  * rank sends, with the piece that they belong to, the sums of equal ids: one row for each id, in ascending order, made as
@@ -278,4 +278,33 @@ int collective_staged_fold(struct collective *g, const struct dev_bucket *b) {
 out:
     rows_free(&f.rows);
     return rc;
+}
+
+/* ---- all-to-all ---- */
+
+/* Bytes [lo, hi) of n. */
+static size_t piece_bytes(size_t n, size_t lo, size_t room) { return n <= lo ? 0 : n - lo < room ? n - lo : room; }
+
+int collective_staged_exchange(struct collective *g, const struct dev_exchange *x) {
+    struct dev_slots slots;
+    size_t most = 0;
+    for (int i = 0; i < g->size * g->size; i++)
+        if (i % g->size != i / g->size && x->bytes[i] > most) most = x->bytes[i];
+    TRY(g->move->begin(g->t));
+    TRY(g->move->turn(g->t, &slots));
+    for (size_t lo = 0; lo < most; lo += slots.bytes) {
+        struct dev_part out[COMM_MOST_RANKS] = {{0}}, in[COMM_MOST_RANKS] = {{0}};
+        char *to = x->to;
+        if (lo > 0) TRY(g->move->turn(g->t, &slots));
+        for (int r = 0; r < g->size; r++) {
+            const int sent = g->rank * g->size + r, taken = r * g->size + g->rank;
+            char *const from = (char *)(uintptr_t)x->from + x->at[sent] + lo;
+            if (r != g->rank) out[r] = (struct dev_part){from, piece_bytes(x->bytes[sent], lo, slots.bytes)};
+            if (r != g->rank) in[r] = (struct dev_part){to + lo, piece_bytes(x->bytes[taken], lo, slots.bytes)};
+            to += x->bytes[taken];
+        }
+        TRY(g->move->exchange(g->t, out, in));
+    }
+    TRY(g->move->end(g->t));
+    return g->move->join(g->t);
 }

@@ -978,6 +978,7 @@ void model_close(struct model *m) {
     model__lora_free(m);
     kept_free(m);
     files_free(m);
+    model__dispatch_free(m->dispatch);
     model__stream_free(m);
     model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
     model__params_free(m);

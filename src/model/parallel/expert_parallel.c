@@ -8,26 +8,10 @@
 #include "model/lora/lora_int.h"
 #include "model/model_int.h"
 
-struct model_range model__ep_experts(int64_t n, int rank, int size) {
-    return (struct model_range){n * rank / size, n * (rank + 1) / size};
-}
-
 /* ---- weights ---- */
 
-/* g as a rank has it. */
-static struct model_group group_part(const struct model_group *g, int rank, int size) {
-    const struct model_range own = model__ep_experts(g->count, rank, size);
-    const int64_t rows = g->n / g->count, params = g->n_params / g->count;
-    struct model_group part = *g;
-    part.count = own.hi - own.lo;
-    part.n = part.count * rows;
-    part.first_param += own.lo * params;
-    part.n_params = part.count * params;
-    return part;
-}
-
 void model__ep_layout(struct model *whole, const struct model_group *g, int rank, int size, struct model *m, struct arena *a) {
-    struct model_group part = group_part(m ? &m->groups[g - whole->groups] : g, rank, size);
+    struct model_group part = model__ep_part(m ? &m->groups[g - whole->groups] : g, rank, size);
     const int64_t rows = g->n / g->count;
     if (whole->quant) {
         if (part.count > 0) model__quant_place(m ? m : whole, &part, a);

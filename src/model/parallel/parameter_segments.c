@@ -28,15 +28,60 @@ int64_t model_param_at(const struct model *m, int64_t element) {
     return lo;
 }
 
-void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out) {
-    const int64_t length = all.hi - all.lo;
+/* ---- experts ---- */
+
+struct model_range model__ep_experts(int64_t n, int rank, int size) {
+    return (struct model_range){n * rank / size, n * (rank + 1) / size};
+}
+
+struct model_group model__ep_part(const struct model_group *g, int rank, int size) {
+    const struct model_range own = model__ep_experts(g->count, rank, size);
+    const int64_t rows = g->n / g->count, params = g->n_params / g->count;
+    struct model_group part = *g;
+    part.count = own.hi - own.lo;
+    part.n = part.count * rows;
+    part.offset += own.lo * rows * (g->k ? g->k : 1);
+    part.first_param += own.lo * params;
+    part.n_params = part.count * params;
+    return part;
+}
+
+bool model_is_of_experts(const struct model *m, struct model_shard s, struct model_range bucket) {
+    if (!s.experts || bucket.lo == bucket.hi) return false;
+    const struct model_group *const g = &m->groups[m->train_params[model_param_at(m, bucket.lo)].group];
+    for (int64_t l = 0; l < m->cfg.n_layers; l++) {
+        const struct model_layer *const y = &m->layers[l];
+        if (g < y->first || g > y->last || !y->router) continue;
+        return g == y->expert_gate_up || g == y->expert_down || g == y->expert_gate_up->bias || g == y->expert_down->bias;
+    }
+    return false;
+}
+
+/* The parameters of an expert follow each other, as experts do. */
+static void cut_experts(const struct model *m, struct model_range all, int size, struct model_range *out) {
+    const int64_t first = model_param_at(m, all.lo), end = model_param_at(m, all.hi), experts = m->cfg.n_experts,
+                  each = (end - first) / experts;
+    for (int r = 0; r < size; r++) {
+        const struct model_range own = model__ep_experts(experts, r, size);
+        const int64_t lo = first + own.lo * each, hi = first + own.hi * each;
+        out[r].lo = lo < end ? m->train_params[lo].offset : all.hi;
+        out[r].hi = hi < end ? m->train_params[hi].offset : all.hi;
+    }
+}
+
+void model_cut(const struct model *m, struct model_range all, struct model_shard s, struct model_range *out) {
+    const int64_t length = all.hi - all.lo, n = s.size;
+    if (model_is_of_experts(m, s, all)) {
+        cut_experts(m, all, s.size, out);
+        return;
+    }
     int64_t k = 0, at = all.lo; /* the run being filled */
     out[0] = (struct model_range){at, at};
     for (int64_t i = model_param_at(m, all.lo); i < m->n_train_params; i++) {
         const struct model_param *p = &m->train_params[i];
         if (p->offset >= all.hi) break;
         const enum model_role role = m->groups[p->group].role;
-        const bool whole = whole_matrices && (role == MODEL_LINEAR || role == MODEL_EXPERTS);
+        const bool whole = s.whole_matrices && (role == MODEL_LINEAR || role == MODEL_EXPERTS);
         const int64_t end = p->offset + p->rows * p->cols, piece = whole ? end - p->offset : DEV_SEGMENT;
         if (p->offset >= all.lo && end <= all.hi && (__int128)(end - all.lo) * n < (__int128)(k + 1) * length) {
             at = out[k].hi = end; /* all of it before the next run */
@@ -72,19 +117,38 @@ struct model_range model_layer_bucket(const struct model *m, int64_t l) {
     return model__trained(m, m->layers[l].first, m->layers[l].last);
 }
 
+int model_layer_buckets(const struct model *m, struct model_shard s, int64_t l, struct model_range *out) {
+    const struct model_layer *const y = &m->layers[l];
+    const struct model_range all = model__trained(m, y->first, y->last);
+    int n = 2;
+    if (!s.experts || !y->router || l >= m->cfg.n_layers) {
+        out[0] = all;
+        return 1;
+    }
+    const struct model_group *const last = y->expert_down->bias ? y->expert_down->bias : y->expert_down;
+    out[0] = (struct model_range){all.lo, model__trained(m, y->expert_gate_up, last).lo};
+    out[1] = (struct model_range){model__trained(m, y->expert_gate_up, last).hi, all.hi};
+    for (const struct model_group *g = y->expert_gate_up; g <= last; g++) out[n++] = model__trained(m, g, g);
+    return n;
+}
+
 static int64_t add_bucket(struct model_range *b, int64_t n, struct model_range r) {
     b[n] = r;
     return r.lo < r.hi ? n + 1 : n;
 }
 
-int64_t model_buckets(const struct model *m, struct model_range **out) {
+int64_t model_buckets(const struct model *m, struct model_shard s, struct model_range **out) {
     const int64_t layers = m->cfg.n_layers;
-    struct model_range *b = *out = xmalloc((size_t)(layers + 4) * sizeof *b);
+    struct model_range *b = *out = xmalloc((size_t)(layers * MODEL_LAYER_BUCKETS + 4) * sizeof *b);
     int64_t n = 0;
     if (m->mtp.first) n = add_bucket(b, n, model__trained(m, m->mtp.first, m->mtp.last));
     n = add_bucket(b, n, model__trained(m, m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head));
     n = add_bucket(b, n, model__trained(m, m->g_norm, m->g_norm));
-    for (int64_t i = layers - 1; i >= 0; i--) n = add_bucket(b, n, model_layer_bucket(m, i));
+    for (int64_t i = layers - 1; i >= 0; i--) {
+        struct model_range of[MODEL_LAYER_BUCKETS];
+        const int k = model_layer_buckets(m, s, i, of);
+        for (int j = 0; j < k; j++) n = add_bucket(b, n, of[j]);
+    }
     if (m->g_head != m->g_embed) n = add_bucket(b, n, model__trained(m, m->g_embed, m->g_embed));
     return n;
 }
@@ -96,11 +160,11 @@ static int by_place(const void *a, const void *b) {
 
 void model_own_all(const struct model *m, struct model_shard s, struct model_owners *out) {
     struct model_range *bucket;
-    const int64_t n_buckets = model_buckets(m, &bucket), size = s.size;
+    const int64_t n_buckets = model_buckets(m, s, &bucket), size = s.size;
     struct model_range *part = xmalloc((size_t)(n_buckets * size) * sizeof *part); /* bucket by bucket */
     *out = (struct model_owners){.own = xmalloc((size_t)(n_buckets * size) * sizeof *part),
                                  .at = xcalloc((size_t)size + 1, sizeof *out->at)};
-    for (int64_t i = 0; i < n_buckets; i++) model_cut(m, bucket[i], size, s.whole_matrices, part + i * size);
+    for (int64_t i = 0; i < n_buckets; i++) model_cut(m, bucket[i], s, part + i * size);
     for (int64_t r = 0, n = 0; r < size; r++) {
         for (int64_t i = 0; i < n_buckets; i++)
             if (part[i * size + r].lo < part[i * size + r].hi) out->own[n++] = part[i * size + r];

@@ -13,13 +13,20 @@ int64_t model_n_segments(const struct model *m);
 /* The parameter with this element of what m trains. */
 int64_t model_param_at(const struct model *m, int64_t element);
 
-/* Cuts a range into n runs of segments, some of them empty, of about the same length. whole_matrices: a matrix that is neither
- * embedding nor head is not cut. */
-void model_cut(const struct model *m, struct model_range all, int64_t n, bool whole_matrices, struct model_range *out);
+/* Cuts a bucket into a run of segments for each rank, some of them empty, of about the same length; that of experts between them
+ * (model_is_of_experts). */
+void model_cut(const struct model *m, struct model_range all, struct model_shard s, struct model_range *out);
 /* The buckets of a gradient (forward.h) in the order in which a backward pass makes them; last the table of an untied embedding,
- * which gets rows alone. With an adapter those of layers that have one, and a value model's head. Caller frees. */
-int64_t model_buckets(const struct model *m, struct model_range **out);
-struct model_range model_layer_bucket(const struct model *m, int64_t l); /* may be empty with an adapter */
+ * which gets rows alone. With an adapter those of layers that have one, and a value model's head. With s.experts a layer with
+ * experts has several, model_layer_buckets. Caller frees. */
+int64_t model_buckets(const struct model *m, struct model_shard s, struct model_range **out);
+/* Those of a layer, which may be empty with an adapter: one; or what comes before its experts, what comes behind them, and each
+ * group of experts. */
+struct model_range model_layer_bucket(const struct model *m, int64_t l); /* all of it */
+enum { MODEL_LAYER_BUCKETS = 6 };
+int model_layer_buckets(const struct model *m, struct model_shard s, int64_t l, struct model_range *out);
+/* Whether a bucket is one of experts, of which each rank has some whole and makes the gradient of these by itself. */
+bool model_is_of_experts(const struct model *m, struct model_shard s, struct model_range bucket);
 /* What a rank owns: its part of each bucket by model_cut, in the order of the flat arrays, none empty. Caller frees. */
 int64_t model_own(const struct model *m, struct model_shard s, struct model_range **out);
 /* The same of all ranks at once: rank r has own[at[r]] to own[at[r + 1]]. */

@@ -533,6 +533,7 @@ static int take_from_files(struct model *m) {
 static int take_from_shares(struct model *m) {
     struct model *const whole = m->tp->whole;
     model_stream_begin(whole);
+    if (whole->stream) model__stream_with_experts(whole);
     TRY(model__stream_start(whole));
     for (int64_t l = 0; l < whole->cfg.n_layers; l++) {
         TRY(model_stream_layer(whole, l, l + 1));

@@ -6,7 +6,8 @@
  * model it is gathered. Knows nothing of the arithmetic: groups point into the buffers, so the passes are those of forward.c and
  * backward.c.
  * Where spans are arrays in the master's order, a rank's share is what it owns of the master (parameter_segments.h); else a run
- * of bytes.
+ * of bytes. Where ranks have experts (expert_dispatch.h) each group of those is a span of its own, of which a rank's share is its
+ * experts: passes read them where they are, and they are gathered only with the whole model, or for a split one.
  * Invariant: layer l is read from buffer l % 2, after its transfer, and all ranks request the same spans in the same order. */
 #include "model/parallel/weight_streaming.h"
 
@@ -16,6 +17,7 @@
 #include "comm/comm.h"
 #include "model/files/load.h"
 #include "model/model_int.h"
+#include "model/parallel/parameter_segments.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,18 +28,24 @@ enum { TAIL_COPY_STREAM = 2, MOST_TAIL = 4 };
 struct span {
     struct model_group *first, *last;
     size_t bytes;
-    char *from;  /* in host memory; of a sharded model this rank's share */
-    size_t *cut; /* (size + 1) sharded: rank r has bytes cut[r]..cut[r + 1] */
+    char *from;     /* in host memory; of a sharded model this rank's share */
+    bool experts;   /* of which passes read this rank's share alone */
+    int runs;       /* sharded: of bytes that a rank has, one or two */
+    size_t *cut[2]; /* (size + 1) of each run: rank r has bytes cut[r]..cut[r + 1] */
 };
 struct model_stream {
     struct collective *group; /* NULL: all is in host memory */
-    struct span *spans;       /* (n_layers) the layers; then n_tail: MTP layer, final norm, head unless it is tied, embedding */
+    struct span *spans;       /* those of layers; then n_tail: MTP layer, final norm, head unless it is tied, embedding */
+    int64_t *layer;           /* (n_layers + 1) where the spans of layer l begin: without its experts one or two, then theirs */
     int64_t n_tail;
+    bool with_experts; /* passes gather the experts too */
+    size_t room_bytes; /* of room, at least */
     char *block;       /* from model_stream_bind */
     char **here;       /* (spans) where each is read; NULL: in host memory */
     char **whole;      /* (spans) where each is while all are gathered */
     bool gathered;     /* they are */
     bool flat;         /* a share is what a rank owns of the master */
+    char *room;        /* for what expert_dispatch.c exchanges; passes with experts have these there */
     int64_t in[2];     /* the layer in each buffer, or on its way there; -1: none */
     int64_t ticket[2]; /* of its gather */
     bool tail;         /* it is there, or on its way */
@@ -73,7 +81,7 @@ static size_t place(struct model *m, const struct span *s, char *base) {
 }
 
 static struct span span_of(struct model *m, struct model_group *first, struct model_group *last) {
-    struct span s = {.first = first, .last = last};
+    struct span s = {.first = first, .last = last, .runs = 1};
     s.bytes = place(m, &s, NULL);
     s.from = *group_data(first);
     return s;
@@ -96,31 +104,84 @@ static bool spans_are_flat(const struct model *m, const struct span *s, int64_t 
 static void cut_bytes(struct span *s, int size) {
     for (int r = 0; r <= size; r++) {
         const size_t at = (size_t)((__int128)s->bytes * (unsigned)r / (unsigned)size);
-        s->cut[r] = r < size ? at / ARENA_ALIGN * ARENA_ALIGN : s->bytes;
+        s->cut[0][r] = r < size ? at / ARENA_ALIGN * ARENA_ALIGN : s->bytes;
     }
+}
+
+static size_t up(size_t n) { return (n + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN; }
+
+/* Bytes of the first n experts of a group in run `run` of its span. */
+static size_t experts_end(const struct model *m, const struct span *s, int64_t n, int run) {
+    struct model_group g = *s->first;
+    g.n_params = n * (g.n_params / g.count);
+    g.n = n * (g.n / g.count);
+    g.count = n;
+    if (n == 0) return 0;
+    if (!m->quant || !model__adaptable(&g)) return model__group_bytes(m, &g);
+    if (s->runs == 2 && run == 0) return (size_t)model__quant_codes(m->quant->kind, g.n * g.k);
+    if (s->runs == 2) return (size_t)model__quant_scales(m->quant->kind, g.n, g.k) * sizeof(float);
+    struct arena a = {0};
+    model__quant_measure(m, &g, &a);
+    return n < s->first->count ? up(a.used) : a.used; /* of the last one without padding behind it */
+}
+
+/* Whole experts. Of a quantised group all codes may come first, and then all scales. */
+static void cut_experts(const struct model *m, struct span *s) {
+    const int64_t n = s->first->count;
+    const int size = m->shard.size;
+    s->runs = m->quant && model__adaptable(s->first) && model__quant_one_part(m, s->first) ? 2 : 1;
+    for (int run = 0; run < s->runs; run++)
+        for (int r = 0; r <= size; r++)
+            s->cut[run][r] =
+                (run ? up(experts_end(m, s, n, 0)) : 0) + experts_end(m, s, r < size ? model__ep_experts(n, r, size).lo : n, run);
 }
 
 /* What a rank owns of the master. */
 static void cut_elements(const struct model *m, struct span *s) {
     const struct model_range all = elements(s);
     struct model_range *part = xmalloc((size_t)m->shard.size * sizeof *part);
-    model_cut(m, all, m->shard.size, m->shard.whole_matrices, part);
-    for (int r = 0; r < m->shard.size; r++) s->cut[r] = (size_t)(part[r].lo - all.lo) * dtype_size(m->act);
-    s->cut[m->shard.size] = s->bytes;
+    model_cut(m, all, m->shard, part);
+    for (int r = 0; r < m->shard.size; r++) s->cut[0][r] = (size_t)(part[r].lo - all.lo) * dtype_size(m->act);
+    s->cut[0][m->shard.size] = s->bytes;
     free(part);
 }
 
-static int64_t n_spans(const struct model *m) { return m->cfg.n_layers + m->stream->n_tail; }
+static int64_t n_layer_spans(const struct model *m) { return m->stream->layer[m->cfg.n_layers]; }
+static int64_t n_spans(const struct model *m) { return n_layer_spans(m) + m->stream->n_tail; }
 static bool sharded(const struct model *m) { return m->flags & MODEL_SHARDED_WEIGHTS; }
-static size_t share_bytes(const struct span *s, int rank) { return s->cut[rank + 1] - s->cut[rank]; }
+static size_t run_bytes(const struct span *s, int run, int rank) { return s->cut[run][rank + 1] - s->cut[run][rank]; }
+static size_t share_bytes(const struct span *s, int rank) {
+    return s->runs == 2 ? up(run_bytes(s, 0, rank)) + run_bytes(s, 1, rank) : run_bytes(s, 0, rank);
+}
+/* Where run `run` of a share is. */
+static char *run_of(const struct span *s, int run, int rank) { return s->from + (run ? up(run_bytes(s, 0, rank)) : 0); }
+
+/* The spans of layer l. */
+static int64_t add_layer(struct model *m, int64_t l, int64_t n) {
+    struct span *const spans = m->stream->spans;
+    const struct model_layer *const y = &m->layers[l];
+    if (!m->shard.experts || !y->router) {
+        spans[n++] = span_of(m, y->first, y->last);
+        return n;
+    }
+    struct model_group *const last = y->expert_down->bias ? y->expert_down->bias : y->expert_down;
+    spans[n++] = span_of(m, y->first, y->expert_gate_up - 1);
+    if (last < y->last) spans[n++] = span_of(m, last + 1, y->last);
+    for (struct model_group *g = y->expert_gate_up; g <= last; g++) {
+        spans[n] = span_of(m, g, g);
+        spans[n++].experts = true;
+    }
+    return n;
+}
 
 void model__stream_create(struct model *m) {
     const int64_t layers = m->cfg.n_layers;
     const int size = m->shard.size;
     struct model_stream *s = m->stream = xcalloc(1, sizeof *s);
-    s->spans = xcalloc((size_t)layers + MOST_TAIL, sizeof *s->spans);
-    struct span *const tail = s->spans + layers;
-    for (int64_t l = 0; l < layers; l++) s->spans[l] = span_of(m, m->layers[l].first, m->layers[l].last);
+    s->spans = xcalloc((size_t)(layers * MODEL_LAYER_BUCKETS) + MOST_TAIL, sizeof *s->spans);
+    s->layer = xcalloc((size_t)layers + 1, sizeof *s->layer);
+    for (int64_t l = 0; l < layers; l++) s->layer[l + 1] = add_layer(m, l, s->layer[l]);
+    struct span *const tail = s->spans + s->layer[layers];
     if (m->mtp.first) tail[s->n_tail++] = span_of(m, m->mtp.first, m->mtp.last);
     tail[s->n_tail++] = span_of(m, m->g_norm, m->g_norm);
     if (m->g_head != m->g_embed) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
@@ -131,11 +192,12 @@ void model__stream_create(struct model *m) {
     if (!sharded(m)) return;
     CHECK(size > 0);
     s->flat = spans_are_flat(m, s->spans, n_spans(m));
-    s->cuts = xcalloc((size_t)(n_spans(m) * (size + 1)), sizeof *s->cuts);
-    s->at = xcalloc((size_t)(n_spans(m) * (size + 1)), sizeof *s->at);
+    s->cuts = xcalloc((size_t)(2 * n_spans(m) * (size + 1)), sizeof *s->cuts);
+    s->at = xcalloc((size_t)(2 * n_spans(m) * (size + 1)), sizeof *s->at);
     for (int64_t i = 0; i < n_spans(m); i++) {
-        s->spans[i].cut = s->cuts + i * (size + 1);
+        for (int run = 0; run < 2; run++) s->spans[i].cut[run] = s->cuts + (2 * i + run) * (size + 1);
         if (s->flat) cut_elements(m, &s->spans[i]);
+        else if (s->spans[i].experts) cut_experts(m, &s->spans[i]);
         else cut_bytes(&s->spans[i], size);
     }
 }
@@ -143,6 +205,7 @@ void model__stream_create(struct model *m) {
 void model__stream_free(struct model *m) {
     if (!m->stream) return;
     free(m->stream->spans);
+    free(m->stream->layer);
     free(m->stream->here);
     free(m->stream->whole);
     free(m->stream->cuts);
@@ -189,7 +252,10 @@ bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *
 int model__span_keep(struct model *m, int64_t i, const void *at) {
     const struct span *s = &m->stream->spans[i];
     const char *const from = at ? at : m->stream->here[i];
-    return dev_copy(m->dev, s->from, from + s->cut[m->shard.rank], share_bytes(s, m->shard.rank));
+    const int rank = m->shard.rank;
+    for (int run = 0; run < s->runs; run++)
+        TRY(dev_copy(m->dev, run_of(s, run, rank), from + s->cut[run][rank], run_bytes(s, run, rank)));
+    return 0;
 }
 
 /* ---- new weights ---- */
@@ -208,9 +274,19 @@ void *model_share(struct model *m, struct model_range own) {
     return s->from;
 }
 
+/* The experts that this rank has of a group, from their master. */
+static int experts_from(struct model *m, const struct span *s, float *own) {
+    struct model_group g = model__ep_part(s->first, m->shard.rank, m->shard.size);
+    if (g.count == 0) return 0;
+    if (g.k) g.mat.data = s->from;
+    else g.vec = tensor_1d(s->from, m->act, g.n);
+    return model__group_from(m, &g, own);
+}
+
 int model_share_from(struct model *m, struct model_range all, float *flat) {
     const int64_t i = find_span(m, all.lo);
     struct model_range groups = {0};
+    if (m->stream->spans[i].experts) return experts_from(m, &m->stream->spans[i], flat);
     CHECK(model__span_open(m, i, NULL, &groups));
     for (int64_t k = groups.lo; k < groups.hi; k++) TRY(model__group_from(m, &m->groups[k], flat + (m->groups[k].offset - all.lo)));
     return model__span_keep(m, i, NULL);
@@ -218,16 +294,33 @@ int model_share_from(struct model *m, struct model_range all, float *flat) {
 
 /* ---- the room on the device ---- */
 
+/* Places the spans of a layer, without its experts or these alone, one after the other; where they end. */
+static size_t layer_layout(const struct model *m, int64_t l, bool experts, char *base) {
+    const struct model_stream *const s = m->stream;
+    struct arena a = {.base = base, .cap = SIZE_MAX};
+    for (int64_t i = s->layer[l]; i < s->layer[l + 1]; i++)
+        if (s->spans[i].experts == experts) s->here[i] = arena_take(&a, s->spans[i].bytes);
+    return a.used;
+}
+
 static void stream_layout(const struct model *m, struct arena *a) {
     const struct span *const spans = m->stream->spans;
     const int64_t layers = m->cfg.n_layers, embed = n_spans(m) - 1;
     char **const here = m->stream->here;
-    size_t longest = 0;
+    size_t longest = 0, experts = m->stream->room_bytes;
     char *buffer[2];
-    for (int64_t l = 0; l < layers; l++) longest = spans[l].bytes > longest ? spans[l].bytes : longest;
+    for (int64_t l = 0; l < layers; l++) {
+        const size_t n = layer_layout(m, l, false, NULL), e = layer_layout(m, l, true, NULL);
+        longest = n > longest ? n : longest;
+        experts = e > experts ? e : experts;
+    }
     for (int i = 0; i < 2; i++) buffer[i] = arena_take(a, longest);
-    for (int64_t l = 0; l < layers; l++) here[l] = buffer[l % 2];
-    for (int64_t i = layers; i < embed; i++) here[i] = arena_take(a, spans[i].bytes);
+    m->stream->room = arena_take(a, experts);
+    for (int64_t l = 0; l < layers; l++) {
+        layer_layout(m, l, false, buffer[l % 2]);
+        layer_layout(m, l, true, m->stream->room);
+    }
+    for (int64_t i = n_layer_spans(m); i < embed; i++) here[i] = arena_take(a, spans[i].bytes);
     if (sharded(m) || m->g_head == m->g_embed) here[embed] = arena_take(a, spans[embed].bytes);
 }
 
@@ -236,13 +329,14 @@ static void whole_layout(const struct model *m, struct arena *a) {
 }
 
 static size_t measure(const struct model_stream_shape *s, void (*layout)(const struct model *m, struct arena *a)) {
-    struct model m = {.cfg = *s->config, .dev = s->dev, .act = s->act, .shard = {.size = 1}};
+    struct model m = {.cfg = *s->config, .dev = s->dev, .act = s->act, .shard = {.size = 1, .experts = s->experts}};
     struct arena a = {0};
     m.flags = model_stream_flags(s->from);
     model__params_build(&m);
     model__quant_create(&m, s->quant);
     model__weights_layout(&m, &a);
     model__stream_create(&m);
+    m.stream->room_bytes = s->room;
     a = (struct arena){0};
     layout(&m, &a);
     model__stream_free(&m);
@@ -256,29 +350,42 @@ size_t model_stream_bytes(const struct model_stream_shape *s) {
 
 size_t model_gathered_bytes(const struct model_stream_shape *s) { return measure(s, whole_layout); }
 
-struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from) {
-    return (struct model_stream_shape){&m->cfg, m->dev, m->act, m->quant ? m->quant->kind : QUANT_NONE, from};
+struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from, size_t room) {
+    const enum quant_kind quant = m->quant ? m->quant->kind : QUANT_NONE;
+    return (struct model_stream_shape){&m->cfg, m->dev, m->act, quant, from, m->shard.experts, room};
 }
 
-/* All groups are read at these places. */
-static void read_at(struct model *m, char *const *places) {
+/* The experts that this rank has are read where they are. */
+static void place_own(struct model *m, const struct span *s) {
+    struct model_group own = model__ep_part(s->first, m->shard.rank, m->shard.size);
+    struct arena a = {.base = s->from, .cap = share_bytes(s, m->shard.rank)};
+    if (!m->quant || !model__adaptable(&own)) *group_data(s->first) = s->from;
+    else if (own.count > 0) model__quant_place(m, &own, &a);
+}
+
+/* All groups are read at these places. own: but for experts. */
+static void read_at(struct model *m, char *const *places, bool own) {
     const int64_t embed = n_spans(m) - 1;
-    for (int64_t i = 0; i < n_spans(m); i++)
-        if (i < embed || sharded(m)) place(m, &m->stream->spans[i], places[i]);
+    for (int64_t i = 0; i < n_spans(m); i++) {
+        const struct span *const s = &m->stream->spans[i];
+        if (own && s->experts) place_own(m, s);
+        else if (i < embed || sharded(m)) place(m, s, places[i]);
+    }
     m->final_norm = m->g_norm->vec;
     m->embed = m->g_embed->mat;
     m->head = m->g_head->mat;
     if (m->g_head == m->g_embed) m->head.data = places[embed]; /* m->embed may be in host memory */
 }
 
-void model_stream_bind(struct model *m, void *block, struct collective *g) {
+void model_stream_bind(struct model *m, void *block, struct collective *g, size_t room) {
     struct model_stream *const s = m->stream;
     CHECK(s && !s->block && !m->cfg.value && sharded(m) == (g != NULL) && (g || !m->master));
     struct arena a = {.base = block, .cap = SIZE_MAX};
     s->block = block;
     s->group = g;
+    s->room_bytes = room;
     stream_layout(m, &a);
-    read_at(m, s->here);
+    read_at(m, s->here, true);
 }
 
 bool model_stream_is_bound(const struct model *m) { return m->stream && m->stream->block; }
@@ -287,8 +394,19 @@ void model_stream_begin(struct model *m) {
     struct model_stream *const s = m->stream;
     if (!s) return;
     s->in[0] = s->in[1] = -1;
-    s->tail = s->gathered = false;
-    read_at(m, s->here);
+    s->tail = s->gathered = s->with_experts = false;
+    read_at(m, s->here, true);
+}
+
+void model__stream_with_experts(struct model *m) {
+    m->stream->with_experts = m->shard.experts;
+    read_at(m, m->stream->here, false);
+}
+
+void *model__stream_room(const struct model *m) { return m->stream->room; }
+
+bool model__dispatches(const struct model *m, int64_t l) {
+    return m->dispatch && l < m->cfg.n_layers && m->layers[l].router && !m->stream->gathered && !m->stream->with_experts;
 }
 
 int model_stream_end(struct model *m) {
@@ -305,13 +423,17 @@ int model_stream_end(struct model *m) {
 static int gather(struct model *m, int64_t first, int64_t n, char *base, char *const *places, int64_t *ticket) {
     struct model_stream *const s = m->stream;
     const int rank = m->shard.rank, size = m->shard.size;
+    const bool experts = s->with_experts || places == s->whole;
+    int64_t parts = 0;
     TRY(collective_reuse(s->group, *ticket)); /* this rank's bytes there have been read */
     for (int64_t i = first; i < first + n; i++) {
         const struct span *const x = &s->spans[i];
-        TRY(dev_copy(m->dev, places[i] + x->cut[rank], x->from, share_bytes(x, rank)));
-        for (int r = 0; r <= size; r++) s->at[(i - first) * (size + 1) + r] = (size_t)(places[i] - base) + x->cut[r];
+        for (int run = 0; run < x->runs && (experts || !x->experts); run++, parts++) {
+            TRY(dev_copy(m->dev, places[i] + x->cut[run][rank], run_of(x, run, rank), run_bytes(x, run, rank)));
+            for (int r = 0; r <= size; r++) s->at[parts * (size + 1) + r] = (size_t)(places[i] - base) + x->cut[run][r];
+        }
     }
-    return collective_gather_begin(s->group, base, s->at, n, ticket);
+    return collective_gather_begin(s->group, base, s->at, parts, ticket);
 }
 
 int model_gather(struct model *m, void *block) {
@@ -323,7 +445,7 @@ int model_gather(struct model *m, void *block) {
     TRY(collective_gather_end(s->group));
     TRY(collective_reuse(s->group, ticket)); /* others use the memory next */
     s->gathered = true;
-    read_at(m, s->whole);
+    read_at(m, s->whole, false);
     return 0;
 }
 
@@ -332,8 +454,9 @@ static int bring_layer(struct model *m, int64_t l) {
     const int64_t b = l % 2;
     if (s->in[b] == l) return 0;
     s->in[b] = l;
-    if (s->group) return gather(m, l, 1, s->block, s->here, &s->ticket[b]);
-    return dev_fetch(m->dev, (int)b, s->here[l], s->spans[l].from, s->spans[l].bytes);
+    const int64_t first = s->layer[l];
+    if (s->group) return gather(m, first, s->layer[l + 1] - first, s->block, s->here, &s->ticket[b]);
+    return dev_fetch(m->dev, (int)b, s->here[first], s->spans[first].from, s->spans[first].bytes);
 }
 
 static int bring_tail(struct model *m) {
@@ -341,10 +464,10 @@ static int bring_tail(struct model *m) {
     if (s->tail) return 0;
     s->tail = true;
     if (s->group) {
-        TRY(gather(m, m->cfg.n_layers, s->n_tail, s->block, s->here, &s->tail_ticket));
+        TRY(gather(m, n_layer_spans(m), s->n_tail, s->block, s->here, &s->tail_ticket));
         return collective_gather_end(s->group); /* the embedding is read first */
     }
-    for (int64_t i = m->cfg.n_layers; i < n_spans(m); i++)
+    for (int64_t i = n_layer_spans(m); i < n_spans(m); i++)
         if (s->here[i]) TRY(dev_fetch(m->dev, TAIL_COPY_STREAM, s->here[i], s->spans[i].from, s->spans[i].bytes));
     return 0;
 }
@@ -360,29 +483,18 @@ int model_stream_layer(struct model *m, int64_t l, int64_t next) {
     if (!s || s->gathered) return 0;
     TRY(bring_layer(m, l));
     TRY(s->group ? collective_gather_end(s->group) : dev_copy_stream_wait(m->dev, (int)(l % 2)));
-    return next >= 0 && next < m->cfg.n_layers ? bring_layer(m, next) : 0;
+    const bool prefetch = next >= 0 && next < m->cfg.n_layers && !s->with_experts; /* of experts there is room for one layer */
+    return prefetch ? bring_layer(m, next) : 0;
 }
 
 int model__stream_head(struct model *m) {
     return m->stream && !m->stream->group ? dev_copy_stream_wait(m->dev, TAIL_COPY_STREAM) : 0;
 }
 
-int model_stream_idle(struct model *m) {
-    if (!m->stream) return 0;
-    TRY(model__stream_start(m));
-    for (int64_t l = 0; l < m->cfg.n_layers; l++) TRY(model_stream_layer(m, l, l + 1));
-    return model__stream_head(m);
-}
-
-int model_stream_idle_back(struct model *m) {
-    for (int64_t l = m->cfg.n_layers - 1; l >= 0; l--) TRY(model_stream_layer(m, l, l - 1));
-    return 0;
-}
-
 /* ---- all weights in spans ---- */
 
 int64_t model_spans(const struct model *m) {
-    CHECK(!m->mtp.first && !m->quant);
+    CHECK(!m->mtp.first && !m->quant && !m->shard.experts);
     return m->cfg.n_layers + 2 + (m->g_head != m->g_embed);
 }
 
@@ -420,10 +532,10 @@ void model_span_cut(struct model *m, int64_t i, int ranks, size_t *cut) {
     struct span own = whole_span(m, i);
     if (m->stream && sharded(m)) {
         CHECK(m->shard.size == ranks);
-        memcpy(cut, shared_span(m, i)->cut, (size_t)(ranks + 1) * sizeof *cut);
+        memcpy(cut, shared_span(m, i)->cut[0], (size_t)(ranks + 1) * sizeof *cut);
         return;
     }
-    own.cut = cut;
+    own.cut[0] = cut;
     cut_bytes(&own, ranks);
 }
 

@@ -18,13 +18,17 @@ struct model_stream_shape {
     enum dtype act;
     enum quant_kind quant; /* of the layers' matrices, whose codes are sharded then; not from the host */
     enum model_stream_from from;
+    bool experts; /* ranks have those of layers (expert_dispatch.h) */
+    size_t room;  /* for what is exchanged then, at least */
 };
-struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from); /* borrows its config */
-/* Device bytes of a pass's buffers: two layers, the final norm, the head and, from ranks, the embedding. */
+struct model_stream_shape model_stream_shape(const struct model *m, enum model_stream_from from,
+                                             size_t room); /* borrows its config */
+/* Device bytes of a pass's buffers: two layers, the final norm, the head and, from ranks, the embedding; where ranks have experts
+ * those layers without them, and room for what is exchanged or for one layer's experts. */
 size_t model_stream_bytes(const struct model_stream_shape *s);
 /* Once; block may be used by others between passes. g: the ranks of a sharded model, which share the block, all at the same
  * place of what they share; else NULL. Borrowed. */
-void model_stream_bind(struct model *m, void *block, struct collective *g);
+void model_stream_bind(struct model *m, void *block, struct collective *g, size_t room);
 bool model_stream_is_bound(
     const struct model *m); /* as of two passes of one model: a policy's and, without its adapter, a reference's */
 /* Of a phase of passes: others may have used the block, or the weights have changed. Ends what model_gather began. Weights on
@@ -32,9 +36,6 @@ bool model_stream_is_bound(
 void model_stream_begin(struct model *m);
 /* After its last pass: all ranks have read what this one gave before the compute stream goes on, so others may use the block. */
 int model_stream_end(struct model *m);
-/* Instead of a model_forward of this rank. */
-int model_stream_idle(struct model *m);
-int model_stream_idle_back(struct model *m); /* of the model_backward after it */
 /* Layer l is read from here on, and layer `next` (-1: none) soon; for a caller that walks through the layers by itself. */
 int model_stream_layer(struct model *m, int64_t l, int64_t next);
 
@@ -46,8 +47,8 @@ int model_gather(struct model *m, void *block);
 /* Whether a rank's share of a bucket (parameter_segments.h) is what it owns of the master; and where it is. */
 bool model_share_is_owned(const struct model *m);
 void *model_share(struct model *m, struct model_range own);
-/* Else: this rank's share, from the master of the whole bucket on the device. Uses the room that passes use: begin the
- * stream again. */
+/* Else: this rank's share, from the master of the whole bucket on the device; of a bucket of experts from that of its own. Uses the
+ * room that passes use: begin the stream again. */
 int model_share_from(struct model *m, struct model_range bucket, float *flat);
 
 /* ---- all weights in spans, for ranks that have them in another way (ranks/weight_sync.h) ---- */

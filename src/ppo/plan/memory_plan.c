@@ -90,6 +90,10 @@ enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const s
     return k->ref.offload ? MODEL_STREAM_HOST : p->layout >= LAYOUT_REF ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
+struct model_dispatch_shape memory_plan_ref_experts(const struct memory_plan *p, const struct ppo_worker_config *k) {
+    return k->model.lora.on ? p->experts : (struct model_dispatch_shape){0}; /* else it has weights of its own */
+}
+
 enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
     return p->layout >= LAYOUT_REF && ppo_does(&k->ranks, PPO_TRAIN) ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
@@ -121,6 +125,7 @@ static int ref_bytes(struct memory_plan *p, const struct ppo_worker_config *k, c
                                          .max_rows = p->max_rows_ref,
                                          .max_seqs = p->max_seqs_ref,
                                          .stream = memory_plan_ref_from(p, k),
+                                         .experts = memory_plan_ref_experts(p, k),
                                          .quant = k->model.lora.quant};
     struct model_config own = *m;
     own.mtp = false;
@@ -140,6 +145,7 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_co
                                          .list = memory_plan_distill_list(k->distill),
                                          .routes = k->actor.replay_words > 0,
                                          .stream = memory_plan_policy_from(p),
+                                         .experts = p->experts,
                                          .quant = k->model.lora.quant,
                                          .grads = p->policy.grads,
                                          .chunk = p->policy.chunk};
@@ -241,13 +247,15 @@ static int plan_copy(struct model_memory *out, const struct ppo_worker_config *k
 }
 
 static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev) {
-    const struct model_open_args open = {
-        .act = k->model.act,
-        .flags = !ppo_does(&k->ranks, PPO_TRAIN) && p->tensor_parallel > 1 ? MODEL_FILE_LAYERS
-                                                                           : model_stream_flags(memory_plan_policy_from(p)),
-        .max_len = p->max_len,
-        .quant = k->model.lora.quant,
-        .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN], .whole_matrices = k->actor.optim.kind == OPTIM_MUON}};
+    const struct model_open_args open = {.act = k->model.act,
+                                         .flags = !ppo_does(&k->ranks, PPO_TRAIN) && p->tensor_parallel > 1
+                                                      ? MODEL_FILE_LAYERS
+                                                      : model_stream_flags(memory_plan_policy_from(p)),
+                                         .max_len = p->max_len,
+                                         .quant = k->model.lora.quant,
+                                         .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN],
+                                                   .whole_matrices = k->actor.optim.kind == OPTIM_MUON,
+                                                   .experts = p->experts.ranks > 1}};
     const int64_t pair = k->ranks.pools.n[PPO_ROLLOUT] > 0 ? k->ranks.pools.n[PPO_TRAIN] + k->ranks.pools.n[PPO_ROLLOUT] : 0;
     const struct model_memory_args trained = {.config = m,
                                               .dev = dev,
@@ -260,7 +268,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     else if (ppo_does(&k->ranks, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
     p->policy.exchange += train_pages(collective_bytes(dev, (int)pair, (int)k->ranks.all.n_local)); /* to send weights */
-    const struct model_stream_shape spans = {m, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS};
+    const struct model_stream_shape spans = {m, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS, false, 0};
     if (p->pool_together > 1 && !k->model.lora.on) p->policy.exchange += train_pages(weight_sync_room(&spans));
     else if (p->pool_together > 1 && !ppo_does(&k->ranks, PPO_TRAIN)) /* at the start, the base */
         p->policy.exchange += train_pages(model_file_room(m, dev, k->model.act));
@@ -320,7 +328,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
     p->n_train_critic = own.n_train;
     p->offload += own.host;
     p->copy += own.copy;
-    p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, p->critic_keep.context, 0);
+    p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, p->critic_keep, 0);
     p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     return 0;
 }
@@ -422,7 +430,13 @@ static void plan_working(struct memory_plan *p, const struct ppo_worker_config *
 static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *m, struct dev *dev,
                         const struct decoder_args *limits) {
     const enum dtype act = k->model.act;
-    const struct model_stream_shape stream = {m, dev, act, k->model.lora.quant, memory_plan_policy_from(p)};
+    const struct model_stream_shape stream = {m,
+                                              dev,
+                                              act,
+                                              k->model.lora.quant,
+                                              memory_plan_policy_from(p),
+                                              p->experts.ranks > 1,
+                                              model_dispatch_bytes(m, act, p->experts)};
     p->split_at = p->gathered = 0;
     if (!stream.from && p->tensor_parallel == 1) return 0;
     if (p->tensor_parallel == 1) {
@@ -476,13 +490,12 @@ static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, 
                       struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
-    const int shared = p->critic_keep.context;
     if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
-        p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, p->keep.context, room - p->update);
+        p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, p->keep, room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
-        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, shared, room - p->critic_pass);
+        p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, p->critic_keep, room - p->critic_pass);
         p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
     }
 }
@@ -509,7 +522,8 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
     if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
     TRY(plan_parts(p, k, false));
     p->policy.exchange += context_bytes(k, dev, p->keep.context);
-    p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep.context, 0);
+    p->keep.experts = p->experts.ranks > 1;
+    p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep, 0);
     p->update = plan_update_bytes(p, k, m, dev, p->keep);
     /* old_log_prob passes, when forced, use the update's buffers in its own cut */
     return k->has_ref ? ref_bytes(p, k, m, dev) : 0;
@@ -549,12 +563,32 @@ static int64_t pool_together(const struct ppo_worker_config *k, const struct mem
     return k->ranks.pools.n[PPO_ROLLOUT] > 0 && n > 1 && !no_pool_split(k, s, n) ? n : 1;
 }
 
-/* The plan with this layout. */
+/* How the ranks share the policy. */
+struct split {
+    enum weight_layout layout;
+    int64_t tensor_parallel;
+    bool experts; /* updates have them on ranks */
+};
+
+/* The experts of layers on ranks: the largest pass of the policy, with an adapter also without it. */
+static int plan_experts(struct memory_plan *p, const struct ppo_worker_config *k) {
+    int64_t rows = 0, seqs;
+    if (k->has_ref && k->model.lora.on)
+        TRY(cut_limits("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", k->ref.cut, k->sizes->samples, p->max_len, &rows,
+                       &seqs));
+    if (p->max_rows_update > rows) rows = p->max_rows_update;
+    p->experts = (struct model_dispatch_shape){(int)k->ranks.pools.n[PPO_TRAIN], rows};
+    return 0;
+}
+
+/* The plan with this split. */
 static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
-                       struct dev *dev, enum weight_layout layout, int64_t tensor_parallel) {
+                       struct dev *dev, struct split split) {
     const struct model_config *m = &s->policy;
-    *p = (struct memory_plan){
-        .max_len = k->sizes->max_len, .layout = layout, .tensor_parallel = tensor_parallel, .flops = train_model_flops(m, dev)};
+    *p = (struct memory_plan){.max_len = k->sizes->max_len,
+                              .layout = split.layout,
+                              .tensor_parallel = split.tensor_parallel,
+                              .flops = train_model_flops(m, dev)};
     p->pool_together = pool_together(k, s);
     p->batch = batch_bytes(k, p);
     p->validation = plan_validation_bytes(k, validation_rows(k));
@@ -566,6 +600,7 @@ static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k,
     if (trains)
         TRY(cut_limits("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", k->actor.update_cut, k->sizes->samples, p->max_len,
                        &p->max_rows_update, &p->max_seqs_update));
+    if (split.experts) TRY(plan_experts(p, k));
     TRY(plan_policy(p, k, m, dev));
     p->offload = p->policy.host;
     p->copy = p->policy.copy;
@@ -619,6 +654,17 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
     return model_tp_unable(&s->policy, k->model.lora.quant, (int)n);
 }
 
+/* Why updates cannot have experts on ranks; NULL: they can. */
+static const char *no_experts(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, enum weight_layout l) {
+    const char *const unable = model_dispatch_unable(&s->policy);
+    if (unable) return unable;
+    if (l != LAYOUT_SHARDED)
+        return no_layout(k, s, LAYOUT_SHARDED) ? no_layout(k, s, LAYOUT_SHARDED) : "each rank has the weights whole";
+    if (k->ranks.pools.n[PPO_ROLLOUT] > 0) return "other ranks generate";
+    if (k->actor.context > 1) return "ranks share the rows of a micro-batch (context parallel)";
+    return k->actor.grad_chunk > 1 ? "grad_chunk adds up gradients of several micro-batches first" : NULL;
+}
+
 /* KV blocks for a quarter, at least, of the samples that may run at once. */
 static bool kv_fits(const struct memory_plan *p) {
     return p->n_kv_blocks * 4 >= p->max_seqs * ((p->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN);
@@ -632,8 +678,8 @@ static bool better_split(const struct memory_plan *q, const struct memory_plan *
 
 /* The plan with this layout, and with as many ranks that generate together as the key says; else each alone where that fits, or as
  * few as leave the KV cache its room. */
-static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
-                      enum weight_layout layout) {
+static int plan_together(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
+                         struct dev *dev, enum weight_layout layout, bool experts) {
     const char *key;
     const int64_t asked = asked_together(k, s, &key), first = asked > 0 ? asked : 1;
     const char *const unable = no_split(k, s, layout, first);
@@ -641,14 +687,14 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
     if (unable) snprintf(why, sizeof why, "not the %lld asked for: %s", (long long)first, unable);
     else if (asked > 0) snprintf(why, sizeof why, "as %s says", key);
     else if (k->rollout.expert_parallel > 1) snprintf(why, sizeof why, "rollout.expert_parallel_size: the model has no experts");
-    TRY(plan_layout(p, k, s, dev, layout, unable ? 1 : first));
+    TRY(plan_layout(p, k, s, dev, (struct split){layout, unable ? 1 : first, experts}));
     const bool chooses = asked == 0 && k->ranks.pools.n[PPO_ROLLOUT] == 0;
     for (int64_t n = first + 1; chooses && n <= k->ranks.pools.n[PPO_TRAIN]; n++) {
         struct memory_plan q;
         const bool fits = plan_fits_limits(p);
         if (fits && (p->tensor_parallel == 1 || kv_fits(p))) break;
         if (no_split(k, s, layout, n)) continue;
-        TRY(plan_layout(&q, k, s, dev, layout, n));
+        TRY(plan_layout(&q, k, s, dev, (struct split){layout, n, experts}));
         if (!better_split(&q, p)) continue;
         if (fits)
             snprintf(why, sizeof why, "with %lld there is room for %lld KV blocks", (long long)p->tensor_parallel,
@@ -657,6 +703,27 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
         *p = q;
     }
     memcpy(p->why_split, why, sizeof why);
+    return 0;
+}
+
+/* And with the policy's experts on ranks in its updates where the key says so, or where the run does not fit without and needs less
+ * with it. */
+static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev,
+                      enum weight_layout layout) {
+    const char *const unable = no_experts(k, s, layout);
+    const int64_t asked = k->actor.expert_parallel, ranks = k->ranks.pools.n[PPO_TRAIN];
+    struct memory_plan q;
+    TRY(plan_together(p, k, s, dev, layout, asked > 1 && !unable));
+    if (asked > 1 && unable)
+        snprintf(p->why_experts, sizeof p->why_experts, "not the %lld asked for: %s", (long long)asked, unable);
+    else if (asked > 1)
+        snprintf(p->why_experts, sizeof p->why_experts, "as expert_model_parallel_size says%s",
+                 asked == ranks ? "" : ", over all ranks");
+    if (asked > 1 || unable || plan_fits_limits(p)) return 0;
+    TRY(plan_together(&q, k, s, dev, layout, true));
+    if (q.least >= p->least) return 0;
+    snprintf(q.why_experts, sizeof q.why_experts, "without it a rank needs %.2f GiB", (double)p->total / 0x1p30);
+    *p = q;
     return 0;
 }
 
@@ -742,7 +809,9 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .why = *p->why ? p->why : NULL,
                           .together = p->tensor_parallel,
                           .experts = s->policy.n_experts > 0,
-                          .why_together = *p->why_split && k->ranks.pools.n[PPO_ROLLOUT] == 0 ? p->why_split : NULL};
+                          .why_together = *p->why_split && k->ranks.pools.n[PPO_ROLLOUT] == 0 ? p->why_split : NULL,
+                          .expert_ranks = p->experts.ranks,
+                          .why_experts = *p->why_experts ? p->why_experts : NULL};
     struct ppo_worker_config one = *k, own = *k;
     struct memory_plan q;
     own.rm.together = p->rm_together;

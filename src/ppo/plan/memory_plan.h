@@ -26,9 +26,11 @@ struct memory_plan {
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
     int64_t tensor_parallel; /* ranks that generate together, each with its part of the layers (tensor_parallel.h); 1: each alone */
-    size_t split_at;         /* of gathered, then: before it is the room that passes use, behind it what a rank has */
-    char why_split[160];     /* that number; "": there is no choice */
-    int64_t pool_together;   /* the same of ranks that only generate, in the plans of those that send them weights too; 1, 0 */
+    struct model_dispatch_shape experts; /* of the policy's layers on ranks (expert_dispatch.h); ranks 0: each has all it reads */
+    char why_experts[160];               /* that; "": there is no choice */
+    size_t split_at;                     /* of gathered, then: before it is the room that passes use, behind it what a rank has */
+    char why_split[160];                 /* that number; "": there is no choice */
+    int64_t pool_together; /* the same of ranks that only generate, in the plans of those that send them weights too; 1, 0 */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
     size_t copy;                                       /* host memory for asynchronous checkpoints; 0: they are synchronous */
     size_t batch, validation, host_all; /* samples of a step, of a validation; host_all: as host, on a GPU too, where host is 0 */
@@ -56,6 +58,8 @@ enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, con
 /* Tokens that the MTP layer drafts at a time; 0: none. */
 int64_t memory_plan_draft(const struct memory_plan *p, const struct ppo_worker_config *k);
 enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);
+/* Where the experts are that a pass of the reference reads. */
+struct model_dispatch_shape memory_plan_ref_experts(const struct memory_plan *p, const struct ppo_worker_config *k);
 /* Turns offload off where the device's memory is the host's, with a note. Before the plan. */
 void memory_plan_offload(struct ppo_worker_config *k, const struct dev *dev);
 /* Sizes everything that a rank of k->ranks.pool allocates. Limits are a rank's share of what a host has.

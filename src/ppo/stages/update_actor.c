@@ -210,7 +210,9 @@ static int update(struct worker *w, struct run *run, struct batch *b) {
     for (int64_t t = 0; t < n_tokens; t++) u.entropy[t] = NAN;
     int rc = ppo_mini_run(&u.mini, &a, optim_lr(&k->optim, index + 1));
     const int together = trained_model_context(w->role[VERLC_ACTOR].model);
+    const int experts = trained_model_expert_ranks(w->role[VERLC_ACTOR].model);
     if (together > 1) metrics_set_i64(&run->metrics, together, "perf/context_parallel");
+    if (experts > 1) metrics_set_i64(&run->metrics, experts, "perf/expert_parallel");
     batch_drop(b, "entropys");
     if (rc == 0) rc = entropy_metric(s, slices, b, u.entropy);
     if (rc == 0) rc = ppo_add_like(b, "entropys", BATCH_F32, "responses", 1, u.entropy);

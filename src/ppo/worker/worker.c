@@ -20,8 +20,8 @@
 /* What ranks agree on: the layout of the one with the least memory; of those that generate together also how many they are, and KV
  * blocks. */
 struct agreed {
-    int64_t layout, tensor_parallel, n_kv_blocks, rm_together;
-    int64_t keep, critic_keep; /* what updates keep whose rows ranks share: the least */
+    int64_t layout, tensor_parallel, experts, n_kv_blocks, rm_together; /* experts: whether ranks have those of the updates */
+    int64_t keep, critic_keep; /* what updates keep that ranks compute together: the least */
 };
 
 /* A larger number keeps more. */
@@ -29,8 +29,8 @@ static int64_t kept(struct model_keep k) {
     const int64_t most = 1 << 30;
     return (k.all < most ? k.all : most - 1) * most + (k.attention < most ? k.attention : most - 1);
 }
-static void keep_less(struct model_keep *k, int64_t n) {
-    if (k->context <= 1 || kept(*k) <= n) return;
+static void keep_less(struct model_keep *k, bool together, int64_t n) {
+    if (!together || kept(*k) <= n) return;
     k->all = n >> 30;
     k->attention = n & ((1 << 30) - 1);
 }
@@ -40,13 +40,14 @@ static int gather_agreed(struct comm *c, const struct memory_plan *p, struct agr
     struct agreed *all = xcalloc((size_t)size, sizeof *all);
     size_t *at = xmalloc((size_t)(size + 1) * sizeof *at);
     for (int r = 0; r <= size; r++) at[r] = (size_t)r * sizeof *all;
-    *out = all[comm_rank(c)] = (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->n_kv_blocks,
+    *out = all[comm_rank(c)] = (struct agreed){(int64_t)p->layout, p->tensor_parallel, p->experts.ranks > 1, p->n_kv_blocks,
                                                p->rm_together,     kept(p->keep),      kept(p->critic_keep)};
     const int rc = comm_all_gather(c, all, at);
     for (int r = 0; r < size && rc == 0; r++) {
         if (all[r].layout > out->layout) out->layout = all[r].layout;
         if (all[r].tensor_parallel > out->tensor_parallel) out->tensor_parallel = all[r].tensor_parallel;
         if (all[r].rm_together > out->rm_together) out->rm_together = all[r].rm_together;
+        if (all[r].experts > out->experts) out->experts = all[r].experts;
         if (all[r].n_kv_blocks < out->n_kv_blocks) out->n_kv_blocks = all[r].n_kv_blocks;
         if (all[r].keep < out->keep) out->keep = all[r].keep;
         if (all[r].critic_keep < out->critic_keep) out->critic_keep = all[r].critic_keep;
@@ -61,20 +62,22 @@ static int agree(struct ppo_worker *w, const struct memory_plan_shapes *shapes) 
     struct agreed a;
     if (!w->base.comm || comm_size(w->base.comm) == 1) return 0;
     TRY(gather_agreed(w->base.comm, p, &a));
-    if (a.layout != (int64_t)p->layout || a.tensor_parallel != p->tensor_parallel || a.rm_together != p->rm_together) {
+    if (a.layout != (int64_t)p->layout || a.tensor_parallel != p->tensor_parallel || a.rm_together != p->rm_together ||
+        a.experts != (p->experts.ranks > 1)) {
         struct ppo_worker_config k = w->k;
         k.layout = (enum weight_layout)a.layout;
         k.rollout.tensor_parallel = a.tensor_parallel;
         k.rollout.expert_parallel = 1;
         k.rm.together = a.rm_together;
+        k.actor.expert_parallel = a.experts ? k.ranks.pools.n[PPO_TRAIN] : 1;
         TRY(memory_plan_make(p, &k, shapes, &w->base.dev));
         snprintf(p->why, sizeof p->why, "another rank has room for no other");
     }
-    if (a.tensor_parallel == 1 && p->keep.context <= 1 && p->critic_keep.context <= 1) return 0;
+    if (a.tensor_parallel == 1 && p->experts.ranks <= 1 && p->keep.context <= 1 && p->critic_keep.context <= 1) return 0;
     TRY(gather_agreed(w->base.comm, p, &a)); /* of the plan as it is now */
     if (a.tensor_parallel > 1) p->n_kv_blocks = a.n_kv_blocks;
-    keep_less(&p->keep, a.keep);
-    keep_less(&p->critic_keep, a.critic_keep);
+    keep_less(&p->keep, p->keep.context > 1 || p->experts.ranks > 1, a.keep);
+    keep_less(&p->critic_keep, p->critic_keep.context > 1, a.critic_keep);
     return 0;
 }
 
@@ -144,7 +147,7 @@ static int open_policy(struct ppo_worker *w) {
                                       .mtp = k->model.mtp.used,
                                       .mtp_detached = k->model.mtp.detach,
                                       .max_len = l->max_len,
-                                      .shard = all_reduce_shard(w->devices, &k->actor.optim)};
+                                      .shard = all_reduce_shard(w->devices, &k->actor.optim, l->experts.ranks > 1)};
     return train_open_model(&w->model[VERLC_ACTOR], &w->base.dev, &m, &k->model.lora, k->trainer->seed);
 }
 
@@ -155,7 +158,7 @@ static int open_reference_model(struct ppo_worker *w) {
                                            .act = k->model.act,
                                            .flags = model_stream_flags(memory_plan_ref_from(l, k)),
                                            .max_len = l->max_len,
-                                           .shard = all_reduce_shard(w->devices, NULL)};
+                                           .shard = all_reduce_shard(w->devices, NULL, false)};
     return model_open(&w->model[VERLC_REF], &w->base.dev, &frozen);
 }
 
@@ -166,7 +169,8 @@ static int open_reference(struct ppo_worker *w) {
                                          .keep = {.context = l->keep.context},
                                          .stream = memory_plan_ref_from(l, &w->k),
                                          .max_rows = l->max_rows_ref,
-                                         .max_seqs = l->max_seqs_ref};
+                                         .max_seqs = l->max_seqs_ref,
+                                         .experts = memory_plan_ref_experts(l, &w->k)};
     return open_role(w, VERLC_REF, a);
 }
 
@@ -179,7 +183,7 @@ static int open_critic(struct ppo_worker *w) {
                                       .act = w->k.model.act,
                                       .flags = flags,
                                       .max_len = l->max_len,
-                                      .shard = all_reduce_shard(w->devices, &k->optim),
+                                      .shard = all_reduce_shard(w->devices, &k->optim, false),
                                       .base = shares ? w->model[VERLC_ACTOR] : NULL};
     const int rc = train_open_critic(&w->model[VERLC_CRITIC], &w->base.dev, &m, &k->lora, w->k.trainer->seed);
     if (rc < 0) return err_wrap(rc, "critic.model");
@@ -215,7 +219,7 @@ static int open_teacher_model(struct ppo_worker *w, const struct tokenizer *tok)
                                       .act = w->k.model.act,
                                       .flags = model_stream_flags(memory_plan_teacher_from(&w->plan, &w->k)),
                                       .max_len = w->plan.max_len,
-                                      .shard = all_reduce_shard(w->devices, NULL)};
+                                      .shard = all_reduce_shard(w->devices, NULL, false)};
     int rc = tokenizer_open(&t, m.dir);
     if (rc == 0) rc = same_tokens(t, tok);
     tokenizer_close(t);
@@ -284,6 +288,7 @@ static int open_training(struct ppo_worker *w) {
                                               .routers = routers,
                                               .routes = k->actor.replay_words > 0,
                                               .stream = memory_plan_policy_from(l),
+                                              .experts = l->experts,
                                               .keep = l->keep,
                                               .optim = &k->actor.optim,
                                               .mtp_loss = train_mtp_loss(&k->model.mtp),

@@ -1,7 +1,7 @@
 /* group_streams.cu - peers.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams (runtime.cu) are
- * late at
- * random. Folds and all-gathers of random sizes, of two groups that share devices, end in the bits of one process although every
- * buffer is used again at once; on as few hardware queues as one; and a rank that is left alone closes its groups.
+ * late at random. Folds, all-gathers and all-to-alls of random sizes, of two groups that share devices, end in the bits of one
+ * process although every buffer is used again at once; on as few hardware queues as one; and a rank that is left alone closes its
+ * groups.
  * With thread sanitizer: nothing is read before it is there or written while it is read. */
 #include "device/cuda/context.cuh"
 extern "C" {
@@ -140,6 +140,21 @@ static int gather(struct collective *g, const world *w, const size_t *at, int64_
     return g->peers ? cuda_peers.gathered(g->peers) : g->move->gathered(g->t);
 }
 
+/* As collective.c's. */
+static int exchange(struct collective *g, const world *w, const struct dev_exchange *x) {
+    const int64_t ticket = ++g->ticket;
+    if (!g->peers) {
+        OK(collective_staged_exchange(g, x));
+    } else {
+        std::vector<void *> of((size_t)g->size);
+        std::vector<size_t> at((size_t)g->size + 1);
+        collective_exchange_places(g->rank, g->size, x, w->whole.data(), of.data(), at.data());
+        OK(cuda_peers.gather(g->peers, of.data(), at.data(), 1));
+        OK(cuda_peers.gathered(g->peers));
+    }
+    return reuse(g, ticket);
+}
+
 /* ---- numbers that all ranks draw alike ---- */
 
 struct round {
@@ -220,7 +235,8 @@ struct rank {
     float *x[SLOTS], *dx[SLOTS], *own[FLIGHT];
     int32_t *ids[SLOTS];
     char *whole, *whole_few;
-    int64_t read, read_few; /* tickets of the last all-gathers */
+    int64_t read, read_few;  /* tickets of the last all-gathers */
+    std::vector<char> taken; /* by an all-to-all */
 };
 
 template <class T> static T *memory(size_t n) {
@@ -295,6 +311,37 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
     });
 }
 
+/* Each rank has something for each other one, or nothing; what it gave is written over at once. */
+static void exchange_once(struct rank *k, std::mt19937 &rng) {
+    const int n = k->all.size, rank = k->rank;
+    char *const whole = k->whole, *const taken = k->taken.data();
+    struct run *const run = k->k;
+    const unsigned seed = (unsigned)rng();
+    std::vector<size_t> at, bytes;
+    for (int s = 0; s < n; s++) {
+        const std::vector<size_t> cut = draw_cuts<size_t>(rng, n, rng() % (SHARED / 4));
+        for (int r = 0; r < n; r++) at.push_back(cut[(size_t)r]);
+        for (int r = 0; r < n; r++) bytes.push_back(cut[(size_t)r + 1] - cut[(size_t)r]);
+    }
+    OK(reuse(&k->all, k->read));
+    streams_push(k->c.stream, [=] {
+        for (size_t b = 0; b < SHARED / 4; b++) whole[b] = (char)(seed + (unsigned)rank * 31 + b * 7);
+        return true;
+    });
+    const struct dev_exchange x = {whole, at.data(), bytes.data(), taken};
+    OK(exchange(&k->all, &run->all, &x));
+    streams_push(k->c.stream, [=] {
+        bool same = true;
+        const char *got = taken;
+        for (int r = 0; r < n; r++)
+            for (size_t b = 0; b < bytes[(size_t)(r * n + rank)]; b++, got++)
+                same = same && (r == rank || *got == (char)(seed + (unsigned)r * 31 + (at[(size_t)(r * n + rank)] + b) * 7));
+        if (!same && run->bad++ < 3) fprintf(stderr, "rank %d: other bytes in an all-to-all\n", rank);
+        memset(whole, 0xcd, SHARED);
+        return true;
+    });
+}
+
 static struct dev_bucket bucket(const struct rank *k, const struct round &w, int slot, float *own) {
     struct dev_bucket b = {};
     b.x = w.x ? k->x[slot] : NULL;
@@ -326,6 +373,7 @@ static void run_rounds(struct rank *k) {
             OK(fold(k->k, &k->all, &b, (size_t)slot, &ticket[slot]));
             for (const bool few : {false, true})
                 if (rng() % 3 == 0) gather_once(k, rng, few);
+            if (rng() % 3 == 0) exchange_once(k, rng);
         }
         OK(join(&k->all));
         if (alone() % 2) cudaStreamSynchronize(k->c.stream);
@@ -355,6 +403,7 @@ static void go_on_alone(struct rank *k) {
 static void be_rank(struct run *run, int number) {
     struct rank k = {};
     k.k = run;
+    k.taken.resize((size_t)run->size * SHARED);
     k.rank = number;
     k.d.ctx = &k.c;
     streams_device(run->queues);

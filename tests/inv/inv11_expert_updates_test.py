@@ -1,0 +1,90 @@
+"""Invariant 11 of experts on their ranks while the policy is updated (expert parallel updates): GRPO of tiny models with experts
+gives the tokens, weights, files and metrics of one rank, whether experts divide between ranks or are fewer, with all tokens at two
+experts, with adapters on experts, with losses of routers, and with passes of which ranks have different numbers; and a run goes on
+with another number of ranks, or with layers gathered. On CPU ranks."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from ranks import experts_model, first_difference
+from verlc_test import Scratch, Tests, run, save_tensors, series, tensors
+
+A = "actor_rollout_ref."
+EXPERTS = A + "actor.fsdp_config.turbo_config.distributed.expert_parallel_size"
+SMALL = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+SHARED = {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "shared_expert_intermediate_size": 72, "mlp_only_layers": [1],
+          **SMALL}
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 32,
+           "sliding_window": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
+                                                  "original_max_position_embeddings": 32}}
+
+
+def favour(model, out):
+    """The same model with routers of zeros: all tokens go to experts 0 and 1, which the first rank has."""
+    out.mkdir()
+    for f in model.iterdir():
+        if f.name != "model.safetensors":
+            (out / f.name).write_bytes(f.read_bytes())
+    t = tensors(model / "model.safetensors")
+    save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
+                                             for k, (dt, shape, data) in t.items()})
+    return out
+
+
+def main():
+    test = Tests()
+    only = sys.argv[1:]
+    with Scratch(small=True) as s:
+        def go(name, d, n, steps=1, **keys):
+            keys = {"trainer.total_training_steps": steps, "trainer.save_freq": 1, "trainer.device": "cpu", "trainer.ranks": n,
+                    A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.layout": "sharded", EXPERTS: n,
+                    "trainer.force_old_log_prob": True, A + "actor.fsdp_config.dtype": "bfloat16", **keys}
+            p = run(*s.ppo(d, **{k.replace(".", "__"): v for k, v in keys.items()}), check=False)
+            test(f"{name}: {n} ranks", p.returncode == 0, p.stderr[-1500:])
+            return p.stdout + p.stderr
+
+        def compare(name, sizes, steps=1, **keys):
+            if only and name not in only:
+                return None
+            one = s.dir / f"run_{name}".replace(" ", "_")
+            go(name, one, 1, steps, **keys)
+            for n, more in sizes:
+                d = pathlib.Path(f"{one}_{n}")
+                said = go(name, d, n, steps, **keys, **more)
+                why = first_difference(one, d, steps) or (set(series(d, "perf/expert_parallel")) != {n} and said[-1500:])
+                test(f"{name}: {n} ranks as one", not why, why)
+            return one
+
+        together = {A + "rollout.tensor_model_parallel_size": 2}
+        # five prompts, and micro-batches of two sequences in passes: ranks have different numbers of them
+        odd = {"data.train_batch_size": 5, A + "actor.ppo_mini_batch_size": 5, A + "rollout.log_prob_micro_batch_size_per_gpu": 2}
+        model = experts_model(s).rename(s.dir / "experts")
+        f32 = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32", A + "actor.optim.lr": 0.01}
+        one = compare("qwen3_moe", ((2, together), (3, {}), (4, together)), 2, **f32)
+        compare("shared", ((3, {}),), **{A + "model.path": experts_model(s, "qwen2_moe", SHARED)}, **odd)
+        compare("gpt_oss", ((4, {}),), **{A + "model.path": experts_model(s, "gpt_oss", GPT_OSS)},
+                **{A + "actor.optim.optimizer": "Muon"})
+        lora = {A + "model.path": model, A + "model.lora_rank": 4}
+        compare("adapters", ((2, together), (3, {})), 2, **lora)
+        compare("qlora", ((4, together),), **lora, **odd, **{"+" + A + "model.quantization": "nf4"})
+        losses = {A + "model.override_config.output_router_logits": True, A + "model.override_config.router_aux_loss_coef": 0.1,
+                  "+" + A + "actor.router_replay.mode": "R3", A + "rollout.enable_rollout_routing_replay": True}
+        compare("router", ((3, {}),), 2, **f32, **losses)
+        # the first rank gets more rows than it has room for, so there are several rounds
+        uneven = compare("imbalance", ((3, {}),), **{A + "model.path": favour(model, s.dir / "uneven"),
+                                                     "data.max_prompt_length": 32, A + "actor.ppo_mini_batch_size": 4})
+        if uneven:
+            load = series(uneven, "actor/router/load_max_over_mean")
+            test("two of six experts have all tokens", load == [3], load)
+        if one:
+            test("experts are trained", min(series(one, "actor/grad_norm")) > 0)
+            d = s.dir / "turns"
+            for step, (n, experts) in enumerate(((3, 3), (2, 1)), 1):
+                go(f"step {step}", d, n, step, **{**f32, EXPERTS: experts})
+            why = first_difference(one, d, 2)
+            test("another number in each step: as one rank", not why, why)
+    test.end()
+
+
+main()
