@@ -36,7 +36,7 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     if (r->chunk > 1) snprintf(in_chunks, sizeof in_chunks, " in %lld chunk%s", (long long)chunks, chunks == 1 ? "" : "s");
     buf_addf(out, "  layout %s: ", name);
     buf_addf(out, TEXTS[r->layout].sharded, (long long)r->n);
-    if (r->layout == LAYOUT_SHARDED && r->together <= 1) buf_adds(out, ", the policy's gathered to generate");
+    if (r->layout == LAYOUT_SHARDED && r->together == 1) buf_adds(out, ", the policy's gathered to generate");
     buf_addf(out, "; master, gradients and optimizer state sharded, the largest shard %.2f %% over the mean\n", 100 * r->uneven);
     if (r->why) buf_addf(out, "    %s\n", r->why);
     if (r->together > 1)

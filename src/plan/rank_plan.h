@@ -28,7 +28,7 @@ struct rank_plan {
     double uneven;    /* the largest shard over the mean, as a share of it */
     enum weight_layout layout;
     const char *why;          /* it, for people; NULL: there is no choice */
-    int64_t together;         /* ranks that generate together, each with its part of the layers' matrices; 0, 1: each alone */
+    int64_t together;         /* ranks that generate together, each with its part of the layers' matrices; 1: each alone; 0: none */
     bool experts;             /* and of its experts */
     const char *why_together; /* that, for people; NULL: there is no choice */
     int64_t expert_ranks;     /* of updates, each with its experts of every layer; 0, 1: none */

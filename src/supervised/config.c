@@ -44,6 +44,7 @@ static int derive_model(struct supervised_config *k, const struct conf *c) {
     if (!k->model.tokenizer_dir) k->model.tokenizer_dir = k->model.dir;
     if (conf_is_null(c, "trainer.recompute")) k->model.recompute = k->raw.checkpointing ? RECOMPUTE_AUTO : RECOMPUTE_NONE;
     k->data.context = k->raw.engine.context > 1 ? k->raw.engine.context : 1;
+    k->data.experts = k->raw.engine.experts;
     if (k->data.context > 1 && k->data.grad_chunk > 1)
         FAIL(ERR_INVAL,
              "data.grad_chunk and engine.ulysses_sequence_parallel_size both say how gradients are summed; leave one out");

@@ -39,6 +39,7 @@ struct supervised_data_config { /* data */
     struct data_sampler_spec sampler;
     struct micro_batch_limits cut;
     int64_t train_batch_size, grad_chunk, max_length, context; /* context: parts of a micro-batch; 1: not cut */
+    int64_t experts;                                           /* above 1: updates have the experts on their ranks */
     json_t *chat_kwargs;
 };
 

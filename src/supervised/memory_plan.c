@@ -28,14 +28,36 @@ struct plan {
     struct dev_sizes sizes;
     size_t fixed, pass, limit; /* bytes: all but the pass; activations and scratch; what the run may take */
     size_t least;              /* with as little kept as the keys allow */
+    const char *why_experts;   /* why ranks have no experts of their own, which the key asks for; NULL: they have, or it does not */
     size_t copy;               /* host memory for asynchronous checkpoints; 0: they are synchronous */
 };
 
-/* All but activations: weights, adapter, master, gradients, optimizer state. */
-static int model_bytes(struct model_memory *m, const struct query *q, int64_t max_rows) {
+/* Of layers on ranks, where the key asks for it; the other weights are sharded then. */
+static void plan_experts(struct plan *p, const struct query *q) {
     const struct supervised_worker_config *const k = q->k;
+    struct trained_model_args *const a = &p->a;
+    if (k->data.experts <= 1) return;
+    p->why_experts = k->ranks.n < 2           ? "there is one rank"
+                     : k->data.context > 1    ? "ranks share the rows of a micro-batch (context parallel)"
+                     : k->data.grad_chunk > 1 ? "data.grad_chunk adds up gradients of several micro-batches first"
+                                              : model_dispatch_unable(q->c);
+    if (p->why_experts) return;
+    a->stream = MODEL_STREAM_RANKS;
+    a->quant = k->model.lora.quant;
+    a->experts = (struct model_dispatch_shape){(int)k->ranks.n, a->max_rows};
+    a->keep.experts = true;
+}
+
+/* All but activations: weights, adapter, master, gradients, optimizer state. */
+static int model_bytes(struct model_memory *m, const struct query *q, const struct trained_model_args *t) {
+    const struct supervised_worker_config *const k = q->k;
+    const int64_t max_rows = t->max_rows;
     const struct model_open_args open = {
-        .act = k->model.act, .flags = MODEL_INFER, .max_len = k->data.max_length, .quant = k->model.lora.quant};
+        .act = k->model.act,
+        .flags = model_stream_flags(t->stream),
+        .max_len = k->data.max_length,
+        .quant = k->model.lora.quant,
+        .shard = {.size = (int)k->ranks.n, .whole_matrices = k->optim.kind == OPTIM_MUON, .experts = t->experts.ranks > 1}};
     const struct model_memory_args a = {.config = q->c,
                                         .dev = q->dev,
                                         .open = &open,
@@ -82,16 +104,17 @@ static int plan_make(struct plan *p, const struct query *q) {
     p->sizes = model_dev_sizes(q->c, k->model.act, a->max_rows, a->max_rows, 1);
     p->limit = plan_memory_limit(q->dev, k->trainer->memory_limit);
     if (!own) p->limit /= (size_t)k->ranks.n_local;
-    TRY(model_bytes(&p->model, q, a->max_rows));
+    plan_experts(p, q);
+    TRY(model_bytes(&p->model, q, a));
     TRY(plan_parts(p, q));
     const int together = a->keep.context;
     if (together > 1) p->model.exchange += train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
-    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, (struct model_keep){.context = together}, 0);
+    a->keep = train_keep(k->model.recompute, q->c, k->model.act, a->max_rows, a->keep, 0);
     p->pass = pass_bytes(p, q);
     p->least = p->fixed + p->pass;
-    if (own && together <= 1 && k->model.recompute == RECOMPUTE_AUTO &&
-        p->least < p->limit) { /* ranks that share rows keep alike */
+    if (own && together <= 1 && !a->keep.experts && k->model.recompute == RECOMPUTE_AUTO &&
+        p->least < p->limit) { /* ranks that compute together keep alike */
         a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, (struct model_keep){0}, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
@@ -196,6 +219,7 @@ int supervised_memory_plan(struct supervised_worker_config *k, struct dev *dev, 
     out->text =
         xasprintf("update: micro-batch of %lld tokens, %.2f GiB of activations, %s", (long long)a->max_rows,
                   (double)trained_model_block_bytes(c, k->model.act, a) / 0x1p30, train_keep_text(a->keep, c, kept, sizeof kept));
+    if (p.why_experts) log_note("expert parallel: the key has no effect: %s", p.why_experts);
     out->async_save = p.copy > 0;
     out->json = add_rows(&p, &q, NULL);
     dev->planned = p.fixed + p.pass;
@@ -213,10 +237,12 @@ static json_t *ranks_table(const struct plan *p, const struct query *q, struct b
                           .context = p->a.keep.context,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
-                          .layout = LAYOUT_WHOLE,
-                          .least = {[LAYOUT_WHOLE] = p->least}};
+                          .layout = p->a.stream ? LAYOUT_SHARDED : LAYOUT_WHOLE,
+                          .expert_ranks = p->a.experts.ranks,
+                          .why_experts = p->why_experts};
     struct supervised_worker_config one = *k;
     struct plan own;
+    r.least[r.layout] = p->least;
     one.ranks.n = one.ranks.n_local = 1;
     if (plan_make(&own, &(struct query){&one, q->dev, q->c, q->longest}) == 0) r.one = own.least;
     return rank_plan_print(&r, b);

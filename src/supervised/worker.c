@@ -26,11 +26,11 @@ int supervised_worker_open(struct supervised_worker *w, int64_t total_steps, int
     if (w->base.comm) TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     const struct model_open_args m = {.dir = k->model.dir,
                                       .act = k->model.act,
-                                      .flags = k->optim.host_master ? MODEL_HOST_MASTER : 0,
+                                      .flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | model_stream_flags(a.stream),
                                       .mtp = k->model.mtp.used,
                                       .mtp_detached = k->model.mtp.detach,
                                       .max_len = k->data.max_length,
-                                      .shard = all_reduce_shard(w->devices, &k->optim, false)};
+                                      .shard = all_reduce_shard(w->devices, &k->optim, a.experts.ranks > 1)};
     TRY(train_open_model(&w->model, &w->base.dev, &m, &k->model.lora, k->trainer->seed));
     w->model->frozen_routers = k->model.router.freeze;
     TRY(router_losses(&k->model.router, &w->model->cfg, &a.routers));
@@ -186,7 +186,9 @@ static int update(struct worker *base, struct run *run, struct batch *b) {
     metrics_set(m, r.flops, "train/mfu");
     metrics_set_i64(m, r.n_tokens, "train/global_tokens");
     const int together = trained_model_context(base->role[WORKER_POLICY].model);
+    const int experts = trained_model_expert_ranks(base->role[WORKER_POLICY].model);
     if (together > 1) metrics_set_i64(m, together, "perf/context_parallel");
+    if (experts > 1) metrics_set_i64(m, experts, "perf/expert_parallel");
     return 0;
 }
 

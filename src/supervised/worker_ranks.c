@@ -27,7 +27,7 @@ int supervised_ranks_open(struct supervised_worker *w, int64_t total_steps, int6
     if (rc == 0) rc = json_bool(first, "async_save", &out->async_save, "supervised_model");
     if (rc == 0) rc = json_i64(first, "context", &context, "supervised_model");
     w->base.context[WORKER_POLICY] = (int)context;
-    w->base.collective[WORKER_POLICY] = context > 1;
+    if (rc == 0) rc = json_bool(first, "collective", &w->base.collective[WORKER_POLICY], "supervised_model");
     if (rc == 0) {
         out->text = xstrdup(text);
         out->json = json_incref(json_object_get(first, "plan"));
@@ -75,8 +75,8 @@ static int rank_open_model(struct comm *comm, const struct comm_call *call, stru
     TRY(json_i64(call->args, "longest", &longest, call->name));
     TRY(supervised_worker_open(&self.w, total_steps, longest));
     self.w.base.ops->checkpoints(&self.w.base, &rank_self()->run.checkpoints);
-    out->value = json_pack("{s:O, s:s, s:b, s:i}", "plan", p->json, "text", p->text, "async_save", p->async_save, "context",
-                           self.w.base.context[WORKER_POLICY]);
+    out->value = json_pack("{s:O, s:s, s:b, s:i, s:b}", "plan", p->json, "text", p->text, "async_save", p->async_save, "context",
+                           self.w.base.context[WORKER_POLICY], "collective", self.w.base.collective[WORKER_POLICY]);
     return 0;
 }
 

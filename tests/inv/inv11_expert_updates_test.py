@@ -1,8 +1,9 @@
-"""Invariant 11 of experts on their ranks while the policy is updated (expert parallel updates): GRPO of tiny models with experts
-gives the tokens, weights, files and metrics of one rank, whether experts divide between ranks or are fewer, with all tokens at two
-experts, with adapters on experts, with losses of routers, and with passes of which ranks have different numbers; and a run goes on
-with another number of ranks, or with layers gathered. On CPU ranks."""
+"""Invariant 11 of experts on their ranks in updates (expert parallel updates): GRPO and SFT of tiny models with experts give the
+tokens, weights, files and metrics of one rank, whether experts divide between ranks or are fewer, with all tokens at two experts,
+with adapters on experts, with losses of routers, and with passes of which ranks have different numbers; and a run goes on with
+another number of ranks, or with layers gathered. On CPU ranks."""
 
+import json
 import pathlib
 import sys
 
@@ -30,6 +31,28 @@ def favour(model, out):
     save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
                                              for k, (dt, shape, data) in t.items()})
     return out
+
+
+def sft(s, test, model):
+    """On 1 to 3 ranks, validation too; the last step on two ranks after a checkpoint of three."""
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"What is {i} + 1?"},
+                                      {"role": "assistant", "content": f"It is {i + 1}." + " Yes." * (i % 4)}]}) for i in range(24)]
+    (s.dir / "chats.jsonl").write_text("\n".join(lines))
+    for name, more in {"sft": {}, "sft adapter": {"model.lora_rank": 4}}.items():
+        dirs = [s.dir / f"{name} {n}".replace(" ", "_") for n in (1, 2, 3)]
+        for n, steps, d in ((1, 3, dirs[0]), (2, 3, dirs[1]), (3, 2, dirs[2]), (2, 3, dirs[2])):
+            keys = {"model.path": model, "data.train_files": s.dir / "chats.jsonl", "data.val_files": s.dir / "chats.jsonl",
+                    "data.train_batch_size": 8, "data.max_length": 128, "data.max_token_len_per_gpu": 256, "optim.lr": 1e-3,
+                    "trainer.total_training_steps": steps, "trainer.test_freq": 2, "trainer.save_freq": 1,
+                    "trainer.device": "cpu", "trainer.logger": "[console,file]", "trainer.default_local_dir": d,
+                    "trainer.ranks": n, "engine.turbo_config.distributed.expert_parallel_size": n, **more}
+            p = run("sft", *[f"{k}={v}" for k, v in keys.items()], check=False)
+            test(f"{name}: {n} ranks", p.returncode == 0, p.stderr[-1500:])
+        for d in dirs[1:]:
+            why = first_difference(dirs[0], d, 3)
+            test(f"{d.name} as one rank", not why, why)
+        found = [set(series(d, "perf/expert_parallel")) for d in dirs]
+        test(f"{name}: experts are on ranks", found == [set(), {2}, {2, 3}], found)
 
 
 def main():
@@ -77,6 +100,8 @@ def main():
         if uneven:
             load = series(uneven, "actor/router/load_max_over_mean")
             test("two of six experts have all tokens", load == [3], load)
+        if not only or "sft" in only:
+            sft(s, test, model)
         if one:
             test("experts are trained", min(series(one, "actor/grad_norm")) > 0)
             d = s.dir / "turns"

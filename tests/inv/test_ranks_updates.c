@@ -30,6 +30,7 @@ static const struct setup {
     int64_t chunk, parts;                  /* grad_chunk; parts of a micro-batch; 0: 1 */
     bool ref;                              /* by the definition of the ops too, whose compute copy is one flat array */
     bool value, lora, list, mtp, detached; /* mtp: with an MTP layer's loss */
+    bool experts;                          /* sharded, on ranks that have experts each */
     enum quant_kind quant;
     enum fault fault; /* of the first step */
 } SETUPS[] = {
@@ -79,6 +80,14 @@ static const struct setup {
      .parts = 2},
     {.name = "3 parts, MTP", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .parts = 3},
     {.name = "2 parts, MTP, detached", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .detached = true, .parts = 2},
+    {.name = "experts", .model = "moe", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .experts = true},
+    {.name = "experts, Muon, a loss of NaN",
+     .model = "moe",
+     .optim = {.kind = OPTIM_MUON, .ns_steps = 2},
+     .fault = NAN_LOSS,
+     .experts = true},
+    {.name = "experts, LoRA", .model = "moe", .ref = true, .optim = {.kind = OPTIM_ADAMW8}, .lora = true, .experts = true},
+    {.name = "experts, QLoRA", .model = "moe", .optim = {.kind = OPTIM_ADAMW}, .lora = true, .quant = QUANT_INT8, .experts = true},
     {.name = "chunks of 3, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 3},
 };
 static const struct {
@@ -190,6 +199,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
     else if (strcmp(device, "cuda") == 0) TRY(dev_open_cuda(&r->dev, c ? comm_rank(c) % dev_cuda_count() : 0));
     else TRY(dev_open_cpu(&r->dev, 1, NULL));
     if (c) TRY(collective_open(g, &r->dev, c));
+    const bool experts = s->experts && r->sharded;
     const struct model_open_args a = {.dir = dir,
                                       .act = act,
                                       .flags = (s->lora ? MODEL_INFER : MODEL_TRAIN) |
@@ -199,24 +209,26 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
                                       .mtp_detached = s->detached,
                                       .max_len = MAX_LEN,
                                       .quant = s->quant,
-                                      .shard = all_reduce_shard(*g, &s->optim, false)};
+                                      .shard = all_reduce_shard(*g, &s->optim, experts)};
     TRY(s->value ? model_open_value(&r->m, &r->dev, &a, 5) : model_open(&r->m, &r->dev, &a));
     if (r->sharded && !s->optim.host_master && r->dev.allocated > model_open_bytes(&r->m->cfg, &r->dev, &a))
         FAIL(ERR_INTERNAL, "%zu bytes of weights", r->dev.allocated);
     struct lora_config l = {.rank = 4, .alpha = 8, .targets = json_string("all-linear")};
-    struct trained_model_args t = {.dev = &r->dev,
-                                   .model = r->m,
-                                   .train = true,
-                                   .keep = {.train = true, .context = c && comm_size(c) > 1 ? (int)s->parts : 0},
-                                   .parts = s->parts,
-                                   .stream = r->sharded ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE,
-                                   .max_rows = 4 * MAX_LEN,
-                                   .max_seqs = 4,
-                                   .grad_chunk = s->chunk,
-                                   .optim = &s->optim,
-                                   .mtp_loss = s->mtp ? 0.3 : 0,
-                                   .list = s->list ? LIST : 0,
-                                   .group = *g};
+    struct trained_model_args t = {
+        .dev = &r->dev,
+        .model = r->m,
+        .train = true,
+        .keep = {.train = true, .context = c && comm_size(c) > 1 ? (int)s->parts : 0, .experts = experts},
+        .parts = s->parts,
+        .stream = r->sharded ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE,
+        .experts = {experts ? comm_size(c) : 0, 4 * MAX_LEN},
+        .max_rows = 4 * MAX_LEN,
+        .max_seqs = 4,
+        .grad_chunk = s->chunk,
+        .optim = &s->optim,
+        .mtp_loss = s->mtp ? 0.3 : 0,
+        .list = s->list ? LIST : 0,
+        .group = *g};
     int rc = s->lora ? model_lora_create(r->m, &l, 3) : 0;
     t.grads = (size_t)r->m->n_master * 4;
     t.chunk = s->chunk > 1 && !(c && comm_size(c) > 1) ? t.grads : 0;
@@ -225,6 +237,7 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
     t.block = r->block;
     const size_t before = r->dev.allocated;
     if (rc == 0) rc = trained_model_create(&r->t, &t);
+    CHECK(rc < 0 || trained_model_expert_ranks(r->t) == (experts ? comm_size(c) : 1));
     if (rc == 0 && c && comm_size(c) > 1) rc = check_memory(r, &a, s->lora ? &l : NULL, &t, before);
     lora_config_free(&l);
     return rc;
@@ -312,8 +325,12 @@ static int take_weights(struct rig *r, struct collective *group) {
         const size_t bytes = (size_t)(g->n * (g->k ? g->k : 1)) * dtype_size(m->act);
         void *plain = NULL, *host = xmalloc(bytes);
         TRY(dev_alloc(&r->dev, bytes, &plain));
-        if (g->k) TRY(dev_weight_unpack(&r->dev, tensor_2d(plain, m->act, g->n, g->k), g->mat));
-        else TRY(dev_copy(&r->dev, plain, g->vec.data, bytes));
+        struct weight w = g->mat;
+        for (int64_t e = 0; g->k && e < g->count; e++) {
+            TRY(dev_weight_unpack(&r->dev, tensor_rows(tensor_2d(plain, m->act, g->n, g->k), e * w.n, w.n), w));
+            w.data = (char *)w.data + dev_weight_bytes(&r->dev, m->act, w.n, w.k);
+        }
+        if (!g->k) TRY(dev_copy(&r->dev, plain, g->vec.data, bytes));
         TRY(dev_copy_out(&r->dev, host, plain, bytes));
         TRY(buf_add(&r->out->log, host, bytes));
         dev_free(&r->dev, plain, bytes);
@@ -396,10 +413,12 @@ static const struct worker_process_service services[] = {{"train", train}, {NULL
 
 /* ---- the test ---- */
 
-/* Tensors of several segments; tied, mtp: with biases and an MTP layer, untied: with norms of queries and keys. */
+/* Tensors of several segments; tied, mtp: with biases and an MTP layer, untied: with norms of queries and keys; moe: with experts,
+ * and a shared one behind a gate. */
 static char *make_model(const char *name, const char *top) {
     const bool tied = strcmp(name, "tied") == 0, mtp = tied || strcmp(name, "mtp") == 0;
-    char *path = case_path(mtp ? "mimo" : "qwen3", "config.json"), *dir = file_join(top, name);
+    const bool moe = strcmp(name, "moe") == 0;
+    char *path = case_path(mtp ? "mimo" : moe ? "qwen2_moe" : "qwen3", "config.json"), *dir = file_join(top, name);
     json_t *config = json_load_file(path, 0, NULL);
     assert_non_null(config);
     json_object_set_new(config, "num_hidden_layers", json_integer(3));
@@ -411,6 +430,8 @@ static char *make_model(const char *name, const char *top) {
     json_object_set_new(config, "vocab_size", json_integer(1100));
     json_object_set_new(config, "tie_word_embeddings", json_boolean(tied));
     json_object_del(config, "layer_types");
+    if (moe) json_object_set_new(config, "num_experts", json_integer(5));
+    if (moe) json_object_set_new(config, "moe_intermediate_size", json_integer(544));
     OK(model_init_dir(config, dir, 7, DT_F32));
     json_decref(config);
     free(path);
@@ -445,8 +466,8 @@ static void same(const struct setup *s, size_t device, bool sharded, int ranks, 
     }
 }
 
-enum { MODELS = 3 };
-static const char *const MODEL_NAMES[MODELS] = {"tied", "untied", "mtp"};
+enum { MODELS = 4 };
+static const char *const MODEL_NAMES[MODELS] = {"tied", "untied", "mtp", "moe"};
 struct models {
     char *top, *dirs[MODELS];
 };
@@ -494,7 +515,8 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
         struct workers *const c = groups[i / 2];
         struct coordinator_reply replies[MOST_RANKS];
         const bool sharded = i % 2;
-        if (sharded && (s->value || s->lora || workers_size(c) < 2)) continue;
+        if (sharded && (s->value || (s->lora && !s->experts) || workers_size(c) < 2)) continue;
+        if (s->experts && !sharded) continue;                                       /* as other models */
         if (workers_size(c) > 1 && workers_size(c) < s->parts) continue;            /* refused */
         if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */
         call(c, m, setup, device, sharded, replies);
