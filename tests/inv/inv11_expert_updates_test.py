@@ -109,6 +109,15 @@ def main():
                 go(f"step {step}", d, n, step, **{**f32, EXPERTS: experts})
             why = first_difference(one, d, 2)
             test("another number in each step: as one rank", not why, why)
+        asked = {A + "model.path": model, EXPERTS: 4, "trainer.ranks": 4, "trainer.layout": "sharded", "trainer.device": "cpu"}
+        for keys, said in (({}, "each of 4 ranks has its experts of every layer, whole; as expert_model_parallel_size says\n"),
+                           ({EXPERTS: 2}, "as expert_model_parallel_size says, over all ranks"),
+                           ({"trainer.layout": "whole"}, "none, not the 4 asked for: each rank has the weights whole"),
+                           ({A + "actor.grad_chunk": 2}, "none, not the 4 asked for: grad_chunk adds up"),
+                           ({A + "actor.ulysses_sequence_parallel_size": 2}, "none, not the 4 asked for: ranks share the rows"),
+                           ({A + "model.path": s.dir / "model"}, "none, not the 4 asked for: the model has no experts")):
+            p = run("plan", *s.ppo("plan", **{k.replace(".", "__"): v for k, v in {**asked, **keys}.items()})[1:], check=False)
+            test(f"the plan: {said}", said in p.stdout, p.stdout[-800:] + p.stderr[-300:])
     test.end()
 
 
