@@ -15,7 +15,7 @@ enum {
     LD = DEV_DELTA_DIM + 4, /* floats between rows of heads in shared memory: chunks of 4 in different banks */
     PART = 16,              /* rows of a chunk whose e are made at a time */
     PARTS = DELTA_C / PART,
-    TILE = 4, /* floats of a load from shared memory */
+    TILE = 4,     /* floats of a load from shared memory */
     FEW_ROWS = 9, /* of a sequence: as many steps are quicker than a chunk's products */
 };
 
@@ -145,9 +145,7 @@ static __device__ __forceinline__ void fma4(float *sum, float w, float4 e) {
     sum[2] = __fmaf_rn(w, e.z, sum[2]), sum[3] = __fmaf_rn(w, e.w, sum[3]);
 }
 /* A thread's columns of a row. */
-template <int CB> struct row_cols {
-    float4 v[rows_of<CB>::SPANS];
-};
+template <int CB> struct row_cols { float4 v[rows_of<CB>::SPANS]; };
 template <int CB> static __device__ __forceinline__ row_cols<CB> cols_at(const float *row) {
     row_cols<CB> r;
 #pragma unroll
@@ -161,7 +159,8 @@ template <int CB> static __device__ __forceinline__ void cols_to(float *row, con
 }
 template <int CB> static __device__ __forceinline__ void cols_copy(float *to, const float *from) {
 #pragma unroll
-    for (int h = 0; h < rows_of<CB>::SPANS; h++) *(float4 *)&to[h * rows_of<CB>::SPAN] = *(const float4 *)&from[h * rows_of<CB>::SPAN];
+    for (int h = 0; h < rows_of<CB>::SPANS; h++)
+        *(float4 *)&to[h * rows_of<CB>::SPAN] = *(const float4 *)&from[h * rows_of<CB>::SPAN];
 }
 template <int CB> static __device__ __forceinline__ void cols_fma(float *sum, float w, const row_cols<CB> &e) {
 #pragma unroll
@@ -275,7 +274,8 @@ static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel
             const int64_t d = row * DEPTH + x;
             cols_to<CB>(&m.s[d][c], next[x]);
             if (slot_s) cols_to<CB>(&slot_s[d * j.dv], next[x]);
-            if (j.states && r < s.n) cols_to<CB>(&j.states[(((s.entry + chunk + 1) * j.hv + n) * j.dk + d) * j.dv + c0 + c], next[x]);
+            if (j.states && r < s.n)
+                cols_to<CB>(&j.states[(((s.entry + chunk + 1) * j.hv + n) * j.dk + d) * j.dv + c0 + c], next[x]);
         }
     }
 }
@@ -310,27 +310,33 @@ struct step_memory {
     float keys[DELTA_C][CLOSE]; /* of a chunk that ends: k_j times its decay to the end, CLOSE elements at a time */
     float beta, added;
 };
-/* Numbers [d0, d0 + BATCH) of a column, from every `stride` floats: many loads under way at a time. */
-static __device__ __forceinline__ void load_column(float v[step_memory::BATCH], const float *p, int64_t stride, int d0, int dk) {
-    if (d0 + step_memory::BATCH <= dk) {
+/* dk numbers, each `stride` floats after the one before it. dk: a multiple of TILE. */
+struct step_column {
+    const float *p;
+    int64_t stride;
+    int dk;
+};
+/* Numbers [d0, d0 + BATCH) of a column: many loads under way at a time. */
+static __device__ __forceinline__ void load_column(float v[step_memory::BATCH], const step_column &of, int d0) {
+    if (d0 + step_memory::BATCH <= of.dk) {
 #pragma unroll
-        for (int x = 0; x < step_memory::BATCH; x++) v[x] = p[(d0 + x) * stride];
+        for (int x = 0; x < step_memory::BATCH; x++) v[x] = of.p[(d0 + x) * of.stride];
     } else {
 #pragma unroll
-        for (int x = 0; x < step_memory::BATCH; x++) v[x] = d0 + x < dk ? p[(d0 + x) * stride] : 0.0f;
+        for (int x = 0; x < step_memory::BATCH; x++) v[x] = d0 + x < of.dk ? of.p[(d0 + x) * of.stride] : 0.0f;
     }
 }
-/* Sums of k and q times a column, ascending: v has the first BATCH numbers of it. dk: a multiple of TILE. */
+/* Sums of k and q times a column, ascending: v has the first BATCH numbers of it. */
 static __device__ __forceinline__ void two_dots(float *by_k, float *by_q, const step_memory &m, float v[step_memory::BATCH],
-                                                const float *p, int64_t stride, int dk) {
+                                                const step_column &of) {
     float k = 0, q = 0;
-    for (int d0 = 0; d0 < dk; d0 += step_memory::BATCH) {
-        if (d0) load_column(v, p, stride, d0, dk);
+    for (int d0 = 0; d0 < of.dk; d0 += step_memory::BATCH) {
+        if (d0) load_column(v, of, d0);
 #pragma unroll
         for (int x = 0; x < step_memory::BATCH; x += TILE) {
-            if (d0 + x >= dk) break;
-            const float4 of = make_float4(v[x], v[x + 1], v[x + 2], v[x + 3]);
-            k = dot4(*(const float4 *)&m.k[d0 + x], of, k), q = dot4(*(const float4 *)&m.q[d0 + x], of, q);
+            if (d0 + x >= of.dk) break;
+            const float4 y = make_float4(v[x], v[x + 1], v[x + 2], v[x + 3]);
+            k = dot4(*(const float4 *)&m.k[d0 + x], y, k), q = dot4(*(const float4 *)&m.q[d0 + x], y, q);
         }
     }
     *by_k = k, *by_q = q;
@@ -383,11 +389,11 @@ static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_ker
     const bool first = pos < DELTA_C, column = c < dv;
     float *const st = j.s + (s.slot * j.hv + n) * dk * dv, *const keys = j.k + (s.slot * j.hk + head) * dk * DELTA_C;
     float *const slot_e = j.e + (s.slot * j.hv + n) * DELTA_C * dv, *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
-    const float *const from = y < 0 ? st + c : y < i ? keys + y : m.k; /* the new row's own key is in shared memory */
-    const int64_t stride = y < 0 ? dv : y < i ? DELTA_C : 1;
+    /* the new row's own key is in shared memory */
+    const step_column of = {y < 0 ? st + c : y < i ? keys + y : m.k, y < 0 ? dv : y < i ? (int)DELTA_C : 1, dk};
     const bool reads = y < 0 ? column && !first : y <= i;
     float v[BATCH], by_k = 0, by_q = 0;
-    if (reads && y != i) load_column(v, from, stride, 0, dk);
+    if (reads && y != i) load_column(v, of, 0);
     if (warp < 2) {
         const T *x = j.qkv + t * j.width + ((warp ? j.hk : 0) + head) * dk;
         warp_l2(warp ? m.k : m.q, 1, x, dk, warp ? 1.0f : delta_q_scale(dk));
@@ -403,8 +409,8 @@ static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_ker
     const float value = column ? act_at(j.qkv, t * j.width + 2 * j.hk * dk + n * dv + c) : 0.0f;
     __syncthreads();
     const float g = i ? __fadd_rn(m.g[i - 1], m.added) : m.added;
-    if (y == i) load_column(v, from, stride, 0, dk);
-    if (reads) two_dots(&by_k, &by_q, m, v, from, stride, dk);
+    if (y == i) load_column(v, of, 0);
+    if (reads) two_dots(&by_k, &by_q, m, v, of);
     if (y >= 0 && y <= i) {
         const float decay = decay_exp(__fsub_rn(g, y < i ? m.g[y] : g));
         m.a[y] = __fmul_rn(by_k, decay), m.p[y] = __fmul_rn(by_q, decay);
