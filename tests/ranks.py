@@ -104,10 +104,10 @@ FAMILIES = {
 }
 
 
-def family_model(s, name):
-    """The scratch's model as one of FAMILIES."""
+def family_model(s, name, keys=None):
+    """The scratch's model as one of FAMILIES; keys: of config.json, in addition."""
     arch, out = s.dir / f"{name}.json", s.dir / name
-    arch.write_text(json.dumps(json.loads((s.dir / "model/config.json").read_text()) | FAMILIES[name]))
+    arch.write_text(json.dumps(json.loads((s.dir / "model/config.json").read_text()) | FAMILIES[name] | (keys or {})))
     run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
     return out
 

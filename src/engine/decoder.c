@@ -325,7 +325,7 @@ static int sample_block(struct decoder *d, const struct engine_plan *p, int64_t 
     const struct tensor hidden = tensor_2d(d->hidden, d->model->act, n, c->hidden);
     TRY(model_hidden(d->model, d->acts, tensor_1d(d->out_row, DT_I32, n), hidden));
     const struct tensor logits = tensor_2d(d->logits, DT_F32, n, c->vocab);
-    TRY(dev_logits(dev, logits, hidden, d->model->head));
+    TRY(model_logits(d->model, logits, hidden));
     struct tensor seen = TENSOR_NONE;
     if (p->seen) {
         seen = tensor_2d(d->seen, DT_U8, n, (int64_t)set);
@@ -421,8 +421,9 @@ static int burst_step(void *ctx, int64_t n) {
         .state_slots = state_slots(d, n),
         .own_keys = true, /* padding rows share a slot, and a state, and write the same there */
     };
+    const bool split = d->model->tp; /* its logits are gathered */
     const struct decode_args next = {
-        .x = hidden,
+        .x = split ? TENSOR_NONE : hidden,
         .w = d->model->head,
         .logits = tensor_2d(d->logits, DT_F32, n, c->vocab),
         .rows = tensor_2d(d->rows, DT_U8, n, (int64_t)sizeof *d->rows),
@@ -439,6 +440,7 @@ static int burst_step(void *ctx, int64_t n) {
     };
     TRY(model_forward(d->model, &b, d->acts));
     TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
+    if (split) TRY(model_logits(d->model, next.logits, hidden));
     return dev_decode_next(dev, &next);
 }
 

@@ -353,7 +353,7 @@ int generate_plan(const struct conf *c, const struct train_plan_args *a, struct 
     char note[64];
     snprintf(note, sizeof note, "%lld samples at a time", (long long)d.max_seqs);
     memory_rows_open(&rows, weights + decoder, there);
-    memory_row(&rows, "weights", weights, together > 1 ? "embedding, head, and a part of the layers" : "");
+    memory_row(&rows, "weights", weights, together > 1 ? "a part of all matrices" : "");
     memory_row(&rows, "KV cache, activations", decoder, note);
     memory_row_text(&rows, "device", there, "");
     if (together > 1) buf_addf(&out->text, "  tensor parallel: %lld ranks generate together\n", (long long)together);

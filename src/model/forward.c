@@ -425,7 +425,7 @@ int model_forward(struct model *m, const struct model_batch *b, struct model_act
     a->n_rows = n;
     a->n_head = 0;
     TRY(model__stream_start(m));
-    TRY(dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
+    TRY(m->tp ? model__tp_embed(m, model__top(a->x[0], n), b->ids) : dev_embed_fwd(d, model__top(a->x[0], n), b->ids, m->embed));
     if (m->cfg.embed_scale != 1.0f) TRY(dev_axpby(d, model__top(a->x[0], n), model__embed_scale(m), model__top(a->x[0], n), 0));
     for (int64_t l = 0; l < m->cfg.n_layers; l++) {
         TRY(model_stream_layer(m, l, l + 1));
@@ -455,6 +455,10 @@ int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struc
         TRY(final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));
     }
     return 0;
+}
+
+int model_logits(struct model *m, struct tensor logits, struct tensor x) {
+    return m->tp ? model__tp_logits(m, logits, x) : dev_logits(m->dev, logits, x, m->head);
 }
 
 int model__check_logp(const struct model *m, const struct model_acts *a, const struct model_logp_args *l) {

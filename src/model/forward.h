@@ -78,6 +78,8 @@ void model_acts_destroy(struct model_acts *a);
 int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a);
 /* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward. */
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
+/* logits (R, V) f32 raw of such rows x (R, h) act. */
+int model_logits(struct model *m, struct tensor logits, struct tensor x);
 
 /* After model_forward of the same rows, in inference with nothing to read of its residual stream any more: the MTP layer. b: as
  * model_forward's, with b->ids the token after each row's own. hidden (T, h) act: the states that it reads; absent: the final

@@ -145,9 +145,10 @@ bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *
 int model__span_keep(struct model *m, int64_t i, const void *at);
 /* The groups of layer l lie one after the other from base on (NULL: measures). Returns its bytes. */
 size_t model__layer_place(struct model *m, int64_t l, char *base);
-/* Layers that have stayed in the files (load.c): layer l is read to a room that all share, until the next one or the end. */
+/* Layers that have stayed in the files (load.c): layer l is read to a room that all share, until the next one or the end. taken:
+ * nothing of the model's weights is read any more, and they are freed. */
 int model__files_layer(struct model *m, int64_t l);
-void model__files_end(struct model *m);
+void model__files_end(struct model *m, bool taken);
 void model__stream_with_experts(struct model *m);         /* until the stream begins again: layers are gathered with them */
 void *model__stream_room(const struct model *m);          /* model_stream_shape.room bytes, and one layer's experts at least */
 bool model__dispatches(const struct model *m, int64_t l); /* layer l's experts are on their ranks in the pass at hand */
@@ -156,14 +157,26 @@ int model__stream_head(struct model *m);                  /* norm and head are r
 
 /* ---- layers split over ranks (parallel/tensor_parallel.c): m->tp ---- */
 /* What ranks have columns of: outputs of attention, keys, outputs of a gated delta net, of the MLP's activation, of a shared
- * expert's, of the matrices that add to the residual stream. */
-enum model_tp_dim { MODEL_TP_HEADS, MODEL_TP_KEYS, MODEL_TP_DELTA, MODEL_TP_FFN, MODEL_TP_SHARED, MODEL_TP_HIDDEN, MODEL_TP_DIMS };
+ * expert's, of the matrices that add to the residual stream and of the embedding, of the head. */
+enum model_tp_dim {
+    MODEL_TP_HEADS,
+    MODEL_TP_KEYS,
+    MODEL_TP_DELTA,
+    MODEL_TP_FFN,
+    MODEL_TP_SHARED,
+    MODEL_TP_HIDDEN,
+    MODEL_TP_VOCAB,
+    MODEL_TP_DIMS
+};
 int model__tp_rank(const struct model *m, int *size);
 const struct model *model__tp_whole(const struct model *m); /* that it is a part of */
 /* Where this rank's columns of so many rows are computed. */
 struct tensor model__tp_part(const struct model *m, enum model_tp_dim d, int64_t rows);
 /* *whole (rows, all columns) act: those of all ranks; until the next call. */
 int model__tp_gather(struct model *m, enum model_tp_dim d, int64_t rows, struct tensor *whole);
+/* x (T, h) f32 = rows ids (T) of the embedding; logits (R, V) f32 of x (R, h) act, as dev_logits. */
+int model__tp_embed(struct model *m, struct tensor x, struct tensor ids);
+int model__tp_logits(struct model *m, struct tensor logits, struct tensor x);
 /* As dev_qk_norm_fwd of a rank's heads, whose norms are of all heads' rows. */
 int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a);
 /* As model__linear of a gated delta net's delta_ba, whose rows are whole on each rank: a->y has those of its heads. */

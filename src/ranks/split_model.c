@@ -36,7 +36,7 @@ static int part_bytes(const struct split_model_args *a, const struct model_confi
 int split_model_bytes(const struct split_model_args *a, const struct model_config *c, int64_t max_rows, size_t *bytes) {
     const struct model_open_args open = open_args(a);
     TRY(part_bytes(a, c, max_rows, bytes));
-    *bytes += model_open_bytes(c, a->dev, &open);
+    *bytes += model_open_bytes(c, a->dev, &open) - model_file_ends(c, a->dev, a->act);
     return 0;
 }
 

@@ -23,7 +23,7 @@ struct split_model { /* a zeroed one may be closed */
     struct split_model_args a;
     struct comm *together;      /* the ranks that compute as one */
     struct collective *devices; /* theirs */
-    struct model *whole;        /* without its layers: configuration, embedding, norm and head, adapter */
+    struct model *whole;        /* configuration, adapter; until the split embedding, norm and head */
     struct model *part;         /* what passes are made with */
     void *block;                /* of part */
     size_t block_bytes;

@@ -617,6 +617,15 @@ static int open_room(struct model *m) {
     return dev_alloc(m->dev, f->stage_bytes, &f->stage);
 }
 
+size_t model_file_ends(const struct model_config *c, struct dev *dev, enum dtype act) {
+    struct model m = {.cfg = *c, .dev = dev, .act = act, .flags = MODEL_FILE_LAYERS};
+    struct arena weights = {0};
+    model__params_build(&m);
+    model__weights_layout(&m, &weights);
+    model__params_free(&m);
+    return weights.used;
+}
+
 size_t model_file_room(const struct model_config *c, struct dev *dev, enum dtype act) {
     struct model m = {.cfg = *c, .dev = dev, .act = act, .flags = MODEL_FILE_LAYERS};
     struct arena weights = {0};
@@ -627,7 +636,7 @@ size_t model_file_room(const struct model_config *c, struct dev *dev, enum dtype
         const size_t bytes = model__layer_place(&m, l, NULL);
         most = bytes > most ? bytes : most;
     }
-    most += group_most(&m, layer_groups(&m));
+    most += weights.used + group_most(&m, layer_groups(&m));
     model__params_free(&m);
     return most;
 }
@@ -640,17 +649,21 @@ int model__files_layer(struct model *m, int64_t l) {
     return 0;
 }
 
-void model__files_end(struct model *m) {
+void model__files_end(struct model *m, bool taken) {
     struct model_files *const f = m->files;
     dev_free(m->dev, f->room, f->room_bytes);
     dev_free(m->dev, f->stage, f->stage_bytes);
     free(f->chunk);
     f->room = f->stage = f->chunk = NULL;
+    if (!taken) return;
+    model__release(m, MODEL_HOST_WEIGHTS, m->weights, m->weights_bytes);
+    m->weights = NULL;
+    m->weights_bytes = 0;
 }
 
 static void files_free(struct model *m) {
     if (!m->files) return;
-    model__files_end(m);
+    model__files_end(m, false);
     weights_close(&m->files->w);
     free(m->files->src);
     free(m->files);

@@ -14,7 +14,7 @@ enum model_load_flags {
     MODEL_HOST_WEIGHTS = 4,     /* the compute copy is: for forward passes by model_stream_bind; not with MODEL_TRAIN */
     MODEL_SHARED_BASE = 8,      /* a value model's compute copy below its head is that of model_open_args.base */
     MODEL_SHARDED_WEIGHTS = 16, /* of the compute copy this rank keeps its share; likewise, and with MODEL_TRAIN too */
-    MODEL_FILE_LAYERS = 32,     /* the layers stay in the files, for model_tp_take alone: embedding, norm and head are read */
+    MODEL_FILE_LAYERS = 32,     /* layers stay in the files, for model_tp_take alone; embedding, norm and head until then */
 };
 struct model_open_args {
     const char *dir; /* Hugging Face directory */
@@ -44,7 +44,8 @@ void model_close(struct model *m); /* NULL ok */
 /* Device bytes that model_open keeps for these settings (compute copy, rope table, master); dir is not read.
  * For a critic c has passed model_config_make_value. The master of a shard: of the largest. */
 size_t model_open_bytes(const struct model_config *c, struct dev *dev, const struct model_open_args *a);
-/* Those that reading layers takes for a while, of a model whose layers have stayed in the files. */
+/* Of a model whose layers have stayed in the files: what is freed once they are read, and with it those that reading them takes. */
+size_t model_file_ends(const struct model_config *c, struct dev *dev, enum dtype act);
 size_t model_file_room(const struct model_config *c, struct dev *dev, enum dtype act);
 
 #endif

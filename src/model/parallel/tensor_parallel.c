@@ -1,4 +1,7 @@
-/* tensor_parallel.c - see tensor_parallel.h. Which rows a rank has, how they are taken, and the gathers of a pass. */
+/* tensor_parallel.c - see tensor_parallel.h. Which rows a rank has, how they are taken, and the gathers of a pass.
+ *
+ * The head is cut at chunks of the vocabulary, in which every backend computes logits: those of a rank are whole chunks of one
+ * rank, so they have the same bits by construction. Logits are then gathered, and all ranks draw the same tokens. */
 #include "model/parallel/tensor_parallel.h"
 
 #include "base/buf.h"
@@ -15,6 +18,7 @@ enum {
     NARROW = 8, /* columns of a rank are a multiple of it, but for the last rank's: rows of 16 bytes */
     WIDE = 64,  /* of wide matrices */
     MOST_RANGES = 3,
+    LOGIT_ROWS = 64, /* of logits that fit at once what is gathered, at least */
 };
 
 struct model_tp {
@@ -69,6 +73,12 @@ static int64_t cut_of(int64_t n, int rank, int size) {
     return rank == size ? n : n / unit * rank / size * unit;
 }
 
+/* Whole chunks of the vocabulary; a rank may have none of a small one. */
+static int64_t cut_of_vocab(int64_t n, int rank, int size) {
+    const int64_t chunk = DEV_VOCAB_CHUNK, at = (n + chunk - 1) / chunk * rank / size * chunk;
+    return at < n ? at : n;
+}
+
 /* What attention gives of a head, and the width of an MLP, if there is one. */
 static int64_t head_width(const struct model_config *c) { return c->mla.kv_rank ? c->mla.v : c->head_dim; }
 static int64_t dense_ffn(const struct model_config *c) {
@@ -86,6 +96,7 @@ static void make_cuts(const struct model_config *c, int size, int64_t cut[MODEL_
         cut[MODEL_TP_FFN][r] = cut_of(dense_ffn(c), r, size);
         cut[MODEL_TP_SHARED][r] = cut_of(shared_ffn(c), r, size);
         cut[MODEL_TP_HIDDEN][r] = cut_of(c->hidden, r, size);
+        cut[MODEL_TP_VOCAB][r] = cut_of_vocab(c->vocab, r, size);
     }
 }
 
@@ -315,9 +326,34 @@ static void lora_layout(const struct model *whole, int rank, int size, struct lo
     }
 }
 
-/* Elements of the largest matrix of layers, of all its rows or of the rank's; 0: weights are plain rows. */
+/* Of a head: of one that gives values, whole on each rank, all. */
+static struct model_range head_rows(const struct model_config *c, int rank, int size) {
+    if (c->value) return (struct model_range){0, 1};
+    return (struct model_range){cut_of_vocab(c->vocab, rank, size), cut_of_vocab(c->vocab, rank + 1, size)};
+}
+
+/* Columns of the embedding, rows of the head, its bias, the final norm. */
+static void ends_layout(struct model *whole, int rank, int size, struct model *m, struct arena *a) {
+    const struct model_config *const c = &whole->cfg;
+    const int64_t width = cut_of(c->hidden, rank + 1, size) - cut_of(c->hidden, rank, size), unit = (int64_t)dtype_size(whole->act);
+    const struct model_range own = head_rows(c, rank, size);
+    const int64_t n = own.hi - own.lo;
+    void *const embed = arena_take(a, dev_weight_bytes(whole->dev, whole->act, c->vocab, width)),
+                *const head = n > 0 ? arena_take(a, dev_weight_bytes(whole->dev, whole->act, n, c->hidden)) : NULL,
+                *const norm = arena_take(a, SIZE_OF(c->hidden, unit)),
+                *const bias = whole->g_head_bias ? arena_take(a, SIZE_OF(whole->g_head_bias->n, unit)) : NULL;
+    if (!m) return;
+    if (m->g_head_bias) m->g_head_bias->vec = tensor_1d(bias, whole->act, m->g_head_bias->n);
+    m->embed = (struct weight){.data = embed, .dt = whole->act, .n = c->vocab, .k = width};
+    m->head = (struct weight){
+        .data = head, .dt = whole->act, .n = n, .k = c->hidden, .softcap = whole->g_head->mat.softcap, .of = whole->g_head->n};
+    m->final_norm = tensor_1d(norm, whole->act, c->hidden);
+}
+
+/* Elements of the largest matrix of layers, or chunk of the embedding, of all its rows or of the rank's; 0: plain weights. */
 static int64_t packed_elements(const struct model *whole, int rank, int size, bool all) {
-    int64_t most = 0;
+    const int64_t h = whole->cfg.hidden, width = all ? h : cut_of(h, rank + 1, size) - cut_of(h, rank, size);
+    int64_t most = whole->dev->ops->caps.plain_weights ? 0 : width * DEV_VOCAB_CHUNK;
     for (int64_t l = 0; l < whole->cfg.n_layers && !whole->dev->ops->caps.plain_weights; l++) {
         const struct model_layer *const y = &whole->layers[l];
         for (const struct model_group *g = y->first; g <= y->last; g++) {
@@ -339,7 +375,9 @@ static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t r
     const int64_t outputs = c->n_experts ? c->n_choices * c->hidden : 0;
     const size_t wide = SIZE_OF(rows, max64(most_columns(c), outputs), (int64_t)dtype_size(act));
     const size_t sums = SIZE_OF(rows, c->hidden, (int64_t)sizeof(float));
-    return wide > sums ? wide : sums;
+    const size_t logits = SIZE_OF(rows < LOGIT_ROWS ? rows : LOGIT_ROWS, c->vocab, (int64_t)sizeof(float));
+    const size_t most = wide > sums ? wide : sums;
+    return most > logits ? most : logits;
 }
 
 /* Of t's whole model, rank, size and rows. */
@@ -353,6 +391,7 @@ static void tp_layout(struct model_tp *t, struct model *m, struct arena *a) {
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
     weights_layout(t->whole, t->rank, t->size, m, a);
+    ends_layout(t->whole, t->rank, t->size, m, a);
     lora_layout(whole, t->rank, t->size, t->lora, a);
     for (int i = 0; i < 2; i++) t->rows[i] = arena_take(a, SIZE_OF(packed_elements(whole, t->rank, t->size, i == 0), unit));
 }
@@ -510,6 +549,53 @@ static int take_group(struct model *m, const struct model_layer *y, const struct
     return 0;
 }
 
+/* n columns of x from x_at on to those of y from y_at on. */
+static int copy_columns(struct model *m, struct tensor y, int64_t y_at, struct tensor x, int64_t x_at, int64_t n) {
+    return dev_copy_columns(m->dev, &(struct copy_columns_args){.y = y, .y_at = y_at, .x = x, .x_at = x_at, .n = n});
+}
+
+static struct weight rows_from(const struct model *m, struct weight w, int64_t lo, int64_t n) {
+    if (lo > 0) w.data = (char *)w.data + dev_weight_bytes(m->dev, w.dt, lo, w.k);
+    w.n = n;
+    return w;
+}
+
+/* The embedding's columns: of plain weights all rows at once, else a chunk of them. */
+static int take_embedding(struct model *m, struct weight from) {
+    const struct model_tp *const t = m->tp;
+    const struct weight to = m->embed;
+    const bool plain = m->dev->ops->caps.plain_weights;
+    for (int64_t lo = 0, n; lo < from.n; lo += n) {
+        n = plain ? from.n : from.n - lo < DEV_VOCAB_CHUNK ? from.n - lo : DEV_VOCAB_CHUNK;
+        const struct weight x = rows_from(m, from, lo, n), y = rows_from(m, to, lo, n);
+        const struct tensor all = tensor_2d(plain ? x.data : t->rows[0], m->act, n, from.k),
+                            own = tensor_2d(plain ? y.data : t->rows[1], m->act, n, to.k);
+        if (!plain) TRY(dev_weight_unpack(m->dev, all, x));
+        TRY(copy_columns(m, own, 0, all, t->cut[MODEL_TP_HIDDEN][t->rank], to.k));
+        if (!plain) TRY(dev_weight_pack(m->dev, y, own));
+    }
+    return 0;
+}
+
+static int copy_vec(struct model *m, struct tensor to, struct tensor from) {
+    return dev_copy(m->dev, to.data, from.data, (size_t)tensor_count(to) * dtype_size(m->act));
+}
+
+static int take_head(struct model *m, struct weight all) {
+    const struct model_tp *const t = m->tp;
+    const struct weight from = rows_from(m, all, head_rows(&t->whole->cfg, t->rank, t->size).lo, m->head.n);
+    return from.n > 0 ? dev_copy(m->dev, m->head.data, from.data, dev_weight_bytes(m->dev, from.dt, from.n, from.k)) : 0;
+}
+
+/* What is not of a layer. */
+static int take_ends(struct model *m) {
+    const struct model *const whole = m->tp->whole;
+    TRY(take_embedding(m, whole->embed));
+    TRY(take_head(m, whole->head));
+    if (m->g_head_bias) TRY(copy_vec(m, m->g_head_bias->vec, whole->g_head_bias->vec));
+    return copy_vec(m, m->final_norm, whole->final_norm);
+}
+
 static int take_layer(struct model *m, int64_t l) {
     const struct model *const whole = m->tp->whole;
     const struct model_layer *const y = &whole->layers[l];
@@ -525,8 +611,9 @@ static int take_from_files(struct model *m) {
         rc = model__files_layer(whole, l);
         if (rc == 0) rc = take_layer(m, l);
     }
+    if (rc == 0) rc = take_ends(m);
     if (rc == 0) rc = dev_sync(m->dev);
-    model__files_end(whole);
+    model__files_end(whole, rc == 0);
     return rc;
 }
 
@@ -540,15 +627,8 @@ static int take_from_shares(struct model *m) {
         TRY(take_layer(m, l));
     }
     TRY(model__stream_head(whole));
+    TRY(take_ends(m));
     return model_stream_end(whole);
-}
-
-/* What is whole on each rank. */
-static void borrow_tail(struct model *m) {
-    const struct model *const whole = m->tp->whole;
-    m->embed = whole->embed;
-    m->head = whole->head;
-    m->final_norm = whole->final_norm;
 }
 
 int model_tp_take(struct model *m) {
@@ -556,22 +636,24 @@ int model_tp_take(struct model *m) {
     if (t->taken) return 0; /* files do not change */
     TRY(t->whole->files ? take_from_files(m) : take_from_shares(m));
     t->taken = t->whole->files != NULL;
-    borrow_tail(m);
     return 0;
 }
 
 int model_tp_take_span(struct model *m, int64_t i, void *room) {
     struct model *const whole = m->tp->whole;
-    const struct model_group *const tail[] = {whole->g_embed, whole->g_norm, whole->g_head};
+    const int64_t tail = i - whole->cfg.n_layers; /* embedding, norm, head unless it is the embedding */
+    struct weight w = tail == 2 ? whole->head : whole->embed;
     CHECK(whole->files);
+    if (!m->tp->taken) model__files_end(whole, true);
     m->tp->taken = true;
-    borrow_tail(m);
-    if (i < whole->cfg.n_layers) {
+    if (tail < 0) {
         model__layer_place(whole, i, room);
         return take_layer(m, i);
     }
-    const struct model_group *const g = tail[i - whole->cfg.n_layers];
-    return dev_copy(m->dev, g->k ? g->mat.data : g->vec.data, room, model__group_bytes(whole, g));
+    if (tail == 1) return copy_vec(m, m->final_norm, tensor_1d(room, m->act, m->final_norm.dim[0]));
+    w.data = room;
+    if (tail == 0) TRY(take_embedding(m, w));
+    return tail == 2 || whole->g_head == whole->g_embed ? take_head(m, w) : 0;
 }
 
 int model_tp_take_adapter(struct model *m) {
@@ -635,11 +717,6 @@ int model__tp_linear(struct model *m, const struct linear_args *a) {
     return gather(m, MODEL_TP_HIDDEN, a->y, a->y);
 }
 
-/* n columns of x from x_at on to those of y from y_at on. */
-static int copy_columns(struct model *m, struct tensor y, int64_t y_at, struct tensor x, int64_t x_at, int64_t n) {
-    return dev_copy_columns(m->dev, &(struct copy_columns_args){.y = y, .y_at = y_at, .x = x, .x_at = x_at, .n = n});
-}
-
 /* Columns of all ranks to those of row from `at` on; this rank's are in x from x_at on. */
 static int gather_columns(struct model *m, enum model_tp_dim d, struct tensor row, int64_t at, struct tensor x, int64_t x_at) {
     const struct tensor part = model__tp_part(m, d, x.dim[0]);
@@ -647,6 +724,26 @@ static int gather_columns(struct model *m, enum model_tp_dim d, struct tensor ro
     TRY(copy_columns(m, part, 0, x, x_at, part.dim[1]));
     TRY(model__tp_gather(m, d, x.dim[0], &all));
     return copy_columns(m, row, at, all, 0, all.dim[1]);
+}
+
+int model__tp_embed(struct model *m, struct tensor x, struct tensor ids) {
+    const struct tensor own = part_of(m, MODEL_TP_HIDDEN, x.dim[0], DT_F32);
+    TRY(dev_embed_fwd(m->dev, own, ids, m->embed));
+    return gather(m, MODEL_TP_HIDDEN, x, TENSOR_NONE);
+}
+
+/* As many rows at a time as there is room for. */
+int model__tp_logits(struct model *m, struct tensor logits, struct tensor x) {
+    const struct model_tp *const t = m->tp;
+    const int64_t row = logits.dim[1] * (int64_t)sizeof(float), rows = x.dim[0];
+    const int64_t most = (int64_t)send_bytes(&t->whole->cfg, m->act, t->max_rows) / row;
+    for (int64_t lo = 0, n; lo < rows; lo += n) {
+        n = rows - lo < most ? rows - lo : most;
+        const struct tensor own = part_of(m, MODEL_TP_VOCAB, n, DT_F32);
+        if (own.dim[1] > 0) TRY(dev_logits(m->dev, own, tensor_rows(x, lo, n), m->head));
+        TRY(gather(m, MODEL_TP_VOCAB, tensor_rows(logits, lo, n), TENSOR_NONE));
+    }
+    return 0;
 }
 
 /* The norms' sums are of whole rows, so each rank has the rows of q and k whole for them, and takes its heads again. The values

@@ -5,9 +5,9 @@
  * where heads do not divide, ranks have different numbers; where ranks are more than key heads, several have the same one and share
  * its queries. Gated delta nets are split the same way. Norms of whole rows of queries and keys are computed by each rank. Of
  * experts a rank has some, whole (expert_parallel.c). Of an adapter a rank has all A, and its rows of B; of a quantised base the
- * codes of its rows. Embedding, norms, routers and head are whole on each rank. Training is not split: such a model is made again
- * of the trained one's weights for each generation, whether these are whole on each rank or sharded over all (weight_streaming.h);
- * one that never changes is read from its files.
+ * codes of its rows; of the embedding its columns, and of the head its rows, also where both are one weight. Norms and routers are
+ * whole on each rank. Training is not split: such a model is made again of the trained one's weights for each generation, whether
+ * these are whole on each rank or sharded over all (weight_streaming.h); one that never changes is read from its files.
  * Invariant: a row's bits are those of the model that is not split, whatever the number of ranks. */
 #ifndef VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_TENSOR_PARALLEL_H
@@ -39,9 +39,10 @@ int model_tp_bytes(const struct model_tp_shape *s, size_t *out);
  * model_forward is then the group's common work: all its ranks pass the same rows. */
 int model_tp_open(struct model **out, struct model *whole, struct collective *g, int64_t max_rows, void *block);
 void model_tp_close(struct model *m); /* NULL ok */
-/* Takes this rank's rows from the weights that `whole` has now. Where they are sharded: collective over the ranks that have them,
- * and their block is to be left alone while the split model is used, as embedding, norm and head stay there. Where layers have
- * stayed in the files (MODEL_FILE_LAYERS) they are read one by one, once; memory for one of them is taken meanwhile. */
+/* Takes this rank's rows from the weights that `whole` has now. Where they are sharded: collective over the ranks that have them.
+ * Where layers have stayed in the files (MODEL_FILE_LAYERS) they are read one by one, once; memory for one of them is taken
+ * meanwhile. Then the split model reads no weights of `whole`: the room of its passes (model_stream_bind) is free, and what
+ * `whole` had of files is freed. */
 int model_tp_take(struct model *m);
 /* Of a model whose layers have stayed in the files, instead: span i of the weights (weight_streaming.h) is in room, as a whole. */
 int model_tp_take_span(struct model *m, int64_t i, void *room);

@@ -271,7 +271,7 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
     const struct model_stream_shape spans = {m, dev, k->model.act, QUANT_NONE, MODEL_STREAM_RANKS, false, 0};
     if (p->pool_together > 1 && !k->model.lora.on) p->policy.exchange += train_pages(weight_sync_room(&spans));
     else if (p->pool_together > 1 && !ppo_does(&k->ranks, PPO_TRAIN)) /* at the start, the base */
-        p->policy.exchange += train_pages(model_file_room(m, dev, k->model.act));
+        p->policy.exchange += train_pages(model_file_room(m, dev, k->model.act) - model_file_ends(m, dev, k->model.act));
     p->policy.exchange += train_pages(collective_bytes(dev, (int)p->tensor_parallel, (int)k->ranks.all.n_local));
     return 0;
 }
@@ -437,14 +437,14 @@ static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k
                                               memory_plan_policy_from(p),
                                               p->experts.ranks > 1,
                                               model_dispatch_bytes(m, act, p->experts)};
-    p->split_at = p->gathered = 0;
+    p->split_room = p->gathered = 0;
     if (!stream.from && p->tensor_parallel == 1) return 0;
     if (p->tensor_parallel == 1) {
         p->gathered = train_pages(model_gathered_bytes(&stream));
         return 0;
     }
     struct decoder_args a = decoder_size(dev, m, act, limits, SIZE_MAX);
-    p->split_at = train_pages(model_stream_bytes(&stream)); /* none of ranks that only generate */
+    p->split_room = train_pages(model_stream_bytes(&stream)); /* none of ranks that only generate */
     const struct model_tp_shape shape = {.config = m,
                                          .dev = dev,
                                          .act = act,
@@ -453,8 +453,13 @@ static int plan_weights(struct memory_plan *p, const struct ppo_worker_config *k
                                          .max_rows = decoder_most_rows(&a),
                                          .lora = k->model.lora.on ? &k->model.lora.cfg : NULL};
     TRY(model_tp_bytes(&shape, &p->gathered));
-    p->gathered = p->split_at + train_pages(p->gathered);
+    p->gathered = train_pages(p->gathered);
     return 0;
+}
+
+/* Of the rollout, with a decoder of so many bytes. */
+static size_t rollout_bytes(const struct memory_plan *p, size_t decoder) {
+    return p->gathered + (p->split_room ? max_size(p->split_room, train_pages(decoder)) : decoder);
 }
 
 /* What all running samples need, or what the memory leaves (gpu_memory_utilization: a share of the limit). */
@@ -469,16 +474,18 @@ static int plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k
     TRY(plan_weights(p, k, whole, dev, &limits));
     const struct model_config part = model_tp_config(whole, -1, (int)p->tensor_parallel), *const m = &part;
     struct decoder_args r = decoder_size(dev, m, k->model.act, &limits, SIZE_MAX);
-    p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
+    p->rollout = rollout_bytes(p, decoder_bytes(m, k->model.act, &r));
     struct decoder_args one = r; /* the least: one sample at a time */
     one.n_kv_blocks = min_i64(r.n_kv_blocks, per_seq);
-    p->least_rollout = p->gathered + decoder_bytes(m, k->model.act, &one);
+    p->least_rollout = rollout_bytes(p, decoder_bytes(m, k->model.act, &one));
     if (p->rollout > budget) {
-        const size_t other = p->rollout - decoder_kv_bytes(m, k->model.act, &r);
+        const size_t decoder = decoder_bytes(m, k->model.act, &r), cut = p->split_room ? train_pages(1) : 0;
+        const size_t other = p->gathered + decoder - decoder_kv_bytes(m, k->model.act, &r) + cut;
         const int64_t fit = budget > other ? decoder_kv_blocks_fit(m, k->model.act, &r, r.n_kv_blocks, budget - other) : 0;
         r.n_kv_blocks = fit > per_seq ? fit : per_seq;
-        p->rollout = p->gathered + decoder_bytes(m, k->model.act, &r);
+        p->rollout = rollout_bytes(p, decoder_bytes(m, k->model.act, &r));
     }
+    p->split_at = p->split_room ? p->rollout - p->gathered : 0;
     p->n_kv_blocks = r.n_kv_blocks;
     return 0;
 }

@@ -25,10 +25,11 @@ struct memory_plan {
     size_t offload, host_limit;                                  /* bytes offloaded to host memory, and the limit of those */
     size_t rollout, update, ref_pass, teacher_pass, critic_pass; /* share one block */
     size_t gathered;                                             /* of rollout: the policy's weights, where they are sharded */
+    size_t split_room; /* of ranks that generate together: of the passes that begin a generation; the decoder has it afterwards */
     int64_t tensor_parallel; /* ranks that generate together, each with its part of the layers (tensor_parallel.h); 1: each alone */
     struct model_dispatch_shape experts; /* of the policy's layers on ranks (expert_dispatch.h); ranks 0: each has all it reads */
     char why_experts[160];               /* that; "": there is no choice */
-    size_t split_at;                     /* of gathered, then: before it is the room that passes use, behind it what a rank has */
+    size_t split_at;                     /* of such ranks: where in the block gathered begins, behind the decoder; 0: in front */
     char why_split[160];                 /* that number; "": there is no choice */
     int64_t pool_together; /* the same of ranks that only generate, in the plans of those that send them weights too; 1, 0 */
     size_t block, working, system, host, total, limit; /* working: the backend's; system: the driver's */
@@ -52,7 +53,7 @@ struct memory_plan {
     char why[160];                    /* that one; "": there is no choice */
 };
 /* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first
- * memory_plan.gathered bytes where they are sharded. */
+ * memory_plan.gathered bytes where they are sharded; or its part of them from split_at on. */
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_worker_config *k);
 enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, const struct ppo_worker_config *k);
 /* Tokens that the MTP layer drafts at a time; 0: none. */

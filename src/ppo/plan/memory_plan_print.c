@@ -81,7 +81,7 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
 static void block_rows(const struct memory_rows *b, const struct memory_plan *p, const struct memory_plan_shapes *s) {
     char note[160], kept[96];
     buf_addf(b->text, "  one block, used in turn by\n");
-    const char *const lent = p->split_at ? "; a part of the policy's weights" : p->gathered ? "; the policy's weights" : "";
+    const char *const lent = p->split_room ? "; a part of the policy's weights" : p->gathered ? "; the policy's weights" : "";
     snprintf(note, sizeof note, "%lld KV blocks of %d tokens, %lld samples at a time%s", (long long)p->n_kv_blocks, KV_BLOCK_LEN,
              (long long)p->max_seqs, lent);
     const struct decoder_args limits = {

@@ -268,12 +268,12 @@ static int open_decoder(struct ppo_worker *w) {
                                         .max_rows = l->max_rows_roll,
                                         .max_len = l->max_len,
                                         .max_draft = memory_plan_draft(l, &w->k),
-                                        .block = (char *)w->block + l->gathered};
+                                        .block = (char *)w->block + (l->split_at ? 0 : l->gathered)};
     struct decoder_args a = decoder_size(&w->base.dev, &m->cfg, w->k.model.act, &limits, SIZE_MAX);
     a.n_kv_blocks = l->n_kv_blocks;
     TRY(open_split(w, decoder_most_rows(&a)));
     if (w->split) a.model = w->split;
-    CHECK(l->gathered + decoder_bytes(&a.model->cfg, a.model->act, &a) <= l->rollout);
+    CHECK(decoder_bytes(&a.model->cfg, a.model->act, &a) <= l->rollout - l->gathered);
     return decoder_open(&w->base.generator.decoder, &a);
 }
 
