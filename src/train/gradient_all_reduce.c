@@ -88,6 +88,12 @@ struct room {
     size_t ring, table, chunk; /* bytes; table 0: not tied; either the first two or the last */
 };
 
+/* New weights are written where they are read; else buckets of the master go through the ring (gather_masters). */
+static bool writes_in_place(const struct model *m) {
+    struct model whole = *m;
+    whole.flags &= ~MODEL_SHARDED_WEIGHTS;
+    return model_is_flat(&whole);
+}
 /* Bytes in the ring of a bucket, and of the others of its layer that are there with it. */
 static size_t bytes_with(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n, int64_t i) {
     if (!m->lora && model_is_of_experts(m, s, bucket[i])) return 0; /* an adapter's new values go through it */
@@ -97,17 +103,20 @@ static size_t bytes_with(const struct model *m, struct model_shard s, const stru
     return sum;
 }
 
-/* Two places at least, so that a bucket is made while the one before is read; of small ones three. */
+/* Two places at least, so that a bucket is made while the one before is read; of small ones three. Of a token embedding that is not
+ * the head, the last bucket, there is one gradient, in rows, and at most the master. */
 static struct room room_of(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n,
                            int64_t max_rows, bool chunks) {
     const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
     size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, model_embedded_rows(&m->cfg, max_rows));
     const int64_t head = m->mtp.first != NULL;
     if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
-    for (int64_t i = 0; i < n - untied_table; i++) {
+    for (int64_t i = 0; i < n; i++) {
+        const bool table = untied_table && i == n - 1;
+        if ((tied && i == head) || (table && writes_in_place(m))) continue;
         const size_t bytes = bytes_with(m, s, bucket, n, i);
-        if (tied && i == head) continue;
         most = larger(most, bytes);
+        if (table) continue;
         if (m->lora || i >= head + 2 || i < head) layer = larger(layer, bytes);
     }
     most += 2 * ALIGN;

@@ -33,8 +33,8 @@ def main():
         bf16 = {A + "model.path": family_model(s, "gemma3", tied), A + "actor.fsdp_config.dtype": "bfloat16",
                 A + "actor.optim.optimizer": "Muon", A + "actor.use_kl_loss": False, "trainer.test_freq": 2,
                 "trainer.val_before_train": True}
-        critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
-                  "algorithm.use_kl_in_reward": True}
+        critic = {"algorithm.adv_estimator": "gae", "critic.model.path": family_model(s, "glm4", WIDE),
+                  "critic.ppo_micro_batch_size_per_gpu": 1, "algorithm.use_kl_in_reward": True}
         rows = {A + "model.path": family_model(s, "olmo2", apart), A + "actor.fsdp_config.dtype": "bfloat16"}
         delta = {A + "model.path": family_model(s, "qwen3_5"), "data.max_response_length": 48}
         lora = {A + "model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"}
