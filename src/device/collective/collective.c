@@ -132,11 +132,11 @@ static int try_nccl(struct collective *g, struct step *all, struct buf *why) {
     return rc;
 }
 
-enum way { ANY, PEERS, NCCL, HOST, PEERS_GRAPH };
+enum way { ANY, PEERS, NCCL, HOST };
 
 /* Rank 0's VERLC_GROUP, on all ranks. */
 static int way_asked(struct collective *g, enum way *way) {
-    static const char *const names[] = {"", "peers", "nccl", "host", "peers_graph"};
+    static const char *const names[] = {"", "peers", "nccl", "host"};
     const char *env = g->rank == 0 ? getenv("VERLC_GROUP") : NULL;
     char name[16] = "";
     snprintf(name, sizeof name, "%s", env ? env : "");
@@ -146,24 +146,17 @@ static int way_asked(struct collective *g, enum way *way) {
             *way = (enum way)i;
             return 0;
         }
-    FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl, host or peers_graph", name);
+    FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl or host", name);
 }
 
 static int open_way(struct collective *g, enum way asked, struct step *all, struct buf *why) {
-    const bool of_peers = asked == PEERS || asked == PEERS_GRAPH, peers = of_peers || (asked == ANY && g->d->ops->peers);
+    const bool peers = asked == PEERS || (asked == ANY && g->d->ops->peers);
     const bool nccl = asked == NCCL || (asked == ANY && g->d->ops->nccl);
     if (peers) TRY(try_peers(g, all, why));
-    g->graphs = asked == PEERS_GRAPH && g->peers && g->size <= DEV_MOST_COLUMNS;
-    if (g->graphs) TRY(g->d->ops->peers->graphs(g->peers));
-    if (g->graphs) snprintf(g->way, sizeof g->way, "peers' memory, gathers in CUDA graphs");
     if (nccl && !g->peers) TRY(try_nccl(g, all, why));
     if (g->peers || g->t) return 0;
-    if (of_peers || asked == NCCL)
-        FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s",
-             asked == NCCL    ? "nccl"
-             : asked == PEERS ? "peers"
-                              : "peers_graph",
-             why->p);
+    if (asked == PEERS || asked == NCCL)
+        FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s", asked == PEERS ? "peers" : "nccl", why->p);
     snprintf(g->way, sizeof g->way, "the host");
     g->move = &collective_host;
     return collective_host_open(g->d, g->comm, &g->t);
@@ -262,8 +255,6 @@ static int find_shared(const struct collective *g, const char *what, const void 
 
 /* ---- operations ---- */
 
-static const double IN_GRAPH_S = 600; /* of a wait on the GPU; supervision ends a run with a lost rank much sooner */
-
 static int check_bucket(const struct collective *g, const struct dev_bucket *b) {
     const int64_t n = b->cut[g->size];
     for (int r = 0; r < g->size; r++)
@@ -311,23 +302,16 @@ int collective_reuse(struct collective *g, int64_t ticket) {
 
 int collective_join(struct collective *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
 
-/* The ranges of an all-gather: where each rank's memory is, and how many bytes there are. */
-static int check_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts, const void **of, size_t *bytes) {
-    size_t end = 0;
-    *bytes = 0;
+int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
+    const void *of[COMM_MOST_RANKS];
+    size_t end = 0, bytes = 0;
     for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
         if (i % (g->size + 1) && at[i] < at[i - 1])
             FAIL(ERR_INVAL, "dev group: a part of an all-gather whose ranges do not ascend");
         if (at[i] > end) end = at[i];
-        if (i % (g->size + 1)) *bytes += at[i] - at[i - 1];
+        if (i % (g->size + 1)) bytes += at[i] - at[i - 1];
     }
-    return find_shared(g, "what is gathered", whole, end, of);
-}
-
-int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
-    const void *of[COMM_MOST_RANKS];
-    size_t bytes;
-    TRY(check_gather(g, whole, at, n_parts, of, &bytes));
+    TRY(find_shared(g, "what is gathered", whole, end, of));
     *ticket = ++g->ticket;
     trace(g, "all_gather", bytes, g->size);
     const int rc =
@@ -371,15 +355,3 @@ int collective_exchange(struct collective *g, const struct dev_exchange *x) {
     TRY(dev_trace__exchange_close(g->d, g->peers ? peers_exchange(g, x, from) : collective_staged_exchange(g, x)));
     return collective_reuse(g, ticket);
 }
-
-bool collective_has_graphs(const struct collective *g) { return g->graphs; }
-
-int collective_all_gather_in_graph(struct collective *g, void *whole, const size_t *at, int64_t n_parts) {
-    const void *of[COMM_MOST_RANKS];
-    size_t bytes;
-    CHECK(g->graphs);
-    TRY(check_gather(g, whole, at, n_parts, of, &bytes));
-    return g->d->ops->peers->gather_in_graph(g->peers, (void *const *)of, at, n_parts, IN_GRAPH_S);
-}
-
-int collective_on_time(const struct collective *g) { return g->graphs ? g->d->ops->peers->on_time(g->peers) : 0; }

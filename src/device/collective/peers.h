@@ -34,11 +34,6 @@ struct dev_peer_ops {
     int (*join)(void *peers);
     int (*gather)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
     int (*gathered)(void *peers); /* the compute stream waits for the last one */
-    /* The same on the compute stream alone, between two barriers of the ranks' compute streams, so that a CUDA graph may hold
-     * it. At most DEV_MOST_COLUMNS ranks, after graphs. */
-    int (*graphs)(void *peers);
-    int (*gather_in_graph)(void *peers, void *const *whole, const size_t *at, int64_t n_parts, double deadline_s);
-    int (*on_time)(void *peers); /* ERR_TIMEOUT: a rank did not come to such a barrier in deadline_s */
     /* The next operation takes stamps i and i + 1 (dev_ops.stamp): once this rank's bytes are there, and at its end. */
     void (*stamp)(void *peers, int64_t i);
 };

@@ -1,7 +1,7 @@
 /* group_streams.cu - peers.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams (runtime.cu) are
  * late at random. Folds, all-gathers and all-to-alls of random sizes, of two groups that share devices, end in the bits of one
- * process although every buffer is used again at once, those of gathers between barriers too; on as few hardware queues as one; and
- * a rank that is left alone closes its groups, or hears which rank is late.
+ * process although every buffer is used again at once; on as few hardware queues as one; and a rank that is left alone closes its
+ * groups.
  * With thread sanitizer: nothing is read before it is there or written while it is read. */
 #include "device/cuda/context.cuh"
 extern "C" {
@@ -107,7 +107,6 @@ static void open_group(const struct run *k, struct collective *g, world *w, stru
         w->b.wait();
         if (!k->lost) OK(cuda_peers.greeted(g->peers));
         else if (cuda_peers.greeted(g->peers) != ERR_UNSUPPORTED) exit(1);
-        OK(cuda_peers.graphs(g->peers));
     } else {
         g->move = &cuda_nccl_ops.transport;
         if (rank == 0) OK(cuda_nccl_ops.id(d, w->id));
@@ -133,10 +132,6 @@ static int fold(struct run *k, struct collective *g, const struct dev_bucket *b,
     if (!g->peers) return collective_staged_fold(g, b);
     return cuda_peers.fold(g->peers, b, b->x ? k->x[slot].data() : NULL, b->ids ? k->ids[slot].data() : NULL,
                            b->ids ? k->dx[slot].data() : NULL);
-}
-/* Between barriers, as a CUDA graph holds it. */
-static int gather_in_graph(struct collective *g, const world *w, const size_t *at, int64_t parts, double deadline_s) {
-    return cuda_peers.gather_in_graph(g->peers, w->whole.data(), at, parts, deadline_s);
 }
 static int gather(struct collective *g, const world *w, const size_t *at, int64_t parts, int64_t *ticket) {
     *ticket = ++g->ticket;
@@ -290,7 +285,6 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
     struct run *const run = k->k;
     const unsigned seed = (unsigned)rng();
     const int parts = (int)(rng() % 4), n = w->b.size, rank = k->rank;
-    const bool in_graph = rng() % 2 && run->peers;
     std::vector<size_t> at;
     size_t end = 0;
     for (int i = 0; i < parts; i++) {
@@ -306,8 +300,7 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
                 whole[b] = (char)(seed + b * 7);
         return true;
     });
-    if (in_graph) OK(gather_in_graph(g, w, at.data(), parts, 60));
-    else OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
+    OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
     streams_push(k->c.stream, [=] {
         bool same = true;
         for (int i = 0; i < parts; i++)
@@ -405,20 +398,6 @@ static void go_on_alone(struct rank *k) {
     std::vector<size_t> at;
     for (int r = 0; r <= k->few.size; r++) at.push_back((size_t)r * 100);
     OK(gather(&k->few, &k->k->few, at.data(), 1, &k->read_few));
-    if (k->k->peers) OK(gather_in_graph(&k->few, &k->k->few, at.data(), 1, 60));
-}
-
-/* A barrier ends after its deadline, the one after it at once; then gathers are refused. */
-static void be_late(struct rank *k) {
-    std::vector<size_t> at;
-    for (int r = 0; r <= k->all.size; r++) at.push_back((size_t)r * 100);
-    OK(cuda_peers.on_time(k->all.peers));
-    OK(gather_in_graph(&k->all, &k->k->all, at.data(), 1, 0.02));
-    cudaStreamSynchronize(k->c.stream);
-    const int rc = cuda_peers.on_time(k->all.peers), next = gather_in_graph(&k->all, &k->k->all, at.data(), 1, 60);
-    if (rc == ERR_TIMEOUT && next == ERR_TIMEOUT && strstr(err_msg(), "rank 1 of")) return;
-    fprintf(stderr, "a late rank: %d, then %d: %s\n", rc, next, err_msg());
-    k->k->bad++;
 }
 
 static void be_rank(struct run *run, int number) {
@@ -442,7 +421,6 @@ static void be_rank(struct run *run, int number) {
     run_rounds(&k);
     run->all.b.wait();
     if (run->alone && number == 0) {
-        if (run->peers && run->size == 2) be_late(&k);
         go_on_alone(&k);
         close_group(&k.all);
         close_group(&k.few);

@@ -1,10 +1,8 @@
 /* runtime.cu - streams, events, copies and flags without a GPU. A hardware queue is a thread, which does what was submitted to it
  * in that order, late at random; streams of a device share its queues in turn, as on a GPU that has fewer queues than streams. */
 #include "device/cuda/context.cuh"
-#include "device/cuda/collective/barrier.cuh"
 
 #include <atomic>
-#include <chrono>
 #include <cuda.h>
 #include <deque>
 #include <map>
@@ -206,31 +204,6 @@ int cuda_driver_entry(const char *name, void **f) {
 /* ---- kernels ---- */
 
 int cuda_load_group_kernels(void) { return 0; }
-
-/* As barrier.cu's kernel: it says that it has come, and looks again and again. */
-int cuda_barrier_on(cudaStream_t s, const struct cuda_barrier *b) {
-    const auto count = std::make_shared<uint64_t>(0);
-    const auto start = std::make_shared<std::chrono::steady_clock::time_point>();
-    const struct cuda_barrier a = *b;
-    streams_push(s, [=] {
-        uint64_t *const own = a.at[a.rank];
-        if (*count == 0) {
-            own[a.rank] = *count = own[a.rank] + 1;
-            *start = std::chrono::steady_clock::now();
-            for (int r = 0; r < a.size; r++)
-                if (r != a.rank) __atomic_store_n(&a.at[r][a.rank], *count, __ATOMIC_RELEASE);
-        }
-        for (int r = 0; r < a.size; r++) {
-            if (r == a.rank || __atomic_load_n(&own[r], __ATOMIC_ACQUIRE) >= *count) continue;
-            if (__atomic_load_n(&a.host->end, __ATOMIC_SEQ_CST)) continue;
-            if (std::chrono::steady_clock::now() - *start < std::chrono::nanoseconds(a.deadline_ns)) return false;
-            __atomic_store_n(&a.host->late, (uint32_t)r + 1, __ATOMIC_SEQ_CST);
-            __atomic_store_n(&a.host->end, 1u, __ATOMIC_SEQ_CST);
-        }
-        return true;
-    });
-    return 0;
-}
 
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add) {
     std::vector<const float *> from;
