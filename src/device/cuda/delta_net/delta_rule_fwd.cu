@@ -19,17 +19,9 @@ enum {
     FEW_ROWS = 9, /* of a sequence: as many steps are quicker than a chunk's products */
 };
 
-/* The kernel of rows, for CB value columns. A thread has PARTS rows, one of each part, and SPANS times TILE columns next to each
- * other, SPAN columns between: shared memory is read once for them, and it is what bounds this kernel. */
+/* The kernel of rows, for CB value columns. */
 template <int CB> struct rows_of {
-    enum {
-        SPANS = CB >= 64 ? 2 : 1,
-        SPAN = CB / SPANS,
-        COLS = SPANS * TILE,
-        THREADS = DELTA_C / PARTS * SPAN / TILE,
-        WARPS = THREADS / 32,
-        COL_LANES = SPAN / TILE < 8 ? SPAN / TILE : 8
-    };
+    enum { THREADS = DELTA_C / TILE * CB / TILE, WARPS = THREADS / 32, COL_LANES = CB / TILE < 8 ? CB / TILE : 8 };
     struct memory {
         float k[DELTA_C][LD], q[DELTA_C][LD];           /* q: in the end the keys times `left` */
         float a[DELTA_C][DELTA_C], p[DELTA_C][DELTA_C]; /* decayed k.k and q.k */
@@ -144,68 +136,42 @@ static __device__ __forceinline__ void fma4(float *sum, float w, float4 e) {
     sum[0] = __fmaf_rn(w, e.x, sum[0]), sum[1] = __fmaf_rn(w, e.y, sum[1]);
     sum[2] = __fmaf_rn(w, e.z, sum[2]), sum[3] = __fmaf_rn(w, e.w, sum[3]);
 }
-/* A thread's columns of a row. */
-template <int CB> struct row_cols { float4 v[rows_of<CB>::SPANS]; };
-template <int CB> static __device__ __forceinline__ row_cols<CB> cols_at(const float *row) {
-    row_cols<CB> r;
-#pragma unroll
-    for (int h = 0; h < rows_of<CB>::SPANS; h++) r.v[h] = *(const float4 *)&row[h * rows_of<CB>::SPAN];
-    return r;
-}
-template <int CB> static __device__ __forceinline__ void cols_to(float *row, const float *v) {
-#pragma unroll
-    for (int h = 0; h < rows_of<CB>::SPANS; h++)
-        *(float4 *)&row[h * rows_of<CB>::SPAN] = make_float4(v[h * TILE], v[h * TILE + 1], v[h * TILE + 2], v[h * TILE + 3]);
-}
-template <int CB> static __device__ __forceinline__ void cols_copy(float *to, const float *from) {
-#pragma unroll
-    for (int h = 0; h < rows_of<CB>::SPANS; h++)
-        *(float4 *)&to[h * rows_of<CB>::SPAN] = *(const float4 *)&from[h * rows_of<CB>::SPAN];
-}
-template <int CB> static __device__ __forceinline__ void cols_fma(float *sum, float w, const row_cols<CB> &e) {
-#pragma unroll
-    for (int h = 0; h < rows_of<CB>::SPANS; h++) fma4(sum + h * TILE, w, e.v[h]);
-}
 
 /* ALL: heads have DEV_DELTA_DIM elements. */
 template <typename T, int CB, bool ALL>
 static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel(const delta_job<T> job) {
     delta_job<T> j = job;
     if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
-    typedef rows_of<CB> of;
-    enum { CL = of::COL_LANES, COLS = of::COLS, DEPTH = DEV_DELTA_DIM / PART };
-    typename of::memory &m = dynamic_shared<typename of::memory>();
+    enum { CL = rows_of<CB>::COL_LANES, DEPTH = DEV_DELTA_DIM / PART };
+    typename rows_of<CB>::memory &m = dynamic_shared<typename rows_of<CB>::memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.z);
     const int64_t n = blockIdx.y, c0 = (int64_t)blockIdx.x * CB;
     /* lanes: CL column tiles by 32 / CL rows; warps: first over columns */
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, across = of::SPAN / TILE / CL;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, across = CB / TILE / CL;
     const int c = (warp % across * CL + lane % CL) * TILE, row = warp / across * (32 / CL) + lane / CL;
-    const auto col = [&](int y) { return c + y / TILE * of::SPAN + y % TILE; };
     float *const slot_s = s.slot >= 0 ? j.s + (s.slot * j.hv + n) * j.dk * j.dv + c0 + c : NULL;
     float *const slot_e = s.slot >= 0 ? j.e + (s.slot * j.hv + n) * DELTA_C * j.dv + c0 + c : NULL;
     if (slot_s && s.pos0 >= DELTA_C)
-        for (int64_t d = row; d < j.dk; d += PART) cols_copy<CB>(&m.s[d][c], &slot_s[d * j.dv]);
+        for (int64_t d = row; d < j.dk; d += PART) *(float4 *)&m.s[d][c] = *(const float4 *)&slot_s[d * j.dv];
     for (int64_t r = 0; r < s.n;) {
         const int64_t chunk = (s.pos0 + r) / DELTA_C, t = s.row0 + r;
         const int n0 = (int)((s.pos0 + r) % DELTA_C), n1 = s.n - r < DELTA_C - n0 ? n0 + (int)(s.n - r) : DELTA_C;
         __syncthreads();
         load_chunk<T, CB>(j, m, s, n, {t, n0, n1, r == 0});
-        for (int i = row; i < n0; i += PART) cols_copy<CB>(&m.e[i][c], &slot_e[i * j.dv]);
+        for (int i = row; i < n0; i += PART) *(float4 *)&m.e[i][c] = *(const float4 *)&slot_e[i * j.dv];
         __syncthreads();
         chunk_dots<CB>(m, n0, n1, j.dk);
-        float u[PARTS][COLS] = {}, o[PARTS][COLS] = {}, sum[PARTS][COLS] = {};
+        float u[PARTS][TILE] = {}, o[PARTS][TILE] = {}, sum[PARTS][TILE] = {};
         if (chunk > 0)
-            for (int64_t d = 0; d < j.dk; d += TILE) {
-                row_cols<CB> st[TILE];
+            for (int64_t d = 0; d < j.dk; d += 4) {
+                float4 st[4];
 #pragma unroll
-                for (int y = 0; y < TILE; y++) st[y] = cols_at<CB>(&m.s[d + y][c]);
+                for (int y = 0; y < 4; y++) st[y] = *(const float4 *)&m.s[d + y][c];
 #pragma unroll
                 for (int x = 0; x < PARTS; x++) {
                     const float4 a = *(const float4 *)&m.k[row + PART * x][d], b = *(const float4 *)&m.q[row + PART * x][d];
-                    cols_fma<CB>(u[x], a.x, st[0]), cols_fma<CB>(u[x], a.y, st[1]);
-                    cols_fma<CB>(u[x], a.z, st[2]), cols_fma<CB>(u[x], a.w, st[3]);
-                    cols_fma<CB>(o[x], b.x, st[0]), cols_fma<CB>(o[x], b.y, st[1]);
-                    cols_fma<CB>(o[x], b.z, st[2]), cols_fma<CB>(o[x], b.w, st[3]);
+                    fma4(u[x], a.x, st[0]), fma4(u[x], a.y, st[1]), fma4(u[x], a.z, st[2]), fma4(u[x], a.w, st[3]);
+                    fma4(o[x], b.x, st[0]), fma4(o[x], b.y, st[1]), fma4(o[x], b.z, st[2]), fma4(o[x], b.w, st[3]);
                 }
             }
 #pragma unroll
@@ -213,8 +179,8 @@ static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel
             const int i = row + PART * x;
             if (i < n0 || i >= n1) continue;
 #pragma unroll
-            for (int y = 0; y < COLS; y++) {
-                const float v = act_at(j.qkv, (t + i - n0) * j.width + 2 * j.hk * j.dk + n * j.dv + c0 + col(y));
+            for (int y = 0; y < TILE; y++) {
+                const float v = act_at(j.qkv, (t + i - n0) * j.width + 2 * j.hk * j.dk + n * j.dv + c0 + c + y);
                 u[x][y] = chunk > 0 ? __fmaf_rn(-m.by[i], u[x][y], v) : v;
                 o[x][y] = chunk > 0 ? __fmul_rn(m.by[i], o[x][y]) : 0.0f;
             }
@@ -222,17 +188,18 @@ static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (part * PART >= n1) break;
-            cols_to<CB>(&m.u[row][c], u[part]), cols_to<CB>(&m.sum[row][c], sum[part]);
+#pragma unroll
+            for (int y = 0; y < TILE; y++) m.u[row][c + y] = u[part][y], m.sum[row][c + y] = sum[part][y];
             __syncthreads();
-            for (int x = threadIdx.x; x < CB; x += of::THREADS) part_e<CB>(m, part, n0, x);
+            if (threadIdx.x < CB) part_e<CB>(m, part, n0, threadIdx.x);
             __syncthreads();
             for (int y = part * PART; y < (part + 1) * PART; y++) {
-                const row_cols<CB> e = cols_at<CB>(&m.e[y][c]);
-                if (y <= row + part * PART) cols_fma<CB>(o[part], m.p[row + part * PART][y], e);
+                const float4 e = *(const float4 *)&m.e[y][c];
+                if (y <= row + part * PART) fma4(o[part], m.p[row + part * PART][y], e);
 #pragma unroll
                 for (int x = part + 1; x < PARTS; x++) {
-                    cols_fma<CB>(sum[x], m.a[row + PART * x][y], e);
-                    cols_fma<CB>(o[x], m.p[row + PART * x][y], e);
+                    fma4(sum[x], m.a[row + PART * x][y], e);
+                    fma4(o[x], m.p[row + PART * x][y], e);
                 }
             }
         }
@@ -240,42 +207,41 @@ static __global__ void __launch_bounds__(rows_of<CB>::THREADS) delta_rows_kernel
         for (int x = 0; x < PARTS; x++) {
             const int i = row + PART * x;
             if (i < n0 || i >= n1) continue;
-            const int64_t at = ((t + i - n0) * j.hv + n) * j.dv + c0;
+            const int64_t at = ((t + i - n0) * j.hv + n) * j.dv + c0 + c;
 #pragma unroll
-            for (int y = 0; y < COLS; y++) act_put(j.out, at + col(y), o[x][y]);
-            if (j.kept) cols_copy<CB>(&j.kept[at + c], &m.e[i][c]);
+            for (int y = 0; y < TILE; y++) act_put(j.out, at + y, o[x][y]);
+            if (j.kept) *(float4 *)&j.kept[at] = *(const float4 *)&m.e[i][c];
         }
         r += n1 - n0;
         if (n1 < DELTA_C) { /* the last one, open */
             for (int i = row; i < n1 && slot_e; i += PART)
-                if (i >= n0) cols_copy<CB>(&slot_e[i * j.dv], &m.e[i][c]);
+                if (i >= n0) *(float4 *)&slot_e[i * j.dv] = *(const float4 *)&m.e[i][c];
             continue;
         }
         __syncthreads(); /* q has been read */
-        for (int i = threadIdx.x / 32; i < DELTA_C; i += of::WARPS)
+        for (int i = threadIdx.x / 32; i < DELTA_C; i += rows_of<CB>::WARPS)
             for (int d = lane; d < (int)j.dk; d += 32) m.q[i][d] = __fmul_rn(m.k[i][d], m.left[i]);
         __syncthreads();
-        float next[DEPTH][COLS];
+        float next[DEPTH][TILE];
 #pragma unroll
         for (int x = 0; x < DEPTH; x++)
 #pragma unroll
-            for (int y = 0; y < COLS; y++)
-                next[x][y] = chunk > 0 && row * DEPTH < j.dk ? __fmul_rn(m.by[DELTA_C - 1], m.s[row * DEPTH + x][col(y)]) : 0.0f;
+            for (int y = 0; y < TILE; y++)
+                next[x][y] = chunk > 0 && row * DEPTH < j.dk ? __fmul_rn(m.by[DELTA_C - 1], m.s[row * DEPTH + x][c + y]) : 0.0f;
         if (row * DEPTH >= j.dk) continue;
         for (int y = 0; y < DELTA_C; y++) {
-            const row_cols<CB> e = cols_at<CB>(&m.e[y][c]);
-            const float4 lo = *(const float4 *)&m.q[y][row * DEPTH], hi = *(const float4 *)&m.q[y][row * DEPTH + 4];
-            cols_fma<CB>(next[0], lo.x, e), cols_fma<CB>(next[1], lo.y, e), cols_fma<CB>(next[2], lo.z, e);
-            cols_fma<CB>(next[3], lo.w, e), cols_fma<CB>(next[4], hi.x, e), cols_fma<CB>(next[5], hi.y, e);
-            cols_fma<CB>(next[6], hi.z, e), cols_fma<CB>(next[7], hi.w, e);
+            const float4 e = *(const float4 *)&m.e[y][c], lo = *(const float4 *)&m.q[y][row * DEPTH],
+                         hi = *(const float4 *)&m.q[y][row * DEPTH + 4];
+            fma4(next[0], lo.x, e), fma4(next[1], lo.y, e), fma4(next[2], lo.z, e), fma4(next[3], lo.w, e);
+            fma4(next[4], hi.x, e), fma4(next[5], hi.y, e), fma4(next[6], hi.z, e), fma4(next[7], hi.w, e);
         }
 #pragma unroll
         for (int x = 0; x < DEPTH; x++) {
             const int64_t d = row * DEPTH + x;
-            cols_to<CB>(&m.s[d][c], next[x]);
-            if (slot_s) cols_to<CB>(&slot_s[d * j.dv], next[x]);
-            if (j.states && r < s.n)
-                cols_to<CB>(&j.states[(((s.entry + chunk + 1) * j.hv + n) * j.dk + d) * j.dv + c0 + c], next[x]);
+            const float4 v = make_float4(next[x][0], next[x][1], next[x][2], next[x][3]);
+            *(float4 *)&m.s[d][c] = v;
+            if (slot_s) *(float4 *)&slot_s[d * j.dv] = v;
+            if (j.states && r < s.n) *(float4 *)&j.states[(((s.entry + chunk + 1) * j.hv + n) * j.dk + d) * j.dv + c0 + c] = v;
         }
     }
 }

@@ -35,8 +35,7 @@ template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] = 0;
 }
-enum { TILES = 4 }; /* that a step multiplies in turns */
-/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8, N of TILES. */
+/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8. */
 template <int N, bool ALL, class A, class B>
 static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place<ALL> &at, int k, const A &a, const B &b) {
     const int g = ((int)threadIdx.x & 31) / 4, t = (int)threadIdx.x & 3;
@@ -45,22 +44,12 @@ static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_p
                                 tf32_split(a(at.row + g, x + t + 4)), tf32_split(a(at.row + g + 8, x + t + 4))};
         const uint32_t hi[4] = {p[0].hi, p[1].hi, p[2].hi, p[3].hi}, lo[4] = {p[0].lo, p[1].lo, p[2].lo, p[3].lo};
 #pragma unroll
-        for (int n0 = 0; n0 < N; n0 += TILES) { /* the products of a tile depend on each other, those of others are between */
-            tf32_pair q[TILES][2];
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-                if (at.has(n0 + n))
-#pragma unroll
-                    for (int h = 0; h < 2; h++) q[n][h] = tf32_split(b(x + t + 4 * h, at.col + 8 * (n0 + n) + g));
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], lo, q[n][0].hi, q[n][1].hi);
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], hi, q[n][0].lo, q[n][1].lo);
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-                if (at.has(n0 + n)) mma_tf32(acc[n0 + n], hi, q[n][0].hi, q[n][1].hi);
+        for (int n = 0; n < N; n++) {
+            if (!at.has(n)) break;
+            const tf32_pair b0 = tf32_split(b(x + t, at.col + 8 * n + g)), b1 = tf32_split(b(x + t + 4, at.col + 8 * n + g));
+            mma_tf32(acc[n], lo, b0.hi, b1.hi);
+            mma_tf32(acc[n], hi, b0.lo, b1.lo);
+            mma_tf32(acc[n], hi, b0.hi, b1.hi);
         }
     }
 }
