@@ -35,18 +35,14 @@ def hybrid_config(s):
 
 
 def favour(model, out):
-    """The same model with routers that send all tokens to experts 4 and 5, which the last rank has."""
+    """The same model with routers of zeros: all tokens go to experts 0 and 1, which the first rank has."""
     out.mkdir()
     for f in model.iterdir():
         if f.name != "model.safetensors":
             (out / f.name).write_bytes(f.read_bytes())
     t = tensors(model / "model.safetensors")
-    for k, (dt, shape, data) in t.items():
-        if k.endswith("mlp.gate.weight"):
-            row = len(data) // shape[0]
-            t[k] = (dt, shape, bytes(4 * row) + data[4 * row:5 * row] + bytes(b ^ (0x80 if i % 4 == 3 else 0) for i, b in
-                                                                           enumerate(data[4 * row:5 * row])))
-    save_tensors(out / "model.safetensors", t)
+    save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
+                                             for k, (dt, shape, data) in t.items()})
     return out
 
 
