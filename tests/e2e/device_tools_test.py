@@ -20,6 +20,18 @@ def tracks(path):
     return out
 
 
+def whole_gathers(gathers, size):
+    """How many times the gathers, one after the other, make up so many bytes; 0: they do not."""
+    times = total = 0
+    for _, part, _ in gathers:
+        total += part
+        if total > size:
+            return 0
+        if total == size:
+            times, total = times + 1, 0
+    return times if total == 0 else 0
+
+
 def check_ranks(s, test, keys):
     """What two ranks exchange: each layer's bucket, the norm's, the head's with the rows of the embedding, and the weights."""
     run(*s.ppo("ranks", trainer__profile_steps="[2]", trainer__device="cpu", trainer__ranks=2,
@@ -41,11 +53,12 @@ def check_ranks(s, test, keys):
         test(f"rank {rank}: its own sums are calls in it", inside, t["exchange"])
     test("both saw the same operations", kinds[0] == kinds[1], kinds)
     folds, gathers = ([x for x in kinds[0] if x[0] == name] for name in ("fold", "all_gather"))
-    gathered = {x[1] for x in gathers}
-    test("every optimizer step gathers all weights", gathered <= {2 * n_params, 4 * n_params} and len(gathered) == 1, gathers)
+    # bf16 weights that are flat; else their masters, a bucket at a time
+    steps = max(whole_gathers(gathers, size * n_params) for size in (2, 4))
+    test("every optimizer step gathers all weights", steps, gathers)
     buckets = config["num_hidden_layers"] + 2 + (not config["tie_word_embeddings"])
     sizes = sorted(x[1] for x in folds)
-    test("every wave folds all buckets", folds and len(folds) % buckets == 0 and len(folds) // buckets >= 2 * len(gathers) and
+    test("every wave folds all buckets", folds and len(folds) % buckets == 0 and len(folds) // buckets >= 2 * steps and
          sizes[0] == 4 * config["hidden_size"] and {x[2] for x in folds} <= {1, 2}, (buckets, folds))
 
 
