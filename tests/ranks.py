@@ -5,7 +5,7 @@ import json
 import pathlib
 import sqlite3
 
-from verlc_test import run, undated
+from verlc_test import run, save_tensors, tensors, undated
 
 # of one machine and moment: times, memory, what a cache of one rank saw
 OWN = ("timing", "perf/", "actor/perf/", "train/mfu", "train/time(s)", "rollout/kv_blocks_peak",
@@ -121,4 +121,16 @@ def experts_model(s, family="qwen3_moe", keys=None):
     arch, out = s.dir / f"{family}.json", s.dir / family
     arch.write_text(json.dumps(config))
     run("model", "init", "--arch", arch, "--out", out, "--tokenizer", s.dir / "model", "--dtype", "fp32")
+    return out
+
+
+def two_experts_model(model, out):
+    """The same model with routers of zeros: all tokens go to experts 0 and 1, which the first rank has."""
+    out.mkdir()
+    for f in model.iterdir():
+        if f.name != "model.safetensors":
+            (out / f.name).write_bytes(f.read_bytes())
+    t = tensors(model / "model.safetensors")
+    save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
+                                             for k, (dt, shape, data) in t.items()})
     return out

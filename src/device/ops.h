@@ -250,7 +250,7 @@ struct mla_join_args {
  * pos0[i] earlier ones. Its state is in slot[i], one of the state's slots and no other sequence's: read unless pos0[i] is 0, then
  * written. Without a state (training) slot is TENSOR_NONE and each pos0 is 0. All arrays are i32 on the device. */
 struct row_seqs {
-    int64_t n, max_rows; /* sequences; rows of the longest, for sizing only */
+    int64_t n, max_rows; /* sequences; rows of the longest: none may have more (grids, and which kernel, depend on it) */
     struct tensor start; /* (n + 1) */
     struct tensor pos0;  /* (n) */
     struct tensor slot;  /* (n), or TENSOR_NONE */

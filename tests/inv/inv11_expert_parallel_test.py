@@ -6,8 +6,8 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import experts_model, first_difference
-from verlc_test import Scratch, Tests, run, save_tensors, series, tensors
+from ranks import experts_model, first_difference, two_experts_model
+from verlc_test import Scratch, Tests, run, series
 
 A = "actor_rollout_ref."
 TOGETHER = A + "rollout.tensor_model_parallel_size"
@@ -32,18 +32,6 @@ def hybrid_config(s):
     text = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
             "linear_value_head_dim": 32, "num_experts": 5, "shared_expert_intermediate_size": 72, **SMALL}
     return {"architectures": ["Qwen3_5MoeForCausalLM"], **text}
-
-
-def favour(model, out):
-    """The same model with routers of zeros: all tokens go to experts 0 and 1, which the first rank has."""
-    out.mkdir()
-    for f in model.iterdir():
-        if f.name != "model.safetensors":
-            (out / f.name).write_bytes(f.read_bytes())
-    t = tensors(model / "model.safetensors")
-    save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
-                                             for k, (dt, shape, data) in t.items()})
-    return out
 
 
 def main():
@@ -82,7 +70,7 @@ def main():
         router = {A + "actor.optim.lr": 0.02, "+" + A + "actor.router_replay.mode": "R3",
                   A + "rollout.enable_rollout_routing_replay": True}
         compare("replay", ((3, 3),), 2, **f32, **router)
-        uneven = compare("imbalance", ((3, 3),), **{A + "model.path": favour(model, s.dir / "uneven")})
+        uneven = compare("imbalance", ((3, 3),), **{A + "model.path": two_experts_model(model, s.dir / "uneven")})
         load = series(uneven, "actor/router/load_max_over_mean")
         test("two of six experts have all tokens", load == [3], load)
 

@@ -8,8 +8,8 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from ranks import experts_model, first_difference
-from verlc_test import Scratch, Tests, run, save_tensors, series, tensors
+from ranks import experts_model, first_difference, two_experts_model
+from verlc_test import Scratch, Tests, run, series
 
 A = "actor_rollout_ref."
 EXPERTS = A + "actor.fsdp_config.turbo_config.distributed.expert_parallel_size"
@@ -19,18 +19,6 @@ SHARED = {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "shared_ex
 GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 32,
            "sliding_window": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
                                                   "original_max_position_embeddings": 32}}
-
-
-def favour(model, out):
-    """The same model with routers of zeros: all tokens go to experts 0 and 1, which the first rank has."""
-    out.mkdir()
-    for f in model.iterdir():
-        if f.name != "model.safetensors":
-            (out / f.name).write_bytes(f.read_bytes())
-    t = tensors(model / "model.safetensors")
-    save_tensors(out / "model.safetensors", {k: (dt, shape, bytes(len(data)) if k.endswith("mlp.gate.weight") else data)
-                                             for k, (dt, shape, data) in t.items()})
-    return out
 
 
 def sft(s, test, model):
@@ -95,7 +83,7 @@ def main():
                   "+" + A + "actor.router_replay.mode": "R3", A + "rollout.enable_rollout_routing_replay": True}
         compare("router", ((3, {}),), 2, **f32, **losses)
         # the first rank gets more rows than it has room for, so there are several rounds
-        uneven = compare("imbalance", ((3, {}),), **{A + "model.path": favour(model, s.dir / "uneven"),
+        uneven = compare("imbalance", ((3, {}),), **{A + "model.path": two_experts_model(model, s.dir / "uneven"),
                                                      "data.max_prompt_length": 32, A + "actor.ppo_mini_batch_size": 4})
         if uneven:
             load = series(uneven, "actor/router/load_max_over_mean")
