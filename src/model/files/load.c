@@ -1,6 +1,5 @@
-/* load.c - a Hugging Face directory into a model: find each parameter in
- * model.safetensors, the shards of its index or the files of verl's ranks, check it,
- * convert it, pack it.
+/* load.c - a Hugging Face directory into a model: find each parameter in its files
+ * (weights_dir.c), check it, convert it, pack it.
  *
  * Data moves from the mapping to the device in chunks that stay in cache; an
  * inference model never holds an fp32 copy.
@@ -10,14 +9,13 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "base/file.h"
-#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
 #include "base/rng.h"
 #include "model/files/files_int.h"
 #include "model/files/shards.h"
+#include "model/files/weights_dir.h"
 #include "model/lora/lora_int.h"
 #include "model/master_weights.h"
 #include "model/parallel/weight_streaming.h"
@@ -27,111 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 1 << 18 /* elements converted at a time */, MAX_SHARDS = 4096, MAX_INDEX_BYTES = 256 << 20 };
-
-/* ---- the files of a directory ---- */
-
-struct weights_dir {
-    struct safetensors_file **files;
-    char **paths;
-    int64_t n;
-    struct map by_name;               /* tensor -> file; empty when there is one file and no index */
-    struct shards *shards;            /* verl's shards instead of files; paths[0] is their directory */
-    struct safetensors_tensor *whole; /* the shards' tensors, without data */
-};
-
-static void weights_close(struct weights_dir *w) {
-    for (int64_t i = 0; i < w->n; i++) {
-        safetensors_close(w->files[i]);
-        free(w->paths[i]);
-    }
-    free(w->files);
-    free(w->paths);
-    map_free(&w->by_name);
-    shards_close(w->shards);
-    free(w->whole);
-}
-
-static int add_file(struct weights_dir *w, int64_t *cap, char *path) {
-    int64_t cap_paths = *cap;
-    xgrow((void **)&w->files, cap, w->n + 1, sizeof *w->files);
-    xgrow((void **)&w->paths, &cap_paths, w->n + 1, sizeof *w->paths);
-    w->files[w->n] = NULL;
-    w->paths[w->n++] = path;
-    return safetensors_open(&w->files[w->n - 1], path);
-}
-
-static int open_index(struct weights_dir *w, const char *dir, const char *path) {
-    int rc = 0;
-    json_t *index = NULL, *file;
-    struct map files = {0};
-    const char *name;
-    int64_t cap = 0;
-    TRYG(json_load(&index, path, MAX_INDEX_BYTES), out);
-    json_t *weight_map = json_object_get(index, "weight_map");
-    if (!json_is_object(weight_map)) FAILG(out, ERR_FORMAT, "%s: no \"weight_map\"", path);
-    json_object_foreach(weight_map, name, file) {
-        const char *shard = json_string_value(file);
-        if (!shard || !*shard || strchr(shard, '/') || shard[0] == '.')
-            FAILG(out, ERR_FORMAT, "%s: tensor %s: not the name of a file next to the index", path, name);
-        int64_t i;
-        if (!map_gets(&files, shard, &i)) {
-            if (w->n >= MAX_SHARDS) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported: more than %d shards", path, MAX_SHARDS);
-            i = w->n;
-            map_set(&files, shard, strlen(shard), i);
-            char *at;
-            TRYG(file_in_dir(&at, dir, shard), out);
-            TRYG(add_file(w, &cap, at ? at : file_join(dir, shard)), out);
-        }
-        map_set(&w->by_name, name, strlen(name), i);
-    }
-out:
-    map_free(&files);
-    json_decref(index);
-    return rc;
-}
-
-/* The files of verl's ranks; dir has their config.json. */
-static int open_shards(struct weights_dir *w, const char *shards, const char *dir) {
-    w->paths = xcalloc(1, sizeof *w->paths);
-    w->files = xcalloc(1, sizeof *w->files);
-    w->paths[w->n++] = xstrdup(shards);
-    TRY(shards_open(&w->shards, &(struct shards_args){.dir = shards, .config_dir = dir}));
-    if (shards_has_adapter(w->shards))
-        FAIL(ERR_UNSUPPORTED,
-             "%s: unsupported as a model: the checkpoint of a LoRA run, whose base model and adapter are separate; give the base "
-             "model and "
-             "%s/lora_adapter as the adapter (lora_adapter_path), or 'verlc model_merger merge --backend fsdp --local_dir %s "
-             "--target_dir OUT', then 'verlc model merge --model OUT --adapter OUT/lora_adapter --out DIR'",
-             shards, shards, shards);
-    w->whole = xcalloc((size_t)shards_count(w->shards), sizeof *w->whole);
-    for (int64_t i = 0; i < shards_count(w->shards); i++) {
-        const struct shards_tensor *t = shards_at(w->shards, i);
-        w->whole[i] = (struct safetensors_tensor){.name = t->name, .dt = t->dt, .nd = t->nd};
-        memcpy(w->whole[i].dim, t->dim, sizeof t->dim);
-    }
-    return 0;
-}
-
-static int weights_open(struct weights_dir *w, const char *dir) {
-    int rc = 0;
-    int64_t cap = 0;
-    char *index = NULL, *one = NULL, *shards = NULL, *pickle = file_join(dir, "pytorch_model.bin");
-    TRYG(file_in_dir(&index, dir, "model.safetensors.index.json"), out);
-    TRYG(file_in_dir(&one, dir, "model.safetensors"), out);
-    if (index) TRYG(open_index(w, dir, index), out);
-    else if (one) TRYG(add_file(w, &cap, xstrdup(one)), out);
-    else if ((shards = shards_find_dir(dir))) TRYG(open_shards(w, shards, dir), out);
-    else if (file_exists(pickle))
-        FAILG(out, ERR_UNSUPPORTED, "%s: unsupported pickled weights; save the model as safetensors first", pickle);
-    else FAILG(out, ERR_INPUT, "%s: neither model.safetensors nor model.safetensors.index.json", dir);
-out:
-    free(index);
-    free(one);
-    free(pickle);
-    free(shards);
-    return rc;
-}
+enum { CHUNK = 1 << 18 /* elements converted at a time */ };
 
 /* ---- checking ---- */
 
@@ -155,19 +49,8 @@ static bool may_be_new(enum head head, const struct model_param *p) {
     return head == HEAD_VALUE && strncmp(p->name, "score.", 6) == 0;
 }
 
-static const struct safetensors_tensor *find_any(void *arg, const char *name) {
-    const struct weights_dir *w = arg;
-    int64_t i = 0;
-    if (w->shards) {
-        const struct shards_tensor *t = shards_find(w->shards, name);
-        return t ? &w->whole[t - shards_at(w->shards, 0)] : NULL;
-    }
-    if (w->by_name.n > 0 && !map_gets(&w->by_name, name, &i)) return NULL;
-    return safetensors_find(w->files[i], name);
-}
-
 static int find_codes(struct source *s, struct weights_dir *w, const struct model_param *p, const char *dir) {
-    const struct bnb_args a = {.find = find_any, .arg = w, .param = p, .path = dir};
+    const struct bnb_args a = {.find = weights_dir_find, .arg = w, .param = p, .path = dir};
     s->path = dir;
     TRY(model__bnb_find(&s->bnb, &a));
     s->t = s->bnb.code;
@@ -177,7 +60,7 @@ static int find_codes(struct source *s, struct weights_dir *w, const struct mode
 /* The tensor of that name, with its file. */
 static void find_tensor(struct source *s, struct weights_dir *w, const char *name) {
     int64_t i = 0;
-    s->t = find_any(w, name);
+    s->t = weights_dir_find(w, name);
     s->parts = w->shards ? shards_find(w->shards, name) : NULL;
     if (w->by_name.n > 0) map_gets(&w->by_name, name, &i);
     s->path = w->paths[i];
@@ -220,7 +103,7 @@ static int find_stacked(struct source *s, struct weights_dir *w, const struct mo
 /* A parameter of gpt-oss' experts. */
 static int find_interleaved(struct source *s, struct weights_dir *w, const struct model *m, const struct model_param *p,
                             const char *dir) {
-    const struct bnb_args a = {.find = find_any, .arg = w, .param = p, .path = dir};
+    const struct bnb_args a = {.find = weights_dir_find, .arg = w, .param = p, .path = dir};
     char name[MODEL_STACK_NAME];
     model__stack_name(m, &m->groups[p->group], name);
     if (w->shards) FAIL(ERR_UNSUPPORTED, "%s: unsupported shards of a %s model", dir, m->cfg.family->type);
@@ -250,7 +133,8 @@ static int find_param(struct source *s, struct weights_dir *w, const struct mode
                  : "%s: tensor %s has shape (%s), config.json asks for (%lld, %lld)",
              s->path, p->name, shape_of(t, have), (long long)p->rows, (long long)p->cols);
     if (t->dt == DT_E4M3 && own && !w->shards)
-        return model__fp8_find(&s->fp8, &m->cfg, t, &(struct bnb_args){.find = find_any, .arg = w, .param = p, .path = s->path});
+        return model__fp8_find(&s->fp8, &m->cfg, t,
+                               &(struct bnb_args){.find = weights_dir_find, .arg = w, .param = p, .path = s->path});
     if (t->dt != DT_F32 && t->dt != DT_BF16 && t->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", s->path, t->name, dtype_name(t->dt));
     return 0;
@@ -285,20 +169,13 @@ static bool is_kept(const struct model *m, const char *name) {
     return m->cfg.family->keeps_layers && behind_layers(m, name);
 }
 
-static const struct safetensors_tensor *tensor_of(const struct weights_dir *w, int64_t f, int64_t i) {
-    return w->shards ? &w->whole[i] : safetensors_at(w->files[f], i);
-}
-static int64_t count_of(const struct weights_dir *w, int64_t f) {
-    return w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
-}
-
 /* Takes the files over where there are such tensors. */
 static void keep_tensors(struct model *m, struct weights_dir *w) {
     struct model_kept k = {0};
     int64_t cap = 0, other = 0;
     for (int64_t f = 0; f < w->n; f++)
-        for (int64_t i = 0; i < count_of(w, f); i++) {
-            const struct safetensors_tensor *const t = tensor_of(w, f, i);
+        for (int64_t i = 0; i < weights_dir_count(w, f); i++) {
+            const struct safetensors_tensor *const t = weights_dir_at(w, f, i);
             if (!is_kept(m, t->name)) continue;
             other += t->dt == DT_E4M3;
             xgrow((void **)&k.tensors, &cap, k.n + 1, sizeof *k.tensors);
@@ -338,7 +215,7 @@ struct safetensors_write_tensor model__kept_at(const struct model *m, int64_t i)
 
 static void kept_free(struct model *m) {
     if (!m->kept) return;
-    weights_close(&m->kept->w);
+    weights_dir_close(&m->kept->w);
     free(m->kept->tensors);
     free(m->kept);
 }
@@ -358,8 +235,8 @@ static void note_unused(const struct model *m, const struct source *src, const s
     /* a copy of the embedding, as in transformers; a critic has no use for it */
     if (m->cfg.tied || m->cfg.value) map_set(&used, "lm_head.weight", 14, 0);
     for (int64_t f = 0; f < w->n; f++) {
-        for (int64_t i = 0; i < count_of(w, f); i++) {
-            const char *name = tensor_of(w, f, i)->name;
+        for (int64_t i = 0; i < weights_dir_count(w, f); i++) {
+            const char *name = weights_dir_at(w, f, i)->name;
             const char *part = m->cfg.saved_nf4 ? strstr(name, ".weight.") : NULL; /* of a 4-bit matrix */
             if (part && map_get(&used, name, (size_t)(part - name) + 7, NULL)) continue;
             if (map_gets(&used, name, NULL) || is_kept(m, name) || strstr(name, "rotary_emb.inv_freq")) continue;
@@ -664,7 +541,7 @@ void model__files_end(struct model *m, bool taken) {
 static void files_free(struct model *m) {
     if (!m->files) return;
     model__files_end(m, false);
-    weights_close(&m->files->w);
+    weights_dir_close(&m->files->w);
     free(m->files->src);
     free(m->files);
 }
@@ -816,7 +693,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
               "set quantization=nf4 and a lora_rank, or give the unquantized model",
               a->dir);
     json_object_del(m->cfg.json, "quantization_config"); /* what is exported is in full */
-    TRYG(weights_open(&w, a->dir), out);
+    TRYG(weights_dir_open(&w, a->dir), out);
     if (w.shards) {
         char *what = shards_words(w.shards);
         log_info("reading the weights of %s in %s", what, w.paths[0]);
@@ -828,13 +705,13 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     model__quant_create(m, a->quant);
     src = xcalloc((size_t)m->n_params, sizeof *src);
     if (m->cfg.saved_nf4 && w.shards) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported shards of 4-bit weights", a->dir);
-    if (head == HEAD_VALUE && find_any(&w, "v_head.summary.weight"))
+    if (head == HEAD_VALUE && weights_dir_find(&w, "v_head.summary.weight"))
         FAILG(out, ERR_UNSUPPORTED,
               "%s: unsupported value head v_head.summary (trl's AutoModelForCausalLMWithValueHead); a critic's is score, of "
               "...ForTokenClassification",
               a->dir);
     for (int64_t i = 0; i < m->n_params; i++) {
-        if (may_be_new(head, &m->params[i]) && !find_any(&w, m->params[i].name)) {
+        if (may_be_new(head, &m->params[i]) && !weights_dir_find(&w, m->params[i].name)) {
             if (m->params[i].nd == 2) log_info("%s has no %s: the value head is new", a->dir, m->params[i].name);
             src[i].seed = head_seed;
             continue;
@@ -864,91 +741,8 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     m = NULL;
 out:
     model_close(m);
-    weights_close(&w);
+    weights_dir_close(&w);
     free(src);
-    return rc;
-}
-
-/* ---- fingerprint ---- */
-
-enum { PRINT_BYTES = 1024 }; /* at each of three places of a tensor */
-
-struct print_tensor {
-    const struct safetensors_tensor *t;
-    const struct shards_tensor *parts; /* NULL: t has its data */
-};
-
-static int by_tensor_name(const void *a, const void *b) {
-    return strcmp(((const struct print_tensor *)a)->t->name, ((const struct print_tensor *)b)->t->name);
-}
-
-/* Of all files, in the order of their names; caller frees. */
-static struct print_tensor *list_tensors(const struct weights_dir *w, int64_t *n) {
-    struct print_tensor *list = NULL;
-    int64_t cap = 0;
-    *n = 0;
-    for (int64_t f = 0; f < w->n; f++) {
-        const int64_t count = w->shards ? shards_count(w->shards) : safetensors_count(w->files[f]);
-        xgrow((void **)&list, &cap, *n + count, sizeof *list);
-        for (int64_t i = 0; i < count; i++)
-            list[(*n)++] = w->shards ? (struct print_tensor){&w->whole[i], shards_at(w->shards, i)}
-                                     : (struct print_tensor){safetensors_at(w->files[f], i), NULL};
-    }
-    if (*n > 1) qsort(list, (size_t)*n, sizeof *list, by_tensor_name);
-    return list;
-}
-
-static void print_tensor(struct hash_stream *h, const struct print_tensor *p) {
-    const struct safetensors_tensor *t = p->t;
-    const size_t size = dtype_size(t->dt);
-    int64_t all = 1;
-    for (int i = 0; i < t->nd; i++) all *= t->dim[i];
-    const int64_t n = all < PRINT_BYTES / (int64_t)size ? all : PRINT_BYTES / (int64_t)size;
-    const int64_t at[] = {0, (all - n) / 2, all - n};
-    char *head = xasprintf("%s %s %lld", t->name, dtype_name(t->dt), (long long)t->nd);
-    _Alignas(16) char value[PRINT_BYTES];
-    hash_stream_add(h, head, strlen(head) + 1);
-    hash_stream_add(h, t->dim, (size_t)t->nd * sizeof *t->dim);
-    for (size_t i = 0; i < sizeof at / sizeof *at && n > 0; i++) {
-        if (p->parts) shards_read(p->parts, at[i], n, value);
-        else memcpy(value, t->data + (size_t)at[i] * size, (size_t)n * size);
-        hash_stream_add(h, value, (size_t)n * size);
-    }
-    free(head);
-}
-
-static int print_config(struct hash_stream *h, const char *dir) {
-    char *path = NULL, *text;
-    json_t *config = NULL;
-    TRY(file_in_dir(&path, dir, "config.json"));
-    if (!path) FAIL(ERR_INPUT, "%s: no config.json", dir);
-    const int rc = json_load(&config, path, 1 << 20);
-    free(path);
-    TRY(rc);
-    json_object_del(config, "_name_or_path");
-    json_object_del(config, "transformers_version");
-    text = json_dumps(config, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
-    if (text) hash_stream_add(h, text, strlen(text));
-    free(text);
-    json_decref(config);
-    return 0;
-}
-
-int model_fingerprint(const char *dir, char out[33]) {
-    struct weights_dir w = {0};
-    struct hash_stream *h = hash_stream_new();
-    int64_t n;
-    int rc = 0;
-    TRYG(print_config(h, dir), out);
-    TRYG(weights_open(&w, dir), out);
-    struct print_tensor *list = list_tensors(&w, &n);
-    for (int64_t i = 0; i < n; i++) print_tensor(h, &list[i]);
-    free(list);
-    hash_stream_end(h, out);
-    h = NULL;
-out:
-    hash_stream_free(h);
-    weights_close(&w);
     return rc;
 }
 
