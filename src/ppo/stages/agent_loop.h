@@ -1,5 +1,4 @@
-/* agent_loop.h - episodes of several turns within a generation: which loop a row has, its tools, and what happens between two of
- * its turns.
+/* agent_loop.h - episodes of several turns within a generation: what happens between two of their turns.
  *
  * The state of one episode is agent/tool_agent.h's; drawing is rollout.c's. Tools run in helpers: no call here waits for one.
  * Invariant: what an episode contains depends on weights, data, seeds and what its tools say alone, not on when they say it. */
@@ -7,33 +6,7 @@
 #define VERLC_PPO_STAGES_AGENT_LOOP_H
 
 #include "agent/tool_agent.h"
-#include "conf/conf.h"
-#include "ppo/config.h"
-
-/* ---- what all episodes of a run share ---- */
-struct agents;
-struct agents_args {
-    const struct ppo_agent_config *k;
-    const struct ppo_data_config *rows;
-    enum ppo_schedule schedule;
-    bool partial_replay; /* fully asynchronous: a record is repeated in which new weights interrupt episodes */
-    const struct tokenizer *tok;
-    const char *model_dir; /* its config.json says which family's rules join messages */
-    const struct conf *conf;
-};
-/* Opens nothing yet: tools, interactions and templates are opened by the first row that needs them. Arguments are borrowed. */
-void agents_create(struct agents **out, const struct agents_args *a);
-void agents_destroy(struct agents *a); /* NULL ok */
-/* The run has ended as it should: what tools have said is not kept. */
-void agents_finish(struct agents *a);
-/* Whether a row of the data has several turns; before the data are open: no. */
-bool agents_active(const struct agents *a);
-/* rl_dataset_args.tools: what a row's prompt is rendered with. ERR_INPUT: no such loop; else the tools' errors. */
-int agents_row(void *agents, const json_t *row, json_t **tools);
-/* What ends a turn besides the model's end tokens; borrowed. */
-const int32_t *agents_stop_ids(const struct agents *a, int64_t *n);
-/* After the data are open: warnings about rows that do not do what the keys suggest. */
-void agents_check(const struct agents *a);
+#include "ppo/stages/agents.h"
 
 /* ---- in a generation ---- */
 struct generation_state;
