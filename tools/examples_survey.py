@@ -33,7 +33,8 @@ FAMILIES = [  # a part of a model's name: its model_type; the first that fits
     ("glm-4.1v|glm41v|glm4_1v|glm-4-1v", "glm4v"), ("glm-?4.5|glm4_?moe", "glm4_moe"),
     ("glm|kimi", "glm_moe"), ("gpt-oss|gpt_oss|gptoss", "gpt_oss"),
     ("ref_model_path", "qwen2_5_vl"),  # deepeyes
-    ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hunyuan|hy[-_]?v3|hy3", "hunyuan"),
+    ("minicpm", "minicpmo"), ("nemotron", "nemotron_h"), ("seed-oss|seed_oss", "seed_oss"), ("hy[-_]?v3|hy3", "hy_v3"),
+    ("hunyuan", "hunyuan"),
     ("gemma", "gemma"), ("mimo", "mimo"), ("internvl", "internvl"), ("mistral|mathstral", "mistral"), ("qwen3|qwen-3", "qwen3"),
     ("llama|deepseek|eurus|skywork", "llama")]
 PAGE = """# verl's example launches
@@ -55,7 +56,7 @@ A plan does not open tools or their servers. Paths and variables that a script l
 | script | result |
 |---|---|"""
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "qwen3_moe": "Qwen3Moe",
-           "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe",
+           "gpt_oss": "GptOss", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe", "hy_v3": "HYV3",
            "gemma": "Gemma", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "mimo": "MiMo", "qwen3_next": "Qwen3Next"}
 MODEL_KEYS = ["actor_rollout_ref.model.path", "critic.model.path", "reward.reward_model.model_path", "reward_model.model.path",
               "model.path", "model.partial_pretrain", "actor_rollout_ref.model.lora_adapter_path",

@@ -156,6 +156,14 @@ CASES = {
                         first_k_dense_replace=1, rope_theta=1e4,
                         rope_scaling=dict(rope_type="yarn", factor=40.0, beta_fast=32, beta_slow=1, mscale=1.0,
                                           mscale_all_dim=1.0, original_max_position_embeddings=16)),
+    # norms of q's and k's whole rows, rope of half of a head, sigmoids with a correction bias
+    "minimax_m2": dict(NO_PAD, model_type="minimax_m2", architectures=["MiniMaxM2ForCausalLM"], tie_word_embeddings=False,
+                       head_dim=16, intermediate_size=12, num_local_experts=8, num_experts_per_tok=3, rotary_dim=8, rope_theta=5e6),
+    # experts as GLM-4.5's under other names, norms of heads
+    "hy_v3": dict(NO_PAD, model_type="hy_v3", architectures=["HYV3ForCausalLM"], tie_word_embeddings=False, rms_norm_eps=1e-5,
+                  head_dim=8, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, num_shared_experts=1,
+                  num_hidden_layers=3, router_scaling_factor=2.826, mlp_layer_types=["sparse", "dense", "sparse"],
+                  rope_parameters=dict(rope_type="default", rope_theta=11158840.0)),
     "olmoe": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=False, num_experts=8,
                   num_experts_per_tok=3, intermediate_size=16, norm_topk_prob=False, clip_qkv=None, attention_bias=False,
                   pad_token_id=0, rope_theta=1e4),
@@ -232,6 +240,33 @@ MORE = {
                               moe_intermediate_size=20, n_shared_experts=1, n_group=3, topk_group=2,
                               topk_method="group_limited_greedy", routed_scaling_factor=1.0, norm_topk_prob=False,
                               first_k_dense_replace=0, rope_theta=1e6),
+    "minimax_m2_heads": dict(NO_PAD, model_type="minimax_m2", architectures=["MiniMaxM2ForCausalLM"], tie_word_embeddings=True,
+                             head_dim=24, num_key_value_heads=1, intermediate_size=20, num_local_experts=12,
+                             num_experts_per_tok=4, rotary_dim=12, rope_theta=1e4),
+    "minimax_m2_whole": dict(NO_PAD, model_type="minimax_m2", architectures=["MiniMaxM2ForCausalLM"], tie_word_embeddings=False,
+                             head_dim=8, num_key_value_heads=4, num_hidden_layers=3, intermediate_size=16, num_local_experts=5,
+                             num_experts_per_tok=2, rope_theta=1e6),
+    "hy_v3_heads": dict(NO_PAD, model_type="hy_v3", architectures=["HYV3ForCausalLM"], tie_word_embeddings=True, rms_norm_eps=1e-5,
+                        head_dim=24, num_key_value_heads=1, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=20,
+                        num_shared_experts=2, router_scaling_factor=1.5, attention_bias=True, rope_theta=1e4),
+    "hy_v3_sparse": dict(NO_PAD, model_type="hy_v3", architectures=["HYV3ForCausalLM"], tie_word_embeddings=False,
+                         head_dim=16, num_key_value_heads=4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+                         num_shared_experts=1, mlp_layer_types=["sparse"] * 2, rope_theta=1e6),
+    # GLM-4.7-Flash: DeepSeek-V3's layers
+    "glm4_moe_lite": dict(NO_PAD, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"], tie_word_embeddings=False,
+                          num_key_value_heads=4, rms_norm_eps=1e-5, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12,
+                          qk_rope_head_dim=4, v_head_dim=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12,
+                          n_shared_experts=1, routed_scaling_factor=1.8, norm_topk_prob=True, rope_theta=1e6),
+    "glm4_moe_lite_types": dict(NO_PAD, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"],
+                                tie_word_embeddings=True, num_key_value_heads=4, num_hidden_layers=3, q_lora_rank=None,
+                                kv_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=12,
+                                num_experts_per_tok=4, moe_intermediate_size=20, n_shared_experts=2, n_group=3, topk_group=2,
+                                norm_topk_prob=False, mlp_layer_types=["sparse", "dense", "sparse"], rope_theta=1e4),
+    "glm4_moe_lite_heads": dict(NO_PAD, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"],
+                                tie_word_embeddings=False, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=12,
+                                kv_lora_rank=32, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=20, n_routed_experts=6,
+                                num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1, routed_scaling_factor=1.0,
+                                mlp_layer_types=["sparse"] * 2, rope_theta=1e6),
     "olmoe_heads": dict(SHAPE, model_type="olmoe", architectures=["OlmoeForCausalLM"], tie_word_embeddings=True, num_experts=16,
                         num_key_value_heads=1, num_experts_per_tok=8, intermediate_size=12, norm_topk_prob=True,
                         attention_bias=True, pad_token_id=0, rope_theta=1e5),
@@ -441,6 +476,9 @@ def expert_by_expert(tensors):
     return out
 
 
+HY_V3 = {"gate.": "router.gate.", "e_score_correction_bias": "expert_bias", "shared_experts.": "shared_mlp."}
+
+
 def released(tensors, kind, grads=False):
     """Experts, which transformers has stacked in memory, under the names of released files: a matrix each."""
     out = {}
@@ -448,10 +486,14 @@ def released(tensors, kind, grads=False):
         return expert_by_expert(tensors) if grads else tensors
     if kind == "qwen3_5_moe_text" and not grads:
         return tensors  # stacked in files too
-    gate, up, down = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    mixtral = kind in ("mixtral", "minimax_m2")
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     for name, t in tensors.items():
-        if kind == "mixtral":
+        if mixtral:
             name = name.replace(".mlp.", ".block_sparse_moe.")
+        if kind == "hy_v3":
+            for ours, theirs in HY_V3.items():
+                name = name.replace(f".mlp.{ours}", f".mlp.{theirs}")
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
             out[name] = t

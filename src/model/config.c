@@ -101,23 +101,24 @@ static int parse_topk_method(const struct model_config *c, const json_t *o, cons
 static int parse_expert_groups(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {{"n_group", &c->expert_groups, 1, DEV_MAX_EXPERT_GROUPS},
                                {"topk_group", &c->top_groups, 1, DEV_MAX_EXPERT_GROUPS}};
+    const struct model_experts_row *const row = &c->family->experts;
     const char *scoring = NULL;
     bool grouped;
     c->expert_groups = c->top_groups = 1;
-    if (!c->family->experts.groups) return 0;
+    if (!row->groups) return 0;
     TRY(parse_topk_method(c, o, where, &grouped));
     if (grouped) TRY(parse_dims(o, where, dims, 2));
     const int64_t n = c->expert_groups, each = c->n_experts / n;
-    if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices ||
-        (n > 1 && c->family->experts.sigmoid && each < 2))
+    if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices || (n > 1 && row->sigmoid && each < 2))
         FAIL(ERR_FORMAT, "%s: %lld of %lld experts in %lld of %lld groups", where, (long long)c->n_choices, (long long)c->n_experts,
              (long long)c->top_groups, (long long)n);
-    c->route_scale = 1;
-    TRY(json_f64_opt(o, "routed_scaling_factor", &c->route_scale, where));
+    const char *const factor = row->scale_key ? row->scale_key : "routed_scaling_factor";
+    c->route_scale = row->scale > 0 ? row->scale : 1;
+    TRY(json_f64_opt(o, factor, &c->route_scale, where));
     if (!(c->route_scale > 1e-6 && c->route_scale < 1e6))
-        FAIL(ERR_FORMAT, "%s: \"routed_scaling_factor\" is %g, outside 1e-6 .. 1e6", where, c->route_scale);
+        FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, factor, c->route_scale);
     TRY(json_str_opt(o, "scoring_func", &scoring, where));
-    if (scoring && strcmp(scoring, c->family->experts.sigmoid ? "sigmoid" : "softmax") != 0)
+    if (scoring && strcmp(scoring, row->sigmoid ? "sigmoid" : "softmax") != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported scoring_func \"%s\" of a %s model", where, scoring, c->family->type);
     return 0;
 }
@@ -141,9 +142,10 @@ static int parse_shared_expert(struct model_config *c, const json_t *o, const ch
     int64_t n = row->n_shared;
     if (row->shared) return parse_dims(o, where, width, 1);
     if (!n) return 0;
-    if (json_is_null(json_object_get(o, "n_shared_experts"))) n = 0;
-    TRY(json_i64_opt(o, "n_shared_experts", &n, where));
-    if (n < 0 || n > DEV_MAX_EXPERTS) FAIL(ERR_FORMAT, "%s: \"n_shared_experts\" is %lld", where, (long long)n);
+    const char *const key = row->n_shared_key ? row->n_shared_key : "n_shared_experts";
+    if (json_is_null(json_object_get(o, key))) n = 0;
+    TRY(json_i64_opt(o, key, &n, where));
+    if (n < 0 || n > DEV_MAX_EXPERTS) FAIL(ERR_FORMAT, "%s: \"%s\" is %lld", where, key, (long long)n);
     c->shared_ffn = n * c->expert_ffn;
     return 0;
 }
@@ -155,9 +157,24 @@ static const char *experts_key(const json_t *o) { /* all are in use */
     return keys[0];
 }
 
+/* Which layers have experts: those that "mlp_layer_types" calls sparse. */
+static int parse_mlp_types(struct model_config *c, const json_t *types, const char *where) {
+    if ((int64_t)json_array_size(types) != c->n_layers)
+        FAIL(ERR_FORMAT, "%s: \"mlp_layer_types\" is not a list of %lld layers' types", where, (long long)c->n_layers);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const char *const t = json_string_value(json_array_get(types, (size_t)l));
+        if (!t || (strcmp(t, "dense") != 0 && strcmp(t, "sparse") != 0))
+            FAIL(ERR_UNSUPPORTED, "%s: unsupported mlp_layer_types entry \"%s\"; verlc has dense and sparse", where,
+                 t ? t : "(not a string)");
+        if (strcmp(t, "sparse") == 0) c->layer[l] |= MODEL_SPARSE;
+    }
+    return 0;
+}
+
 static int parse_experts(struct model_config *c, const json_t *o, const char *where) {
     const struct model_experts_row *const row = &c->family->experts;
     int64_t first = row->first_dense;
+    bool bias = false;
     const struct dim dims[] = {
         {experts_key(o), &c->n_experts, row->n, DEV_MAX_EXPERTS},
         {"num_experts_per_tok", &c->n_choices, row->choices, DEV_MAX_CHOICES},
@@ -165,6 +182,8 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     };
     if (!row->n) return 0;
     TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    TRY(json_bool_opt(o, "mlp_bias", &bias, where));
+    if (bias) FAIL(ERR_UNSUPPORTED, "%s: unsupported mlp_bias of a %s model", where, c->family->type);
     TRY(parse_shared_expert(c, o, where));
     TRY(parse_swiglu_limits(c, o, where));
     if (c->n_choices > c->n_experts)
@@ -174,6 +193,8 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
     c->norm_topk = row->normalize || row->norm_key;
     if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
     if (row->dense) return parse_sparse_layers(c, o, where);
+    const json_t *const types = json_object_get(o, "mlp_layer_types");
+    if (row->mlp_types && types && !json_is_null(types)) return parse_mlp_types(c, types, where);
     if (row->dense_first) TRY(json_i64_opt(o, "first_k_dense_replace", &first, where));
     if (first < 0) FAIL(ERR_FORMAT, "%s: negative \"first_k_dense_replace\"", where);
     for (int64_t l = first; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
@@ -656,6 +677,8 @@ static int parse_rope_scaling(const struct model_config *c, struct model_rope *t
 /* One table, of the object that describes it (NULL: plain) with what the top level says. */
 static int parse_rope_of(const struct model_config *c, struct model_rope *t, const json_t *r, const json_t *o, const char *where) {
     double partial = c->family->partial_rotary ? c->family->partial_rotary : 1;
+    if (c->family->rotary_dim && json_is_integer(json_object_get(o, "rotary_dim")))
+        partial = (double)json_integer_value(json_object_get(o, "rotary_dim")) / (double)c->head_dim;
     TRY(json_f64_opt(o, "partial_rotary_factor", &partial, where));
     if (json_is_object(r)) {
         TRY(json_f64_opt(r, "rope_theta", &t->theta, where));

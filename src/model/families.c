@@ -188,6 +188,32 @@ static const struct model_group_row glm4_moe_layer[] = {
     {0},
 };
 
+static const struct model_group_row hy_v3_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    HEAD_NORMS,
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    DENSE_MLP,
+    ROUTER("mlp.router.gate"),
+    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    SHARED_EXPERT("mlp.shared_mlp"),
+    {0},
+};
+
+/* Norms of q's and k's whole rows. */
+static const struct model_group_row minimax_m2_layer[] = {
+    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
+    QKV,
+    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
+    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
+    O,
+    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
+    ROUTER("block_sparse_moe.gate"),
+    EXPERTS("block_sparse_moe.experts", "w1", "w3", "w2"),
+    {0},
+};
+
 /* Latent attention. */
 static const struct model_group_row deepseek_layer[] = {
     NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
@@ -476,6 +502,72 @@ static const struct model_family families[] = {
                  .dense_first = true,
                  .first_dense = 3},
      .layer = deepseek_layer},
+    {.type = "glm4_moe_lite", /* GLM-4.7-Flash: DeepSeek-V3's layers */
+     .keeps_layers = true,
+     .class_prefix = "Glm4MoeLite",
+     .rms_eps = 1e-5,
+     .partial_rotary = 1,
+     .interleaved = true,
+     .mla = {768, 512, 192, 64, 256},
+     .experts = {.n = 64,
+                 .choices = 4,
+                 .width = 1536,
+                 .width_key = "moe_intermediate_size",
+                 .f32_weights = true,
+                 .f32_logits = true,
+                 .norm_key = true,
+                 .sigmoid = true,
+                 .bias = "mlp.gate.e_score_correction_bias",
+                 .groups = true,
+                 .scale = 1.8,
+                 .n_shared = 1,
+                 .dense_first = true,
+                 .first_dense = 1,
+                 .mlp_types = true},
+     .layer = deepseek_layer},
+    {.type = "hy_v3", /* Hunyuan 3 */
+     .keeps_layers = true,
+     .class_prefix = "HYV3",
+     .n_kv_heads = 8,
+     .head_dim = 128,
+     .theta = 11158840,
+     .rms_eps = 1e-5,
+     .features = MODEL_QK_NORM,
+     .keys = {ATTENTION_BIAS},
+     .experts = {.n = 192,
+                 .choices = 8,
+                 .width = 1536,
+                 .width_key = "moe_intermediate_size",
+                 .normalize = true,
+                 .f32_weights = true,
+                 .f32_logits = true,
+                 .sigmoid = true,
+                 .bias = "mlp.expert_bias",
+                 .groups = true,
+                 .scale_key = "router_scaling_factor",
+                 .scale = 2.826,
+                 .n_shared = 1,
+                 .n_shared_key = "num_shared_experts",
+                 .dense_first = true,
+                 .first_dense = 1,
+                 .mlp_types = true},
+     .layer = hy_v3_layer},
+    {.type = "minimax_m2",
+     .class_prefix = "MiniMaxM2",
+     .n_kv_heads = 8,
+     .head_dim = 128,
+     .theta = 5e6,
+     .partial_rotary = 1,
+     .rotary_dim = true,
+     .experts = {.n = 256,
+                 .choices = 8,
+                 .width = 1536,
+                 .width_key = "intermediate_size",
+                 .normalize = true,
+                 .f32_weights = true,
+                 .sigmoid = true,
+                 .bias = "block_sparse_moe.e_score_correction_bias"},
+     .layer = minimax_m2_layer},
     {.type = "gpt_oss",
      .class_prefix = "GptOss",
      .n_kv_heads = 8,
@@ -652,7 +744,8 @@ static const struct model_family families[] = {
      .layer = delta_next_layer},
 };
 const char model_family_types[] =
-    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, deepseek_v2, deepseek_v3, gpt_oss, ministral3, "
+    "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, "
+    "hy_v3, minimax_m2, gpt_oss, ministral3, "
     "olmo2, olmo3, gemma, gemma2, gemma3_text, hunyuan_v1_dense, granite, granitemoehybrid, exaone4, qwen3_5, qwen3_5_text, "
     "qwen3_5_moe, "
     "qwen3_5_moe_text, qwen3_next, mimo, qwen2_moe, "

@@ -99,18 +99,22 @@ struct model_experts_row {
     int64_t shared;   /* "shared_expert_intermediate_size" without the key; 0: there is no shared expert */
     bool norm_key;    /* "norm_topk_prob" without the key */
     /* of DeepSeek-V3 and related ones: */
-    bool sigmoid;     /* scores are sigmoids */
-    const char *bias; /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
-    bool groups;      /* "n_group", "topk_group", "routed_scaling_factor" are read */
-    bool f32_logits;  /* of the router */
-    bool greedy;      /* "topk_method": "greedy", without groups, unless it says group_limited_greedy */
+    bool sigmoid;          /* scores are sigmoids */
+    const char *bias;      /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
+    bool groups;           /* "n_group", "topk_group" are read, and a factor of the weights: scale_key, without it scale (0: 1) */
+    const char *scale_key; /* NULL: "routed_scaling_factor" */
+    double scale;
+    bool f32_logits; /* of the router */
+    bool greedy;     /* "topk_method": "greedy", without groups, unless it says group_limited_greedy */
     /* of gpt-oss: */
     bool clamped;     /* SwiGLU with limits: "swiglu_alpha", "swiglu_limit" */
     bool interleaved; /* files have all experts in one tensor, transposed, gate and up in turn; or MXFP4 (files/gpt_oss.c) */
     /* of both: */
-    int64_t n_shared; /* "n_shared_experts" without the key, as one MLP that wide; 0: the key is not read */
+    int64_t n_shared; /* "n_shared_experts" (or n_shared_key) without the key, as one MLP that wide; 0: the key is not read */
+    const char *n_shared_key;
     bool dense_first; /* "first_k_dense_replace" layers have an MLP instead, first_dense without the key */
     int64_t first_dense;
+    bool mlp_types; /* "mlp_layer_types", where it is there, says it instead: "dense", "sparse" */
 };
 /* A layer for multi-token prediction (DeepSeek-V3, section 2.2): from the last state h of row t, which the final norm has
  * normalised, and the embedding e of token t + 1, a state for token t + 2:
@@ -146,6 +150,7 @@ struct model_family {
     int64_t window;                   /* without "sliding_window" */
     double rms_eps;                   /* without "rms_norm_eps"; 0: 1e-6 */
     double partial_rotary;            /* "partial_rotary_factor" without the key; 0: it has to be 1 */
+    bool rotary_dim;                  /* "rotary_dim" elements of a head instead, where that key is there */
     bool ntk_alpha;                   /* "dynamic" rope with "alpha" has the base theta alpha^(d / (d - 2)), whatever the length */
     struct {
         int64_t q_rank, kv_rank, nope, rope, v; /* "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",

@@ -7,11 +7,11 @@
 static const double MAX_REL = 1e-5, MAX_NMSE = 1e-9;
 
 static const char *const CASES[] = {
-    "qwen2",         "qwen3",       "llama",         "mistral",         "llama_bias", "qwen2_window", "seed_oss",
-    "seed_oss_bias", "smollm3",     "phi3",          "phi4_mini",       "glm",        "glm4",         "gemma",
-    "gemma2",        "gemma3_text", "exaone4",       "granite",         "ministral3", "olmo2",        "olmo3",
-    "hunyuan",       "qwen3_moe",   "mixtral",       "olmoe",           "qwen2_moe",  "glm4_moe",     "gpt_oss",
-    "deepseek_v3",   "qwen3_5",     "qwen3_5_types", "qwen3_5_experts", "mimo",       "granite4",     "qwen3_next",
+    "qwen2",   "qwen3",     "llama",      "mistral",    "llama_bias",  "qwen2_window", "seed_oss",      "seed_oss_bias",
+    "smollm3", "phi3",      "phi4_mini",  "glm",        "glm4",        "gemma",        "gemma2",        "gemma3_text",
+    "exaone4", "granite",   "ministral3", "olmo2",      "olmo3",       "hunyuan",      "qwen3_moe",     "mixtral",
+    "olmoe",   "qwen2_moe", "glm4_moe",   "gpt_oss",    "deepseek_v3", "qwen3_5",      "qwen3_5_types", "qwen3_5_experts",
+    "mimo",    "granite4",  "qwen3_next", "minimax_m2", "hy_v3",
 };
 static const char *const BACKENDS[] = {"ref", "cpu", "cuda"};
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)

@@ -7,9 +7,9 @@
 
 enum { N_SEQS = 6, MAX_LEN = 128, BLOCK_LEN = 16 };
 static const int64_t LENS[N_SEQS] = {5, 64, 1 + BLOCK_LEN, 97, 2, 65}; /* around KV blocks of 16 and key tiles of 64 */
-static const char *const CASES[] = {"qwen2",     "qwen3",       "llama",    "mistral", "qwen2_window", "phi4_mini", "glm4",
-                                    "gemma2",    "gemma3_text", "exaone4",  "granite", "ministral3",   "olmo3",     "hunyuan",
-                                    "qwen3_moe", "qwen2_moe",   "glm4_moe", "gpt_oss", "deepseek_v3"};
+static const char *const CASES[] = {"qwen2",     "qwen3",       "llama",    "mistral", "qwen2_window", "phi4_mini",  "glm4",
+                                    "gemma2",    "gemma3_text", "exaone4",  "granite", "ministral3",   "olmo3",      "hunyuan",
+                                    "qwen3_moe", "qwen2_moe",   "glm4_moe", "gpt_oss", "deepseek_v3",  "minimax_m2", "hy_v3"};
 static const struct {
     const char *backend;
     enum dtype act;
