@@ -9,7 +9,7 @@ static const struct {
     [LAYOUT_AUTO] = {"auto", "", ""},
     [LAYOUT_WHOLE] = {"whole", "weights whole on each of %lld ranks", "whole "},
     [LAYOUT_REF] = {"ref", "the weights of reference and teacher sharded over %lld ranks, others whole", "reference sharded "},
-    [LAYOUT_SHARDED] = {"sharded", "the weights of policy, reference and teacher sharded over %lld ranks", "all sharded "},
+    [LAYOUT_SHARDED] = {"sharded", "the weights of policy, reference, teacher and critic sharded over %lld ranks", "all sharded "},
 };
 
 const char *rank_plan_layout_name(enum weight_layout l) { return TEXTS[l].name; }

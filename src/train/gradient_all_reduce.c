@@ -463,19 +463,23 @@ static int put_shares(struct all_reduce *r, const float *from) {
     struct model *const m = r->m;
     for (int64_t i = 0; i < m->n_own; i++) {
         const int64_t n = m->own[i].hi - m->own[i].lo;
-        TRY(dev_cast(r->dev, tensor_1d(model_share(m, m->own[i]), m->act, n), tensor_1d((void *)(uintptr_t)from, DT_F32, n)));
+        const struct tensor x = tensor_1d((void *)(uintptr_t)from, DT_F32, n);
+        if (!model_share_is_whole(m, m->own[i])) TRY(dev_cast(r->dev, tensor_1d(model_share(m, m->own[i]), m->act, n), x));
         from += n;
     }
     return 0;
 }
 
-/* Else: the master of each bucket is gathered in place of its gradient, and the rank makes of it the weights that it has. */
+/* Else, and of a bucket that is whole on each rank: its master is gathered in place of its gradient, and the rank makes of it the
+ * weights that it has. */
 static int gather_masters(struct all_reduce *r, const float *from) {
+    const bool in_place = r->shares && model_share_is_owned(r->m); /* by put_shares */
     size_t *const at = xmalloc((size_t)(r->size + 1) * sizeof *at);
     int rc = 0;
     for (int64_t i = 0; i < r->n_buckets; i++) {
         const int64_t *const cut = r->cut + i * (r->size + 1), own = cut[r->rank + 1] - cut[r->rank];
         float *to;
+        if (in_place && !model_share_is_whole(r->m, r->bucket[i])) continue;
         if (r->shares && model_is_of_experts(r->m, r->m->shard, r->bucket[i])) { /* they are this rank's alone */
             TRYG(model_share_from(r->m, r->bucket[i], (float *)(uintptr_t)(from + r->own_at[i])), out);
             continue;
@@ -497,7 +501,7 @@ out:
 /* The new weights of all ranks: where they are whole, gathered. */
 static int spread(struct all_reduce *r, const struct optim *o) {
     const float *from = o->host_master ? r->sums : r->m->master; /* a master in host memory was left in the gradients */
-    if (r->shares && model_share_is_owned(r->m)) return put_shares(r, from);
+    if (r->shares && model_share_is_owned(r->m)) TRY(put_shares(r, from));
     if (!r->gathers_flat) return gather_masters(r, from);
     TRY(put_own(r, from));
     return collective_all_gather(r->g, r->m->flat.data, r->gather_at, r->n_buckets);

@@ -256,6 +256,17 @@ def check_pools(s, test):
     test("and the trainer's: no KV cache, shards of two", "rollout: KV cache, logits" not in train and
          abs(train["fp32 master"] / (2 * total) - 1) < 0.01 and j["ranks"]["n"] == 2 and j["fits"] and
          j["pools"]["rollout"]["fits"], train)
+    pools = {"critic": {"algorithm__adv_estimator": "gae", "critic__model__path": s.dir / "32b", "critic__nnodes": 1,
+                        "critic__n_gpus_per_node": 8, "critic__ppo_max_token_len_per_gpu": 16384,
+                        "critic__forward_max_token_len_per_gpu": 16384},
+             "teacher": {"distillation__enabled": True, "distillation__nnodes": 1, "distillation__n_gpus_per_node": 8,
+                         "distillation__teacher_models__teacher_model__model_path": s.dir / "72b"}}
+    for name, keys in pools.items():
+        p = plan(s, "7b", 16, trainer__n_gpus_per_node=8, **keys, **{A + "use_kl_loss": False})
+        said = re.search(rf"\n  layout \w+: the weights of the {name} sharded over 8 ranks\n"
+                         r"    whole does not fit: it needs ([\d.]+) GiB", p.stdout)
+        test(f"a {name} that does not fit a rank of its pool is sharded", said and float(said[1]) * GIB > 141e9 and
+             "\n  layout whole: " in p.stdout, p.stdout + p.stderr[-300:])
 
 
 def check_run(s, test, model, name="run", *config, **more):

@@ -1,6 +1,7 @@
 """Invariant 11, with pools whose ranks generate together (tensor parallel): one step off, with the trainer's weights whole and
 sharded, of other families and with an adapter, every file, metric and sample is that of one rank. A fully asynchronous run draws as
-time has it; its record replays bitwise on one rank. A rank that is lost ends the run by name; what cannot be split is said."""
+time has it; its record replays bitwise on one rank. A rank that is lost ends the run by name; what cannot be split is said.
+And with a critic or a teacher sharded over the ranks of its pool."""
 
 import os
 import pathlib
@@ -72,6 +73,34 @@ def said(s, test):
         test(f"plan: {why}", f"tensor parallel: 1, {why}" in p.stdout, p.stdout[-1500:] + p.stderr[-300:])
 
 
+def sharded(s, test):
+    """Critics, with an adapter too, and teachers whose weights are shares in their pool; and in another one at a resume."""
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
+              "critic.optim.lr": 1e-3, A + "actor.use_kl_loss": False}
+    teacher = {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": family_model(s, "glm4"),
+               A + "actor.use_kl_loss": False, "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+               "distillation.distillation_loss.topk": 4}
+    cases = {"critic": (critic, (({"critic.ranks": 3}, "sharded"), ({"critic.ranks": 2, "trainer.ranks": 2}, "sharded"))),
+             "critic_lora": ({**critic, "critic.model.lora_rank": 4, A + "actor.fsdp_config.dtype": "bfloat16"},
+                             (({"critic.ranks": 2}, "sharded"),)),
+             "teacher": (teacher, (({"distillation.ranks": 2}, "ref"), ({"distillation.ranks": 3}, "sharded")))}
+    both = {A + "actor.ppo_micro_batch_size_per_gpu": 1, "trainer.total_training_steps": 2, "trainer.save_freq": 1,
+            "trainer.device": "cpu", "reward.num_workers": 1}
+    for name, (own, runs) in cases.items():
+        keys, one, model = {**both, **own}, s.dir / name, name.split("_")[0]
+        run(*s.ppo(one, **keys))
+        for i, (ranks, layout) in enumerate(runs):
+            d = pathlib.Path(f"{one}_{i}")
+            p = run(*s.ppo(d, **keys, **ranks, **{"trainer.layout": layout}), check=False)
+            said = f"the weights of the {model} sharded over" in p.stdout + p.stderr
+            why = p.stderr[-1200:] if p.returncode or not said else first_difference(one, d, 2)
+            test(f"{name}: {ranks}, layout {layout}: as one rank", not why, why)
+    again = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": s.dir / "critic_0/global_step_1"}
+    run(*s.ppo(s.dir / "again", **both, **critic, **again, **{"critic.ranks": 2, "trainer.layout": "sharded"}))
+    test("resumed on another pool: as one rank",
+         state(s.dir / "again", 2, ("actor", "critic")) == state(s.dir / "critic", 2, ("actor", "critic")))
+
+
 def lost(s, test):
     p = start(one_off(s, "lost", **pools(1, 2, 2), **{"trainer.total_training_steps": 500, "trainer.save_freq": 1}))
     waited(lambda: (s.dir / "lost/global_step_2").exists() or p.poll() is not None)
@@ -90,6 +119,7 @@ def main():
     with Scratch(small=True) as s:
         schedule(s, test)
         fully(s, test)
+        sharded(s, test)
         said(s, test)
         lost(s, test)
     test.end()

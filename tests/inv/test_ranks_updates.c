@@ -515,7 +515,7 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
         struct workers *const c = groups[i / 2];
         struct coordinator_reply replies[MOST_RANKS];
         const bool sharded = i % 2;
-        if (sharded && (s->value || (s->lora && !s->experts) || workers_size(c) < 2)) continue;
+        if (sharded && ((s->lora && !s->experts && !s->value) || workers_size(c) < 2)) continue;
         if (s->experts && !sharded) continue;                                       /* as other models */
         if (workers_size(c) > 1 && workers_size(c) < s->parts) continue;            /* refused */
         if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */

@@ -673,7 +673,7 @@ static int open_model(struct model **out, struct dev *dev, const struct model_op
     struct source *src = NULL;
     CHECK((a->act == DT_F32 || a->act == DT_BF16) && a->max_len > 0);
     CHECK(a->quant == QUANT_NONE || !(a->flags & MODEL_TRAIN)); /* codes are not trained */
-    CHECK(!(a->flags & MODEL_SHARDED_WEIGHTS) || (a->shard.size > 1 && head == HEAD_TOKENS));
+    CHECK(!(a->flags & MODEL_SHARDED_WEIGHTS) || (a->shard.size > 1 && head != HEAD_REWARD && !a->base));
     CHECK(!(a->flags & (MODEL_HOST_WEIGHTS | MODEL_FILE_LAYERS)) || a->quant == QUANT_NONE);
     CHECK(!(a->flags & MODEL_FILE_LAYERS) || (a->flags == MODEL_FILE_LAYERS && !a->mtp));
     CHECK((a->base != NULL) == ((a->flags & MODEL_SHARED_BASE) != 0));

@@ -7,7 +7,8 @@
  * backward.c.
  * Where spans are arrays in the master's order, a rank's share is what it owns of the master (parameter_segments.h); else a run
  * of bytes. Where ranks have experts (expert_dispatch.h) each group of those is a span of its own, of which a rank's share is its
- * experts: passes read them where they are, and they are gathered only with the whole model, or for a split one.
+ * experts: passes read them where they are, and they are gathered only with the whole model, or for a split one. A value head, of
+ * one row, is whole on each rank, behind the shares: with an adapter it is trained and is no part of what is frozen.
  * Invariant: layer l is read from buffer l % 2, after its transfer, and all ranks request the same spans in the same order. */
 #include "model/parallel/weight_streaming.h"
 
@@ -63,6 +64,8 @@ int model_stream_flags(enum model_stream_from from) {
 }
 
 /* ---- spans ---- */
+
+static bool sharded(const struct model *m) { return m->flags & MODEL_SHARDED_WEIGHTS; }
 
 static void **group_data(struct model_group *g) { return g->k ? &g->mat.data : &g->vec.data; }
 
@@ -148,7 +151,6 @@ static void cut_elements(const struct model *m, struct span *s) {
 
 static int64_t n_layer_spans(const struct model *m) { return m->stream->layer[m->cfg.n_layers]; }
 static int64_t n_spans(const struct model *m) { return n_layer_spans(m) + m->stream->n_tail; }
-static bool sharded(const struct model *m) { return m->flags & MODEL_SHARDED_WEIGHTS; }
 static size_t run_bytes(const struct span *s, int run, int rank) { return s->cut[run][rank + 1] - s->cut[run][rank]; }
 static size_t share_bytes(const struct span *s, int rank) {
     return s->runs == 2 ? up(run_bytes(s, 0, rank)) + run_bytes(s, 1, rank) : run_bytes(s, 0, rank);
@@ -184,7 +186,7 @@ void model__stream_create(struct model *m) {
     struct span *const tail = s->spans + s->layer[layers];
     if (m->mtp.first) tail[s->n_tail++] = span_of(m, m->mtp.first, m->mtp.last);
     tail[s->n_tail++] = span_of(m, m->g_norm, m->g_norm);
-    if (m->g_head != m->g_embed) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
+    if (m->g_head != m->g_embed && !m->cfg.value) tail[s->n_tail++] = span_of(m, m->g_head, m->g_head);
     tail[s->n_tail++] = span_of(m, m->g_embed, m->g_embed);
     s->here = xcalloc((size_t)n_spans(m), sizeof *s->here);
     s->whole = xcalloc((size_t)n_spans(m), sizeof *s->whole);
@@ -214,8 +216,16 @@ void model__stream_free(struct model *m) {
     m->stream = NULL;
 }
 
+/* Of a value head, which is whole on each rank of a sharded model; else none. */
+static struct model_range head_groups(const struct model *m) {
+    const int64_t head = m->g_head - m->groups;
+    return m->cfg.value && sharded(m) ? (struct model_range){head, m->n_groups} : (struct model_range){0};
+}
+
 void model__shares_layout(struct model *m, int rank, struct arena *a) {
     for (int64_t i = 0; i < n_spans(m); i++) m->stream->spans[i].from = arena_take(a, share_bytes(&m->stream->spans[i], rank));
+    const struct model_range head = head_groups(m);
+    for (int64_t i = head.lo; i < head.hi; i++) *group_data(&m->groups[i]) = arena_take(a, model__group_bytes(m, &m->groups[i]));
     if (m->quant) model__quant_scratch(m, a);
 }
 
@@ -242,7 +252,8 @@ size_t model__span_most(const struct model *m) {
 }
 
 bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *groups) {
-    if (i == n_spans(m)) return false;
+    if (i == n_spans(m)) *groups = head_groups(m);
+    if (i >= n_spans(m)) return i == n_spans(m) && groups->lo < groups->hi;
     const struct span *s = &m->stream->spans[i];
     place(m, s, at ? at : m->stream->here[i]);
     *groups = (struct model_range){s->first - m->groups, s->last - m->groups + 1};
@@ -250,6 +261,7 @@ bool model__span_open(struct model *m, int64_t i, void *at, struct model_range *
 }
 
 int model__span_keep(struct model *m, int64_t i, const void *at) {
+    if (i == n_spans(m)) return 0; /* it is there */
     const struct span *s = &m->stream->spans[i];
     const char *const from = at ? at : m->stream->here[i];
     const int rank = m->shard.rank;
@@ -267,6 +279,7 @@ static int64_t find_span(const struct model *m, int64_t element) {
 }
 
 bool model_share_is_owned(const struct model *m) { return m->stream->flat; }
+bool model_share_is_whole(const struct model *m, struct model_range r) { return m->cfg.value && r.lo >= m->g_head->offset; }
 
 void *model_share(struct model *m, struct model_range own) {
     const struct span *s = &m->stream->spans[find_span(m, own.lo)];
@@ -284,9 +297,9 @@ static int experts_from(struct model *m, const struct span *s, float *own) {
 }
 
 int model_share_from(struct model *m, struct model_range all, float *flat) {
-    const int64_t i = find_span(m, all.lo);
+    const int64_t i = model_share_is_whole(m, all) ? n_spans(m) : find_span(m, all.lo);
     struct model_range groups = {0};
-    if (m->stream->spans[i].experts) return experts_from(m, &m->stream->spans[i], flat);
+    if (i < n_spans(m) && m->stream->spans[i].experts) return experts_from(m, &m->stream->spans[i], flat);
     CHECK(model__span_open(m, i, NULL, &groups));
     for (int64_t k = groups.lo; k < groups.hi; k++) TRY(model__group_from(m, &m->groups[k], flat + (m->groups[k].offset - all.lo)));
     return model__span_keep(m, i, NULL);
@@ -379,7 +392,7 @@ static void read_at(struct model *m, char *const *places, bool own) {
 
 void model_stream_bind(struct model *m, void *block, struct collective *g, size_t room) {
     struct model_stream *const s = m->stream;
-    CHECK(s && !s->block && !m->cfg.value && sharded(m) == (g != NULL) && (g || !m->master));
+    CHECK(s && !s->block && sharded(m) == (g != NULL) && (g || !m->master));
     struct arena a = {.base = block, .cap = SIZE_MAX};
     s->block = block;
     s->group = g;

@@ -47,8 +47,10 @@ int model_gather(struct model *m, void *block);
 /* Whether a rank's share of a bucket (parameter_segments.h) is what it owns of the master; and where it is. */
 bool model_share_is_owned(const struct model *m);
 void *model_share(struct model *m, struct model_range own);
+/* Whether what is trained there, a bucket or what a rank owns of it, is whole on each rank: a value head's. */
+bool model_share_is_whole(const struct model *m, struct model_range r);
 /* Else: this rank's share, from the master of the whole bucket on the device; of a bucket of experts from that of its own. Uses the
- * room that passes use: begin the stream again. */
+ * room that passes use: begin the stream again. Of what is whole on each rank, all of it. */
 int model_share_from(struct model *m, struct model_range bucket, float *flat);
 
 /* ---- all weights in spans, for ranks that have them in another way (ranks/weight_sync.h) ---- */

@@ -95,7 +95,11 @@ struct model_dispatch_shape memory_plan_ref_experts(const struct memory_plan *p,
 }
 
 enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
-    return p->layout >= LAYOUT_REF && ppo_does(&k->ranks, PPO_TRAIN) ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+    return p->layout >= LAYOUT_REF && ppo_does(&k->ranks, PPO_TEACHER) ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
+}
+
+enum model_stream_from memory_plan_critic_from(const struct memory_plan *p, const struct ppo_worker_config *k) {
+    return p->layout == LAYOUT_SHARDED && ppo_does(&k->ranks, PPO_CRITIC) ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE;
 }
 
 int64_t memory_plan_draft(const struct memory_plan *p, const struct ppo_worker_config *k) {
@@ -152,12 +156,15 @@ size_t plan_update_bytes(const struct memory_plan *p, const struct ppo_worker_co
     return trained_model_block_bytes(m, k->model.act, &a);
 }
 static size_t critic_bytes(const struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *v,
-                           struct model_keep keep) {
-    const struct trained_model_args a = {.train = true,
+                           struct dev *dev, struct model_keep keep) {
+    const struct trained_model_args a = {.dev = dev,
+                                         .train = true,
                                          .keep = keep,
                                          .parts = p->critic_parts,
                                          .max_rows = p->max_rows_critic,
                                          .max_seqs = p->max_seqs_critic,
+                                         .stream = memory_plan_critic_from(p, k),
+                                         .quant = k->critic.lora.quant,
                                          .grads = p->critic_grads,
                                          .chunk = p->critic_chunk};
     return trained_model_block_bytes(v, k->model.act, &a);
@@ -303,8 +310,13 @@ static int plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
 static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k, const struct model_config *v, struct dev *dev) {
     const struct ppo_critic_config *c = &k->critic;
-    const int flags = ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER;
-    const struct model_open_args open = {.act = k->model.act, .flags = flags, .max_len = p->max_len, .quant = c->lora.quant};
+    const int flags = (ppo_critic_shares(k) ? MODEL_SHARED_BASE : MODEL_INFER) | model_stream_flags(memory_plan_critic_from(p, k));
+    const struct model_open_args open = {
+        .act = k->model.act,
+        .flags = flags,
+        .max_len = p->max_len,
+        .quant = c->lora.quant,
+        .shard = {.size = (int)k->ranks.pools.n[k->ranks.pool], .whole_matrices = c->optim.kind == OPTIM_MUON}};
     const int64_t batch = k->sizes->samples;
     struct model_memory own;
     int64_t rows, seqs;
@@ -329,7 +341,7 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
     p->offload += own.host;
     p->copy += own.copy;
     p->critic_keep = train_keep(c->recompute, v, k->model.act, p->max_rows_critic, p->critic_keep, 0);
-    p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
+    p->critic_pass = critic_bytes(p, k, v, dev, p->critic_keep);
     return 0;
 }
 
@@ -367,10 +379,12 @@ static int plan_teacher(struct memory_plan *p, const struct ppo_worker_config *k
     const struct model_open_args open = {.act = k->model.act,
                                          .flags = model_stream_flags(from),
                                          .max_len = p->max_len,
-                                         .shard = {.size = (int)k->ranks.pools.n[PPO_TRAIN]}};
+                                         .shard = {.size = (int)k->ranks.pools.n[k->ranks.pool]}};
     p->teacher_context = shared_rows(k, k->actor.context);
     p->teacher = train_pages(model_open_bytes(t, dev, &open));
     if (p->teacher_context != p->keep.context) p->teacher += context_bytes(k, dev, p->teacher_context);
+    if (from && !ppo_does(&k->ranks, PPO_TRAIN))
+        p->teacher += train_pages(collective_bytes(dev, open.shard.size, (int)k->ranks.all.n_local));
     TRY(cut_limits("distillation.teacher_models.teacher_model.inference.max_num_batched_tokens", k->distill->cut, k->sizes->samples,
                    p->max_len, &p->max_rows_teacher, &p->max_seqs_teacher));
     const struct trained_model_args a = {.dev = dev,
@@ -503,7 +517,7 @@ static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, 
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {
         p->critic_keep = train_keep(RECOMPUTE_AUTO, v, k->model.act, p->max_rows_critic, p->critic_keep, room - p->critic_pass);
-        p->critic_pass = critic_bytes(p, k, v, p->critic_keep);
+        p->critic_pass = critic_bytes(p, k, v, dev, p->critic_keep);
     }
 }
 
@@ -632,11 +646,18 @@ static int plan_layout(struct memory_plan *p, const struct ppo_worker_config *k,
 bool plan_has_ref(const struct ppo_worker_config *k) { return !k->model.lora.on && k->has_ref; }
 bool plan_fits_limits(const struct memory_plan *p) { return p->total <= p->limit && p->offload <= p->host_limit; }
 
+/* The same of ranks that do not train the policy. */
+static const char *no_pool_layout(enum ppo_pool pool, enum weight_layout l) {
+    if (pool == PPO_CRITIC) return l == LAYOUT_SHARDED ? NULL : "there is no reference";
+    if (pool == PPO_TEACHER) return l == LAYOUT_REF ? NULL : "a teacher is not trained";
+    return "these ranks do not train";
+}
+
 /* Why a run cannot have a layout; NULL: it can. */
 static const char *no_layout(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, enum weight_layout l) {
     if (l <= LAYOUT_WHOLE) return NULL;
-    if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
-    if (k->ranks.pools.n[PPO_TRAIN] < 2) return "there is one rank";
+    if (k->ranks.pools.n[k->ranks.pool] < 2) return "there is one rank";
+    if (!ppo_does(&k->ranks, PPO_TRAIN)) return no_pool_layout(k->ranks.pool, l);
     if (l == LAYOUT_SHARDED && k->rollout.external.n_urls > 0) return "servers get the weights from a rank that has them whole";
     if (k->model.lora.on && ppo_critic_shares(k)) return "the critic reads the policy's weights";
     if (l == LAYOUT_SHARDED)
@@ -665,6 +686,7 @@ static const char *no_split(const struct ppo_worker_config *k, const struct memo
 static const char *no_experts(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, enum weight_layout l) {
     const char *const unable = model_dispatch_unable(&s->policy);
     if (unable) return unable;
+    if (!ppo_does(&k->ranks, PPO_TRAIN)) return "these ranks do not train";
     if (l != LAYOUT_SHARDED)
         return no_layout(k, s, LAYOUT_SHARDED) ? no_layout(k, s, LAYOUT_SHARDED) : "each rank has the weights whole";
     if (k->ranks.pools.n[PPO_ROLLOUT] > 0) return "other ranks generate";
@@ -737,10 +759,12 @@ static int plan_split(struct memory_plan *p, const struct ppo_worker_config *k, 
 /* The plan with as many ranks that have a reward model together as k says. */
 static int make_with(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                      struct dev *dev) {
-    const char *const missing = no_layout(k, s, k->layout);
+    const enum weight_layout asked =
+        k->layout == LAYOUT_SHARDED && k->ranks.pool == PPO_TEACHER ? LAYOUT_REF : k->layout; /* all that there is */
+    const char *const missing = no_layout(k, s, asked);
     char why[sizeof p->why] = "";
     if (k->layout != LAYOUT_AUTO) {
-        TRY(plan_split(p, k, s, dev, missing ? LAYOUT_WHOLE : k->layout));
+        TRY(plan_split(p, k, s, dev, missing ? LAYOUT_WHOLE : asked));
         snprintf(p->why, sizeof p->why, "trainer.layout=%s%s%s", rank_plan_layout_name(k->layout), missing ? ": " : "",
                  missing ? missing : "");
         return 0;

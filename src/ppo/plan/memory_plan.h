@@ -52,10 +52,11 @@ struct memory_plan {
     struct model_flops flops;         /* the policy's, for MFU */
     char why[160];                    /* that one; "": there is no choice */
 };
-/* Where the weights are that a pass of the reference reads, or of the policy; generation has the policy's in the block's first
- * memory_plan.gathered bytes where they are sharded; or its part of them from split_at on. */
+/* Where the weights are that a pass of the reference reads, of a teacher, a critic, or of the policy; generation has the policy's
+ * in the block's first memory_plan.gathered bytes where they are sharded; or its part of them from split_at on. */
 enum model_stream_from memory_plan_ref_from(const struct memory_plan *p, const struct ppo_worker_config *k);
 enum model_stream_from memory_plan_teacher_from(const struct memory_plan *p, const struct ppo_worker_config *k);
+enum model_stream_from memory_plan_critic_from(const struct memory_plan *p, const struct ppo_worker_config *k);
 /* Tokens that the MTP layer drafts at a time; 0: none. */
 int64_t memory_plan_draft(const struct memory_plan *p, const struct ppo_worker_config *k);
 enum model_stream_from memory_plan_policy_from(const struct memory_plan *p);

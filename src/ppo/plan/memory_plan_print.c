@@ -67,9 +67,17 @@ static void model_rows(const struct memory_rows *b, const struct memory_plan *p,
         memory_row(b, "teacher weights", p->teacher,
                    memory_plan_teacher_from(p, k) ? "frozen, a share; a pass gathers two layers at a time, in the block"
                                                   : "frozen");
+    const bool shares = memory_plan_critic_from(p, k);
     snprintf(note, sizeof note, "%s; adapter and value head: %lld parameters",
-             ppo_critic_shares(k) ? "frozen weights are the policy's" : "frozen weights", (long long)p->n_train_critic);
-    if (p->critic) memory_row(b, "critic", p->critic, p->n_train_critic ? note : "weights, fp32 master, optimizer state");
+             ppo_critic_shares(k) ? "frozen weights are the policy's"
+             : shares             ? "a share of frozen weights"
+                                  : "frozen weights",
+             (long long)p->n_train_critic);
+    if (p->critic)
+        memory_row(b, "critic", p->critic,
+                   p->n_train_critic ? note
+                   : shares          ? "a share of weights, fp32 master, optimizer state; passes gather two layers at a time"
+                                     : "weights, fp32 master, optimizer state");
     if (!p->rm) return;
     if (judge_is_wanted(&p->rm_args.judge))
         snprintf(note, sizeof note, "judge: weights, KV cache of %lld requests", (long long)p->rm_args.judge.max_seqs);
@@ -135,6 +143,10 @@ json_t *memory_plan_print(const struct memory_plan *p, const struct ppo_worker_c
         json_object_set_new(b->json, "ranks", rank_plan_print(&r, text));
     } else if (trains && *p->why) {
         buf_addf(text, "  %s\n", p->why);
+    } else if (p->layout > LAYOUT_WHOLE) {
+        buf_addf(text, "  layout %s: the weights of the %s sharded over %lld ranks\n    %s\n", rank_plan_layout_name(p->layout),
+                 ppo_pool_name(k->ranks.pool), (long long)n, p->why);
+        json_object_set_new(b->json, "layout", json_string(rank_plan_layout_name(p->layout)));
     }
     if (p->parts > 1 && p->keep.context <= 1)
         buf_addf(text, "  context parallel: 1, there is one rank; gradients are summed in %lld parts, as on %lld ranks\n",

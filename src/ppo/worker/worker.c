@@ -178,7 +178,8 @@ static int open_critic(struct ppo_worker *w) {
     const struct memory_plan *l = &w->plan;
     const struct ppo_critic_config *k = &w->k.critic;
     const bool shares = ppo_critic_shares(&w->k);
-    const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0);
+    const int flags = (k->optim.host_master ? MODEL_HOST_MASTER : 0) | (shares ? MODEL_SHARED_BASE : 0) |
+                      model_stream_flags(memory_plan_critic_from(l, &w->k));
     const struct model_open_args m = {.dir = k->model_dir,
                                       .act = w->k.model.act,
                                       .flags = flags,
@@ -192,6 +193,7 @@ static int open_critic(struct ppo_worker *w) {
                                          .optim = &k->optim,
                                          .max_rows = l->max_rows_critic,
                                          .max_seqs = l->max_seqs_critic,
+                                         .stream = memory_plan_critic_from(l, &w->k),
                                          .grad_chunk = k->grad_chunk,
                                          .parts = l->critic_parts,
                                          .grads = l->critic_grads,
@@ -340,7 +342,7 @@ int ppo_worker_open(struct ppo_worker *w, const struct tokenizer *tok, int64_t t
     if (validation_rows > 0) TRY(memory_plan_validation(&w->plan, k, &w->base.dev, validation_rows));
     TRY(tokenizer_files_read(&w->tokenizer, k->model.tokenizer_dir));
     TRY(dev_reserve(&w->base.dev, &l->sizes));
-    if (w->base.comm && (trains || l->critic > 0 || l->teacher_context > 1))
+    if (w->base.comm && (trains || l->critic > 0 || l->teacher_context > 1 || memory_plan_teacher_from(l, k)))
         TRY(collective_open(&w->devices, &w->base.dev, w->base.comm));
     if (trains) TRY(open_policy(w));
     else if (generates) TRY(open_copy(w));
