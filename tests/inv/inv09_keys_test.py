@@ -33,8 +33,9 @@ TRAIN = ["train/*.c", "run/*.c", "ranks/*.c", "plan/*.c", "reward_model/*.c",
          "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/**/*.c"]
 PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAIN], "ppo/config.c"),
             "sft": (["sft"], ["sft/*.c", "supervised/*.c", *TRAIN], "supervised/config.c"),
-            "generate": (["generate"], ["generate/gener*.c", "generate/episodes.c", "ppo/stages/*_loop.c", "ppo/stages/program/*.c",
-                                        "ranks/rank_count.c", "ranks/restart.c"], "generate/generate_config.c"),
+            "generate": (["generate"], ["generate/gener*.c", "generate/episodes.c", "ppo/stages/*_loop.c", "ppo/stages/agents.c",
+                                        "ppo/stages/program/*.c", "ranks/rank_count.c",
+                                        "ranks/restart.c"], "generate/generate_config.c"),
             "eval": (["eval"], ["generate/eval.c", "reward/**/*.c"], "")}
 
 
