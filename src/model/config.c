@@ -97,7 +97,7 @@ static int parse_topk_method(const struct model_config *c, const json_t *o, cons
     return 0;
 }
 
-/* Groups of experts and a factor of their weights (DeepSeek-V2, DeepSeek-V3). */
+/* Groups of experts (DeepSeek-V2, DeepSeek-V3). */
 static int parse_expert_groups(struct model_config *c, const json_t *o, const char *where) {
     const struct dim dims[] = {{"n_group", &c->expert_groups, 1, DEV_MAX_EXPERT_GROUPS},
                                {"topk_group", &c->top_groups, 1, DEV_MAX_EXPERT_GROUPS}};
@@ -112,14 +112,20 @@ static int parse_expert_groups(struct model_config *c, const json_t *o, const ch
     if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices || (n > 1 && row->sigmoid && each < 2))
         FAIL(ERR_FORMAT, "%s: %lld of %lld experts in %lld of %lld groups", where, (long long)c->n_choices, (long long)c->n_experts,
              (long long)c->top_groups, (long long)n);
-    const char *const factor = row->scale_key ? row->scale_key : "routed_scaling_factor";
-    c->route_scale = row->scale > 0 ? row->scale : 1;
-    TRY(json_f64_opt(o, factor, &c->route_scale, where));
-    if (!(c->route_scale > 1e-6 && c->route_scale < 1e6))
-        FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, factor, c->route_scale);
     TRY(json_str_opt(o, "scoring_func", &scoring, where));
     if (scoring && strcmp(scoring, row->sigmoid ? "sigmoid" : "softmax") != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported scoring_func \"%s\" of a %s model", where, scoring, c->family->type);
+    return 0;
+}
+
+/* What the weights of a token's experts are multiplied by. */
+static int parse_route_scale(struct model_config *c, const json_t *o, const char *where) {
+    const char *const key = c->family->experts.scale_key;
+    if (!key) return 0;
+    c->route_scale = c->family->experts.scale;
+    TRY(json_f64_opt(o, key, &c->route_scale, where));
+    if (!(c->route_scale > 1e-6 && c->route_scale < 1e6))
+        FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, key, c->route_scale);
     return 0;
 }
 
@@ -190,6 +196,7 @@ static int parse_experts(struct model_config *c, const json_t *o, const char *wh
         FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
              (long long)c->n_experts);
     TRY(parse_expert_groups(c, o, where));
+    TRY(parse_route_scale(c, o, where));
     c->norm_topk = row->normalize || row->norm_key;
     if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
     if (row->dense) return parse_sparse_layers(c, o, where);

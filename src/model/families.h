@@ -101,8 +101,8 @@ struct model_experts_row {
     /* of DeepSeek-V3 and related ones: */
     bool sigmoid;          /* scores are sigmoids */
     const char *bias;      /* buffer of what is added to scores where experts are chosen, after "model.layers.N."; NULL: none */
-    bool groups;           /* "n_group", "topk_group" are read, and a factor of the weights: scale_key, without it scale (0: 1) */
-    const char *scale_key; /* NULL: "routed_scaling_factor" */
+    bool groups;           /* "n_group", "topk_group" are read */
+    const char *scale_key; /* of what the weights are multiplied by, without the key scale; NULL: nothing */
     double scale;
     bool f32_logits; /* of the router */
     bool greedy;     /* "topk_method": "greedy", without groups, unless it says group_limited_greedy */

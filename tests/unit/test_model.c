@@ -237,6 +237,20 @@ static void families(void **state) {
          "input_layernorm.weight" QKV("weight") " self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT(
              "0") EXPERT("1") " mlp.experts.0.down_proj.weight mlp.experts.1.down_proj.weight mlp.shared_experts.gate_proj.weight "
                               "mlp.shared_experts.up_proj.weight mlp.shared_experts.down_proj.weight"},
+        {"hy_v3", ",\"num_key_value_heads\":2,\"num_experts\":1,\"num_experts_per_tok\":1",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight mlp.router.gate.weight" EXPERT(
+                                                    "0") " mlp.experts.0.down_proj.weight mlp.shared_mlp.gate_proj.weight "
+                                                         "mlp.shared_mlp.up_proj.weight mlp.shared_mlp.down_proj.weight"},
+        {"minimax_m2", ",\"num_key_value_heads\":2,\"num_local_experts\":1,\"num_experts_per_tok\":1",
+         "input_layernorm.weight" QKV("weight") " self_attn.q_norm.weight self_attn.k_norm.weight self_attn.o_proj.weight "
+                                                "post_attention_layernorm.weight block_sparse_moe.gate.weight "
+                                                "block_sparse_moe.experts.0.w1.weight block_sparse_moe.experts.0.w3.weight "
+                                                "block_sparse_moe.experts.0.w2.weight"},
+        {"glm4_moe_lite", ",\"q_lora_rank\":null,\"n_routed_experts\":1,\"num_experts_per_tok\":1,\"n_shared_experts\":0",
+         "input_layernorm.weight self_attn.q_proj.weight self_attn.kv_a_proj_with_mqa.weight self_attn.kv_a_layernorm.weight "
+         "self_attn.kv_b_proj.weight self_attn.o_proj.weight post_attention_layernorm.weight mlp.gate.weight" EXPERT(
+             "0") " mlp.experts.0.down_proj.weight"},
         {"gpt_oss",
          ",\"num_key_value_heads\":2,\"num_local_experts\":2,\"num_experts_per_tok\":1,\"rope_scaling\":{\"rope_type\":"
          "\"default\"}",
