@@ -27,7 +27,7 @@ int run_plan_ranks(const struct conf *c, const struct trainer_config *trainer, c
     if (gpus > 0 && !dev_has_own_memory(dev))
         FAIL(ERR_INVAL, "--gpus %lld: there is no GPU here whose memory is known; say it with --gpu, as in --gpu 80GB",
              (long long)gpus);
-    const bool per_node = conf_is_set(c, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
+    const bool per_node = k->ranks == 0 && conf_is_set(c, "trainer.n_gpus_per_node") && dev_has_own_memory(dev);
     out->n_local = per_node ? (k->n_gpus_per_node < n ? k->n_gpus_per_node : n) : (n + k->nnodes - 1) / k->nnodes;
     return 0;
 }

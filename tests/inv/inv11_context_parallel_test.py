@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from ranks import first_difference
-from verlc_test import Scratch, Tests, run, series
+from verlc_test import ON_GPUS, Scratch, Tests, run, series
 
 STEPS = 2
 A = "actor_rollout_ref."
@@ -28,6 +28,17 @@ def family(s, name, keys):
     (s.dir / f"{name}.json").write_text(json.dumps(config))
     run("model", "init", "--arch", s.dir / f"{name}.json", "--out", s.dir / name, "--tokenizer", s.dir / "model", "--dtype", "fp32")
     return s.dir / name
+
+
+def total_mib(plan):
+    """What a plan says that a rank needs."""
+    value, unit = re.search(r"\n  total +([0-9.]+) ([MG])iB", plan).groups()
+    return float(value) * (1024 if unit == "G" else 1)
+
+
+def sharing(ranks):
+    """Over how many ranks a limit is shared: those of a CPU; each that shares a GPU has its own."""
+    return 1 if ON_GPUS else ranks
 
 
 def plan_7b(s, parts):
@@ -92,10 +103,9 @@ def main():
         long = {"data.max_response_length": 16000, A + "actor.ppo_micro_batch_size_per_gpu": 1,
                 A + "ref.log_prob_micro_batch_size_per_gpu": 1,
                 A + "rollout.max_num_seqs": 1, "trainer.recompute": "layer"}
-        need = {n: float(re.search(r"\n  total +([0-9.]+) MiB", run("plan", *line("plan", 4, n, **long)[1:]).stdout)[1])
-                for n in (1, 2, 4)}
+        need = {n: total_mib(run("plan", *line("plan", 4, n, **long)[1:]).stdout) for n in (1, 2, 4)}
         test("a rank needs less the more share the rows", need[1] > need[2] > need[4], str(need))
-        long["trainer.device_memory_limit"] = f"{(need[1] + need[2]) / 2 * 4:.0f}MiB"
+        long["trainer.device_memory_limit"] = f"{(need[1] + need[2]) / 2 * sharing(4):.0f}MiB"
         p = run("plan", *line("plan", 4, 1, **long)[1:], check=False)
         test("what is too long for one rank is refused, with the number that fits",
              p.returncode == 4 and f"{PARTS}=2 (context parallel) fits" in p.stdout + p.stderr, p.stdout[-600:] + p.stderr[-600:])
@@ -110,9 +120,8 @@ def main():
                   A + "actor.ppo_mini_batch_size": 1, A + "actor.ppo_micro_batch_size_per_gpu": 1, **forced,
                   A + "ref.log_prob_micro_batch_size_per_gpu": 1, "trainer.recompute": "layer", "trainer.total_training_steps": 1,
                   "trainer.save_freq": 1}
-        total = {n: float(re.search(r"\n  total +([0-9.]+) MiB", run("plan", *line("plan", 2, n, **scored)[1:]).stdout)[1])
-                 for n in (1, 2)}
-        limit = {"trainer.device_memory_limit": f"{sum(total.values()):.0f}MiB"}
+        total = {n: total_mib(run("plan", *line("plan", 2, n, **scored)[1:]).stdout) for n in (1, 2)}
+        limit = {"trainer.device_memory_limit": f"{sum(total.values()) / 2 * sharing(2):.0f}MiB"}
         p = run(*line(s.dir / "refused", 2, 1, **scored, **limit), check=False)
         test("a rank has no room for a long sample", p.returncode == 4, f"{total} {p.stderr[-600:]}")
         go("two ranks have", s.dir / "two", 2, 2, **scored, **limit)

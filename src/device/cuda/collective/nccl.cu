@@ -189,6 +189,23 @@ static int hold(struct nccl *n, struct grown *g, size_t bytes, size_t least, cud
     return cuda_hold(n->c, g->bytes, &g->p);
 }
 
+/* Where ids are sent from: on the device and, pinned, on the host. */
+static int hold_ids(struct nccl *n, struct sent_ids *s, size_t bytes) {
+    if (s->dev.p && bytes <= s->dev.bytes) return 0;
+    CU_TRY(cudaFreeHost(s->host));
+    s->host = NULL;
+    TRY(hold(n, &s->dev, bytes, CUDA_NCCL_IDS, n->fold));
+    CU_TRY(cudaHostAlloc(&s->host, s->dev.bytes, cudaHostAllocDefault));
+    return 0;
+}
+
+/* What folds of rows take, from the start; longer ones let it grow. */
+static int hold_rows(struct nccl *n) {
+    for (struct sent_ids &s : n->ids) TRY(hold_ids(n, &s, CUDA_NCCL_IDS));
+    for (struct grown &t : n->table) TRY(hold(n, &t, CUDA_NCCL_TABLE, CUDA_NCCL_TABLE, n->wire));
+    return 0;
+}
+
 static int nccl_ids(void *t, const int32_t *ids, int64_t count, const int32_t **on_device) {
     struct nccl *n = (struct nccl *)t;
     const size_t bytes = (size_t)count * sizeof *ids;
@@ -196,12 +213,7 @@ static int nccl_ids(void *t, const int32_t *ids, int64_t count, const int32_t **
     n->next_ids ^= 1;
     struct sent_ids *s = &n->ids[n->at_ids];
     CU_TRY(cudaEventSynchronize(s->used)); /* by the fold of rows before the last one */
-    if (!s->dev.p || bytes > s->dev.bytes) {
-        CU_TRY(cudaFreeHost(s->host));
-        s->host = NULL;
-        TRY(hold(n, &s->dev, bytes, CUDA_NCCL_IDS, n->fold));
-        CU_TRY(cudaHostAlloc(&s->host, s->dev.bytes, cudaHostAllocDefault));
-    }
+    TRY(hold_ids(n, s, bytes));
     memcpy(s->host, ids, bytes);
     CU_TRY(cudaMemcpyAsync(s->dev.p, s->host, bytes, cudaMemcpyHostToDevice, n->wire));
     *on_device = (const int32_t *)s->dev.p;
@@ -435,6 +447,7 @@ static int open_all(struct nccl *n, const unsigned char *id) {
     TRY(cuda_nccl_open(&n->lib));
     TRY(open_streams(n));
     TRY(cuda_hold(n->c, cuda_nccl_staging(n->size), (void **)&n->staging));
+    TRY(hold_rows(n));
     CU_TRY(cudaMemGetInfo(&before, &total));
     TRY(connect(n, id, within));
     TRY(greet(n, within));

@@ -174,6 +174,19 @@ static int open_events(struct peers *p) {
     return 0;
 }
 
+/* Memory for the table of ids and the ids of all ranks of a fold of rows; it grows, if ever, at the first folds. */
+static int hold_rows(struct peers *p, size_t bytes) {
+    if (bytes <= p->row_bytes) return 0;
+    CU_TRY(cudaStreamSynchronize(p->fold)); /* the fold before may use it */
+    TRY(cuda_drop(p->c, p->rows, p->row_bytes));
+    p->rows = NULL;
+    p->row_bytes = 0;
+    if (bytes < ROW_BYTES) bytes = ROW_BYTES;
+    TRY(cuda_hold(p->c, bytes, &p->rows));
+    p->row_bytes = bytes;
+    return 0;
+}
+
 static int peers_share(void *peers, void *p, size_t bytes, struct dev_peer_memory *m);
 
 static int open_all(struct peers *p, struct dev_peer_memory *flags) {
@@ -186,6 +199,7 @@ static int open_all(struct peers *p, struct dev_peer_memory *flags) {
     TRY(join_streams(p));
     TRY(open_events(p));
     TRY(cuda_hold(p->c, 2 * (size_t)HALF, (void **)&p->staging));
+    TRY(hold_rows(p, ROW_BYTES));
     TRY(cuda_hold(p->c, FLAG_BYTES, &at));
     p->flags[p->rank] = (uint32_t *)at;
     CU_TRY(cudaMemsetAsync(at, 0, FLAG_BYTES, p->pull));
@@ -338,19 +352,6 @@ static int peers_greeted(void *peers) {
 }
 
 /* ---- folds ---- */
-
-/* Memory for the table of ids and the ids of all ranks of a fold of rows; it grows, if ever, at the first folds. */
-static int hold_rows(struct peers *p, size_t bytes) {
-    if (bytes <= p->row_bytes) return 0;
-    CU_TRY(cudaStreamSynchronize(p->fold)); /* the fold before may use it */
-    TRY(cuda_drop(p->c, p->rows, p->row_bytes));
-    p->rows = NULL;
-    p->row_bytes = 0;
-    if (bytes < ROW_BYTES) bytes = ROW_BYTES;
-    TRY(cuda_hold(p->c, bytes, &p->rows));
-    p->row_bytes = bytes;
-    return 0;
-}
 
 /* A fold: what of it does not change from piece to piece. */
 struct folding {
