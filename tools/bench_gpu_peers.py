@@ -1,19 +1,20 @@
 """`make bench-gpu`: what this program reaches on one GPU, each figure beside its bar and,
 where python3 has torch with CUDA and transformers, or vLLM, beside theirs from the same run.
 
-Rows: decode, train, logprob, step, start, hybrid, recipe2.  `decode` samples from random weights, without an end
+Rows: decode, train, logprob, step, start, hybrid, experts, recipe2.  `decode` samples from random weights, without an end
 token, prefill included.  `train` is forward, backward and AdamW over packed rows of 1024 tokens.  `step` is
 recipe 1 of docs/performance.md (GRPO, random weights of Qwen2.5-0.5B, real tokenizer, GSM8K, every response
 1024 tokens): step time, time from command to first step, the GPU's idle share, and device memory beside the
 plan.  Without SHARED_DATA the phases of that step are timed by `verlc bench step`.  `recipe2` (Qwen3-1.7B,
 240 x 3) takes two steps, about three minutes on an H200; it runs where it is named or with --long.
 
-  python tools/bench_gpu_peers.py [decode] [train] [logprob] [step] [start] [hybrid] [recipe2] [--long] [--no-peers] [--compile]
+  python tools/bench_gpu_peers.py [ROW...] [--long] [--no-peers] [--compile]
 
 `hybrid` is Qwen3.5-2B's shape beside transformers, which takes its fast kernels where python3 has the packages
-`fla` and `causal_conv1d`; the row says whether it did.
+`fla` and `causal_conv1d`; the row says whether it did.  `experts` is Qwen3-30B-A3B's shape: decoding, and two steps of
+GRPO with an adapter on attention (16 x 8 samples); its random weights are 61 GB under OUT_DIR and again on the GPU.
 
---long: recipe2 too.  --compile: torch.compile beside eager (minutes).
+--long: hybrid, experts and recipe2 too.  --compile: torch.compile beside eager (minutes).
 A figure without a bar is there to be read.  The bars are those of an H200; on another GPU
 they are printed all the same.  Writes build/bench/gpu.json (tools/figures.py says what it holds), which
 `make performance FIGURES=build/bench/gpu.json` takes into docs/performance.md; exit status 1: a bar was missed."""
@@ -274,7 +275,7 @@ def logprob(torch, args):
         r["tokens_per_s"], peer, torch_name(torch), bar=450e3, work={"op": "logprob", "model": "qwen2.5-0.5b", "length": LENGTH})
 
 
-def recipe(arch, data, run, batch, n, mini, micro, steps):
+def recipe(arch, data, run, batch, n, mini, micro, steps, *extra):
     """A GRPO command, every response of full length."""
     a, r = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
     return [
@@ -288,17 +289,25 @@ def recipe(arch, data, run, batch, n, mini, micro, steps):
         f"{r}gpu_memory_utilization=0.7",
         f"trainer.total_training_steps={steps}", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=0",
         "trainer.n_gpus_per_node=1", f"trainer.default_local_dir={run}", "trainer.logger=[file]", "trainer.device=cuda",
-        "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]"]
+        "trainer.resume_mode=disable", f"trainer.profile_steps=[{steps}]", *extra]
 
 
 def phases_of(done):
     return ", ".join(f"{k} {done[f'timing_s/{k}']:.2f}" for k in ("gen", "ref", "update_actor"))
 
 
-def run_recipe(name, arch, shape, bar, steps=4):
-    run, data = OUT / f"run_{arch}", OUT / "gsm8k"
+def gsm8k():
+    """Its files as the recipes read them, or None where it is not at hand."""
+    data = OUT / "gsm8k"
+    if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen3"):
+        return None
     if not (data / "train.parquet").exists():
         call("data", "gsm8k", "--local_dataset_path", DATA / "gsm8k", "--local_save_dir", data)
+    return data
+
+
+def run_recipe(name, arch, shape, bar, steps=4):
+    run, data = OUT / f"run_{arch}", gsm8k()
     path = model(arch)
     subprocess.run(["rm", "-rf", run], check=True)
     t = time.time()
@@ -341,7 +350,7 @@ def run_recipe(name, arch, shape, bar, steps=4):
 
 
 def step(torch, args):
-    if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen2_5"):
+    if not gsm8k():
         say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): the step is timed without tokenizer, data and reward")
         r = bench("step", "--model", model("qwen2.5-0.5b"), "--batch", 80, "--n", 5, "--prompt", 128, "--len", 1024, "--micro", 4)
         row("grpo/phases/step", "phases of a GRPO step, 16 x 5 x 1024", r["seconds"], bar=2.2, lower=True, unit="s")
@@ -350,13 +359,13 @@ def step(torch, args):
 
 
 def recipe2(torch, args):
-    if not (DATA / "gsm8k").is_dir() or not tokenizer_dir("qwen3"):
+    if not gsm8k():
         say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): no recipe 2")
         return
     run_recipe("recipe 2", "qwen3-1.7b", (240, 3, 80, 20), 42, steps=2)
 
 
-HYBRID = "qwen3.5-2b"
+HYBRID, MIXTURE = "qwen3.5-2b", "qwen3-30b-a3b"
 
 
 def hybrid(torch, args):
@@ -372,11 +381,31 @@ def hybrid(torch, args):
     row(f"logprob/{HYBRID}/{shape}", f"log-probs and entropy, {HYBRID}, {BATCH} x {LENGTH}", r["tokens_per_s"], peer, by,
         work={"op": "logprob", "model": HYBRID, "length": LENGTH})
     for prompts, n in ((16, 5), (64, 8)):
-        peer = torch_decode(torch, path, prompts * n, 512, 32) if torch else None
-        r = bench("generate", "--model", path, "--batch", prompts * n, "--n", n, "--prompt", 512, "--len", 512, "--steps", 1)
-        row(f"decode/{HYBRID}/{prompts}x{n}/512+512", f"decoding, {HYBRID}, {prompts} x {n}, 512 + 512", r["decode_tokens_per_s"],
-            peer, by, work={"op": "generate", "model": HYBRID, "prompts": prompts, "n": n, "prompt": 512, "new": 512},
-            note=f"with prefill {r['tokens_per_s'] / 1e3:.1f} k")
+        decode_512(HYBRID, prompts, n, torch_decode(torch, path, prompts * n, 512, 32) if torch else None, by)
+
+
+def decode_512(arch, prompts, n, peer=None, by="torch"):
+    r = bench("generate", "--model", model(arch), "--batch", prompts * n, "--n", n, "--prompt", 512, "--len", 512, "--steps", 1)
+    row(f"decode/{arch}/{prompts}x{n}/512+512", f"decoding, {arch}, {prompts} x {n}, 512 + 512", r["decode_tokens_per_s"], peer, by,
+        work={"op": "decode", "model": arch, "prompts": prompts, "n": n, "prompt": 512, "new": 512},
+        note=f"with prefill {r['tokens_per_s'] / 1e3:.1f} k")
+
+
+def experts(torch, args):
+    for prompts, n in ((16, 5), (64, 8)):
+        decode_512(MIXTURE, prompts, n)
+    if not (data := gsm8k()):
+        say(f"no GSM8K and tokenizers in {DATA} (SHARED_DATA): no step of {MIXTURE}")
+        return
+    run, log = OUT / f"run_{MIXTURE}", OUT / f"{MIXTURE}.log"
+    subprocess.run(["rm", "-rf", run], check=True)
+    keys = recipe(MIXTURE, data, run, 16, 8, 16, 8, 2, "actor_rollout_ref.model.lora_rank=16",
+                  "actor_rollout_ref.model.lora_alpha=16", "actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj]",
+                  "trainer.profile_steps=null")
+    log.write_text(call("ppo", *keys).stderr)
+    done = json.loads((next(iter(run.glob("**/*.jsonl")))).read_text().splitlines()[-1])["data"]
+    FIGURES.add(f"grpo/{MIXTURE}/lora", f"GRPO with an adapter, {MIXTURE}, 16 x 8, 1024 new", done["perf/throughput"],
+                peers=[("NeMo-RL's figure, a GPU of 32 H100", 1102, False)], note=phases_of(done))
 
 
 def start(torch, args):
@@ -394,7 +423,7 @@ def start(torch, args):
 def main():
     args = sys.argv[1:]
     rows = {"decode": decode, "train": train, "logprob": logprob, "step": step, "start": start}
-    long = {"hybrid": hybrid, "recipe2": recipe2}
+    long = {"hybrid": hybrid, "experts": experts, "recipe2": recipe2}
     named = [a for a in args if not a.startswith("-")] or list(rows)
     named += [a for a in long if "--long" in args and a not in named]
     rows |= long

@@ -8,7 +8,8 @@ A file holds {"machine": {...}, "rows": [...]}.  The machine has its name, versi
   ours   the figure;  note: text for the table
   bar    what it must reach, or bar_ratio: how many times better than the first peer it must be; or null
   peers  [{"name", "value", "same_run"}]
-  work   what the roofline is computed from, or null: {"op": "generate", "train" or "logprob", "model", sizes}
+  work   what the roofline is computed from, or null: {"op": "generate", "decode" (without
+         the prompts' pass), "train" or "logprob", "model", sizes}
 
 The roofline is the time that the work takes at the machine's ceilings: each GEMM pass the longer of its arithmetic and its
 reading of the weights, the KV cache at the rate of memory, attention's arithmetic at the rate of GEMMs.  Work that a program
@@ -21,21 +22,32 @@ import pathlib
 SHAPES = {"qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151936), "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151936)}
 # Every fourth layer is attention with an output gate, the others are gated delta nets: the same, then their heads and head size
 HYBRIDS = {"qwen3.5-2b": ((24, 2048, 8, 2, 256, 6144, 248320), 16, 128)}
+# Each MLP is a mixture of experts: the same with an expert's MLP, then the experts and those of a token
+EXPERTS = {"qwen3-30b-a3b": ((48, 2048, 32, 4, 128, 768, 151936), 128, 8)}
 BYTES = 2  # of a bf16 number
 
 
 def sizes(model):
-    """Elements of the layers' matrices and of the LM head; KV cache bytes of a token; attention's FLOP for a query and a key;
-    FLOP of the delta rule for a token, and bytes of its f32 states, which a decoding step reads."""
+    """Elements of the layers' matrices (those that a token uses) and of the LM head; KV cache bytes of a token; attention's FLOP
+    for a query and a key; FLOP of the delta rule for a token, and bytes of its f32 states, which a decoding step reads."""
     if model in HYBRIDS:
         (layers, hidden, heads, kv, size, mlp, vocabulary), rules, width = HYBRIDS[model]
         deep, full = layers - layers // 4, layers // 4
         matrices = hidden * (layers * 3 * mlp + full * (3 * heads + 2 * kv) * size + deep * rules * (5 * width + 2))
         state = deep * rules * width * width  # k S, q S, and its outer product: three products
         return matrices, hidden * vocabulary, 2 * full * kv * size * BYTES, 4 * full * heads * size, 6 * state, 4 * state
-    layers, hidden, heads, kv, size, mlp, vocabulary = SHAPES[model]
-    matrices = layers * hidden * (2 * heads * size + 2 * kv * size + 3 * mlp)
+    (layers, hidden, heads, kv, size, mlp, vocabulary), experts, chosen = EXPERTS.get(model) or (SHAPES[model], 0, 1)
+    matrices = layers * hidden * (2 * heads * size + 2 * kv * size + 3 * mlp * chosen + experts)
     return matrices, hidden * vocabulary, 2 * layers * kv * size * BYTES, 4 * layers * heads * size, 0, 0
+
+
+def more_experts(model, rows):
+    """Elements of the layers' matrices that a pass of so many rows reads beyond those of one row: of experts that any row chose,
+    each as likely as another."""
+    if model not in EXPERTS:
+        return 0
+    (layers, hidden, *_, mlp, _), experts, chosen = EXPERTS[model]
+    return 3 * layers * hidden * mlp * (experts * (1 - (1 - chosen / experts) ** rows) - chosen)
 
 
 def roofline(work, machine):
@@ -49,11 +61,14 @@ def roofline(work, machine):
     prompts, n, length, new = (work[k] for k in ("prompts", "n", "prompt", "new"))
     rows = prompts * n
     prefill = prompts * (2 * (matrices * length + head) + rule * length + attention * length * (length + 1) / 2)
-    seconds = max(prefill / gemm, (matrices + head) * BYTES / memory)
-    pass_over_weights = max(2 * rows * (matrices + head) / gemm, (matrices + head) * BYTES / memory)
+    model = work["model"]
+    first = max(prefill / gemm, (matrices + more_experts(model, prompts * length) + head) * BYTES / memory)
+    seconds = first if work["op"] == "generate" else 0
+    pass_over_weights = max(2 * rows * (matrices + head) / gemm,
+                            (matrices + more_experts(model, rows) + head) * BYTES / memory)
     for t in range(1, new):  # the first token is the prefill's; a prompt's KV blocks are shared by its samples
         seconds += pass_over_weights + (token * (prompts * length + rows * t) + state * rows) / memory
-    return rows * new / seconds
+    return rows * (new if work["op"] == "generate" else new - 1) / seconds
 
 
 def ratio(row, value):
