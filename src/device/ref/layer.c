@@ -1,5 +1,5 @@
-/* layer.c - the ref backend's RMSNorm, matmul and SwiGLU, forward and
- * backward.  Attention is in attention.c.
+/* layer.c - the ref backend's RMSNorm and SwiGLU, forward and backward.
+ * Attention is in attention.c, matmul in matmul.c.
  * Invariant: row t of a result reads row t of its inputs alone; weight
  * gradients sum over rows in row order. */
 #include "device/ref/ref_int.h"
@@ -183,54 +183,6 @@ int ref_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struc
     free(x);
     free(dn);
     free(dw);
-    return 0;
-}
-
-/* ---- matmul ---- */
-
-/* v becomes element i of t, or is added to it. */
-static void store(struct tensor t, int64_t i, double v, bool add) {
-    if (add) ref_f32(t)[i] += (float)v;
-    else ref_put(t.data, t.dt, i, v);
-}
-
-int ref_matmul_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight w, struct tensor bias, bool add) {
-    (void)d;
-    for (int64_t t = 0; t < x.dim[0]; t++)
-        for (int64_t n = 0; n < w.n; n++) {
-            double sum = 0;
-            for (int64_t k = 0; k < w.k; k++) sum += (double)ref_at(x, t * w.k + k) * ref_w(w, n, k);
-            if (bias.data) sum += ref_at(bias, n);
-            store(y, t * w.n + n, sum, add);
-        }
-    return 0;
-}
-
-int ref_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight w, bool add) {
-    (void)d;
-    for (int64_t t = 0; t < dy.dim[0]; t++)
-        for (int64_t k = 0; k < w.k; k++) {
-            double sum = 0;
-            for (int64_t n = 0; n < w.n; n++) sum += (double)ref_at(dy, t * w.n + n) * ref_w(w, n, k);
-            store(dx, t * w.k + k, sum, add);
-        }
-    return 0;
-}
-
-int ref_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tensor dy, struct tensor x, bool add) {
-    (void)d;
-    const int64_t rows = dy.dim[0], n_out = dy.dim[1], n_in = x.dim[1];
-    for (int64_t n = 0; n < n_out; n++) {
-        for (int64_t k = 0; k < n_in; k++) {
-            double sum = 0;
-            for (int64_t t = 0; t < rows; t++) sum += (double)ref_at(dy, t * n_out + n) * ref_at(x, t * n_in + k);
-            store(dw, n * n_in + k, sum, add);
-        }
-        if (db.data == NULL) continue;
-        double sum = 0;
-        for (int64_t t = 0; t < rows; t++) sum += ref_at(dy, t * n_out + n);
-        store(db, n, sum, add);
-    }
     return 0;
 }
 

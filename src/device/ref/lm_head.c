@@ -41,11 +41,11 @@ static double stats_lse(const struct stats *s) { return s->max + log(s->sum); }
 
 /* Raw logits of row r for ids [lo, hi), always rounded to f32. */
 static void logits_chunk(float *out, struct tensor x, int64_t r, struct weight w, int64_t lo, int64_t hi) {
-    for (int64_t j = lo; j < hi; j++) {
-        double sum = 0;
-        for (int64_t k = 0; k < w.k; k++) sum += (double)ref_at(x, r * w.k + k) * ref_w(w, j, k);
-        out[j - lo] = (float)(w.softcap > 0 ? w.softcap * tanh(sum / w.softcap) : sum);
-    }
+    double *row = xcalloc((size_t)(w.k + hi - lo) + 1, sizeof *row), *sum = row + w.k;
+    ref_row(row, x, r, w.k);
+    ref_dots(sum, row, w, lo, hi);
+    for (int64_t j = 0; j < hi - lo; j++) out[j] = (float)(w.softcap > 0 ? w.softcap * tanh(sum[j] / w.softcap) : sum[j]);
+    free(row);
 }
 static int64_t chunk_end(int64_t lo, int64_t vocab) { return lo + DEV_VOCAB_CHUNK < vocab ? lo + DEV_VOCAB_CHUNK : vocab; }
 
@@ -149,11 +149,10 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
             }
             for (int64_t i = 0; i < n_list; i++)
                 if (list_id[i] >= lo && list_id[i] < hi) dz[list_id[i] - lo] += inv_temp * slope[list_id[i] - lo] * dlist[i];
-            for (int64_t j = lo; j < hi; j++)
-                for (int64_t k = 0; k < w.k; k++) {
-                    dxr[k] += (double)dz[j - lo] * ref_w(w, j, k);
-                    if (sum) sum[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
-                }
+            for (int64_t j = lo; j < hi; j++) {
+                ref_add_scaled(dxr, dz[j - lo], w.data, w.dt, j * w.k, w.k);
+                for (int64_t k = 0; sum && k < w.k; k++) sum[j * w.k + k] += dz[j - lo] * ref_at(a->x, r * w.k + k);
+            }
         }
         for (int64_t k = 0; k < w.k; k++) ref_put(g->dx.data, g->dx.dt, r * w.k + k, dxr[k]);
     }

@@ -38,6 +38,13 @@ static inline int64_t ref_index(struct tensor t, int64_t i, int64_t limit) { /* 
 #define OP(name, ...) int ref_##name(struct dev *d, __VA_ARGS__);
 #include "device/ops.def"
 
+/* Of matmul.c, summed in double in the order of the index. out[n - lo] = x (w.k) . row n of w, for n in [lo, hi). */
+void ref_dots(double *out, const double *x, struct weight w, int64_t lo, int64_t hi);
+/* sum[i] += a * v[at + i], i < n. */
+void ref_add_scaled(double *restrict sum, double a, const void *v, enum dtype dt, int64_t at, int64_t n);
+/* A row of n of x. */
+void ref_row(double *out, struct tensor x, int64_t row, int64_t n);
+
 /* Routers that choose by scores (score_route.c). */
 int ref_score_route_fwd(const struct route_args *a);
 int ref_score_route_bwd(const struct route_args *a, struct tensor dlogits, struct tensor dweight);
