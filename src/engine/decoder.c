@@ -13,6 +13,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/forward.h"
+#include "model/parallel/tensor_parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -387,6 +388,7 @@ static int decoder_step(void *ctx, const struct engine_plan *p, int32_t *id, flo
         const int64_t n = p->n_out - lo < d->out_block ? p->n_out - lo : d->out_block;
         TRY(sample_block(d, p, lo, n, &out));
     }
+    TRY(model_tp_on_time(d->model));
     return p->next ? draft_step(&d->draft, p, &b, id) : 0;
 }
 
@@ -506,14 +508,14 @@ static int send_results(struct decoder *d, int64_t lo, int64_t hi) {
 static int decoder_burst(void *ctx, const struct engine_burst *b) {
     struct decoder *d = ctx;
     const int64_t n = dev_has_graphs(d->model->dev) ? decode_graph_rows(b->n_seqs) : b->n_seqs, part = part_of(d);
+    const bool in_graphs = !d->model->tp || model_tp_in_graph(d->model); /* else what ranks gather in between no graph holds */
     CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
     TRY(burst_upload(d, b, n));
     d->burst_rows = n;
     d->burst_steps = b->steps;
     for (int64_t t = 0; t < b->steps; t++) {
-        /* ranks that compute a step together gather in between, which no graph holds */
-        TRY(d->model->tp ? burst_step(d, n) : decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d));
+        TRY(in_graphs ? decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d) : burst_step(d, n));
         if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
     return 0;
@@ -524,6 +526,7 @@ static int decoder_results(void *ctx, int64_t have, struct engine_results *out) 
     const int64_t part = part_of(d), left = d->burst_steps - have, at = have * d->burst_rows;
     CHECK(have % part == 0 && left > 0);
     TRY(dev_copy_stream_sync(d->model->dev, RESULT_COPY_STREAM + (int)(have / part)));
+    TRY(model_tp_on_time(d->model));
     *out = (struct engine_results){left < part ? left : part, d->burst_rows, d->host_id + at, d->host_logp + at, d->host_kept + at};
     return 0;
 }

@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "model/files/load.h"
+#include "model/parallel/tensor_parallel.h"
 #include "reward_model/scoring_ranks.h"
 
 #include <math.h>
@@ -233,7 +234,8 @@ static int forward(struct reward_model *r, struct waiting *const *w, const struc
             const struct packed_seq *s = &seqs[m.lo + i];
             row[i] = r->pack.q_start[i] + (int32_t)model_reward_row(&r->model->cfg, s->ids, s->n);
         }
-        const int rc = model_value(r->model, r->acts, row, k, value);
+        int rc = model_value(r->model, r->acts, row, k, value);
+        if (rc == 0) rc = model_tp_on_time(r->model);
         scoring_ranks_drew(&r->group, value, (size_t)k * sizeof *value);
         for (int64_t i = 0; w && i < k && rc == 0; i++) {
             if (isfinite(value[i]))

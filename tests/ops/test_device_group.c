@@ -16,6 +16,7 @@
 #include "comm/comm.h"
 #include "device/collective/collective_int.h"
 #include "device/collective/peers.h"
+#include "device/graph.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -55,6 +56,9 @@ struct rank {
     struct comm *part; /* all ranks but the last, where they are more than two, have a second group */
     struct collective *few;
     uint32_t *few_whole;  /* (FEW), shared there */
+    uint32_t *few_source; /* (FEW) device */
+    int n_replays;        /* of gather_part */
+    void *graph;          /* of it; NULL: not yet */
     struct comm *opening; /* the group that is opened */
     int rank, size;
     int64_t most;        /* elements of a bucket */
@@ -235,6 +239,7 @@ static int open_few(struct rank *k) {
     if (strcmp(collective_way(k->few), collective_way(k->g)) != 0)
         FAIL(ERR_INTERNAL, "one group goes through %s, another through %s", collective_way(k->g), collective_way(k->few));
     TRY(alloc(k, FEW, &k->few_whole));
+    TRY(alloc(k, FEW, &k->few_source));
     return collective_share(k->few, k->few_whole, FEW * sizeof *k->few_whole);
 }
 
@@ -271,6 +276,7 @@ static int fake_open(struct dev *d, const struct dev_nccl_args *a, void **t) {
 }
 
 static void close_rank(struct rank *k) {
+    if (k->graph) dev_graph_free(&k->d, k->graph);
     collective_close(k->few);
     collective_close(k->g);
     comm_close(k->part);
@@ -417,6 +423,8 @@ static int gather_once(struct rank *k, struct rng *rng) {
         TRY(collective_gather_begin(k->g, k->whole, at, parts, &ticket));
         TRY(dev_zero(&k->d, k->copy, (size_t)bytes));
         TRY(collective_gather_end(k->g));
+    } else if (collective_has_graphs(k->g)) {
+        TRY(collective_all_gather_in_graph(k->g, k->whole, at, parts));
     } else {
         TRY(collective_all_gather(k->g, k->whole, at, parts));
     }
@@ -467,6 +475,27 @@ static int exchange_once(struct rank *k, struct rng *rng) {
     return 0;
 }
 
+/* This rank's bytes to where they are gathered from; and gathers. */
+static int gather_part(struct rank *k, const size_t *at) {
+    const size_t lo = at[collective_rank(k->few)], n = at[collective_rank(k->few) + 1] - lo;
+    TRY(dev_copy(&k->d, (char *)k->few_whole + lo, (const char *)k->few_source + lo, n));
+    return collective_all_gather_in_graph(k->few, k->few_whole, at, 1);
+}
+
+/* The same in a CUDA graph, which is made at the second call and replayed, twice each time: the first replay's bytes are not looked
+ * at, but written over at once. */
+static int gather_in_graph(struct rank *k, const size_t *at) {
+    if (k->n_replays++ == 0 || !dev_has_graphs(&k->d)) return gather_part(k, at);
+    if (!k->graph) {
+        TRY(dev_graph_begin(&k->d));
+        const int rc = gather_part(k, at), end = dev_graph_end(&k->d, &k->graph);
+        TRY(rc);
+        TRY(end);
+    }
+    for (int i = 0; i < 2; i++) TRY(dev_graph_run(&k->d, k->graph));
+    return 0;
+}
+
 /* An all-gather of the second group, between folds of the first. */
 static int gather_few(struct rank *k, uint32_t seed) {
     uint32_t *const v = xmalloc(FEW * sizeof *v), *const got = xmalloc(FEW * sizeof *got);
@@ -477,9 +506,15 @@ static int gather_few(struct rank *k, uint32_t seed) {
     for (int r = 0, n = collective_size(k->few); r <= n; r++) at[r] = (size_t)(FEW * r / n) * sizeof *v;
     const size_t lo = at[collective_rank(k->few)], n = at[collective_rank(k->few) + 1] - lo;
     TRYG(dev_zero(&k->d, k->few_whole, FEW * sizeof *v), out);
-    TRYG(dev_copy_in(&k->d, (char *)k->few_whole + lo, (char *)v + lo, n), out);
-    TRYG(collective_all_gather(k->few, k->few_whole, at, 1), out);
+    if (collective_has_graphs(k->few)) {
+        TRYG(dev_copy_in(&k->d, (char *)k->few_source + lo, (char *)v + lo, n), out);
+        TRYG(gather_in_graph(k, at), out);
+    } else {
+        TRYG(dev_copy_in(&k->d, (char *)k->few_whole + lo, (char *)v + lo, n), out);
+        TRYG(collective_all_gather(k->few, k->few_whole, at, 1), out);
+    }
     TRYG(dev_copy_out(&k->d, got, k->few_whole, FEW * sizeof *got), out);
+    TRYG(collective_on_time(k->few), out);
     if (memcmp(got, v, FEW * sizeof *v) != 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "other bytes in the second group");
 out:
     free(v);
@@ -543,6 +578,7 @@ static int check_abandoned(struct rank *k) {
         }
         TRY(collective_gather_begin(k->few, k->few_whole, at, 1, &ticket));
         TRY(collective_gather_end(k->few));
+        if (collective_has_graphs(k->few)) TRY(collective_all_gather_in_graph(k->few, k->few_whole, at, 1));
         const double start = clock_now();
         collective_close(k->g);
         collective_close(k->few);
@@ -583,6 +619,7 @@ static int bench_once(struct rank *k, int64_t bytes, bool folds, int n_gemms, do
             TRY(gemms(k, n_gemms));
             if (folds) TRY(collective_reuse(k->g, ticket[i % SLOTS]));
             if (folds) TRY(collective_fold(k->g, &b, &ticket[i % SLOTS]));
+            else if (bytes && collective_has_graphs(k->g)) TRY(collective_all_gather_in_graph(k->g, k->whole, at, 1));
             else if (bytes) TRY(collective_all_gather(k->g, k->whole, at, 1));
         }
         TRY(collective_join(k->g));
@@ -736,11 +773,12 @@ static void the_way(void **state) {
         {"peers-open", "peers", NULL, "rank 1"},
         {"peers-map", "peers", NULL, "it cannot read the others"},
         {"peers-greet", "peers", NULL, "what it read was something else"},
+        {"peers-map", "peers_graph", NULL, "VERLC_GROUP=peers_graph is not possible here: rank 1"},
         {"nccl-without", "nccl", NULL, "VERLC_GROUP=nccl is not possible here: rank 1 ("},
         {"nccl-other", "nccl", NULL, "its NCCL is version 29901, that of rank 1"},
         {"nccl", "peers", NULL, "VERLC_GROUP=peers is not possible here: rank 0"},
         {"cpu", "nccl", NULL, "the cpu backend has no NCCL"},
-        {"cpu", "fast", NULL, "VERLC_GROUP=fast: expected peers, nccl or host"},
+        {"cpu", "fast", NULL, "VERLC_GROUP=fast: expected peers, nccl, host or peers_graph"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

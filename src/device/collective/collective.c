@@ -90,14 +90,16 @@ static void close_transport(struct collective *g) {
     g->t = NULL;
 }
 
-/* Leaves g->peers NULL on all ranks where one of them cannot. */
-static int try_peers(struct collective *g, struct step *all, struct buf *why) {
+/* Leaves g->peers NULL on all ranks where one of them cannot. graphs: gathers that CUDA graphs hold, too. */
+static int try_peers(struct collective *g, bool graphs, struct step *all, struct buf *why) {
     bool whole = false;
     int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, g->d->ops->peers->greeted(g->peers), &whole, why);
+    if (rc >= 0 && whole && graphs) rc = agree(g, all, g->d->ops->peers->graphs(g->peers, comm_deadline_s(g->comm)), &whole, why);
     if (rc < 0 || !whole) close_peers(g);
-    snprintf(g->way, sizeof g->way, "peers' memory");
+    g->graphs = graphs && g->peers;
+    snprintf(g->way, sizeof g->way, "peers' memory%s", graphs ? ", gathers in CUDA graphs" : "");
     return rc;
 }
 
@@ -132,11 +134,11 @@ static int try_nccl(struct collective *g, struct step *all, struct buf *why) {
     return rc;
 }
 
-enum way { ANY, PEERS, NCCL, HOST };
+enum way { ANY, PEERS, NCCL, HOST, PEERS_GRAPH };
+static const char *const names[] = {"", "peers", "nccl", "host", "peers_graph"};
 
 /* Rank 0's VERLC_GROUP, on all ranks. */
 static int way_asked(struct collective *g, enum way *way) {
-    static const char *const names[] = {"", "peers", "nccl", "host"};
     const char *env = g->rank == 0 ? getenv("VERLC_GROUP") : NULL;
     char name[16] = "";
     snprintf(name, sizeof name, "%s", env ? env : "");
@@ -146,17 +148,22 @@ static int way_asked(struct collective *g, enum way *way) {
             *way = (enum way)i;
             return 0;
         }
-    FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl or host", name);
+    FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl, host or peers_graph", name);
 }
 
+/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: not before a machine with several GPUs has
+ * measured it. */
+enum { GRAPHS_BY_DEFAULT = 0 };
+
 static int open_way(struct collective *g, enum way asked, struct step *all, struct buf *why) {
-    const bool peers = asked == PEERS || (asked == ANY && g->d->ops->peers);
+    const bool peers = asked == PEERS || asked == PEERS_GRAPH || (asked == ANY && g->d->ops->peers);
+    const bool graphs = peers && g->size <= DEV_MOST_COLUMNS && (asked == PEERS_GRAPH || (asked == ANY && GRAPHS_BY_DEFAULT));
     const bool nccl = asked == NCCL || (asked == ANY && g->d->ops->nccl);
-    if (peers) TRY(try_peers(g, all, why));
+    if (peers) TRY(try_peers(g, graphs, all, why));
     if (nccl && !g->peers) TRY(try_nccl(g, all, why));
     if (g->peers || g->t) return 0;
-    if (asked == PEERS || asked == NCCL)
-        FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s", asked == PEERS ? "peers" : "nccl", why->p);
+    if (asked == PEERS || asked == PEERS_GRAPH || asked == NCCL)
+        FAIL(ERR_UNSUPPORTED, "VERLC_GROUP=%s is not possible here: %s", names[asked], why->p);
     snprintf(g->way, sizeof g->way, "the host");
     g->move = &collective_host;
     return collective_host_open(g->d, g->comm, &g->t);
@@ -302,16 +309,23 @@ int collective_reuse(struct collective *g, int64_t ticket) {
 
 int collective_join(struct collective *g) { return g->peers ? g->d->ops->peers->join(g->peers) : g->move->join(g->t); }
 
-int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
-    const void *of[COMM_MOST_RANKS];
-    size_t end = 0, bytes = 0;
+/* The ranges of an all-gather: where each rank's memory is, and how many bytes there are. */
+static int check_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts, const void **of, size_t *bytes) {
+    size_t end = 0;
+    *bytes = 0;
     for (int64_t i = 0; i < n_parts * (g->size + 1); i++) {
         if (i % (g->size + 1) && at[i] < at[i - 1])
             FAIL(ERR_INVAL, "dev group: a part of an all-gather whose ranges do not ascend");
         if (at[i] > end) end = at[i];
-        if (i % (g->size + 1)) bytes += at[i] - at[i - 1];
+        if (i % (g->size + 1)) *bytes += at[i] - at[i - 1];
     }
-    TRY(find_shared(g, "what is gathered", whole, end, of));
+    return find_shared(g, "what is gathered", whole, end, of);
+}
+
+int collective_gather_begin(struct collective *g, void *whole, const size_t *at, int64_t n_parts, int64_t *ticket) {
+    const void *of[COMM_MOST_RANKS];
+    size_t bytes;
+    TRY(check_gather(g, whole, at, n_parts, of, &bytes));
     *ticket = ++g->ticket;
     trace(g, "all_gather", bytes, g->size);
     const int rc =
@@ -354,4 +368,22 @@ int collective_exchange(struct collective *g, const struct dev_exchange *x) {
     trace(g, "exchange", all, g->size);
     TRY(dev_trace__exchange_close(g->d, g->peers ? peers_exchange(g, x, from) : collective_staged_exchange(g, x)));
     return collective_reuse(g, ticket);
+}
+
+bool collective_has_graphs(const struct collective *g) { return g->graphs; }
+
+int collective_on_time(const struct collective *g) {
+    const int lost = g->graphs ? g->d->ops->peers->lost(g->peers) : -1;
+    if (lost == g->size) FAIL(ERR_RANK, "an all-gather of %d ranks has failed before: a group of this device was closed", g->size);
+    if (lost >= 0) FAIL(ERR_TIMEOUT, "all-gather: no answer from %s before the deadline", comm_who(g->comm, lost));
+    return 0;
+}
+
+int collective_all_gather_in_graph(struct collective *g, void *whole, const size_t *at, int64_t n_parts) {
+    const void *of[COMM_MOST_RANKS];
+    size_t bytes;
+    CHECK(g->graphs);
+    TRY(check_gather(g, whole, at, n_parts, of, &bytes));
+    TRY(collective_on_time(g));
+    return g->d->ops->peers->gather_in_graph(g->peers, (void *const *)of, at, n_parts);
 }

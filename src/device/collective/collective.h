@@ -21,7 +21,8 @@ struct comm;
 struct collective;
 
 /* Collective. d and c are borrowed. Of GPUs one log line says which way their bytes go, and why no faster one; VERLC_GROUP of
- * rank 0 (peers, nccl or host) asks for one: ERR_UNSUPPORTED where it is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
+ * rank 0 (peers, nccl, host, or peers_graph: the first, with gathers that CUDA graphs hold) asks for one: ERR_UNSUPPORTED where it
+ * is not possible. ERR_RANK, ERR_TIMEOUT: comm's. */
 int collective_open(struct collective **out, struct dev *d, struct comm *c);
 /* NULL ok. Not collective: what is queued comes to its end, whatever the others do, in other groups of this device as well. Where
  * they shall get what it sends, all ranks reach this point (a barrier) with nothing queued; until then leave shared memory as it
@@ -67,6 +68,13 @@ int collective_gather_begin(struct collective *g, void *whole, const size_t *at,
 int collective_gather_end(struct collective *g);
 /* Collective. Both, and the compute stream may change this rank's bytes. */
 int collective_all_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
+/* Collective. The same as work of the compute stream alone, which a CUDA graph may hold; only where collective_has_graphs. Also
+ * fails as collective_on_time does. */
+bool collective_has_graphs(const struct collective *g);
+int collective_all_gather_in_graph(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
+/* Whether all ranks have come to such gathers, as far as the compute stream has done them; else what was gathered is not theirs.
+ * ERR_TIMEOUT: a rank did not within comm_deadline_s. ERR_RANK: a group of this device was closed while one waited. */
+int collective_on_time(const struct collective *g);
 
 /* What each rank has for each other one, in shared memory at the same offset: rank s has bytes[s * size + r] for rank r, at
  * from + at[s * size + r]. They come to `to` on rank r, by rank, one after the other. All arrays are the same on every rank. */

@@ -21,6 +21,7 @@ struct collective {
     } * shared;
     int n_shared;
     void *peers; /* the backend's; NULL: a transport */
+    bool graphs; /* it was asked for gathers that CUDA graphs hold */
     const struct dev_transport_ops *move;
     void *t;      /* of move; NULL: one rank */
     char way[64]; /* for people */

@@ -24,6 +24,7 @@ enum {
 struct model_tp {
     struct model *whole;
     struct collective *group;
+    bool in_graph; /* the gathers of a pass may be in a CUDA graph */
     int rank, size;
     int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]; /* columns that ranks compute: rank r has cut[r]..cut[r + 1] */
     int64_t max_rows;
@@ -456,6 +457,7 @@ int model_tp_open(struct model **out, struct model *whole, struct collective *g,
     struct model_tp *const t = xcalloc(1, sizeof *t);
     struct model *const m = *out = xcalloc(1, sizeof *m);
     *t = (struct model_tp){.whole = whole, .group = g, .rank = rank, .size = size, .max_rows = max_rows};
+    t->in_graph = collective_has_graphs(g) && whole->cfg.n_experts == 0; /* the host reads the load of experts */
     *m = (struct model){.cfg = model_tp_config(&whole->cfg, rank, size),
                         .dev = whole->dev,
                         .act = whole->act,
@@ -672,6 +674,9 @@ int model_tp_take_adapter(struct model *m) {
 
 /* ---- a pass ---- */
 
+bool model_tp_in_graph(const struct model *m) { return m->tp->in_graph; }
+int model_tp_on_time(const struct model *m) { return m->tp ? collective_on_time(m->tp->group) : 0; }
+
 const struct model *model__tp_whole(const struct model *m) { return m->tp->whole; }
 int model__tp_rank(const struct model *m, int *size) {
     *size = m->tp->size;
@@ -698,7 +703,7 @@ static int gather(struct model *m, enum model_tp_dim d, struct tensor y, struct 
     if (rows == 0) return 0;
     for (int r = 0; r <= t->size; r++) at[r] = (size_t)(rows * t->cut[d][r]) * dtype_size(y.dt);
     memcpy(a.cut, t->cut[d], sizeof a.cut);
-    TRY(collective_all_gather(t->group, t->send, at, 1));
+    TRY((t->in_graph ? collective_all_gather_in_graph : collective_all_gather)(t->group, t->send, at, 1));
     return dev_join_columns(m->dev, &a);
 }
 

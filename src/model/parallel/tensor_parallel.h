@@ -48,5 +48,9 @@ int model_tp_take(struct model *m);
 int model_tp_take_span(struct model *m, int64_t i, void *room);
 /* The adapter of `whole` has changed, and nothing else. */
 int model_tp_take_adapter(struct model *m);
+/* Whether a CUDA graph may hold a pass (collective_has_graphs). */
+bool model_tp_in_graph(const struct model *m);
+/* Of any model, when its passes have ended. ERR_TIMEOUT: one waited too long for another rank, and what it computed is void. */
+int model_tp_on_time(const struct model *m);
 
 #endif

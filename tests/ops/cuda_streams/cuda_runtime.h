@@ -1,5 +1,5 @@
-/* cuda_runtime.h - what src/device/cuda/collective/peers.cu and nccl.cu use of CUDA's runtime, for runtime.cu: streams without a
- * GPU. */
+/* cuda_runtime.h - what peers.cu, barrier.cu and nccl.cu of src/device/cuda/collective use of CUDA's runtime, for runtime.cu:
+ * streams without a GPU. */
 #ifndef VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 #define VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 
@@ -10,7 +10,7 @@
 typedef struct stream *cudaStream_t;
 typedef struct event *cudaEvent_t;
 enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600 };
-enum { cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault, cudaIpcMemLazyEnablePeerAccess };
+enum { cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault, cudaHostAllocMapped, cudaIpcMemLazyEnablePeerAccess };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 struct cudaIpcMemHandle_t {
     char bytes[64];
@@ -45,7 +45,39 @@ void streams_device(int queues);
 void streams_idle(); /* waits for all its streams */
 void streams_end();
 void streams_lose_writes(bool lose); /* of stream memory operations, from now on */
+/* The driver loads a kernel at its first launch, or when it is asked for: then it waits for all streams of this device. */
+void streams_load(const void *kernel);
 /* What s does next, again and again until it says true. */
 void streams_push(cudaStream_t s, std::function<bool()> what);
+
+/* ---- kernels of one block, whose threads run one after the other, each to its end; one that waits has the queue meanwhile ---- */
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+struct dim3 {
+    unsigned x;
+    dim3(unsigned n = 1) : x(n) {}
+};
+extern thread_local dim3 threadIdx;
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    cudaStream_t stream;
+};
+struct cudaFuncAttributes {};
+
+template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *kernel) {
+    streams_load((const void *)kernel);
+    return cudaSuccess;
+}
+template <class A> cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(A), A a) {
+    const unsigned n = config->blockDim.x;
+    streams_load((const void *)kernel);
+    streams_push(config->stream, [=] {
+        for (threadIdx.x = 0; threadIdx.x < n; threadIdx.x++) kernel(a);
+        return true;
+    });
+    return cudaSuccess;
+}
 
 #endif

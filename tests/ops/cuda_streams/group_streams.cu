@@ -1,13 +1,15 @@
-/* group_streams.cu - peers.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams (runtime.cu) are
- * late at random. Folds, all-gathers and all-to-alls of random sizes, of two groups that share devices, end in the bits of one
- * process although every buffer is used again at once; on as few hardware queues as one; and a rank that is left alone closes its
- * groups.
+/* group_streams.cu - peers.cu, barrier.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams
+ * (runtime.cu) are late at random. Folds, all-gathers and all-to-alls of random sizes, of two groups that share devices, end in the
+ * bits of one process although every buffer is used again at once, those of gathers between barriers too; on as few hardware queues
+ * as one; and a rank that is left alone closes its groups, or hears which rank is late. Kernels are loaded as by the driver: late,
+ * and then it waits for all streams.
  * With thread sanitizer: nothing is read before it is there or written while it is read. */
 #include "device/cuda/context.cuh"
 extern "C" {
 #include "device/collective/collective_int.h"
 }
 #include "device/collective/peers.h"
+#include "device/cuda/collective/system_scope.cuh"
 
 #include "base/buf.h"
 
@@ -68,7 +70,8 @@ struct run {
     bool peers;
     int size, queues, rounds;
     unsigned seed;
-    bool alone, lost; /* at the end rank 0 goes on by itself; flags that are written do not come */
+    bool alone, lost;  /* at the end rank 0 goes on by itself; flags that are written do not come */
+    double deadline_s; /* of a barrier */
     world all, few;
     std::vector<const void *> x[SLOTS], dx[SLOTS], ids[SLOTS];
     std::atomic<int> bad;
@@ -107,6 +110,7 @@ static void open_group(const struct run *k, struct collective *g, world *w, stru
         w->b.wait();
         if (!k->lost) OK(cuda_peers.greeted(g->peers));
         else if (cuda_peers.greeted(g->peers) != ERR_UNSUPPORTED) exit(1);
+        OK(cuda_peers.graphs(g->peers, k->deadline_s));
     } else {
         g->move = &cuda_nccl_ops.transport;
         if (rank == 0) OK(cuda_nccl_ops.id(d, w->id));
@@ -132,6 +136,10 @@ static int fold(struct run *k, struct collective *g, const struct dev_bucket *b,
     if (!g->peers) return collective_staged_fold(g, b);
     return cuda_peers.fold(g->peers, b, b->x ? k->x[slot].data() : NULL, b->ids ? k->ids[slot].data() : NULL,
                            b->ids ? k->dx[slot].data() : NULL);
+}
+/* Between barriers, as a CUDA graph holds it. */
+static int gather_in_graph(struct collective *g, const world *w, const size_t *at, int64_t parts) {
+    return cuda_peers.gather_in_graph(g->peers, w->whole.data(), at, parts);
 }
 static int gather(struct collective *g, const world *w, const size_t *at, int64_t parts, int64_t *ticket) {
     *ticket = ++g->ticket;
@@ -285,6 +293,7 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
     struct run *const run = k->k;
     const unsigned seed = (unsigned)rng();
     const int parts = (int)(rng() % 4), n = w->b.size, rank = k->rank;
+    const bool in_graph = rng() % 2 && run->peers && !run->alone; /* an abandoned rank's first barrier comes behind what waits */
     std::vector<size_t> at;
     size_t end = 0;
     for (int i = 0; i < parts; i++) {
@@ -300,7 +309,8 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
                 whole[b] = (char)(seed + b * 7);
         return true;
     });
-    OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
+    if (in_graph) OK(gather_in_graph(g, w, at.data(), parts));
+    else OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
     streams_push(k->c.stream, [=] {
         bool same = true;
         for (int i = 0; i < parts; i++)
@@ -398,6 +408,47 @@ static void go_on_alone(struct rank *k) {
     std::vector<size_t> at;
     for (int r = 0; r <= k->few.size; r++) at.push_back((size_t)r * 100);
     OK(gather(&k->few, &k->k->few, at.data(), 1, &k->read_few));
+    if (k->k->peers) OK(gather_in_graph(&k->few, &k->k->few, at.data(), 1));
+}
+
+/* The first barrier of some ends after its deadline, the others at once. */
+static void wait_in_vain(struct rank *k) {
+    enum { GATHERS = 30 };
+    std::vector<size_t> at;
+    for (int r = 0; r <= k->all.size; r++) at.push_back((size_t)r * 100);
+    const int before = cuda_peers.lost(k->all.peers);
+    const uint64_t start = now_ns();
+    for (int i = 0; i < GATHERS; i++) OK(gather_in_graph(&k->all, &k->k->all, at.data(), 1));
+    cudaStreamSynchronize(k->c.stream);
+    const double s = (double)(now_ns() - start) * 1e-9, least = k->k->deadline_s;
+    const int after = cuda_peers.lost(k->all.peers);
+    if (before == -1 && after == 1 && s >= least && s < GATHERS * least) return;
+    fprintf(stderr, "a rank that does not come: %d, then %d, after %.3f s\n", before, after, s);
+    k->k->bad++;
+}
+
+/* Closes its groups, with what waits in both. */
+static void be_left(struct rank *k) {
+    const bool in_time = k->k->deadline_s < 1;
+    if (k->k->peers && in_time) wait_in_vain(k);
+    go_on_alone(k);
+    close_group(&k->all);
+    const int size = k->few.size, lost = k->few.peers ? cuda_peers.lost(k->few.peers) : size;
+    close_group(&k->few);
+    if (lost == size || in_time) return;
+    fprintf(stderr, "a gather that was ended by close: %d\n", lost);
+    k->k->bad++;
+}
+
+/* While the compute stream is busy one group is closed; the other goes on. Not by NCCL, where close ends all of this GPU. */
+static void go_on_with_one(struct rank *k) {
+    std::mt19937 rng(k->k->seed);
+    streams_push(k->c.stream, [] { return usleep(3000), true; });
+    close_group(&k->few);
+    k->k->all.b.wait(); /* what close sets no other rank has written meanwhile */
+    for (int i = 0; i < 4; i++) gather_once(k, rng, false);
+    streams_idle();
+    if (cuda_peers.lost(k->all.peers) != -1) k->k->bad++;
 }
 
 static void be_rank(struct run *run, int number) {
@@ -420,11 +471,8 @@ static void be_rank(struct run *run, int number) {
     if (number < run->few.b.size) open_group(run, &k.few, &run->few, &k.d, number, k.whole_few);
     run_rounds(&k);
     run->all.b.wait();
-    if (run->alone && number == 0) {
-        go_on_alone(&k);
-        close_group(&k.all);
-        close_group(&k.few);
-    }
+    if (run->alone && number == 0) be_left(&k);
+    if (!run->alone && run->peers) go_on_with_one(&k);
     run->all.b.wait();
     close_group(&k.few);
     close_group(&k.all);
@@ -455,6 +503,7 @@ static bool try_run(bool peers, int size, int queues, int rounds, unsigned seed,
     k.rounds = rounds;
     k.seed = seed;
     k.alone = alone;
+    k.deadline_s = alone && size == 2 ? 0.1 : 60;
     k.all.b.size = size;
     k.few.b.size = size > 2 ? size - 1 : size; /* a second group on their devices */
     for (world *w : {&k.all, &k.few}) {

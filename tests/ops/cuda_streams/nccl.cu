@@ -81,7 +81,7 @@ static int group_start(void) {
     return NCCL_OK;
 }
 static int tell(bool send, void *p, size_t n, int peer, nccl_comm c, cudaStream_t s) {
-    CHECK(group && !c->busy && n > 0 && peer != c->rank);
+    CHECK(c && group && !c->busy && n > 0 && peer != c->rank); /* no c: an aborted one */
     group->comm = c;
     group->stream = s;
     group->ops.push_back({send, false, p, n, peer});

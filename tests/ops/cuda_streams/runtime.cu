@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -40,7 +41,8 @@ struct queue {
 struct device {
     std::vector<queue *> queues;
     std::vector<stream *> streams;
-    size_t next; /* queue */
+    std::set<const void *> loaded; /* kernels */
+    size_t next;                   /* queue */
 };
 struct stream {
     queue *q;
@@ -50,6 +52,7 @@ struct event {
     std::shared_ptr<std::atomic<bool>> there; /* of the last record */
 };
 static thread_local device *here;
+thread_local dim3 threadIdx;
 
 void streams_device(int queues) {
     static std::atomic<unsigned> seed;
@@ -59,6 +62,10 @@ void streams_device(int queues) {
 
 void streams_idle() {
     for (stream *s : here->streams) cudaStreamSynchronize(s);
+}
+
+void streams_load(const void *kernel) {
+    if (here->loaded.insert(kernel).second) streams_idle();
 }
 
 void streams_end() {
@@ -203,10 +210,15 @@ int cuda_driver_entry(const char *name, void **f) {
 
 /* ---- kernels ---- */
 
-int cuda_load_group_kernels(void) { return 0; }
+int cuda_load_group_kernels(void) {
+    streams_load((const void *)cuda_fold_on);
+    streams_load((const void *)cuda_embed_bwd_on);
+    return 0;
+}
 
 int cuda_fold_on(cudaStream_t s, struct tensor y, const struct tensor *x, int n, bool add) {
     std::vector<const float *> from;
+    streams_load((const void *)cuda_fold_on);
     for (int k = 0; k < n; k++) from.push_back((const float *)x[k].data);
     streams_push(s, [=] {
         for (int64_t i = 0; i < y.dim[0]; i++) {
@@ -226,6 +238,7 @@ int cuda_embed_bwd_on(cudaStream_t s, void *table, const struct cuda_embed_bwd_a
     const struct tensor dw = a->dw, ids = a->ids, dx = a->dx;
     const int64_t lo = a->lo, h = dx.dim[1], n = dw.dim[0];
     const size_t bytes = cuda_embed_bwd_table(lo, n, h);
+    streams_load((const void *)cuda_embed_bwd_on);
     streams_push(s, [=] {
         std::map<int32_t, std::vector<float>> sums;
         memset(table, 0, bytes);

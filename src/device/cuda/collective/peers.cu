@@ -7,6 +7,9 @@
  * with a fence of the system's scope. Bytes are always read from where they were written, never pushed, so no copy can pass its
  * flag.
  *
+ * A gather that a CUDA graph holds is work of the compute stream: a barrier (barrier.cu), copies, and a barrier again, before the
+ * next one's bytes may be written. The barriers' counts lie behind the flags.
+ *
  * Rows of the token embedding are read where they lie, by the kernel that adds them: only those of ids that this rank owns.
  * Invariant: a stream that waits for a flag waits for work that every rank has queued without waiting for this operation or a
  * later one, of any of its groups. So whoever is behind can always go on; and no two of the streams may share a hardware queue
@@ -14,13 +17,14 @@
 #include "device/cuda/context.cuh"
 
 #include "base/log.h"
+#include "device/cuda/collective/barrier.cuh"
 #include "device/collective/peers.h"
 
 #include <cuda.h>
 #include <stdlib.h>
 #include <time.h>
 
-enum { HALF = CUDA_PEER_HALF, FLAG_BYTES = CUDA_PEER_FLAGS, ROW_BYTES = CUDA_PEER_ROWS };
+enum { HALF = CUDA_PEER_HALF, FLAG_BYTES = CUDA_PEER_FLAGS, ROW_BYTES = CUDA_PEER_ROWS, COUNTS_AT = FLAG_BYTES / 2 };
 enum { QUEUES = 8 };                /* hardware queues of a process, and the streams that it has at most */
 enum flag { READY, READ, N_FLAGS }; /* of a rank: its bytes are there; it has read the others' */
 
@@ -52,8 +56,10 @@ struct peers {
     char *staging;                    /* 2 x HALF */
     void *rows;
     size_t row_bytes;
-    uint32_t **flags; /* (size) of each rank, (size, N_FLAGS): row r is what rank r says */
-    struct tensor *x; /* (size) a piece of each rank */
+    uint32_t **flags;               /* (size) of each rank, (size, N_FLAGS): row r is what rank r says */
+    struct tensor *x;               /* (size) a piece of each rank */
+    struct cuda_barrier_host *host; /* of barriers; NULL: no graph holds a gather */
+    uint64_t deadline_ns;           /* of a barrier */
     void **mapped;
     int n_mapped;
 };
@@ -241,9 +247,16 @@ static int is_idle(const struct peers *p, bool *idle) {
     return 0;
 }
 
+/* Whether barriers go on by themselves: a word of host memory that kernels look at, so no stream is needed. */
+static void end_barriers(const struct peers *p, bool end) {
+    if (p->host) __atomic_store_n(&p->host->end, (uint32_t)end, __ATOMIC_SEQ_CST);
+}
+
 /* Every wait of every group of this GPU is over. By stream memory operations, since a copy may be queued behind one that waits,
- * and on `rescue`, since each other stream may be behind the compute stream, and that wait for a peer. */
+ * and on `rescue`, since each other stream may be behind the compute stream, and that wait for a peer. Barriers first: what is
+ * queued on `rescue` may come behind a kernel that waits. */
 static int set_flags(const struct cuda_peer_streams *s) {
+    for (const struct peers *g = s->groups; g; g = g->next) end_barriers(g, true);
     for (const struct peers *g = s->groups; g; g = g->next)
         for (int i = 0; g->flags[g->rank] && i < g->size * N_FLAGS; i++) TRY(write_flag(g, s->rescue, &g->flags[g->rank][i]));
     CU_TRY(cudaStreamSynchronize(s->rescue));
@@ -251,15 +264,18 @@ static int set_flags(const struct cuda_peer_streams *s) {
 }
 
 /* What is queued may wait for an ended peer: it comes to its end. A peer that is late may write over a flag, so until all is
- * done they are set again. */
+ * done they are set again. Barriers that other groups queue afterwards wait as before; one that was ended here is lost. */
 static int release(struct peers *p) {
     const struct timespec nap = {0, 1000000};
+    end_barriers(p, true);
     for (bool idle;;) {
         TRY(is_idle(p, &idle));
-        if (idle) return 0;
+        if (idle) break;
         TRY(set_flags(p->streams));
         nanosleep(&nap, NULL);
     }
+    for (const struct peers *g = p->streams->groups; g; g = g->next) end_barriers(g, g == p);
+    return 0;
 }
 
 static void peers_close(void *peers) {
@@ -272,6 +288,7 @@ static void peers_close(void *peers) {
     for (cudaEvent_t event : events)
         if (event) cudaEventDestroy(event);
     leave_streams(p);
+    if (p->host) (void)cudaFreeHost(p->host);
     (void)cuda_drop(p->c, p->staging, 2 * (size_t)HALF);
     (void)cuda_drop(p->c, p->flags[p->rank], FLAG_BYTES);
     (void)cuda_drop(p->c, p->rows, p->row_bytes);
@@ -463,6 +480,46 @@ static int peers_gathered(void *peers) {
     return 0;
 }
 
+/* ---- all-gather in a CUDA graph ---- */
+
+static int peers_graphs(void *peers, double deadline_s) {
+    struct peers *const p = (struct peers *)peers;
+    static_assert(CUDA_BARRIER_WORDS * sizeof(uint64_t) <= FLAG_BYTES - COUNTS_AT && COUNTS_AT % 8 == 0, "counts fit");
+    static_assert((int)CUDA_BARRIER_RANKS >= (int)DEV_MOST_COLUMNS, "a word for each rank");
+    TRY(cuda_load_barrier());
+    CU_TRY(cudaHostAlloc((void **)&p->host, sizeof *p->host, cudaHostAllocMapped));
+    memset(p->host, 0, sizeof *p->host);
+    p->deadline_ns = (uint64_t)(deadline_s * 1e9);
+    return 0;
+}
+
+static int barrier(const struct peers *p) {
+    struct cuda_barrier b = {p->rank, p->size, {}, p->host, p->deadline_ns};
+    for (int r = 0; r < p->size; r++) b.at[r] = (uint64_t *)((char *)p->flags[r] + COUNTS_AT);
+    return cuda_barrier_on(p->c->stream, &b);
+}
+
+static int peers_lost(void *peers) {
+    const struct peers *const p = (const struct peers *)peers;
+    const uint32_t lost = __atomic_load_n(&p->host->lost, __ATOMIC_SEQ_CST);
+    return lost == CUDA_BARRIER_ENDED ? p->size : (int)lost - 1;
+}
+
+static int peers_gather_in_graph(void *peers, void *const *whole, const size_t *at, int64_t n_parts) {
+    const struct peers *const p = (const struct peers *)peers;
+    char *const own = (char *)whole[p->rank];
+    TRY(barrier(p));
+    for (int i = 1; i < p->size; i++) {
+        const int r = (p->rank + i) % p->size;
+        for (int64_t k = 0; k < n_parts; k++) {
+            const size_t lo = at[k * (p->size + 1) + r], hi = at[k * (p->size + 1) + r + 1];
+            const char *const from = (const char *)whole[r] + lo;
+            if (lo < hi) CU_TRY(cudaMemcpyAsync(own + lo, from, hi - lo, cudaMemcpyDefault, p->c->stream));
+        }
+    }
+    return barrier(p);
+}
+
 static const struct dev_peer_ops make_peers(void) {
     struct dev_peer_ops o = {};
     o.bytes = cuda_peer_bytes;
@@ -477,6 +534,9 @@ static const struct dev_peer_ops make_peers(void) {
     o.join = peers_join;
     o.gather = peers_gather;
     o.gathered = peers_gathered;
+    o.graphs = peers_graphs;
+    o.gather_in_graph = peers_gather_in_graph;
+    o.lost = peers_lost;
     o.stamp = peers_stamp;
     return o;
 }
