@@ -12,13 +12,22 @@ static int want_seqs(const char *op, const struct row_seqs *s, bool state) {
     return 0;
 }
 
+/* n columns of t from `at` on. */
+static int want_columns(const char *op, const char *arg, struct tensor t, int64_t at, int64_t n) {
+    if (at < 0 || at > t.dim[1] - n)
+        FAIL(ERR_INVAL, "dev op %s: %lld columns of %s from %lld on; it has %lld", op, (long long)n, arg, (long long)at,
+             (long long)t.dim[1]);
+    return 0;
+}
+
 /* What causal_conv_fwd and causal_conv_bwd have in common. */
 static int check_conv(const char *op, const struct causal_conv_args *a) {
     TRY(want2(op, "x", a->x, ACT, ANY, ANY));
-    TRY(want2(op, "w", a->w, set_of(a->x.dt), a->x.dim[1], DEV_CONV_TAPS));
+    TRY(want2(op, "w", a->w, set_of(a->x.dt), ANY, DEV_CONV_TAPS));
+    TRY(want_columns(op, "x", a->x, a->x_at, a->w.dim[0]));
     TRY(want_seqs(op, &a->seqs, a->state.data != NULL));
     if (!a->state.data) return 0;
-    TRY(want(op, "state", a->state, set_of(a->x.dt), 3, (const int64_t[]){ANY, ANY, a->x.dim[1]}));
+    TRY(want(op, "state", a->state, set_of(a->x.dt), 3, (const int64_t[]){ANY, ANY, a->w.dim[0]}));
     if (a->state.dim[1] < DEV_CONV_TAPS - 1)
         FAIL(ERR_INVAL, "dev op %s: a state of %lld rows; at least %d", op, (long long)a->state.dim[1], DEV_CONV_TAPS - 1);
     return 0;
@@ -26,21 +35,21 @@ static int check_conv(const char *op, const struct causal_conv_args *a) {
 
 int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
     TRY(check_conv("causal_conv_fwd", a));
-    TRY(want_like("causal_conv_fwd", "y", a->y, set_of(a->x.dt), a->x));
+    TRY(want2("causal_conv_fwd", "y", a->y, set_of(a->x.dt), a->x.dim[0], a->w.dim[0]));
     if (a->y.data == a->x.data && a->x.data) FAIL(ERR_INVAL, "dev op causal_conv_fwd: y is x");
     HAVE(causal_conv_fwd);
-    return tensor_count(a->x) ? TRACED(causal_conv_fwd, (d, a), a->x.dim[0], a->x.dim[1], 0) : 0;
+    return tensor_count(a->y) ? TRACED(causal_conv_fwd, (d, a), a->x.dim[0], a->w.dim[0], 0) : 0;
 }
 
 int dev_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *g) {
     const char *const op = "causal_conv_bwd";
     TRY(check_conv(op, a));
     if (a->state.data) FAIL(ERR_INVAL, "dev op %s: a sequence with a state has no backward", op);
-    TRY(want_like(op, "dy", g->dy, set_of(a->x.dt), a->x));
+    TRY(want2(op, "dy", g->dy, set_of(a->x.dt), a->x.dim[0], a->w.dim[0]));
     TRY(want_like(op, "dx", g->dx, set_of(a->x.dt), a->x));
     TRY(want_like(op, "dw", g->dw, F32, a->w));
     HAVE(causal_conv_bwd);
-    return tensor_count(a->x) ? TRACED(causal_conv_bwd, (d, a, g), a->x.dim[0], a->x.dim[1], 0) : 0;
+    return tensor_count(g->dy) ? TRACED(causal_conv_bwd, (d, a, g), a->x.dim[0], a->w.dim[0], 0) : 0;
 }
 
 /* What delta_fwd and delta_bwd have in common. kept: states and e are given. */
@@ -52,7 +61,8 @@ static int check_delta(const char *op, const struct delta_args *a, bool kept) {
              (long long)hk, (long long)dk, (long long)hv, (long long)dv, DEV_DELTA_DIM);
     TRY(want2(op, "qkv", a->qkv, ACT, ANY, 2 * hk * dk + hv * dv));
     const unsigned act = set_of(a->qkv.dt);
-    TRY(want2(op, "ba", a->ba, act, rows, 2 * hv));
+    TRY(want2(op, "ba", a->ba, act, rows, ANY));
+    TRY(want_columns(op, "ba", a->ba, a->ba_at, 2 * hv));
     TRY(want1(op, "a_log", a->a_log, act, hv));
     TRY(want1(op, "dt_bias", a->dt_bias, act, hv));
     TRY(want_seqs(op, &a->seqs, a->state.s.data != NULL));
@@ -94,7 +104,11 @@ int dev_delta_bwd(struct dev *d, const struct delta_args *a, const struct delta_
 
 static int check_gated_norm(const char *op, const struct gated_norm_args *a) {
     TRY(want2(op, "x", a->x, ACT, ANY, ANY));
-    TRY(want_like(op, "z", a->z, set_of(a->x.dt), a->x));
+    TRY(want2(op, "z", a->z, set_of(a->x.dt), ANY, ANY));
+    const int64_t rows = a->z.dim[0], heads = rows ? a->x.dim[0] / rows : 0;
+    if (heads * rows != a->x.dim[0] || (rows && !heads))
+        FAIL(ERR_INVAL, "dev op %s: %lld rows of x, %lld of z", op, (long long)a->x.dim[0], (long long)rows);
+    TRY(want_columns(op, "z", a->z, a->z_at, heads * a->x.dim[1]));
     TRY(want1(op, "w", a->w, set_of(a->x.dt), a->x.dim[1]));
     return a->rstd.data ? want1(op, "rstd", a->rstd, F32, a->x.dim[0]) : 0;
 }
@@ -111,7 +125,7 @@ int dev_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const str
     TRY(want1(op, "rstd", a->rstd, F32, a->x.dim[0]));
     TRY(want_like(op, "dy", g->dy, act, a->x));
     TRY(want_like(op, "dx", g->dx, act, a->x));
-    TRY(want_like(op, "dz", g->dz, act, a->x));
+    TRY(want_like(op, "dz", g->dz, act, a->z));
     TRY(want1(op, "dw", g->dw, F32, a->x.dim[1]));
     HAVE(gated_norm_bwd);
     return tensor_count(a->x) ? TRACED(gated_norm_bwd, (d, a, g), a->x.dim[0], a->x.dim[1], 0) : 0;
@@ -134,7 +148,7 @@ int dev_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
 }
 
 static int check_split(const char *op, const struct gate_split_args *a) {
-    int64_t of_heads = 0;
+    int64_t of_heads = a->at;
     TRY(want2(op, "joint", a->joint, ACT, ANY, ANY));
     const unsigned act = set_of(a->joint.dt);
     if (a->n_heads <= 0 || a->n_parts < 1 || a->n_parts > DEV_SPLIT_PARTS)
@@ -144,8 +158,8 @@ static int check_split(const char *op, const struct gate_split_args *a) {
         if (a->width[p] <= 0) FAIL(ERR_INVAL, "dev op %s: a part of %lld columns", op, (long long)a->width[p]);
         of_heads += a->n_heads * a->width[p];
     }
-    if (a->joint.dim[1] < of_heads)
-        FAIL(ERR_INVAL, "dev op %s: heads of %lld columns in %lld", op, (long long)of_heads, (long long)a->joint.dim[1]);
+    if (a->at < 0 || a->joint.dim[1] < of_heads)
+        FAIL(ERR_INVAL, "dev op %s: heads that end at column %lld of %lld", op, (long long)of_heads, (long long)a->joint.dim[1]);
     const int64_t n = a->gate.data ? a->n_heads * a->width[a->n_parts - 1] : 0;
     if (n) TRY(want2(op, "gate", a->gate, act, a->joint.dim[0], n));
     return want2(op, "rest", a->rest, act, a->joint.dim[0], a->joint.dim[1] - n);

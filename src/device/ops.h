@@ -256,11 +256,15 @@ struct row_seqs {
     struct tensor slot;  /* (n), or TENSOR_NONE */
 };
 
+/* What a gated delta net reads of its normalised input are columns of one GEMM's output (T, W): those from x_at, ba_at, z_at on.
+ * Their gradients are the same columns of a matrix of the same shape, of which other columns are not touched. */
+
 /* Depthwise causal convolution and SiLU: y[t] = silu(u[t]), u[t] = sum over i < DEV_CONV_TAPS of w[i] x[t - 3 + i], i ascending,
  * zeros before the sequence. u is rounded to act, as Hugging Face does. */
 struct causal_conv_args {
     struct row_seqs seqs;
-    struct tensor x; /* (T, c) act */
+    struct tensor x; /* (T, W) act: c columns from x_at on */
+    int64_t x_at;
     struct tensor w; /* (c, DEV_CONV_TAPS) act */
     struct tensor y; /* (T, c) act */
     /* (slots, R, c) act, optional: the sequence's last inputs, that at position p in row p modulo R; R >= DEV_CONV_TAPS - 1. Up to
@@ -269,7 +273,7 @@ struct causal_conv_args {
 };
 struct causal_conv_bwd_args { /* no state */
     struct tensor dy;         /* (T, c) act, given */
-    struct tensor dx;         /* (T, c) act: the result */
+    struct tensor dx;         /* (T, W) act: the result, as x */
     struct tensor dw;         /* (c, DEV_CONV_TAPS) f32 += */
 };
 
@@ -293,8 +297,9 @@ struct delta_state {
 struct delta_args { /* Hk key heads of Dk, Hv value heads of Dv */
     int64_t n_k_heads, n_v_heads, k_dim, v_dim;
     struct row_seqs seqs;
-    struct tensor qkv;            /* (T, 2 Hk Dk + Hv Dv) act: q heads, then k heads, then v heads */
-    struct tensor ba;             /* (T, 2 Hv) act: b, then a */
+    struct tensor qkv; /* (T, 2 Hk Dk + Hv Dv) act: q heads, then k heads, then v heads */
+    struct tensor ba;  /* (T, W) act: 2 Hv columns from ba_at on: b, then a */
+    int64_t ba_at;
     struct tensor a_log, dt_bias; /* (Hv) act */
     struct tensor out;            /* (T, Hv Dv) act */
     struct delta_state state;     /* optional: all of it or none */
@@ -311,25 +316,29 @@ struct delta_bwd_args {
 
 /* y = (x / rms(x) * w) * silu(z), a row a head: x / rms(x) is rounded to act before it is multiplied by w, the product again. */
 struct gated_norm_args {
-    struct tensor x, z, y; /* (R, c) act */
-    struct tensor w;       /* (c) act */
-    struct tensor rstd;    /* (R) f32; optional in forward */
+    struct tensor x, y; /* (R, c) act, R = T H */
+    struct tensor z;    /* (T, W) act: H heads of c columns from z_at on */
+    int64_t z_at;
+    struct tensor w;    /* (c) act */
+    struct tensor rstd; /* (R) f32; optional in forward */
     float eps;
 };
 struct gated_norm_bwd_args {
     struct tensor dy;     /* (R, c) act, given */
-    struct tensor dx, dz; /* (R, c) act: the results */
+    struct tensor dx, dz; /* (R, c) act, and as z: the results */
     struct tensor dw;     /* (c) f32 += */
 };
 
 /* Columns that belong together in another way: of H heads the parts stand side by side (a query and its gate; q, k, v and z of
- * a key head of a gated delta net), M other columns (keys, values) follow. N: those of all heads' last parts. */
+ * a key head of a gated delta net) from column `at` on, M other columns (keys, values) follow. N: those of all heads' last parts.
+ * The columns before `at` are not touched, neither of joint nor of rest. */
 enum { DEV_SPLIT_PARTS = 4 };
 struct gate_split_args {
     int64_t n_heads, n_parts, width[DEV_SPLIT_PARTS]; /* of a head */
-    struct tensor joint;                              /* (T, H sum of width + M) act or f32 */
-    struct tensor rest;                               /* (T, joint's less N): part by part, each of all heads, the other columns */
-    struct tensor gate;                               /* (T, N): the last part; absent: it is in rest too */
+    int64_t at;
+    struct tensor joint; /* (T, at + H sum of width + M) act or f32 */
+    struct tensor rest;  /* (T, joint's less N): part by part, each of all heads, the other columns */
+    struct tensor gate;  /* (T, N): the last part; absent: it is in rest too */
 };
 struct output_gate_bwd_args {
     struct tensor dy, x, gate; /* (T, c) act, given */

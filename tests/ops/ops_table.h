@@ -752,7 +752,7 @@ static const struct op_def ops_table[] = {
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
     {"conv", conv_setup, conv_fwd, conv_bwd, SHAPES(shapes_conv), false},
     {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(shapes_delta), false},
-    {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(shapes_rows), true},
+    {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(shapes_gated_norm), true},
     {"output gate", gate_setup, gate_fwd, gate_bwd, SHAPES(shapes_rows), true},
     {"gate split", split_setup, split_fwd, split_bwd, SHAPES(shapes_split), true},
     {"lmhead", lmhead_setup, lmhead_fwd, lmhead_bwd, SHAPES(shapes_head), true},

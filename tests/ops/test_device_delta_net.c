@@ -14,7 +14,7 @@ static const struct op_shape shapes[] = {
     {.rows = 236, .hk = 1, .hq = 2, .dim = 32, .k = 16, .lens = {1, 64, 130, 3, 38}},
     {.rows = 138, .hk = 2, .hq = 2, .dim = 128, .k = 128, .lens = {133, 5}},
 };
-enum { SLOTS = 9, TAKEN_BACK = 8 };
+enum { SLOTS = 9, TAKEN_BACK = 8, BETWEEN = 8 };
 
 /* One network: the convolution's result is the delta rule's qkv. */
 struct net {
@@ -57,18 +57,22 @@ static void net_state(struct net *t, int64_t back) {
 struct piece {
     int64_t seq, from, n, slot; /* slot: -1 without a state */
 };
-/* The rows of the pieces of input `in`, packed on the device; rows of a sequence from bad[seq] on are NaN. */
-static struct tensor piece_rows(struct net *t, int in, const struct piece *p, int64_t n, const int64_t *bad) {
-    const struct slot *s = &t->r.in[in];
-    const int64_t c = s->dim[1];
+/* The rows of the pieces of both inputs, packed on the device: those of the convolution, BETWEEN columns of NaN, b and a; rows of a
+ * sequence from bad[seq] on are NaN. */
+static struct tensor piece_rows(struct net *t, const struct piece *p, int64_t n, const int64_t *bad) {
+    const struct slot *s = t->r.in;
+    const int64_t x = t->cols, ba = s[1].dim[1], c = x + BETWEEN + ba;
     int64_t rows = 0, at = 0;
     for (int64_t i = 0; i < n; i++) rows += p[i].n;
     float *f = xcalloc((size_t)(rows * c), sizeof *f);
     for (int64_t i = 0; i < n; i++)
         for (int64_t r = p[i].from; r < p[i].from + p[i].n; r++, at++)
-            for (int64_t k = 0; k < c; k++)
-                f[at * c + k] = bad && r >= bad[p[i].seq] ? NAN : s->f[(t->start[p[i].seq] + r) * c + k];
-    const struct tensor out = up_values(&t->r, shape_2d(s->dt, rows, c), false, f, NULL);
+            for (int64_t k = 0; k < c; k++) {
+                const int64_t row = t->start[p[i].seq] + r;
+                const float v = k < x ? s[0].f[row * x + k] : k < x + BETWEEN ? NAN : s[1].f[row * ba + k - x - BETWEEN];
+                f[at * c + k] = bad && r >= bad[p[i].seq] ? NAN : v;
+            }
+    const struct tensor out = up_values(&t->r, shape_2d(t->r.act, rows, c), false, f, NULL);
     free(f);
     return out;
 }
@@ -87,7 +91,7 @@ static int net_run(struct net *t, const struct piece *p, int64_t n, const int64_
     q.start = up_i32(&t->r, shape_1d(DT_I32, n + 1), start);
     q.pos0 = up_i32(&t->r, shape_1d(DT_I32, n), pos0);
     if (p[0].slot >= 0) q.slot = up_i32(&t->r, shape_1d(DT_I32, n), slot);
-    struct causal_conv_args conv = {.seqs = q, .x = piece_rows(t, 0, p, n, bad), .w = up(&t->r, &t->w)};
+    struct causal_conv_args conv = {.seqs = q, .x = piece_rows(t, p, n, bad), .w = up(&t->r, &t->w)};
     conv.y = dev_new(&t->r, shape_2d(t->r.act, start[n], t->cols), false);
     struct delta_args a = {.n_k_heads = s->hk,
                            .n_v_heads = s->hq,
@@ -95,7 +99,8 @@ static int net_run(struct net *t, const struct piece *p, int64_t n, const int64_
                            .v_dim = s->k,
                            .seqs = q,
                            .qkv = conv.y,
-                           .ba = piece_rows(t, 1, p, n, bad),
+                           .ba = conv.x,
+                           .ba_at = t->cols + BETWEEN,
                            .a_log = up(&t->r, &t->r.in[2]),
                            .dt_bias = up(&t->r, &t->r.in[3]),
                            .out = dev_new(&t->r, shape_2d(t->r.act, start[n], width), false)};
@@ -275,11 +280,17 @@ static void test_misfits(void **state) {
     REFUSED(dev_causal_conv_fwd(d, &conv), "y is x");
     conv.w = tensor_2d(f, DT_F32, 48, 3);
     REFUSED(dev_causal_conv_fwd(d, &conv), "w is f32");
+    conv.w = tensor_2d(f, DT_F32, 48, 4), conv.x_at = 1;
+    REFUSED(dev_causal_conv_fwd(d, &conv), "48 columns of x from 1 on; it has 48");
     REFUSED(dev_delta_fwd(d, &a), "slots without a state");
     a.k_dim = 24;
     REFUSED(dev_delta_fwd(d, &a), "multiples of 16 up to 128");
     a.k_dim = 16, a.seqs = q;
     REFUSED(dev_delta_bwd(d, &a, &(struct delta_bwd_args){0}), "states is");
+    a.ba_at = 1;
+    REFUSED(dev_delta_bwd(d, &a, &(struct delta_bwd_args){0}), "2 columns of ba from 1 on; it has 2");
+    const struct gated_norm_args norm = {.x = tensor_2d(f, DT_F32, 3, 16), .z = x, .w = tensor_1d(f, DT_F32, 16)};
+    REFUSED(dev_gated_norm_fwd(d, &norm), "3 rows of x, 2 of z");
     REFUSED(dev_output_gate_fwd(d, x, x, a.out), "gate is f32");
 #undef REFUSED
 }

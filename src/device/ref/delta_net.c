@@ -32,12 +32,14 @@ static struct seq seq_at(const struct row_seqs *s, int64_t i) {
 /* Element c of row r's place in the state. */
 static int64_t conv_place(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t c) {
     const int64_t rows = a->state.dim[1];
-    return (s->slot * rows + (s->pos0 + r) % rows) * a->x.dim[1] + c;
+    return (s->slot * rows + (s->pos0 + r) % rows) * a->w.dim[0] + c;
 }
+/* Element c of row t of the batch, in x. */
+static int64_t conv_x(const struct causal_conv_args *a, int64_t t, int64_t c) { return t * a->x.dim[1] + a->x_at + c; }
 /* Element c of the sequence's input `back` rows before row r. */
 static float conv_input(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t back, int64_t c) {
-    const int64_t n = a->x.dim[1], at = r - back;
-    if (at >= 0) return ref_at(a->x, (s->row0 + at) * n + c);
+    const int64_t at = r - back;
+    if (at >= 0) return ref_at(a->x, conv_x(a, s->row0 + at, c));
     return s->pos0 + at < 0 ? 0 : ref_at(a->state, conv_place(a, s, at, c));
 }
 static float conv_sum(const struct causal_conv_args *a, const struct seq *s, int64_t r, int64_t c) {
@@ -47,7 +49,7 @@ static float conv_sum(const struct causal_conv_args *a, const struct seq *s, int
 }
 
 int ref_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
-    const int64_t n = a->x.dim[1];
+    const int64_t n = a->w.dim[0];
     (void)d;
     for (int64_t i = 0; i < a->seqs.n; i++) {
         const struct seq s = seq_at(&a->seqs, i);
@@ -58,14 +60,14 @@ int ref_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
                 ref_put(a->y.data, a->y.dt, (s.row0 + r) * n + c, u * sigmoid(u));
             }
             for (int64_t r = 0; r < s.n_rows && s.slot >= 0; r++)
-                ref_put(a->state.data, a->state.dt, conv_place(a, &s, r, c), ref_at(a->x, (s.row0 + r) * n + c));
+                ref_put(a->state.data, a->state.dt, conv_place(a, &s, r, c), ref_at(a->x, conv_x(a, s.row0 + r, c)));
         }
     }
     return 0;
 }
 
 int ref_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *g) {
-    const int64_t n = a->x.dim[1];
+    const int64_t n = a->w.dim[0];
     (void)d;
     for (int64_t c = 0; c < n; c++) {
         double dw[TAPS] = {0};
@@ -81,7 +83,7 @@ int ref_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const s
                         dx += (double)ref_at(g->dy, (s.row0 + to) * n + c) * silu_slope(conv_sum(a, &s, to, c)) *
                               ref_at(a->w, c * TAPS + k);
                 }
-                ref_put(g->dx.data, g->dx.dt, (s.row0 + r) * n + c, dx);
+                ref_put(g->dx.data, g->dx.dt, conv_x(a, s.row0 + r, c), dx);
             }
         }
         for (int64_t k = 0; k < TAPS; k++) ref_f32(g->dw)[c * TAPS + k] += (float)dw[k];
@@ -110,6 +112,10 @@ struct token {
     double q[DIM], k[DIM], v[DIM], rq, rk; /* q, k: normalised, q scaled; rq, rk: 1 / |q|, 1 / |k| */
     double beta, g, a;                     /* a: what softplus takes */
 };
+/* Where b, or a, of value head n is in row t. */
+static int64_t gate_at(const struct delta_args *a, int64_t t, bool is_a, int64_t n) {
+    return t * a->ba.dim[1] + a->ba_at + (is_a ? a->n_v_heads : 0) + n;
+}
 static void token_at(const struct delta_args *a, int64_t t, int64_t n, struct token *x) {
     const int64_t hk = a->n_k_heads, hv = a->n_v_heads, m = n / (hv / hk);
     head_row(a, t, 0, m, a->k_dim, x->q);
@@ -117,8 +123,8 @@ static void token_at(const struct delta_args *a, int64_t t, int64_t n, struct to
     head_row(a, t, 2 * hk * a->k_dim, n, a->v_dim, x->v);
     x->rq = normalize(x->q, a->k_dim, 1 / sqrt((double)a->k_dim));
     x->rk = normalize(x->k, a->k_dim, 1);
-    x->beta = ref_round((float)sigmoid(ref_at(a->ba, t * 2 * hv + n)), a->ba.dt);
-    x->a = (double)ref_at(a->ba, t * 2 * hv + hv + n) + ref_at(a->dt_bias, n);
+    x->beta = ref_round((float)sigmoid(ref_at(a->ba, gate_at(a, t, false, n))), a->ba.dt);
+    x->a = (double)ref_at(a->ba, gate_at(a, t, true, n)) + ref_at(a->dt_bias, n);
     x->g = -exp(ref_at(a->a_log, n)) * softplus(x->a);
 }
 
@@ -281,8 +287,8 @@ static void delta_back(const struct delta_args *a, const struct delta_bwd_args *
         token_back(x, states + r * nk * nv, &g);
         for (int64_t c = 0; c < nv; c++) ref_put(b->dqkv.data, b->dqkv.dt, t * b->dqkv.dim[1] + 2 * hk * nk + n * nv + c, g.dv[c]);
         const double decay = exp(ref_at(a->a_log, n)), da = -g.dg * decay * sigmoid(x->a);
-        ref_put(b->dba.data, b->dba.dt, t * 2 * hv + n, g.dbeta * x->beta * (1 - x->beta));
-        ref_put(b->dba.data, b->dba.dt, t * 2 * hv + hv + n, da);
+        ref_put(b->dba.data, b->dba.dt, gate_at(a, t, false, n), g.dbeta * x->beta * (1 - x->beta));
+        ref_put(b->dba.data, b->dba.dt, gate_at(a, t, true, n), da);
         sums[n] += g.dg * x->g;
         sums[hv + n] += da;
     }
@@ -325,6 +331,12 @@ int ref_delta_bwd(struct dev *d, const struct delta_args *a, const struct delta_
 
 /* ---- gated norm ---- */
 
+/* Element c of head row t in z. */
+static int64_t norm_z(const struct gated_norm_args *a, int64_t t, int64_t c) {
+    const int64_t heads = a->x.dim[0] / a->z.dim[0];
+    return t / heads * a->z.dim[1] + a->z_at + t % heads * a->x.dim[1] + c;
+}
+
 int ref_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
     const int64_t n = a->x.dim[1];
     (void)d;
@@ -334,7 +346,7 @@ int ref_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
         const float rs = (float)(1.0 / sqrt(sum / (double)n + a->eps));
         for (int64_t c = 0; c < n; c++) {
             const float u = ref_round(ref_round(ref_at(a->x, t * n + c) * rs, a->x.dt) * ref_at(a->w, c), a->x.dt);
-            const double z = ref_at(a->z, t * n + c);
+            const double z = ref_at(a->z, norm_z(a, t, c));
             ref_put(a->y.data, a->y.dt, t * n + c, u * z * sigmoid(z));
         }
         if (a->rstd.data) ref_f32(a->rstd)[t] = rs;
@@ -353,16 +365,16 @@ int ref_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const str
         double mean = 0;
         for (int64_t c = 0; c < n; c++) {
             const int64_t i = t * n + c;
-            const double z = ref_at(a->z, i), g = ref_at(b->dy, i) * z * sigmoid(z), v = ref_at(a->x, i) * rs;
+            const double z = ref_at(a->z, norm_z(a, t, c)), g = ref_at(b->dy, i) * z * sigmoid(z), v = ref_at(a->x, i) * rs;
             mean += g * ref_at(a->w, c) * v;
             dw[c] += g * v;
         }
         mean /= (double)n;
         for (int64_t c = 0; c < n; c++) {
             const int64_t i = t * n + c;
-            const double z = ref_at(a->z, i), dy = ref_at(b->dy, i), w = ref_at(a->w, c), v = ref_at(a->x, i) * rs;
+            const double z = ref_at(a->z, norm_z(a, t, c)), dy = ref_at(b->dy, i), w = ref_at(a->w, c), v = ref_at(a->x, i) * rs;
             ref_put(b->dx.data, b->dx.dt, i, rs * (dy * z * sigmoid(z) * w - v * mean));
-            ref_put(b->dz.data, b->dz.dt, i, dy * v * w * silu_slope(z));
+            ref_put(b->dz.data, b->dz.dt, norm_z(a, t, c), dy * v * w * silu_slope(z));
         }
     }
     for (int64_t c = 0; c < n; c++) ref_f32(b->dw)[c] += (float)dw[c];
@@ -388,22 +400,22 @@ int ref_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
     return 0;
 }
 
-/* Every element of joint to or from rest and gate. */
+/* Every element of joint from column `at` on, to or from rest and gate. */
 static void move_split(const struct gate_split_args *a, bool join) {
-    const int64_t cols = a->joint.dim[1], n_rest = a->rest.dim[1];
+    const int64_t cols = a->joint.dim[1] - a->at, n_rest = a->rest.dim[1] - a->at;
     const size_t size = dtype_size(a->joint.dt);
     int64_t head = 0;
     for (int64_t p = 0; p < a->n_parts; p++) head += a->width[p];
     for (int64_t t = 0; t < a->joint.dim[0]; t++)
         for (int64_t c = 0; c < cols; c++) {
-            char *const joint = (char *)a->joint.data + (size_t)(t * cols + c) * size;
+            char *const joint = (char *)a->joint.data + (size_t)(t * a->joint.dim[1] + a->at + c) * size;
             int64_t p = 0, before = 0, in = c % head;
             while (c < a->n_heads * head && in >= a->width[p]) before += a->n_heads * a->width[p], in -= a->width[p++];
             int64_t to = before + c / head * a->width[p] + in;
             if (c >= a->n_heads * head) to = n_rest - (cols - c);
             const bool gate = c < a->n_heads * head && p == a->n_parts - 1 && a->gate.data;
             char *const other = gate ? (char *)a->gate.data + (size_t)(t * a->gate.dim[1] + to - before) * size
-                                     : (char *)a->rest.data + (size_t)(t * n_rest + to) * size;
+                                     : (char *)a->rest.data + (size_t)(t * a->rest.dim[1] + a->at + to) * size;
             memcpy(join ? joint : other, join ? other : joint, size);
         }
 }

@@ -147,6 +147,7 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
     o.gated_norm_fwd = cuda_gated_norm_fwd, o.gated_norm_bwd = cuda_gated_norm_bwd;
     o.output_gate_fwd = cuda_output_gate_fwd, o.output_gate_bwd = cuda_output_gate_bwd;
+    o.gate_split = cuda_gate_split, o.gate_join = cuda_gate_join;
     *d = dev{};
     struct cuda *c = (struct cuda *)calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;

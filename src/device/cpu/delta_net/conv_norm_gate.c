@@ -55,9 +55,13 @@ static char *conv_place(const struct conv_job *j, const struct conv_seq *s, int6
     const int64_t rows = j->a->state.dim[1];
     return at(j->a->state, (s->slot * rows + (s->pos0 + r) % rows) * j->cols + s->col);
 }
+/* Where those of the sequence's row r in the batch begin, in x and dx. */
+static int64_t conv_x(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
+    return (s->row0 + r) * j->a->x.dim[1] + j->a->x_at + s->col;
+}
 /* The part's columns of the sequence's input row r, which may be before its first one in the batch. */
 static const void *conv_input(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
-    if (r >= 0) return at(j->a->x, (s->row0 + r) * j->cols + s->col);
+    if (r >= 0) return at(j->a->x, conv_x(j, s, r));
     return s->pos0 + r < 0 ? j->zeros : conv_place(j, s, r);
 }
 static struct cpu_conv conv_at(const struct conv_job *j, const struct conv_seq *s, int64_t r) {
@@ -101,7 +105,7 @@ static void conv_state_part(void *arg, int64_t part, int thread) {
 
 static int conv_open(struct conv_job *j, struct dev *d, const struct causal_conv_args *a, int64_t sums) {
     struct cpu *c = cpu_of(d);
-    *j = (struct conv_job){.a = a, .cpu = c, .k = cpu_kern_of(c), .cols = a->x.dim[1], .col_parts = n_blocks(a->x.dim[1], COLS)};
+    *j = (struct conv_job){.a = a, .cpu = c, .k = cpu_kern_of(c), .cols = a->w.dim[0], .col_parts = n_blocks(a->w.dim[0], COLS)};
     void *p;
     TRY(cpu_scratch(c, CPU_SCRATCH_ROW, (size_t)((TAPS + sums) * j->cols + COLS) * sizeof *j->w, &p));
     j->w = p;
@@ -140,7 +144,7 @@ static void conv_backward_rows(const struct conv_job *j, const struct conv_seq *
             const int64_t to = r + TAPS - 1 - t;
             by_tap[t] = to < end ? du + (to - lo) * COLS : none;
         }
-        j->k->conv_dx(at(j->b->dx, (s->row0 + r) * j->cols + s->col), by_tap, &p, dt);
+        j->k->conv_dx(at(j->b->dx, conv_x(j, s, r)), by_tap, &p, dt);
     }
     for (int64_t t = 0; t < TAPS; t++) j->k->add(sums + t * j->cols, dw + t * s->n, s->n);
 }
@@ -172,9 +176,14 @@ struct norm_job {
     int64_t per;
     float *sums; /* (blocks, c) */
 };
+/* Where head row t is in z and dz. */
+static int64_t norm_z(const struct gated_norm_args *a, int64_t t) {
+    const int64_t heads = a->x.dim[0] / a->z.dim[0];
+    return t / heads * a->z.dim[1] + a->z_at + t % heads * a->x.dim[1];
+}
 static struct cpu_gated_norm norm_row(const struct gated_norm_args *a, int64_t t) {
     const int64_t c = a->x.dim[1];
-    return (struct cpu_gated_norm){.x = at(a->x, t * c), .z = at(a->z, t * c), .w = a->w.data, .n = c, .eps = a->eps};
+    return (struct cpu_gated_norm){.x = at(a->x, t * c), .z = at(a->z, norm_z(a, t)), .w = a->w.data, .n = c, .eps = a->eps};
 }
 static void norm_fwd_part(void *arg, int64_t part, int thread) {
     const struct norm_job *j = arg;
@@ -199,7 +208,7 @@ static void norm_bwd_part(void *arg, int64_t part, int thread) {
     for (int64_t t = part * BLOCK; t < part_end(part * BLOCK, BLOCK, j->a->x.dim[0]); t++) {
         struct cpu_gated_norm p = norm_row(j->a, t);
         p.rstd = ((const float *)j->a->rstd.data)[t];
-        p.dy = at(j->b->dy, t * c), p.dx = at(j->b->dx, t * c), p.dz = at(j->b->dz, t * c);
+        p.dy = at(j->b->dy, t * c), p.dx = at(j->b->dx, t * c), p.dz = at(j->b->dz, norm_z(j->a, t));
         p.dw = j->sums + part * c;
         j->k->gated_norm_bwd(&p, j->a->x.dt);
     }
@@ -275,7 +284,7 @@ static void split_row(const struct split_job *j, char *joint, char *rest, char *
         at += bytes;
     }
     char *const end = joint + (size_t)a->n_heads * head;
-    const size_t others = (size_t)a->joint.dim[1] * size - (size_t)a->n_heads * head;
+    const size_t others = (size_t)(a->joint.dim[1] - a->at) * size - (size_t)a->n_heads * head;
     memcpy(j->join ? end : rest, j->join ? rest : end, others);
 }
 static void split_part(void *arg, int64_t part, int thread) {
@@ -284,7 +293,7 @@ static void split_part(void *arg, int64_t part, int thread) {
     const int64_t cols = a->joint.dim[1], per = rows_per_part(cols), lo = part * per;
     (void)thread;
     for (int64_t t = lo; t < part_end(lo, per, a->joint.dim[0]); t++)
-        split_row(j, at(a->joint, t * cols), at(a->rest, t * a->rest.dim[1]),
+        split_row(j, at(a->joint, t * cols + a->at), at(a->rest, t * a->rest.dim[1] + a->at),
                   a->gate.data ? at(a->gate, t * a->gate.dim[1]) : NULL);
 }
 static int split_any(struct dev *d, const struct gate_split_args *a, bool join) {

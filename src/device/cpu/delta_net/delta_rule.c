@@ -98,14 +98,18 @@ static float act_at(struct tensor t, int64_t i) {
 static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
+/* Where b, or a, of value head n is in row t. */
+static int64_t gate_elem(const struct delta_args *a, int64_t t, bool is_a, int64_t n) {
+    return t * a->ba.dim[1] + a->ba_at + (is_a ? a->n_v_heads : 0) + n;
+}
 /* beta of value head n in row t. */
 static float beta_of(const struct delta_args *a, int64_t t, int64_t n) {
-    const float b = sigmoid(act_at(a->ba, t * 2 * a->n_v_heads + n));
+    const float b = sigmoid(act_at(a->ba, gate_elem(a, t, false, n)));
     return a->ba.dt == DT_BF16 ? bf16_to_f32(f32_to_bf16(b)) : b;
 }
 /* What softplus takes, in row t. */
 static float gate_input(const struct delta_args *a, int64_t t, int64_t n) {
-    return act_at(a->ba, t * 2 * a->n_v_heads + a->n_v_heads + n) + act_at(a->dt_bias, n);
+    return act_at(a->ba, gate_elem(a, t, true, n)) + act_at(a->dt_bias, n);
 }
 /* beta of n_rows rows from row t on, and G of the chunk's rows [n0, n0 + n_rows). */
 static void gates(const struct part *p, int64_t n, int64_t t, int64_t n0, int64_t n_rows, float *g) {
@@ -248,8 +252,8 @@ static void backward_head(const struct part *p, int64_t n, int64_t chunk, bool l
     for (int64_t r = rows - 1; r >= 0; r--) { /* from the sequence's last row on */
         const float input = gate_input(a, t + r, n);
         float out[2] = {m->dbeta[r] * (1.0f - m->beta[r]), m->dg[r] * decay * sigmoid(input)};
-        k->narrow(elem(b->dba, (t + r) * 2 * hv + n), b->dba.dt, out, 1);
-        k->narrow(elem(b->dba, (t + r) * 2 * hv + hv + n), b->dba.dt, out + 1, 1);
+        k->narrow(elem(b->dba, gate_elem(a, t + r, false, n)), b->dba.dt, out, 1);
+        k->narrow(elem(b->dba, gate_elem(a, t + r, true, n)), b->dba.dt, out + 1, 1);
         k->narrow(elem(b->dqkv, v_elem(p, t + r, n)), b->dqkv.dt, m->v + r * dv, dv);
         *da_log += m->dg[r] * (decay * softplus(input));
         *ddt_bias += out[1];

@@ -21,6 +21,7 @@ static __device__ __forceinline__ float silu_slope(float x) {
 
 template <typename T> struct conv_job {
     int64_t n, rows, cols, n_slots, kept, per; /* sequences; rows of the batch, of a slot, of a block */
+    int64_t x_width;                           /* columns from a row of x and dx to the next */
     bool single;                               /* no sequence has more than one row */
     const int32_t *start, *pos0, *slot;
     const T *x, *w, *dy;
@@ -67,7 +68,7 @@ template <typename T> static __device__ __forceinline__ T *conv_state_row(const 
 template <bool VEC, typename T>
 static __device__ __forceinline__ void conv_load(float v[CHUNK], const conv_job<T> &j, const conv_seq<T> &s, int64_t r, int64_t c,
                                                  int n) {
-    if (r >= s.lo) load8<VEC>(v, j.x + r * j.cols + c, n);
+    if (r >= s.lo) load8<VEC>(v, j.x + r * j.x_width + c, n);
     else if (s.state && s.pos0 + r >= s.lo) load8<VEC>(v, s.state + (s.pos0 + r - s.lo) % j.kept * j.cols + c, n);
     else {
 #pragma unroll
@@ -98,6 +99,8 @@ static __device__ __forceinline__ void conv_sum(float u[CHUNK], const float x[TA
 
 /* grid (column blocks, row blocks) */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_fwd_kernel(const conv_job<T> j) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
     if (c >= j.cols) return;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
@@ -187,7 +190,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 #pragma unroll
             for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], du[TAPS - 1 - t][i], dx[i]);
         }
-        store8<VEC>(j.dx + r * j.cols + c, dx, n);
+        store8<VEC>(j.dx + r * j.x_width + c, dx, n);
 #pragma unroll
         for (int t = 0; t < TAPS; t++) {
             conv_load<VEC>(x[t], j, s, r - (TAPS - 1) + t, c, n);
@@ -210,16 +213,16 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 
 template <typename T> static conv_job<T> conv_job_of(const struct causal_conv_args *a) {
     conv_job<T> j = {};
-    j.n = a->seqs.n, j.rows = a->x.dim[0], j.cols = a->x.dim[1], j.per = ROWS;
+    j.n = a->seqs.n, j.rows = a->x.dim[0], j.cols = a->w.dim[0], j.x_width = a->x.dim[1], j.per = ROWS;
     j.start = (const int32_t *)a->seqs.start.data, j.pos0 = (const int32_t *)a->seqs.pos0.data;
     j.slot = (const int32_t *)a->seqs.slot.data, j.n_slots = a->state.data ? a->state.dim[0] : 0;
     j.kept = a->state.data ? a->state.dim[1] : 0;
-    j.x = (const T *)a->x.data, j.w = (const T *)a->w.data, j.y = (T *)a->y.data, j.state = (T *)a->state.data;
+    j.x = (const T *)a->x.data + a->x_at, j.w = (const T *)a->w.data, j.y = (T *)a->y.data, j.state = (T *)a->state.data;
     return j;
 }
 static unsigned column_blocks(int64_t cols) { return (unsigned)ceil_div(cols, THREADS * CHUNK); }
-static bool wide(int64_t cols, const void *a, const void *b, const void *c, const void *d) {
-    return cols % CHUNK == 0 && aligned16(a) && aligned16(b) && aligned16(c) && aligned16(d);
+template <typename T> static bool wide(const conv_job<T> &j, const void *a, const void *b, const void *c, const void *d) {
+    return j.cols % CHUNK == 0 && j.x_width % CHUNK == 0 && aligned16(a) && aligned16(b) && aligned16(c) && aligned16(d);
 }
 
 template <typename T> static int conv_fwd_any(struct cuda *c, const struct causal_conv_args *a) {
@@ -227,9 +230,9 @@ template <typename T> static int conv_fwd_any(struct cuda *c, const struct causa
     j.single = a->seqs.max_rows == 1;
     if (j.single) j.per = 1; /* each row would look up its own sequence, one after the other */
     const dim3 grid(column_blocks(j.cols), (unsigned)ceil_div(j.rows, j.per)), states(grid.x, (unsigned)j.n);
-    const bool vec = wide(j.cols, j.x, j.w, j.y, j.state);
-    if (vec) CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
-    else CU_TRY(cuda_launch_plain(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
+    const bool vec = wide(j, j.x, j.w, j.y, j.state);
+    if (vec) CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
+    else CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
     if (!j.state || j.n == 0 || j.single) return 0;
     if (vec) CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
     else CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
@@ -246,9 +249,9 @@ static int conv_bwd_any(struct cuda *c, const struct causal_conv_args *a, const 
     j.per = ceil_div(j.rows, c->n_sm) < 4 * ROWS ? 4 * ROWS : ceil_div(j.rows, c->n_sm);
     const int64_t n = ceil_div(j.rows, j.per), each = j.cols * TAPS;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * each) * sizeof(float), &parts));
-    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.parts = (float *)parts;
+    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data + a->x_at, j.parts = (float *)parts;
     const dim3 grid(column_blocks(j.cols), (unsigned)n);
-    if (wide(j.cols, j.x, j.w, j.dy, j.dx)) CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, true>, grid, THREADS, 0, j));
+    if (wide(j, j.x, j.w, j.dy, j.dx)) CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, true>, grid, THREADS, 0, j));
     else CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, false>, grid, THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, each, each);
 }
@@ -262,6 +265,7 @@ enum { WARPS = THREADS / 32 };
 
 template <typename T> struct norm_job {
     int64_t rows, cols, per;
+    int64_t heads, z_width; /* of a row of z and dz: heads, columns to the next one */
     float eps;
     const T *x, *z, *w, *dy;
     T *y, *dx, *dz;
@@ -278,10 +282,26 @@ template <typename T> static __device__ __forceinline__ void put(T *p, int64_t i
     store8<false>(p + i, v, 1);
 }
 
+/* The row of a warp, and where its columns of z are: grid (tokens, blocks of heads). */
+struct norm_place {
+    int64_t t, z;
+};
+template <typename T> static __device__ __forceinline__ bool norm_place_of(const norm_job<T> &j, norm_place &p) {
+    const int64_t token = blockIdx.x, head = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32;
+    p.t = token * j.heads + head, p.z = token * j.z_width + head * j.cols;
+    return head < j.heads;
+}
+template <typename T> static dim3 norm_grid(const norm_job<T> &j) {
+    return dim3((unsigned)(j.rows / j.heads), (unsigned)ceil_div(j.heads, WARPS));
+}
+
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_fwd_kernel(const norm_job<T> j) {
-    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = t * j.cols;
+    pdl_launch_dependents();
+    pdl_wait();
+    norm_place p;
+    if (!norm_place_of(j, p)) return;
+    const int64_t row = p.t * j.cols;
     float sum = 0;
-    if (t >= j.rows) return;
     for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
         const float x = one(j.x, row + c);
         sum = __fmaf_rn(x, x, sum);
@@ -290,36 +310,42 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
     const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)j.cols), j.eps)));
     for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
         const float u = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(one(j.x, row + c), rs)), one(j.w, c)));
-        put(j.y, row + c, __fmul_rn(u, silu(one(j.z, row + c))));
+        put(j.y, row + c, __fmul_rn(u, silu(one(j.z, p.z + c))));
     }
-    if (j.rstd && (threadIdx.x & 31) == 0) j.rstd[t] = rs;
+    if (j.rstd && (threadIdx.x & 31) == 0) j.rstd[p.t] = rs;
 }
 /* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_bwd_kernel(const norm_job<T> j) {
-    const int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = t * j.cols;
+    norm_place p;
+    if (!norm_place_of(j, p)) return;
+    const int64_t row = p.t * j.cols;
     float sum = 0;
-    if (t >= j.rows) return;
-    const float rs = j.rstd[t];
+    const float rs = j.rstd[p.t];
     for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
-        const float g = __fmul_rn(__fmul_rn(one(j.dy, row + c), silu(one(j.z, row + c))), one(j.w, c));
+        const float g = __fmul_rn(__fmul_rn(one(j.dy, row + c), silu(one(j.z, p.z + c))), one(j.w, c));
         sum = __fmaf_rn(g, __fmul_rn(one(j.x, row + c), rs), sum);
     }
     const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
     for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
-        const float dy = one(j.dy, row + c), z = one(j.z, row + c), w = one(j.w, c), n = __fmul_rn(one(j.x, row + c), rs);
+        const float dy = one(j.dy, row + c), z = one(j.z, p.z + c), w = one(j.w, c), n = __fmul_rn(one(j.x, row + c), rs);
         put(j.dx, row + c, __fmul_rn(rs, __fmaf_rn(-n, mean, __fmul_rn(__fmul_rn(dy, silu(z)), w))));
-        put(j.dz, row + c, __fmul_rn(__fmul_rn(dy, __fmul_rn(n, w)), silu_slope(z)));
+        put(j.dz, p.z + c, __fmul_rn(__fmul_rn(dy, __fmul_rn(n, w)), silu_slope(z)));
     }
 }
 /* grid (column blocks, row blocks): the block's sum of g n. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_dw_kernel(const norm_job<T> j) {
     const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x, lo = (int64_t)blockIdx.y * j.per;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
+    int64_t head = lo % j.heads, z = lo / j.heads * j.z_width + head * j.cols + c;
+    const int64_t next = j.z_width - (j.heads - 1) * j.cols; /* from a token's last head to the first one after it */
     float sum = 0;
     if (c >= j.cols) return;
 #pragma unroll 4
     for (int64_t t = lo; t < hi; t++) {
-        const float g = __fmul_rn(one(j.dy, t * j.cols + c), silu(one(j.z, t * j.cols + c)));
+        const float g = __fmul_rn(one(j.dy, t * j.cols + c), silu(one(j.z, z)));
+        const bool last = ++head == j.heads;
+        z += last ? next : j.cols;
+        if (last) head = 0;
         sum = __fmaf_rn(g, __fmul_rn(one(j.x, t * j.cols + c), j.rstd[t]), sum);
     }
     j.parts[(int64_t)blockIdx.y * j.cols + c] = sum;
@@ -328,13 +354,14 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
 template <typename T> static norm_job<T> norm_job_of(const struct gated_norm_args *a) {
     norm_job<T> j = {};
     j.rows = a->x.dim[0], j.cols = a->x.dim[1], j.eps = a->eps;
-    j.x = (const T *)a->x.data, j.z = (const T *)a->z.data, j.w = (const T *)a->w.data, j.y = (T *)a->y.data;
+    j.heads = j.rows / a->z.dim[0], j.z_width = a->z.dim[1];
+    j.x = (const T *)a->x.data, j.z = (const T *)a->z.data + a->z_at, j.w = (const T *)a->w.data, j.y = (T *)a->y.data;
     j.rstd = (float *)a->rstd.data;
     return j;
 }
 template <typename T> static int gated_norm_fwd_any(struct cuda *c, const struct gated_norm_args *a) {
     const norm_job<T> j = norm_job_of<T>(a);
-    CU_TRY(cuda_launch_plain(c, gated_norm_fwd_kernel<T>, (unsigned)ceil_div(j.rows, WARPS), THREADS, 0, j));
+    CU_TRY(cuda_launch_pdl(c, gated_norm_fwd_kernel<T>, norm_grid(j), THREADS, 0, j));
     return 0;
 }
 int cuda_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
@@ -347,8 +374,8 @@ static int gated_norm_bwd_any(struct cuda *c, const struct gated_norm_args *a, c
     j.per = ceil_div(j.rows, (int64_t)c->n_sm * 4);
     const int64_t n = ceil_div(j.rows, j.per);
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * j.cols) * sizeof(float), &parts));
-    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data, j.parts = (float *)parts;
-    CU_TRY(cuda_launch_plain(c, gated_norm_bwd_kernel<T>, (unsigned)ceil_div(j.rows, WARPS), THREADS, 0, j));
+    j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data + a->z_at, j.parts = (float *)parts;
+    CU_TRY(cuda_launch_plain(c, gated_norm_bwd_kernel<T>, norm_grid(j), THREADS, 0, j));
     CU_TRY(cuda_launch_plain(c, gated_norm_dw_kernel<T>, dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, j.cols, j.cols);
 }
@@ -415,15 +442,17 @@ int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
 
 struct split_widths {
     int64_t heads, parts, head, width[DEV_SPLIT_PARTS]; /* head: all parts of one */
-    int64_t cols, rest, gate;                           /* of a row; gate 0: the last part is in rest */
+    int64_t at, cols, rest, gate;                       /* at: where heads begin; of a row; gate 0: the last part is in rest */
 };
 /* U: what a thread moves; sizes are in units of it. A block's y: a row. */
 template <typename U, bool JOIN>
 static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest, U *gate, const split_widths s) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t t = blockIdx.y, c = (int64_t)blockIdx.x * THREADS + threadIdx.x, end = s.heads * s.head;
-    if (c >= s.cols) return;
-    U *const from = joint + t * s.cols + c;
-    U *to = rest + t * s.rest + s.rest - (s.cols - c);
+    if (c >= s.cols - s.at) return;
+    U *const from = joint + t * s.cols + s.at + c;
+    U *to = rest + t * s.rest + s.rest - (s.cols - s.at - c);
     if (c < end) {
         int64_t in = c % s.head, before = 0, width = 0;
         int part = 0;
@@ -434,7 +463,7 @@ static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest
             if (in < width) continue;
             in -= width, before += s.heads * width, part++;
         }
-        to = s.gate && part == s.parts - 1 ? gate + t * s.gate : rest + t * s.rest + before;
+        to = s.gate && part == s.parts - 1 ? gate + t * s.gate : rest + t * s.rest + s.at + before;
         to += c / s.head * width + in;
     }
     if (JOIN) *from = *to;
@@ -443,21 +472,22 @@ static __global__ void __launch_bounds__(THREADS) split_kernel(U *joint, U *rest
 template <typename U> static int split_units(struct cuda *c, const struct gate_split_args *a, bool join) {
     const int64_t unit = (int64_t)sizeof(U) / (int64_t)dtype_size(a->joint.dt), rows = a->joint.dim[0], most = 65535;
     split_widths s = {};
-    s.heads = a->n_heads, s.parts = a->n_parts;
+    s.heads = a->n_heads, s.parts = a->n_parts, s.at = a->at / unit;
     s.cols = a->joint.dim[1] / unit, s.rest = a->rest.dim[1] / unit, s.gate = a->gate.data ? a->gate.dim[1] / unit : 0;
     for (int64_t p = 0; p < a->n_parts; p++) s.width[p] = a->width[p] / unit, s.head += s.width[p];
     for (int64_t lo = 0; lo < rows; lo += most) {
         U *const joint = (U *)a->joint.data + lo * s.cols, *const rest = (U *)a->rest.data + lo * s.rest,
                  *const gate = (U *)a->gate.data + lo * s.gate;
-        const dim3 grid((unsigned)ceil_div(s.cols, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
-        if (join) CU_TRY(cuda_launch_plain(c, split_kernel<U, true>, grid, THREADS, 0, joint, rest, gate, s));
-        else CU_TRY(cuda_launch_plain(c, split_kernel<U, false>, grid, THREADS, 0, joint, rest, gate, s));
+        const dim3 grid((unsigned)ceil_div(s.cols - s.at, THREADS), (unsigned)(rows - lo < most ? rows - lo : most));
+        if (join) CU_TRY(cuda_launch_pdl(c, split_kernel<U, true>, grid, THREADS, 0, joint, rest, gate, s));
+        else CU_TRY(cuda_launch_pdl(c, split_kernel<U, false>, grid, THREADS, 0, joint, rest, gate, s));
     }
     return 0;
 }
 static int split_any(struct cuda *c, const struct gate_split_args *a, bool join) {
     const int64_t size = (int64_t)dtype_size(a->joint.dt);
-    bool wide = a->joint.dim[1] * size % 16 == 0 && aligned16(a->joint.data) && aligned16(a->rest.data) && aligned16(a->gate.data);
+    bool wide = a->joint.dim[1] * size % 16 == 0 && a->at * size % 16 == 0 && aligned16(a->joint.data) && aligned16(a->rest.data) &&
+                aligned16(a->gate.data);
     for (int64_t p = 0; p < a->n_parts; p++) wide = wide && a->width[p] * size % 16 == 0;
     if (wide) return split_units<uint4>(c, a, join);
     return size == 2 ? split_units<uint16_t>(c, a, join) : split_units<uint32_t>(c, a, join);

@@ -10,8 +10,8 @@
 enum { DELTA_C = DEV_DELTA_CHUNK, DELTA_THREADS = 256, DELTA_WARPS = DELTA_THREADS / 32 };
 
 template <typename T> struct delta_job {
-    int64_t hk, hv, dk, dv, group, width; /* width: of a row of qkv */
-    const int32_t *start, *pos0, *slot;   /* slot: NULL without a state */
+    int64_t hk, hv, dk, dv, group, width, ba_width; /* width: of a row of qkv; ba_width: of ba, which points to its b */
+    const int32_t *start, *pos0, *slot;             /* slot: NULL without a state */
     int64_t n_slots;
     const T *qkv, *ba, *a_log, *dt_bias;
     T *out;
@@ -54,11 +54,11 @@ template <typename T> static __device__ __forceinline__ void act_put(T *p, int64
     store8<false>(p + i, v, 1);
 }
 template <typename T> static __device__ __forceinline__ float delta_beta(const delta_job<T> &j, int64_t t, int64_t n) {
-    return round_to<T>(delta_sigmoid(act_at(j.ba, t * 2 * j.hv + n)));
+    return round_to<T>(delta_sigmoid(act_at(j.ba, t * j.ba_width + n)));
 }
 /* What softplus takes. */
 template <typename T> static __device__ __forceinline__ float delta_input(const delta_job<T> &j, int64_t t, int64_t n) {
-    return __fadd_rn(act_at(j.ba, t * 2 * j.hv + j.hv + n), act_at(j.dt_bias, n));
+    return __fadd_rn(act_at(j.ba, t * j.ba_width + j.hv + n), act_at(j.dt_bias, n));
 }
 
 /* A warp's lanes hold a head: lane + 32 i is element i of a lane. */
@@ -114,7 +114,7 @@ template <typename T> static inline delta_job<T> delta_job_of(const struct delta
     j.width = a->qkv.dim[1];
     j.start = (const int32_t *)a->seqs.start.data, j.pos0 = (const int32_t *)a->seqs.pos0.data;
     j.slot = (const int32_t *)a->seqs.slot.data, j.n_slots = a->state.s.data ? a->state.s.dim[0] : 0;
-    j.qkv = (const T *)a->qkv.data, j.ba = (const T *)a->ba.data;
+    j.qkv = (const T *)a->qkv.data, j.ba = (const T *)a->ba.data + a->ba_at, j.ba_width = a->ba.dim[1];
     j.a_log = (const T *)a->a_log.data, j.dt_bias = (const T *)a->dt_bias.data;
     j.out = (T *)a->out.data;
     j.s = (float *)a->state.s.data, j.k = (float *)a->state.k.data;

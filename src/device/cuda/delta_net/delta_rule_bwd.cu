@@ -289,7 +289,7 @@ static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chu
             act_put(j.dqkv, (b.t + i) * j.width + 2 * j.hk * j.dk + b.value_head * j.dv + c, __fmul_rn(m.beta[i], m.x[i][c]));
         }
         dot = lanes_sum(dot, 32);
-        if (lane == 0) act_put(j.dba, (b.t + i) * 2 * j.hv + b.value_head, __fmul_rn(dot, __fsub_rn(1.0f, m.beta[i])));
+        if (lane == 0) act_put(j.dba, (b.t + i) * j.ba_width + b.value_head, __fmul_rn(dot, __fsub_rn(1.0f, m.beta[i])));
     }
 }
 
@@ -427,7 +427,7 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
         float dg = __fadd_rn(start[h], after[h]);
         for (int w = 0; w < PARTS; w++) dg = __fadd_rn(dg, m.pairs[w][i]);
         const float da = __fmul_rn(__fmul_rn(dg, decay), delta_sigmoid(x));
-        act_put(j.dba, (b.t + i) * 2 * j.hv + j.hv + b.value_head, da);
+        act_put(j.dba, (b.t + i) * j.ba_width + j.hv + b.value_head, da);
         da_log = __fmaf_rn(dg, delta_g(a_log, x), da_log);
         ddt_bias = __fadd_rn(ddt_bias, da);
     }
@@ -515,7 +515,7 @@ template <typename T> static int backward_any(struct cuda *c, const struct delta
     void *sums;
     if (a->seqs.n == 0) return 0;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(a->seqs.n * 2 * j.hv) * sizeof(float), &sums));
-    j.dout = (const T *)b->dout.data, j.dqkv = (T *)b->dqkv.data, j.dba = (T *)b->dba.data, j.sums = (float *)sums;
+    j.dout = (const T *)b->dout.data, j.dqkv = (T *)b->dqkv.data, j.dba = (T *)b->dba.data + a->ba_at, j.sums = (float *)sums;
     const bool all = j.dk == DEV_DELTA_DIM && j.dv == DEV_DELTA_DIM, staged = all && sizeof(bwd_memory_staged) <= c->smem_max;
     void (*const kernel)(delta_job<T>) = staged ? delta_bwd_kernel<T, true, true>
                                          : all  ? delta_bwd_kernel<T, false, true>

@@ -346,6 +346,8 @@ static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float 
 template <typename T>
 static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_kernel(const delta_job<T> j, int row) {
     enum { BATCH = step_memory::BATCH, THREADS = step_memory::THREADS };
+    pdl_launch_dependents();
+    pdl_wait();
     step_memory &m = dynamic_shared<step_memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     if (row >= s.n) return;
@@ -425,7 +427,7 @@ template <typename T> static int forward_any(struct cuda *c, const struct delta_
         const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
         TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory), a));
         for (int row = 0; row < (int)a->seqs.max_rows; row++)
-            CU_TRY(cuda_launch_plain(c, delta_step_kernel<T>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, row));
+            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, row));
         return 0;
     }
     TRY(rows_by_width<T>(c, a, j));

@@ -8,6 +8,8 @@
 
 #define WARP_ALL 0xffffffffu
 static inline float exp2_approx(float x) { return exp2f(x); }
+static inline void pdl_launch_dependents() {}
+static inline void pdl_wait() {}
 static inline float rcp_approx(float x) { return 1.0f / x; }
 template <class T> static inline T &dynamic_shared() { return *(T *)threads_shared; }
 
