@@ -302,13 +302,11 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     const struct tensor dgate = model__top(a->dgate, n), joint = model__top(a->joint, n);
     const struct stage_backward stage = {.pre = y->attn_norm,
                                          .post = y->attn_post_norm,
-                                         .first = y->qkv,
+                                         .first = y->delta_in ? y->delta_in : y->qkv,
                                          .x = model__top(a->x[l], n),
                                          .xn = model__top(s->xn1, n),
                                          .rstd = model__top(s->rstd1, n),
-                                         .dxn = y->delta_qkv ? model__top(a->delta.dx, n)
-                                                : y->mla_kv  ? model__top(a->mla.dx, n)
-                                                             : TENSOR_NONE,
+                                         .dxn = y->mla_kv ? model__top(a->mla.dx, n) : TENSOR_NONE,
                                          .out = model__top(s->att_out, n),
                                          .out_rstd = model__top(s->att_out_rstd, n),
                                          .needs_dx_act = l > 0 && !m->layers[l - 1].mlp_post_norm};
@@ -320,9 +318,9 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
         TRY(model__mla_backward(m, b, a, l, dy, g));
         return stage_norm_backward(m, a, &stage, g);
     }
-    if (y->delta_qkv) {
+    if (y->delta_in) {
         TRY(model__delta_backward(m, b, a, l, dy, g));
-        return stage_norm_backward(m, a, &stage, g);
+        return stage_input_backward(m, a, &stage, model__top(a->delta.joint.nd ? a->delta.joint : a->delta.din, n), g);
     }
     model__attn_args(m, b, a, l, &qkv, &attn);
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, datt, dy, model__top(s->att, n), g, false}));

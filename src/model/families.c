@@ -287,15 +287,14 @@ static const struct model_group_row mixtral_layer[] = {
         OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}),     \
         OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),             \
         OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN})
-#define DELTA_INPUTS                                                                                                 \
-    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}),   \
-        OF_KIND(delta_z, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_z", MODEL_DELTA_V}),     \
-        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS}, \
-                {"linear_attn.in_proj_a", MODEL_DELTA_HEADS})
+#define DELTA_INPUTS                                                                                             \
+    OF_KIND(delta_in, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}, \
+            {"linear_attn.in_proj_z", MODEL_DELTA_V}, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},              \
+            {"linear_attn.in_proj_a", MODEL_DELTA_HEADS})
 /* By key heads. */
-#define JOINT_DELTA_INPUTS                                                                                           \
-    OF_KIND(delta_qkv, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkvz", MODEL_DELTA_QKVZ}), \
-        OF_KIND(delta_ba, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_ba", MODEL_DELTA_BA})
+#define JOINT_DELTA_INPUTS                                                                                         \
+    OF_KIND(delta_in, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkvz", MODEL_DELTA_QKVZ}, \
+            {"linear_attn.in_proj_ba", MODEL_DELTA_BA})
 
 static const struct model_group_row delta_layer[] = {
     DELTA_MIXERS(DELTA_INPUTS), NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN, {0},
@@ -782,6 +781,12 @@ bool model_has_group(const struct model_config *c, size_t place) {
     return false;
 }
 
+bool model_joint_delta(const struct model_config *c) {
+    for (const struct model_group_row *row = c->family->layer; row->part->name; row++)
+        if (row->part->rows == MODEL_DELTA_QKVZ) return c->delta.v_heads > 0;
+    return false;
+}
+
 int64_t model_dim(const struct model_config *c, enum model_dim d) {
     const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     const int64_t n[] = {[MODEL_NO_DIM] = 1,
@@ -807,6 +812,7 @@ int64_t model_dim(const struct model_config *c, enum model_dim d) {
                          [MODEL_DELTA_QKV] = 2 * c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim,
                          [MODEL_DELTA_QKVZ] = 2 * (c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * c->delta.v_dim),
                          [MODEL_DELTA_BA] = 2 * c->delta.v_heads,
+                         [MODEL_DELTA_IN] = 2 * (c->delta.k_heads * c->delta.k_dim + c->delta.v_heads * (c->delta.v_dim + 1)),
                          [MODEL_DELTA_V] = c->delta.v_heads * c->delta.v_dim,
                          [MODEL_DELTA_HEADS] = c->delta.v_heads,
                          [MODEL_DELTA_HEAD] = c->delta.v_dim,

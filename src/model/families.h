@@ -46,8 +46,9 @@ enum model_dim {
     MODEL_DELTA_V,
     MODEL_DELTA_HEADS,
     MODEL_DELTA_HEAD,
-    MODEL_DELTA_QKVZ, /* q, k, v and z of all heads; b and a */
+    MODEL_DELTA_QKVZ, /* q, k, v and z of all heads; b and a; all of these */
     MODEL_DELTA_BA,
+    MODEL_DELTA_IN,
     MODEL_TAPS,
     MODEL_Q_HEADS,
     MODEL_TWO_HIDDEN, /* what an MTP layer's projection reads */
@@ -55,7 +56,7 @@ enum model_dim {
 int64_t model_dim(const struct model_config *c, enum model_dim d); /* MODEL_NO_DIM: 1 */
 
 /* A group (parameters.h): a matrix or a vector made of one or more Hugging Face tensors, one below the other. */
-enum { MODEL_MAX_PARTS = 3 };
+enum { MODEL_MAX_PARTS = 4 };
 struct model_group_row {
     size_t place; /* of a layer's: in struct model_layer */
     enum model_role role;
@@ -188,6 +189,8 @@ static inline bool model_role_adds(enum model_role r) { return r >= MODEL_NORM &
 int64_t model_matrices(const struct model_config *c, enum model_role role);
 /* Whether layers of this model have the group of this place. */
 bool model_has_group(const struct model_config *c, size_t place);
+/* Whether the files of its gated delta nets have the rows of a key head together: q, k, v and z; b and a. */
+bool model_joint_delta(const struct model_config *c);
 const struct model_family *model_family_find(const char *type); /* NULL: there is none */
 extern const char model_family_types[];                         /* of all, for messages */
 

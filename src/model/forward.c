@@ -371,19 +371,19 @@ int model__attention_stage(struct model *m, const struct model_batch *b, struct 
     const int64_t n = b->n_rows;
     const struct tensor x = model__top(a->x[l], n), x_mid = model__top(s->x_mid, n);
     TRY(stage_input(m, y->attn_norm, model__top(s->xn1, n), model__top(s->rstd1, n), x));
-    TRY((y->delta_qkv ? model__delta_forward : y->mla_kv ? model__mla_forward : softmax_attention)(m, b, a, l));
+    TRY((y->delta_in ? model__delta_forward : y->mla_kv ? model__mla_forward : softmax_attention)(m, b, a, l));
     return stage_output(m, b,
                         &(struct stage_output){.linear = y->o,
                                                .norm = y->attn_post_norm,
-                                               .in = model__top(y->delta_qkv ? s->delta.y
-                                                                : y->mla_kv  ? s->mla.y
-                                                                             : s->att,
+                                               .in = model__top(y->delta_in ? s->delta.y
+                                                                : y->mla_kv ? s->mla.y
+                                                                            : s->att,
                                                                 n),
                                                .out = model__top(s->att_out, n),
                                                .rstd = model__top(s->att_out_rstd, n),
                                                .from = x,
                                                .to = x_mid,
-                                               .columns = y->delta_qkv ? MODEL_TP_DELTA : MODEL_TP_HEADS});
+                                               .columns = y->delta_in ? MODEL_TP_DELTA : MODEL_TP_HEADS});
 }
 
 int model__mlp_stage(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l) {

@@ -179,8 +179,11 @@ int model__tp_embed(struct model *m, struct tensor x, struct tensor ids);
 int model__tp_logits(struct model *m, struct tensor logits, struct tensor x);
 /* As dev_qk_norm_fwd of a rank's heads, whose norms are of all heads' rows. */
 int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a);
-/* As model__linear of a gated delta net's delta_ba, whose rows are whole on each rank: a->y has those of its heads. */
-int model__tp_delta_ba(struct model *m, const struct linear_args *a);
+/* What a gated delta net's delta_in gives of so many rows: q, k, v and z of the rank's heads, then b and a of all heads; until the
+ * next gather. */
+struct tensor model__tp_delta_rows(const struct model *m, int64_t rows);
+/* Computes them, and sets those columns of a->y that are b and a of the rank's heads. */
+int model__tp_delta_in(struct model *m, const struct linear_args *a);
 /* As model__linear of what gives a->y (T, h), all its columns. */
 int model__tp_linear(struct model *m, const struct linear_args *a);
 /* Where rows of so many act are computed that are gathered by rows; then all of them: rank r has rows cut[r] to cut[r + 1]. */
@@ -263,16 +266,16 @@ struct model_shared_stage {
 };
 /* What a gated delta net computes in the place of qkv to att; C channels of its convolution, N = Hv heads of Dv. */
 struct model_delta_stage {
-    struct tensor qkv;    /* (T, C) act         of the matrix; then convolved */
-    struct tensor u;      /* (T, C) act */
-    struct tensor z;      /* (T, Hv Dv) act     the norm's gate */
-    struct tensor ba;     /* (T, 2 Hv) act */
+    struct tensor in;     /* (T, C + Hv Dv + 2 Hv) act   of the matrix: q, k and v, to be convolved; z, the norm's gate; b; a */
+    struct tensor u;      /* (T, C) act         convolved */
     struct tensor o;      /* (T, Hv Dv) act     of the delta rule */
     struct tensor y;      /* (T, Hv Dv) act     normalised, gated */
     struct tensor rstd;   /* (T Hv) f32         absent unless keep.train, as are states and e */
     struct tensor states; /* (T / DEV_DELTA_CHUNK + 1, Hv, Dk, Dv) f32 */
     struct tensor e;      /* (T, Hv Dv) f32 */
-};                        /* with a context qkv, u, ba, states and e are of all rows and a rank's heads */
+    /* with a context, in the place of in: of all rows and a rank's heads, as u, states and e are; z of own rows */
+    struct tensor qkv, ba, z;
+};
 /* Of attention with an output gate; absent without. */
 struct model_gate_stage {
     struct tensor gate; /* (T, Hq D) act */
@@ -399,12 +402,12 @@ struct model_acts {
         struct tensor dx;        /* (T, h) f32: of the normalised input */
     } mla;
     struct {
-        struct tensor qkvz;         /* (T, C + Hv Dv) act   what a joint matrix gives, and its gradient; absent without, as is */
-        struct tensor joint_ba;     /* (T, 2 Hv) act */
-        struct tensor dy, dout, dz; /* (T, Hv Dv) act */
-        struct tensor dba;          /* (T, 2 Hv) act */
-        struct tensor du, dqkv;     /* (T, C) act */
-        struct tensor dx;           /* (T, h) f32: of the normalised input */
+        struct tensor joint;         /* as in: what a joint matrix gives, and its gradient; absent without */
+        struct tensor in;            /* with a context: what the matrix gives of own rows */
+        struct tensor dy, dout;      /* (T, Hv Dv) act */
+        struct tensor din;           /* as in */
+        struct tensor du;            /* (T, C) act */
+        struct tensor dqkv, dba, dz; /* with a context: parts of din, of own rows */
     } delta;
     struct tensor dgate; /* (T, Hq D) act; absent without gates */
     struct model_mtp_acts mtp;
@@ -433,7 +436,12 @@ void model__gate_layout(struct model_gate_stage *s, struct arena *m, const struc
                         bool train);
 void model__hybrid_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
 void model__hybrid_backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act);
-/* From xn1 to delta.y; from the gradient of what the layer's last matrix gives to that of xn1, a->delta.dx. */
+/* From xn1 to delta.y; from the gradient of what the layer's last matrix gives to that of what its first one gives, in
+ * a->delta.joint where there is one, else in din. */
+int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
+int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
+                          const struct model_grads *g);
+struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate);
 /* ---- latent attention (mla.c) ---- */
 void model__mla_layout(struct model_mla_stage *s, struct arena *m, const struct model_config *c, enum dtype act, int64_t rows,
                        bool train);
@@ -442,10 +450,6 @@ void model__mla_backward_layout(struct model_acts *a, struct arena *m, const str
 int model__mla_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
 int model__mla_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
                         const struct model_grads *g);
-int model__delta_forward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l);
-int model__delta_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
-                          const struct model_grads *g);
-struct gate_split_args model__gate_args(const struct model *m, struct tensor joint, struct tensor rest, struct tensor gate);
 /* ---- the linear layers of experts (expert_linear.c): rows by expert, as dev_expert_sort gives them in offset ---- */
 /* y (P, n) act = x (P, k) act W_e^T and, unless base, what the adapters of expert e add. */
 int model__expert_linear(struct model *m, const struct model_group *g, struct tensor y, struct tensor x, struct tensor offset,
@@ -509,9 +513,9 @@ struct context_bwd_args {
     const struct qkv_bwd_args *out;
 };
 int model__context_attn_bwd(const struct model_batch *b, const struct context_bwd_args *a);
-/* Of a gated delta net: where q, k and v, and b and a of own rows go before model__context_delta_fwd, which gives o (T Hv, Dv),
- * what the delta rule gives, of own rows. */
-void model__context_delta_rows(const struct model_batch *b, struct tensor *qkv, struct tensor *ba);
+/* Of a gated delta net: from what its matrix gives of own rows q, k and v, and b and a to where they go before
+ * model__context_delta_fwd, which gives o (T Hv, Dv), what the delta rule gives, of own rows; and z. */
+int model__context_delta_rows(const struct model_batch *b, struct tensor in, struct tensor z);
 /* The ops' arguments of own heads and all rows. */
 void model__context_delta_args(const struct model_batch *b, const struct model_delta_stage *s, struct causal_conv_args *conv,
                                struct delta_args *rule);

@@ -72,9 +72,9 @@ struct model_layer {
     struct model_group *mla_q_a, *mla_q_norm, *mla_q, *mla_kv_a, *mla_kv_norm, *mla_kv; /* latent attention */
     struct model_group *sinks;                                                          /* of attention */
     struct model_group *shared_gate_up, *shared_down, *shared_gate;
-    /* in the place of qkv, q_norm and k_norm: a gated delta net. delta_ba: b of all heads, then a; without delta_z both matrices
-     * have the rows of a key head together: q, k, v and z; b and a */
-    struct model_group *delta_qkv, *delta_z, *delta_ba, *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm;
+    /* in the place of qkv, q_norm and k_norm: a gated delta net. delta_in: q, k, v and z of all heads, b of all, then a; where
+     * model_joint_delta says so q, k, v and z of a key head after the other, then b and a likewise */
+    struct model_group *delta_in, *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm;
 };
 
 /* The MTP layer around its layer (families.h). */

@@ -47,8 +47,9 @@ struct dev_sizes model_dev_sizes(const struct model_config *c, enum dtype act, i
 }
 
 void model_dev_sizes_widen(struct dev_sizes *s, const struct model_config *c) {
-    const int64_t conv = model_dim(c, MODEL_DELTA_QKV), all = model_dim(c, MODEL_QKV) + model_dim(c, MODEL_Q); /* and gates */
-    const int64_t qkv = c->features & MODEL_OUTPUT_GATE ? (conv > all ? conv : all) : model_dim(c, MODEL_QKV);
+    const int64_t conv = model_dim(c, MODEL_DELTA_QKV), in = c->delta.v_heads ? model_dim(c, MODEL_DELTA_IN) : 0;
+    const int64_t all = model_dim(c, MODEL_QKV) + (c->features & MODEL_OUTPUT_GATE ? model_dim(c, MODEL_Q) : 0);
+    const int64_t qkv = in > all ? in : all;
     if (conv > s->conv) s->conv = conv;
     if (c->delta.v_heads > s->delta_heads) s->delta_heads = c->delta.v_heads;
     if (c->hidden > s->hidden) s->hidden = c->hidden;

@@ -469,12 +469,15 @@ static struct tensor matrix(const struct model_context *x, void *p, int64_t rows
     return tensor_2d(p, x->m->act, rows, cols);
 }
 
-void model__context_delta_rows(const struct model_batch *b, struct tensor *qkv, struct tensor *ba) {
+int model__context_delta_rows(const struct model_batch *b, struct tensor in, struct tensor z) {
     const struct model_context *const x = b->context;
     struct area v[2];
     delta_areas(x, false, v);
-    *qkv = matrix(x, own_place(x, &v[0]), b->n_rows, v[0].heads * v[0].width);
-    *ba = matrix(x, own_place(x, &v[1]), b->n_rows, v[1].heads);
+    const struct tensor part[] = {matrix(x, own_place(x, &v[0]), b->n_rows, v[0].heads * v[0].width), z,
+                                  matrix(x, own_place(x, &v[1]), b->n_rows, v[1].heads)};
+    for (int64_t i = 0, at = 0; i < 3; at += part[i++].dim[1])
+        TRY(dev_copy_columns(x->m->dev, &(struct copy_columns_args){.y = part[i], .x = in, .x_at = at, .n = part[i].dim[1]}));
+    return 0;
 }
 
 struct tensor model__context_delta_dout(const struct model_batch *b) {
@@ -500,6 +503,7 @@ void model__context_delta_args(const struct model_batch *b, const struct model_d
     rule->n_k_heads = own.kv1 - own.kv0;
     rule->n_v_heads = n;
     rule->ba = matrix(x, s->ba.data, rows, 2 * n);
+    rule->ba_at = 0;
     rule->a_log = own_values(x, rule->a_log);
     rule->dt_bias = own_values(x, rule->dt_bias);
     rule->out = TENSOR_NONE; /* where it is exchanged */

@@ -17,7 +17,7 @@
 enum {
     NARROW = 8, /* columns of a rank are a multiple of it, but for the last rank's: rows of 16 bytes */
     WIDE = 64,  /* of wide matrices */
-    MOST_RANGES = 3,
+    MOST_RANGES = 5,
     LOGIT_ROWS = 64, /* of logits that fit at once what is gathered, at least */
 };
 
@@ -30,8 +30,7 @@ struct model_tp {
     int64_t max_rows;
     bool taken;              /* all rows are here, for good */
     char *send;              /* columns of all ranks, gathered: shared with them */
-    void *joined;            /* the same as one matrix */
-    void *ba;                /* delta_ba's outputs of all heads; of gated delta nets */
+    void *joined;            /* the same as one matrix; what model__tp_delta_rows says */
     void *row[2];            /* q, k, v of all heads, and their norms; families that normalise whole rows */
     void *rows[2];           /* where weights are packed: a group's rows, and those of them that are this rank's */
     struct lora_group *lora; /* of its groups, in their order; NULL: no adapter */
@@ -132,23 +131,13 @@ static bool whole_blocks(const struct model_config *c) {
 
 const char *model_tp_unable(const struct model_config *c, enum quant_kind quant, int size) {
 #define PLACE(x) offsetof(struct model_layer, x)
-    static const size_t known[] = {PLACE(attn_norm),   PLACE(qkv),
-                                   PLACE(q_norm),      PLACE(k_norm),
-                                   PLACE(q_row_norm),  PLACE(k_row_norm),
-                                   PLACE(q_rope_norm), PLACE(k_rope_norm),
-                                   PLACE(o),           PLACE(attn_post_norm),
-                                   PLACE(mlp_norm),    PLACE(gate_up),
-                                   PLACE(down),        PLACE(mlp_post_norm),
-                                   PLACE(delta_qkv),   PLACE(delta_z),
-                                   PLACE(delta_ba),    PLACE(delta_conv),
-                                   PLACE(delta_a_log), PLACE(delta_dt_bias),
-                                   PLACE(delta_norm),  PLACE(sinks),
-                                   PLACE(mla_q_a),     PLACE(mla_q_norm),
-                                   PLACE(mla_q),       PLACE(mla_kv_a),
-                                   PLACE(mla_kv_norm), PLACE(mla_kv),
-                                   PLACE(router),      PLACE(expert_gate_up),
-                                   PLACE(expert_down), PLACE(shared_gate_up),
-                                   PLACE(shared_down), PLACE(shared_gate)};
+    static const size_t known[] = {
+        PLACE(attn_norm),   PLACE(qkv),           PLACE(q_norm),   PLACE(k_norm),         PLACE(q_row_norm),  PLACE(k_row_norm),
+        PLACE(q_rope_norm), PLACE(k_rope_norm),   PLACE(o),        PLACE(attn_post_norm), PLACE(mlp_norm),    PLACE(gate_up),
+        PLACE(down),        PLACE(mlp_post_norm), PLACE(delta_in), PLACE(delta_conv),     PLACE(delta_a_log), PLACE(delta_dt_bias),
+        PLACE(delta_norm),  PLACE(sinks),         PLACE(mla_q_a),  PLACE(mla_q_norm),     PLACE(mla_q),       PLACE(mla_kv_a),
+        PLACE(mla_kv_norm), PLACE(mla_kv),        PLACE(router),   PLACE(expert_gate_up), PLACE(expert_down), PLACE(shared_gate_up),
+        PLACE(shared_down), PLACE(shared_gate)};
 #undef PLACE
     if (size > DEV_MOST_COLUMNS) return "at most 16 ranks split a model";
     if (quant == QUANT_NF4 && !whole_blocks(c)) return "its rows end within blocks of NF4";
@@ -158,8 +147,7 @@ const char *model_tp_unable(const struct model_config *c, enum quant_kind quant,
         if (!is_known) return "its family has layers of another kind";
     }
     if (!enough_heads(c->n_q_heads, c->n_kv_heads, size)) return "it has fewer heads";
-    if (c->delta.k_heads && !model_has_group(c, offsetof(struct model_layer, delta_z)))
-        return "its delta nets have the rows of a key head together";
+    if (model_joint_delta(c)) return "its delta nets have the rows of a key head together";
     if (c->delta.k_heads && !enough_heads(c->delta.v_heads, c->delta.k_heads, size)) return "its delta nets have fewer heads";
     const int64_t least = (int64_t)NARROW * size, ffn = dense_ffn(c), shared = shared_ffn(c);
     return c->hidden < least || (ffn && ffn < least) || (shared && shared < least) ? "it is too narrow" : NULL;
@@ -193,14 +181,17 @@ static int delta_rows(const struct model_config *c, int rank, int size, const st
     const struct heads h = delta_heads(c, rank, size);
     const int64_t k = c->delta.k_dim, v = c->delta.v_dim, keys = c->delta.k_heads * k,
                   unit = g == y->delta_conv ? DEV_CONV_TAPS : 1;
-    if (is_of(g, y->delta_qkv) || g == y->delta_conv) {
+    if (g == y->delta_in || g == y->delta_conv) {
         out[0] = (struct model_range){unit * h.kv0 * k, unit * h.kv1 * k};
         out[1] = (struct model_range){unit * (keys + h.kv0 * k), unit * (keys + h.kv1 * k)};
         out[2] = (struct model_range){unit * (2 * keys + h.q0 * v), unit * (2 * keys + h.q1 * v)};
-        return 3;
+        if (g == y->delta_conv) return 3;
+        const int64_t channels = 2 * keys + c->delta.v_heads * v, heads = channels + c->delta.v_heads * v;
+        out[3] = (struct model_range){channels + h.q0 * v, channels + h.q1 * v};
+        out[4] = (struct model_range){heads, heads + 2 * c->delta.v_heads}; /* b and a of all heads */
+        return 5;
     }
-    if (is_of(g, y->delta_z)) out[0] = (struct model_range){h.q0 * v, h.q1 * v};
-    else if (g == y->delta_a_log || g == y->delta_dt_bias) out[0] = (struct model_range){h.q0, h.q1};
+    if (g == y->delta_a_log || g == y->delta_dt_bias) out[0] = (struct model_range){h.q0, h.q1};
     else return 0;
     return 1;
 }
@@ -226,7 +217,7 @@ static int rows_of(const struct model_config *c, int rank, int size, const struc
     }
     if (is_of(g, y->gate_up)) return gate_up_rows(c->ffn, rank, size, out);
     if (is_of(g, y->shared_gate_up)) return gate_up_rows(c->shared_ffn, rank, size, out);
-    const int n = y->delta_qkv ? delta_rows(c, rank, size, y, g, out) : 0;
+    const int n = y->delta_in ? delta_rows(c, rank, size, y, g, out) : 0;
     if (n > 0) return n;
     const bool split = is_of(g, y->o) || is_of(g, y->down) || is_of(g, y->shared_down);
     out[0] = (struct model_range){split ? cut_of(c->hidden, rank, size) : 0, split ? cut_of(c->hidden, rank + 1, size) : g->n};
@@ -372,6 +363,12 @@ static int64_t most_columns(const struct model_config *c) {
     return max64(max64(model_dim(c, MODEL_Q), model_dim(c, MODEL_DELTA_V)), max64(dense_ffn(c), shared_ffn(c)));
 }
 
+/* Of what a rank's part of a gated delta net's first matrix gives: q, k, v and z of its heads, b and a of all. */
+static int64_t delta_columns(const struct model_config *c, int rank, int size) {
+    const struct heads h = delta_heads(c, rank, size);
+    return 2 * ((h.kv1 - h.kv0) * c->delta.k_dim + (h.q1 - h.q0) * c->delta.v_dim + c->delta.v_heads);
+}
+
 static size_t send_bytes(const struct model_config *c, enum dtype act, int64_t rows) {
     const int64_t outputs = c->n_experts ? c->n_choices * c->hidden : 0;
     const size_t wide = SIZE_OF(rows, max64(most_columns(c), outputs), (int64_t)dtype_size(act));
@@ -387,8 +384,7 @@ static void tp_layout(struct model_tp *t, struct model *m, struct arena *a) {
     const struct model_config *const c = &whole->cfg;
     const int64_t unit = (int64_t)dtype_size(whole->act);
     t->send = arena_take(a, send_bytes(c, whole->act, t->max_rows));
-    t->joined = arena_take(a, SIZE_OF(t->max_rows, most_columns(c), unit));
-    if (c->delta.v_heads) t->ba = arena_take(a, SIZE_OF(t->max_rows, 2 * c->delta.v_heads, unit));
+    t->joined = arena_take(a, SIZE_OF(t->max_rows, max64(most_columns(c), delta_columns(c, t->rank, t->size)), unit));
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     for (int i = 0; i < 2 && row_norms; i++) t->row[i] = arena_take(a, SIZE_OF(t->max_rows, model_dim(c, MODEL_QKV), unit));
     weights_layout(t->whole, t->rank, t->size, m, a);
@@ -770,15 +766,19 @@ int model__tp_qk_norm(struct model *m, const struct qk_norm_args *a) {
     return copy_columns(m, a->y, q + kv, a->x, q + kv, kv);
 }
 
-int model__tp_delta_ba(struct model *m, const struct linear_args *a) {
+struct tensor model__tp_delta_rows(const struct model *m, int64_t rows) {
     const struct model_tp *const t = m->tp;
-    const int64_t all = t->whole->cfg.delta.v_heads, n = m->cfg.delta.v_heads,
-                  at = delta_heads(&t->whole->cfg, t->rank, t->size).q0;
-    const struct tensor whole = tensor_2d(t->ba, m->act, a->x.dim[0], 2 * all);
-    struct linear_args of_all = *a;
-    of_all.y = whole;
-    TRY(model__linear(m, &of_all));
-    for (int i = 0; i < 2; i++) TRY(copy_columns(m, a->y, i * n, whole, i * all + at, n));
+    return tensor_2d(t->joined, m->act, rows, delta_columns(&t->whole->cfg, t->rank, t->size));
+}
+
+int model__tp_delta_in(struct model *m, const struct linear_args *a) {
+    const struct model_tp *const t = m->tp;
+    const int64_t all = t->whole->cfg.delta.v_heads, n = m->cfg.delta.v_heads, ba = model_dim(&m->cfg, MODEL_DELTA_QKVZ),
+                  at = ba + delta_heads(&t->whole->cfg, t->rank, t->size).q0;
+    struct linear_args rows = *a;
+    rows.y = model__tp_delta_rows(m, a->x.dim[0]);
+    TRY(model__linear(m, &rows));
+    for (int i = 0; i < 2; i++) TRY(copy_columns(m, a->y, ba + i * n, rows.y, at + i * all, n));
     return 0;
 }
 
