@@ -122,8 +122,11 @@ def main():
                   "trainer.save_freq": 1}
         total = {n: total_mib(run("plan", *line("plan", 2, n, **scored)[1:]).stdout) for n in (1, 2)}
         limit = {"trainer.device_memory_limit": f"{sum(total.values()) / 2 * sharing(2):.0f}MiB"}
-        p = run(*line(s.dir / "refused", 2, 1, **scored, **limit), check=False)
-        test("a rank has no room for a long sample", p.returncode == 4, f"{total} {p.stderr[-600:]}")
+        if ON_GPUS:  # a group's own memory is more than a model this small saves
+            limit = {}
+        else:
+            p = run(*line(s.dir / "refused", 2, 1, **scored, **limit), check=False)
+            test("a rank has no room for a long sample", p.returncode == 4, f"{total} {p.stderr[-600:]}")
         go("two ranks have", s.dir / "two", 2, 2, **scored, **limit)
         go("and one with more memory", s.dir / "one", 1, 2, **scored)
         why = first_difference(s.dir / "one", s.dir / "two", 1)
