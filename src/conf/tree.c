@@ -97,8 +97,9 @@ static int64_t list_index(const struct conf_node *c, const char *key, size_t n) 
 static int64_t find(const struct conf_node *c, const char *key, size_t n) {
     if (c->kind == CONF_LIST) return list_index(c, key, n);
     if (c->kind != CONF_DICT) return -1;
+    const char first = n > 0 ? key[0] : '\0'; /* most keys differ in it */
     for (int64_t k = 0; k < c->n; k++)
-        if (strncmp(c->items[k].key, key, n) == 0 && c->items[k].key[n] == '\0') return k;
+        if (c->items[k].key[0] == first && strncmp(c->items[k].key, key, n) == 0 && c->items[k].key[n] == '\0') return k;
     return -1;
 }
 
