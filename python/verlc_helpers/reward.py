@@ -17,7 +17,6 @@ sends, and its deadline is kept there (event_loop.py).  By hand:
   echo '{"solution_str": "#### 1", ...}' | python3 -m verlc_helpers.reward '{"path": "f.py", "name": "compute_score"}'
 """
 
-import asyncio
 import inspect
 import math
 import os
@@ -219,7 +218,10 @@ def is_batch():
 
 def waited(value):
     """Of a def that returns a coroutine, or a function made async by hand: its value."""
-    return asyncio.run(finish(value)) if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # takes as long to load as everything else here
+    return asyncio.run(finish(value))
 
 
 def handle(request):
