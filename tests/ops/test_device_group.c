@@ -36,15 +36,26 @@
 extern char **environ;
 static char own_path[4096];
 
-enum { MOST = 8, SLOTS = 2, FLIGHT = 3, MAX_WIDTH = 900, MAX_ROWS = 3000, SHIFT = 67, FEW = 30011 };
+enum {
+    MOST = 8,
+    SLOTS = 2,
+    FLIGHT = 3,
+    MAX_WIDTH = 900,
+    MAX_ROWS = 3000,
+    SHIFT = 67,
+    FEW = 30011,
+    MOST_TIMES = 3,
+    SPARE = 64 * MOST_TIMES
+};
 
 /* ---- a rank ---- */
 
 /* One fold, which all ranks draw alike. */
 struct round {
     int64_t count, width, cut[MOST + 1], n_rows[MOST], vocab;
-    int64_t shift[2]; /* where x and own begin in their memory */
-    int n;
+    int64_t shift[2];   /* where x and own begin in their memory */
+    int n, times[MOST]; /* summands of a rank */
+    int64_t stride;     /* 0: one of each, by default */
     bool x, rows, add;
     uint64_t seed;
 };
@@ -196,8 +207,8 @@ static int open_device(struct rank *k, const char *device) {
     return 0;
 }
 
-static size_t slot_bytes(const struct rank *k) { return (size_t)(k->most + SHIFT + k->rows * (MAX_WIDTH + 1)) * 4; }
-static float *slot_dx(const struct rank *k, int s) { return k->slot[s] + k->most + SHIFT; }
+static size_t slot_bytes(const struct rank *k) { return (size_t)(k->most + SPARE + SHIFT + k->rows * (MAX_WIDTH + 1)) * 4; }
+static float *slot_dx(const struct rank *k, int s) { return k->slot[s] + k->most + SPARE + SHIFT; }
 static int32_t *slot_ids(const struct rank *k, int s) { return (int32_t *)(void *)(slot_dx(k, s) + k->rows * MAX_WIDTH); }
 
 static int alloc(struct rank *k, int64_t words, void *out) {
@@ -324,14 +335,17 @@ static struct round draw(const struct rank *k, struct rng *rng) {
         w.vocab = w.count / w.width;
         w.count = w.vocab * w.width;
     }
+    const int64_t stride = (w.count + 63) / 64 * 64 + 64 * up_to(rng, 1);
+    if (w.x && rng_below(rng, 2) && MOST_TIMES * stride <= k->most + SPARE) w.stride = stride;
+    for (int r = 0; r < k->size; r++) w.times[r] = w.stride ? 1 + (int)up_to(rng, MOST_TIMES - 1) : 1;
     draw_cuts(rng, w.cut, k->size, w.count);
     for (int r = 0; r < k->size; r++) w.n_rows[r] = large ? k->rows : rng_below(rng, 4) ? any_size(rng, k->rows) : 0;
     return w;
 }
 
-/* What rank r has in a round: 0: x, 1: dx, 2: own's first content. */
+/* What rank r has in a round: 0: x, 1: dx, 2: own's first content, 3 and more: further summands. */
 static int make(struct rank *k, const struct round *w, int r, int what, int64_t n, float *to) {
-    struct rng rng = {.seed = w->seed * 64 + (uint64_t)(r * 3 + what), .stream = RNG_TEST};
+    struct rng rng = {.seed = w->seed * 64 + (uint64_t)(r * 3 + what % 3), .n = (uint64_t)what << 8, .stream = RNG_TEST};
     const int64_t from = up_to(&rng, k->most - (n < k->most ? n : k->most));
     const float scale = 1.0f + (float)rng_unit(&rng);
     for (int64_t lo = 0; lo < n; lo += k->most) { /* the rows may be more than the base */
@@ -356,6 +370,8 @@ static int start_fold(struct rank *k, const struct round *w, int slot, float *ow
     const struct dev_bucket b = {.x = w->x ? x : NULL,
                                  .cut = w->cut,
                                  .n = w->n,
+                                 .times = w->stride ? w->times : NULL,
+                                 .stride = w->stride,
                                  .own = own,
                                  .add = w->add,
                                  .ids = w->rows ? slot_ids(k, slot) : NULL,
@@ -363,7 +379,8 @@ static int start_fold(struct rank *k, const struct round *w, int slot, float *ow
                                  .n_rows = w->n_rows,
                                  .width = w->width};
     const int64_t n = w->cut[k->rank + 1] - w->cut[k->rank];
-    if (w->x && k->rank < w->n) TRY(make(k, w, k->rank, 0, w->count, x));
+    for (int i = 0; w->x && k->rank < w->n && i < w->times[k->rank]; i++)
+        TRY(make(k, w, k->rank, 3 * i, w->count, x + i * w->stride));
     if (w->rows && k->rank < w->n) {
         TRY(make(k, w, k->rank, 1, w->n_rows[k->rank] * w->width, slot_dx(k, slot)));
         TRY(make_ids(k, w, k->rank, slot_ids(k, slot)));
@@ -380,8 +397,10 @@ static int check_fold(struct rank *k, const struct round *w, const float *own, i
     if (w->x || w->add) TRY(make(k, w, 0, 2, w->count, k->want));
     else TRY(dev_zero(&k->d, k->want, (size_t)w->count * 4));
     for (int r = 0; r < w->n; r++) {
-        if (w->x) TRY(make(k, w, r, 0, w->count, k->term));
-        if (w->x) TRY(dev_fold(&k->d, y, &x, 1, w->add || r > 0));
+        for (int i = 0; w->x && i < w->times[r]; i++) {
+            TRY(make(k, w, r, 3 * i, w->count, k->term));
+            TRY(dev_fold(&k->d, y, &x, 1, w->add || r > 0 || i > 0));
+        }
         if (!w->rows) continue;
         TRY(make(k, w, r, 1, w->n_rows[r] * w->width, k->term));
         TRY(make_ids(k, w, r, k->ids));
@@ -553,12 +572,19 @@ static int check_refused(struct rank *k) {
     int64_t cut[MOST + 1], ticket;
     for (int r = 0; r <= k->size; r++) cut[r] = r;
     const struct dev_bucket good = {.x = k->slot[0], .cut = cut, .n = 1, .own = k->own[0]};
-    struct dev_bucket bad[4] = {good, good, good, good};
+    struct dev_bucket bad[7] = {good, good, good, good, good, good, good};
+    int many[MOST], two[MOST];
+    for (int r = 0; r < MOST; r++) many[r] = DEV_BUCKET_TIMES + 1, two[r] = 2;
     bad[0].x = k->own[0];
     bad[1].n = k->size + 1;
     bad[2].x = NULL;
     bad[3].own = NULL;
-    for (int i = 0; i < 4; i++)
+    for (int i = 4; i < 7; i++) bad[i].times = i == 4 ? many : two;
+    bad[4].stride = 64;
+    bad[5].stride = 63;
+    bad[6].stride = 1024 * k->most;
+    bad[6].n = k->size;
+    for (int i = 0; i < 7; i++)
         if (collective_fold(k->g, &bad[i], &ticket) != ERR_INVAL) FAIL(ERR_INTERNAL, "bad bucket %d is taken", i);
     return 0;
 }

@@ -267,6 +267,10 @@ static int check_bucket(const struct collective *g, const struct dev_bucket *b) 
     for (int r = 0; r < g->size; r++)
         if (b->cut[r] < 0 || b->cut[r] > b->cut[r + 1]) FAIL(ERR_INVAL, "dev group: a bucket whose cuts do not ascend");
     if (b->n < 1 || b->n > g->size) FAIL(ERR_INVAL, "dev group: a bucket of %d ranks in a group of %d", b->n, g->size);
+    for (int r = 0; b->times && r < b->n; r++)
+        if (b->times[r] < 1 || b->times[r] > DEV_BUCKET_TIMES || b->stride < n || b->stride % 64)
+            FAIL(ERR_INVAL, "dev group: a bucket with %d summands of a rank, each %lld elements on", b->times[r],
+                 (long long)b->stride);
     if (!b->x && !b->ids) FAIL(ERR_INVAL, "dev group: a bucket without summands");
     if (!b->own && b->cut[g->rank] < b->cut[g->rank + 1]) FAIL(ERR_INVAL, "dev group: a bucket without memory for its sum");
     if (b->ids && (!b->dx || b->width < 1 || n % b->width))
@@ -280,6 +284,12 @@ static void trace(struct collective *g, const char *op, size_t bytes, int ranks)
     if (g->peers && stamp >= 0) g->d->ops->peers->stamp(g->peers, stamp);
 }
 
+/* From the first summand of this rank to the end of its last one. */
+static size_t summand_bytes(const struct collective *g, const struct dev_bucket *b) {
+    const int64_t more = b->times && g->rank < b->n ? b->times[g->rank] - 1 : 0;
+    return (size_t)(more * b->stride + b->cut[g->size]) * sizeof(float);
+}
+
 /* Of the bucket, and of all ranks' rows. */
 static size_t bucket_bytes(const struct collective *g, const struct dev_bucket *b) {
     size_t sum = b->x ? (size_t)b->cut[g->size] * sizeof(float) : 0;
@@ -291,7 +301,7 @@ int collective_fold(struct collective *g, const struct dev_bucket *b, int64_t *t
     const void *x[COMM_MOST_RANKS], *ids[COMM_MOST_RANKS], *dx[COMM_MOST_RANKS];
     TRY(check_bucket(g, b));
     const size_t rows = b->ids && g->rank < b->n ? (size_t)b->n_rows[g->rank] : 0;
-    if (b->x) TRY(find_shared(g, "the summand", b->x, (size_t)b->cut[g->size] * sizeof(float), x));
+    if (b->x) TRY(find_shared(g, "the summand", b->x, summand_bytes(g, b), x));
     if (b->ids) TRY(find_shared(g, "the ids", b->ids, rows * sizeof *b->ids, ids));
     if (b->ids) TRY(find_shared(g, "the rows", b->dx, rows * (size_t)b->width * sizeof(float), dx));
     *ticket = ++g->ticket;

@@ -39,12 +39,15 @@ size_t collective_bytes(const struct dev *d, int size, int local);
 /* Collective, with equal sizes: peers may read p (bytes), memory of dev_alloc, until the group is closed. */
 int collective_share(struct collective *g, void *p, size_t bytes);
 
-/* A part of a gradient (a bucket) of which ranks 0..n-1 each have a summand, in shared memory at the same offset. Each rank
- * owns some of its elements. A fold is fastest where own and x + cut[rank] are congruent modulo 16 bytes. */
+/* A part of a gradient (a bucket) of which ranks 0..n-1 each have a summand, or several, in shared memory at the same offset. Each
+ * rank owns some of its elements. A fold is fastest where own and x + cut[rank] are congruent modulo 16 bytes. */
+enum { DEV_BUCKET_TIMES = 64 };
 struct dev_bucket {
     const float *x;     /* (cut[size]) f32: this rank's summand; NULL: rows alone */
     const int64_t *cut; /* (size + 1) host, ascending: rank r owns elements cut[r]..cut[r + 1] */
     int n;              /* ranks 0..n-1 have one; 1..size. The others' x, ids and dx are not read, but are given too */
+    const int *times;   /* (n) host: how many summands each has, 1..DEV_BUCKET_TIMES, added one after the other; NULL: one */
+    int64_t stride;     /* with times: elements from a summand to the next, a multiple of 64, at least cut[size] */
     float *own;         /* (cut[rank + 1] - cut[rank]) f32, device: own = ((own + x_0) + x_1) + ... */
     bool add;           /* false: x_0 is copied (rows alone: zero first) */
     /* Rows of the token embedding: after x_r those of rank r are added, as dev_embed_bwd does: equal ids summed first, from 0.

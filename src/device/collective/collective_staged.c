@@ -148,11 +148,22 @@ static bool rows_fit(const struct folding *f) {
     return true;
 }
 
-/* With rows a half of a slot is for the piece, the other for its rows. Rows alone: as few pieces as they allow. */
+static int times_of(const struct dev_bucket *b, int r) { return b->times ? b->times[r] : 1; }
+static int most_times(const struct dev_bucket *b) {
+    int most = 1;
+    for (int r = 0; r < b->n; r++) most = times_of(b, r) > most ? times_of(b, r) : most;
+    return most;
+}
+
+/* With rows a half of a slot is for the piece, the other for its rows. Rows alone: as few pieces as they allow. Of several summands
+ * each has its share of the slot. */
 static int size_pieces(struct folding *f) {
     const struct dev_bucket *const b = f->b;
     const int64_t room = (int64_t)(f->slots.bytes / sizeof(float)), pad = ALIGN / sizeof(float);
+    const int64_t times = b->x ? most_times(b) : 1;
     f->piece = b->ids ? room / 2 - 2 * b->width - pad : room - pad;
+    if (times > 1) f->piece = room / (b->ids ? 2 : 1) / times / pad * pad - pad;
+    if (b->ids && f->piece > room / 2 - 2 * b->width - pad) f->piece = room / 2 - 2 * b->width - pad;
     if (f->piece < 1) FAIL(ERR_UNSUPPORTED, "dev group: rows of %lld elements among %d ranks", (long long)b->width, f->g->size);
     if (b->x) return 0;
     const int64_t least = f->piece;
@@ -165,20 +176,27 @@ static int size_pieces(struct folding *f) {
 static int slot_of(const struct folding *f, int r) { return r < f->g->rank ? r : r - 1; }
 static char *in_slot(const struct folding *f, int r) { return f->slots.in + (size_t)slot_of(f, r) * f->slots.bytes; }
 
-/* Piece k of the summands, from all ranks that have one: x (size). */
-static int exchange_piece(struct folding *f, int64_t k, struct tensor *x) {
+/* Elements p of rank r's summand i, where they are on this rank once they have come. */
+static struct tensor summand(const struct folding *f, struct range p, int r, int i) {
+    const struct dev_bucket *const b = f->b;
+    const float *const own = b->x + i * b->stride + p.lo;
+    const size_t room = (((size_t)f->piece * sizeof *b->x + ALIGN - 1) / ALIGN + 1) * ALIGN;
+    char *const come = r == f->g->rank ? NULL : in_slot(f, r) + (size_t)i * room + ((uintptr_t)own & (ALIGN - 1));
+    return tensor_1d(come ? (void *)come : (void *)(uintptr_t)own, DT_F32, p.hi - p.lo);
+}
+
+/* Piece k of the i-th summands, from all ranks that have one. */
+static int exchange_piece(struct folding *f, int64_t k, int i) {
     const struct dev_bucket *const b = f->b;
     const int own = f->g->rank;
     struct dev_part out[COMM_MOST_RANKS] = {{0}}, in[COMM_MOST_RANKS] = {{0}};
     const struct range mine = piece_of(f, own, k);
-    const float *const at = b->x + mine.lo;
     for (int r = 0; r < f->g->size; r++) {
         const struct range p = piece_of(f, r, k);
-        const bool sends = r != own && own < b->n, takes = r != own && r < b->n;
-        char *const to = takes ? in_slot(f, r) + ((uintptr_t)at & (ALIGN - 1)) : NULL;
-        if (sends) out[r] = (struct dev_part){(void *)(uintptr_t)(b->x + p.lo), (size_t)(p.hi - p.lo) * sizeof *b->x};
-        if (takes) in[r] = (struct dev_part){to, (size_t)(mine.hi - mine.lo) * sizeof *b->x};
-        x[r] = tensor_1d(takes ? (void *)to : (void *)(uintptr_t)at, DT_F32, mine.hi - mine.lo);
+        const bool sends = r != own && own < b->n && i < times_of(b, own), takes = r != own && r < b->n && i < times_of(b, r);
+        const float *const from = b->x + i * b->stride + p.lo;
+        if (sends) out[r] = (struct dev_part){(void *)(uintptr_t)from, (size_t)(p.hi - p.lo) * sizeof *b->x};
+        if (takes) in[r] = (struct dev_part){summand(f, mine, r, i).data, (size_t)(mine.hi - mine.lo) * sizeof *b->x};
     }
     return f->g->move->exchange(f->g->t, out, in);
 }
@@ -221,27 +239,33 @@ static int exchange_rows(struct folding *f, int64_t k, struct tensor *ids, struc
     return f->g->move->exchange(f->g->t, out, in);
 }
 
-/* Elements p of the bucket, of which x (or NULL) has those of each rank, and ids and rows what is added of the table. */
-static int add_up(struct folding *f, struct range p, const struct tensor *x, const struct tensor *ids, const struct tensor *rows) {
+/* Elements p of the bucket, with its summands if it has any; ids and rows (or NULL) have what is added of the table. */
+static int add_up(struct folding *f, struct range p, const struct tensor *ids, const struct tensor *rows) {
     const struct dev_bucket *const b = f->b;
     const struct dev_transport_ops *const move = f->g->move;
     void *const t = f->g->t;
     if (p.lo >= p.hi) return 0;
     const struct tensor y = tensor_1d(b->own + (p.lo - b->cut[f->g->rank]), DT_F32, p.hi - p.lo);
-    if (!ids) return move->fold(t, y, x, b->n, b->add);
-    if (!x && !b->add) TRY(move->zero(t, y.data, (size_t)(p.hi - p.lo) * sizeof(float)));
-    for (int r = 0; r < b->n; r++) {
-        if (x) TRY(move->fold(t, y, &x[r], 1, b->add || r > 0));
-        if (ids[r].dim[0] > 0) TRY(move->add_rows(t, y, p.lo, b->cut[f->g->size] / b->width, ids[r], rows[r]));
+    if (!b->x && !b->add) TRY(move->zero(t, y.data, (size_t)(p.hi - p.lo) * sizeof(float)));
+    struct tensor x[COMM_MOST_RANKS + DEV_BUCKET_TIMES];
+    bool add = b->add;
+    for (int r = 0, n = 0; r < b->n; r++) { /* of several ranks at a time, but where rows come between */
+        for (int i = 0; b->x && i < times_of(b, r); i++) x[n++] = summand(f, p, r, i);
+        if (n > 0 && (ids || r == b->n - 1 || n >= COMM_MOST_RANKS)) {
+            TRY(move->fold(t, y, x, n, add));
+            add = true;
+            n = 0;
+        }
+        if (ids && ids[r].dim[0] > 0) TRY(move->add_rows(t, y, p.lo, b->cut[f->g->size] / b->width, ids[r], rows[r]));
     }
     return 0;
 }
 
 static int fold_piece(struct folding *f, int64_t k) {
-    struct tensor x[COMM_MOST_RANKS], ids[COMM_MOST_RANKS], rows[COMM_MOST_RANKS];
-    if (f->b->x) TRY(exchange_piece(f, k, x));
+    struct tensor ids[COMM_MOST_RANKS], rows[COMM_MOST_RANKS];
+    for (int i = 0; f->b->x && i < most_times(f->b); i++) TRY(exchange_piece(f, k, i));
     if (f->b->ids) TRY(exchange_rows(f, k, ids, rows));
-    return add_up(f, piece_of(f, f->g->rank, k), f->b->x ? x : NULL, f->b->ids ? ids : NULL, rows);
+    return add_up(f, piece_of(f, f->g->rank, k), f->b->ids ? ids : NULL, rows);
 }
 
 /* Pieces of the rank that has most. */

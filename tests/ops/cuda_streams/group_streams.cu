@@ -28,7 +28,7 @@ enum { ROUNDS = 12 };
 #else
 enum { ROUNDS = 60 };
 #endif
-enum { MOST = 60000, ROWS = 150, WIDTH = 64, SLOTS = 2, FLIGHT = 3, SHARED = 60000 };
+enum { MOST = 60000, ROWS = 150, WIDTH = 64, SLOTS = 2, FLIGHT = 3, SHARED = 60000, TIMES = 3 };
 
 #define OK(call)                                           \
     do {                                                   \
@@ -169,11 +169,12 @@ struct round {
     bool x, rows, add;
     int n;
     unsigned seed;
-    int64_t count, width;
+    int64_t count, width, stride; /* stride 0: a summand of each rank, by default */
     std::vector<int64_t> cut, n_rows;
+    std::vector<int> times; /* summands of a rank */
 };
 
-/* Values whose sums depend on the order. what: 0: x, 1: dx, 2: own's first content. */
+/* Values whose sums depend on the order. what: 0: x, 1: dx, 2: own's first content, 3 and more: further summands. */
 static float value(const struct round &w, int rank, int what, int64_t i) {
     uint32_t v = w.seed * 2654435761u + (uint32_t)(rank * 3 + what) * 40503u + (uint32_t)i * 2246822519u;
     v = (v ^ v >> 13) * 3266489917u;
@@ -205,6 +206,9 @@ static struct round draw(std::mt19937 &rng, int size) {
     if (!w.rows && rng() % 8 == 0) w.count = 0;
     w.width = w.rows ? std::min<int64_t>(1 + rng() % WIDTH, w.count) : 1;
     w.count = w.count / w.width * w.width;
+    const int64_t stride = (w.count + 63) / 64 * 64;
+    if (w.x && rng() % 2 && TIMES * stride <= MOST) w.stride = stride;
+    for (int r = 0; r < size; r++) w.times.push_back(w.stride ? 1 + (int)(rng() % TIMES) : 1);
     w.cut = draw_cuts<int64_t>(rng, size, w.count);
     for (int r = 0; r < size; r++) w.n_rows.push_back(rng() % 4 ? rng() % ROWS : 0);
     return w;
@@ -215,10 +219,11 @@ static std::vector<float> expected(const struct round &w, int64_t lo, int64_t hi
     std::vector<float> y;
     for (int64_t i = lo; i < hi; i++) y.push_back(w.add ? value(w, 0, 2, i) : 0);
     for (int r = 0; r < w.n; r++) {
-        for (int64_t i = lo; w.x && i < hi; i++) {
-            float &sum = y[(size_t)(i - lo)];
-            sum = r == 0 && !w.add ? value(w, r, 0, i) : sum + value(w, r, 0, i);
-        }
+        for (int s = 0; w.x && s < w.times[(size_t)r]; s++)
+            for (int64_t i = lo; i < hi; i++) {
+                float &sum = y[(size_t)(i - lo)];
+                sum = r == 0 && s == 0 && !w.add ? value(w, r, 0, i) : sum + value(w, r, 300 * s, i);
+            }
         std::vector<float> rows(w.rows ? (size_t)w.count : 0);
         std::vector<bool> there(rows.size());
         for (int64_t i = 0; w.rows && i < w.n_rows[(size_t)r] * w.width; i++) {
@@ -263,7 +268,8 @@ static void fill(struct rank *k, const struct round &w, int slot, float *own) {
         memset(x, 0xff, MOST * sizeof *x);
         memset(dx, 0xff, ROWS * WIDTH * sizeof *dx);
         memset(ids, 0x7f, ROWS * sizeof *ids);
-        for (int64_t i = 0; w.x && rank < w.n && i < w.count; i++) x[i] = value(w, rank, 0, i);
+        for (int s = 0; w.x && rank < w.n && s < w.times[(size_t)rank]; s++)
+            for (int64_t i = 0; i < w.count; i++) x[s * w.stride + i] = value(w, rank, 300 * s, i);
         for (int64_t i = 0; i < rows * w.width; i++) dx[i] = value(w, rank, 1, i);
         for (int64_t i = 0; i < rows; i++) ids[i] = id_of(w, rank, i);
         const int64_t lo = w.cut[(size_t)rank], hi = w.cut[(size_t)rank + 1];
@@ -357,6 +363,8 @@ static struct dev_bucket bucket(const struct rank *k, const struct round &w, int
     b.x = w.x ? k->x[slot] : NULL;
     b.cut = w.cut.data();
     b.n = w.n;
+    b.times = w.stride ? w.times.data() : NULL;
+    b.stride = w.stride;
     b.own = own;
     b.add = w.add;
     b.ids = w.rows ? k->ids[slot] : NULL;
@@ -399,6 +407,7 @@ static void go_on_alone(struct rank *k) {
     w.x = true;
     w.rows = false;
     w.n = k->k->size;
+    w.stride = 0;
     for (int i = 0; i < 3; i++) {
         const struct dev_bucket b = bucket(k, w, 0, k->own[0]);
         int64_t ticket;

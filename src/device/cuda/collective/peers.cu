@@ -57,7 +57,7 @@ struct peers {
     void *rows;
     size_t row_bytes;
     uint32_t **flags;               /* (size) of each rank, (size, N_FLAGS): row r is what rank r says */
-    struct tensor *x;               /* (size) a piece of each rank */
+    struct tensor *x;               /* (size, DEV_BUCKET_TIMES) pieces, by rank and summand, without gaps */
     struct cuda_barrier_host *host; /* of barriers; NULL: no graph holds a gather */
     uint64_t deadline_ns;           /* of a barrier */
     void **mapped;
@@ -219,7 +219,7 @@ static void peers_close(void *peers);
 static int peers_open(struct dev *d, int rank, int size, void **peers, struct dev_peer_memory *flags) {
     struct peers *p = (struct peers *)calloc(1, sizeof *p);
     if (p) p->flags = (uint32_t **)calloc((size_t)size, sizeof *p->flags);
-    if (p) p->x = (struct tensor *)calloc((size_t)size, sizeof *p->x);
+    if (p) p->x = (struct tensor *)calloc((size_t)size * DEV_BUCKET_TIMES, sizeof *p->x);
     if (!p || !p->flags || !p->x) FAIL(ERR_NOMEM, "cuda: out of host memory");
     p->c = cuda_of(d);
     p->stamp = -1;
@@ -380,8 +380,17 @@ struct folding {
     size_t table;                                  /* bytes, in front of the ids */
 };
 
+static int times_of(const struct dev_bucket *b, int r) { return b->times ? b->times[r] : 1; }
+/* Summands of the ranks before r. */
+static int times_before(const struct dev_bucket *b, int r) {
+    int n = 0;
+    for (int i = 0; i < r && i < b->n; i++) n += times_of(b, i);
+    return n;
+}
+
 static void size_pieces(const struct peers *p, struct folding *f) {
-    const int peers = f->b->n - (p->rank < f->b->n);
+    const struct dev_bucket *const b = f->b;
+    const int peers = times_before(b, b->n) - (p->rank < b->n ? times_of(b, p->rank) : 0);
     f->slot = peers ? HALF / (size_t)peers / 256 * 256 : 0;
     f->piece = f->x && peers ? (int64_t)(f->slot / 256 - 1) * 64 : f->hi - f->lo; /* 256 bytes of alignment */
     if (f->piece < 1) f->piece = 1;
@@ -395,13 +404,16 @@ static int pull_piece(struct peers *p, const struct folding *f, int64_t lo, int6
     CU_TRY(cudaStreamWaitEvent(p->pull, p->folded[p->half], 0)); /* no wait before its first use */
     for (int i = 0; f->x && i < p->size; i++) {
         const int r = (p->rank + i) % p->size; /* the ranks begin with different peers */
-        const float *const from = (const float *)f->x[r] + lo;
         if (r >= f->b->n) continue;
-        p->x[r] = tensor_1d((void *)from, DT_F32, hi - lo);
-        if (i == 0) continue;
-        p->x[r].data = at + ((uintptr_t)from & 255); /* aligned as the others */
-        CU_TRY(cudaMemcpyAsync(p->x[r].data, from, bytes, cudaMemcpyDefault, p->pull));
-        at += f->slot;
+        struct tensor *const x = p->x + times_before(f->b, r);
+        for (int k = 0; k < times_of(f->b, r); k++) {
+            const float *const from = (const float *)f->x[r] + k * f->b->stride + lo;
+            x[k] = tensor_1d((void *)from, DT_F32, hi - lo);
+            if (i == 0) continue;
+            x[k].data = at + ((uintptr_t)from & 255); /* aligned as the others */
+            CU_TRY(cudaMemcpyAsync(x[k].data, from, bytes, cudaMemcpyDefault, p->pull));
+            at += f->slot;
+        }
     }
     CU_TRY(cudaEventRecord(p->pulled[p->half], p->pull));
     CU_TRY(cudaStreamWaitEvent(p->fold, p->pulled[p->half], 0));
@@ -422,12 +434,12 @@ static int copy_ids(struct peers *p, const struct folding *f) {
 static int add_up(struct peers *p, const struct folding *f, int64_t lo, int64_t hi) {
     const struct dev_bucket *b = f->b;
     const struct tensor y = tensor_1d(b->own + (lo - f->lo), DT_F32, hi - lo);
-    if (!f->ids) return cuda_fold_on(p->fold, y, p->x, b->n, b->add);
+    if (!f->ids) return cuda_fold_on(p->fold, y, p->x, times_before(b, b->n), b->add);
     if (!f->x && !b->add) CU_TRY(cudaMemsetAsync(y.data, 0, (size_t)(hi - lo) * sizeof(float), p->fold));
     const char *ids = (const char *)p->rows + f->table;
     for (int r = 0; r < b->n; r++) {
         const int64_t n = b->n_rows[r];
-        if (f->x) TRY(cuda_fold_on(p->fold, y, &p->x[r], 1, b->add || r > 0));
+        if (f->x) TRY(cuda_fold_on(p->fold, y, p->x + times_before(b, r), times_of(b, r), b->add || r > 0));
         const struct cuda_embed_bwd_args rows = {y, lo, f->vocab, tensor_1d((void *)ids, DT_I32, n),
                                                  tensor_2d((void *)f->dx[r], DT_F32, n, b->width)};
         if (n) TRY(cuda_embed_bwd_on(p->fold, p->rows, &rows));
