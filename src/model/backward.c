@@ -22,11 +22,13 @@ static int open_bucket(struct model *m, struct model_grads *g, struct model_rang
     g->bucket = bucket;
     g->hole = hole;
     g->add = s->add;
+    g->stride = s->begin && s->separate ? model_summand_stride(bucket) : 0;
     if (bucket.lo == bucket.hi) return 0; /* without an adapter */
     if (s->begin) TRY(s->begin(s->ctx, bucket, &g->at));
     else g->at = s->flat + bucket.lo;
     const int64_t n = bucket.hi - bucket.lo - (hole.hi - hole.lo);
-    return m->lora && !g->add && n > 0 ? dev_zero(m->dev, g->at, (size_t)n * sizeof(float)) : 0;
+    const size_t bytes = (size_t)(n + (g->stride ? (model__n_parts(g) - 1) * g->stride : 0)) * sizeof(float);
+    return m->lora && !g->add && n > 0 ? dev_zero(m->dev, g->at, bytes) : 0;
 }
 
 int model__bucket_begin(struct model *m, struct model_grads *g, const struct model_group *from, const struct model_group *to) {
@@ -47,8 +49,11 @@ int model__bucket_end(struct model_grads *g) {
 
 int model__zero_norms(struct model *m, const struct model_grads *g, const struct model_group *first,
                       const struct model_group *last) {
-    for (const struct model_group *x = first; x <= last && !g->add && !m->lora; x++)
-        if (model_role_adds(x->role)) TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)x->n * sizeof(float)));
+    for (int i = 0; i < (g->stride ? model__n_parts(g) : 1) && !g->add && !m->lora; i++) {
+        const struct model_grads own = model__summand(g, i);
+        for (const struct model_group *x = first; x <= last; x++)
+            if (model_role_adds(x->role)) TRY(dev_zero(m->dev, model__grad(m, &own, x).data, (size_t)x->n * sizeof(float)));
+    }
     return 0;
 }
 
@@ -101,6 +106,7 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, const int32
     TRY(dev_zero(d, dx_all.data, (size_t)tensor_count(dx_all) * sizeof(float)));
     TRY(model__bucket_begin(m, g, m->g_norm, m->g_norm));
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part_outputs(g, i, row, dxn.dim[0]);
         TRY(dev_zero(d, dnorm.data, (size_t)tensor_count(dnorm) * sizeof(float)));
         TRY(model__norm_rows_backward(m, a,
@@ -112,20 +118,21 @@ int model__head_norm_backward(struct model *m, struct model_acts *a, const int32
                                                                    .dx_all = dx_all,
                                                                    .dw = dnorm}));
         TRY(model__mtp_norm_backward(m, a, model__part(g, i, a->n_rows), dnorm));
-        TRY(dev_fold(d, model__vec_grad(m, g, m->g_norm), &dnorm, 1, g->add || i > 0));
+        TRY(dev_fold(d, model__vec_grad(m, &own, m->g_norm), &dnorm, 1, own.add));
     }
     return model__bucket_end(g);
 }
 
-/* The head's gradient of outputs r, which are one part's. */
+/* The head's gradient of outputs r, which are one part's, with its summand. */
 static int head_part(struct model *m, const struct lmhead_args *of, const struct lmhead_bwd_args *all, struct model_range r,
-                     bool add) {
+                     const struct model_grads *own) {
     struct lmhead_args h = *of;
     struct lmhead_bwd_args g = *all;
     struct tensor *const rows[] = {&h.x,       &h.inv_temp,  &h.target, &h.logp,  &h.entropy,  &h.lse,
                                    &h.list_id, &h.list_logp, &h.dlist,  &g.dlogp, &g.dentropy, &g.dx};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = model__range(*rows[i], r);
-    g.add |= add;
+    if (!m->lora) g.dw = model__grad(m, own, m->g_head);
+    g.add = own->add;
     return dev_lmhead_bwd(m->dev, &h, &g);
 }
 
@@ -147,9 +154,11 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     TRY(dev_copy_in(d, d_logp.data, dlogp, bytes));
     if (dentropy) TRY(dev_copy_in(d, d_entropy.data, dentropy, bytes));
     TRY(model__bucket_begin(m, g, m->g_head, m->g_head));
-    const struct tensor dw = m->lora ? TENSOR_NONE : model__grad(m, g, m->g_head);
-    const struct lmhead_bwd_args dh = {d_logp, d_entropy, dxn, dw, g->add};
-    for (int i = 0; i < model__n_parts(g); i++) TRY(head_part(m, &h, &dh, model__part_outputs(g, i, l->row, n), i > 0));
+    const struct lmhead_bwd_args dh = {d_logp, d_entropy, dxn, TENSOR_NONE, false};
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
+        TRY(head_part(m, &h, &dh, model__part_outputs(g, i, l->row, n), &own));
+    }
     TRY(model__bucket_end(g));
     return model__head_norm_backward(m, a, l->row, dxn, g);
 }
@@ -169,10 +178,14 @@ struct stage_backward {
     bool needs_dx_act;                    /* of x, dx_act is read later */
 };
 
-int model__norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all) {
+int model__norm_backward(struct model *m, const struct model_grads *g, const struct model_group *w,
+                         const struct rmsnorm_bwd_args *all) {
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part(g, i, all->x.dim[0]);
         struct rmsnorm_bwd_args a = *all;
+        a.w = w->vec;
+        a.dw = model__vec_grad(m, &own, w);
         struct tensor *const rows[] = {&a.dx, &a.rounded, &a.dy, &a.x, &a.rstd};
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) *rows[k] = model__range(*rows[k], r);
         TRY(dev_rmsnorm_bwd(m->dev, &a));
@@ -189,13 +202,11 @@ static int stage_output_backward(struct model *m, struct model_acts *a, const st
     if (!s->post) return 0;
     if (m->act == DT_F32) *dy = dout;
     TRY(dev_zero(m->dev, dout.data, (size_t)tensor_count(dout) * sizeof(float)));
-    return model__norm_backward(m, g,
+    return model__norm_backward(m, g, s->post,
                                 &(struct rmsnorm_bwd_args){.dx = dout,
                                                            .rounded = m->act == DT_F32 ? TENSOR_NONE : dx_act,
-                                                           .dw = model__vec_grad(m, g, s->post),
                                                            .dy = model__top(a->dx, rows),
                                                            .x = s->out,
-                                                           .w = s->post->vec,
                                                            .rstd = s->out_rstd,
                                                            .kind = m->cfg.family->norm});
 }
@@ -204,13 +215,11 @@ static int stage_output_backward(struct model *m, struct model_acts *a, const st
 static int stage_norm_backward(struct model *m, struct model_acts *a, const struct stage_backward *s, const struct model_grads *g) {
     const int64_t rows = s->x.dim[0];
     const bool round = m->act != DT_F32 && s->needs_dx_act;
-    return model__norm_backward(m, g,
+    return model__norm_backward(m, g, s->pre,
                                 &(struct rmsnorm_bwd_args){.dx = model__top(a->dx, rows),
                                                            .rounded = round ? model__top(a->dx_act, rows) : TENSOR_NONE,
-                                                           .dw = model__vec_grad(m, g, s->pre),
                                                            .dy = s->dxn.nd ? s->dxn : model__top(a->dxn, rows),
                                                            .x = s->x,
-                                                           .w = s->pre->vec,
                                                            .rstd = s->rstd,
                                                            .kind = m->cfg.family->norm});
 }
@@ -264,24 +273,27 @@ static int qkv_backward(struct model *m, const struct model_batch *b, int64_t l,
     const struct model_layer *y = &m->layers[l];
     const int64_t n = b->n_rows;
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part(g, i, n);
         struct qkv_args x = of->heads;
         struct qkv_bwd_args dx = *all;
+        dx.dq_norm = model__vec_grad(m, &own, y->q_norm);
+        dx.dk_norm = model__vec_grad(m, &own, y->k_norm);
         struct tensor *const rows[] = {&x.qkv, &x.pos, &x.slots, &x.q, &dx.dq, &dx.dqkv};
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) *rows[k] = model__range(*rows[k], r);
         TRY(dev_qkv_bwd(m->dev, &x, &dx));
         if (y->q_row_norm) {
             struct qk_norm_args norms = model__qk_norm_args(m, of->stage, l, n);
-            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, g, y->q_row_norm),
-                                                    model__vec_grad(m, g, y->k_row_norm)};
+            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, &own, y->q_row_norm),
+                                                    model__vec_grad(m, &own, y->k_row_norm)};
             struct tensor *const parts[] = {&norms.x, &norms.y, &norms.rstd};
             for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) *parts[k] = model__range(*parts[k], r);
             TRY(dev_qk_norm_bwd(m->dev, &norms, &dnorms));
         }
         if (y->q_rope_norm) {
             struct rope_norm_args norms = model__rope_norm_args(m, b, of->stage, l);
-            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, g, y->q_rope_norm),
-                                                    model__vec_grad(m, g, y->k_rope_norm)};
+            const struct qk_norm_bwd_args dnorms = {dx.dqkv, model__vec_grad(m, &own, y->q_rope_norm),
+                                                    model__vec_grad(m, &own, y->k_rope_norm)};
             struct tensor *const parts[] = {&norms.x, &norms.pos, &norms.y, &norms.rstd};
             for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) *parts[k] = model__range(*parts[k], r);
             TRY(dev_rope_norm_bwd(m->dev, &norms, &dnorms));
@@ -330,7 +342,7 @@ static int attention_backward(struct model *m, const struct model_batch *b, stru
     if (y->sinks && !b->context)
         TRY(dev_attn_sink_bwd(d, &(struct attn_sink_args){attn.out, attn.lse, y->sinks->vec}, datt,
                               model__vec_grad(m, g, y->sinks)));
-    struct qkv_bwd_args dqkv_args = {dq, a->dk, a->dv, dqkv, model__vec_grad(m, g, y->q_norm), model__vec_grad(m, g, y->k_norm)};
+    struct qkv_bwd_args dqkv_args = {.dq = dq, .dk = a->dk, .dv = a->dv, .dqkv = dqkv};
     if (b->context) dqkv_args.dk.dim[2] = dqkv_args.dv.dim[2] = n; /* their keys lie next to each other */
     const struct context_bwd_args rows = {&attn, y->sinks, model__vec_grad(m, g, y->sinks), a->datt, &dqkv_args};
     TRY(b->context ? model__context_attn_bwd(b, &rows) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
@@ -369,7 +381,7 @@ int model__body_backward(struct model *m, const struct model_batch *b, struct mo
 int model_backward(struct model *m, struct model_acts *a, const struct model_backward_args *args) {
     const struct model_batch *const b = args->batch;
     const struct model_logp_args *const l = args->logp;
-    struct model_grads g = {.sink = args->sink, .parts = b->context ? NULL : b->parts};
+    struct model_grads g = {.sink = args->sink, .parts = b->parts};
     CHECK(a->keep.train && b->kv == NULL);              /* it was a training forward */
     CHECK(a->n_rows == b->n_rows && a->n_head == l->n); /* the forward was of this batch */
     CHECK(args->dentropy == NULL || a->head_entropy);

@@ -192,13 +192,15 @@ struct gate_split_args model__gate_args(const struct model *m, struct tensor joi
 /* ---- backward ---- */
 
 /* dev_gated_norm_bwd of n rows, a part after the other. */
-static int norm_backward(struct model *m, const struct model_grads *g, const struct gated_norm_args *all,
-                         const struct gated_norm_bwd_args *of, int64_t n) {
+static int norm_backward(struct model *m, const struct model_grads *g, const struct model_group *w,
+                         const struct gated_norm_args *all, const struct gated_norm_bwd_args *of, int64_t n) {
     const int64_t heads = m->cfg.delta.v_heads;
     for (int i = 0; i < model__n_parts(g); i++) {
         const struct model_range rows = model__part(g, i, n), r = {rows.lo * heads, rows.hi * heads};
         struct gated_norm_args x = *all;
         struct gated_norm_bwd_args dx = *of;
+        const struct model_grads own = model__summand(g, i);
+        dx.dw = model__vec_grad(m, &own, w);
         struct tensor *const by_head[] = {&x.x, &x.y, &x.rstd, &dx.dy, &dx.dx}, *const by_row[] = {&x.z, &dx.dz};
         for (size_t k = 0; k < sizeof by_head / sizeof *by_head; k++) *by_head[k] = model__range(*by_head[k], r);
         for (size_t k = 0; k < sizeof by_row / sizeof *by_row; k++) *by_row[k] = model__range(*by_row[k], rows);
@@ -241,9 +243,9 @@ int model__delta_backward(struct model *m, const struct model_batch *b, struct m
     const struct tensor dn = model__top(a->delta.dy, n), din = model__top(a->delta.din, n);
     const struct tensor dout = b->context ? model__context_delta_dout(b) : model__top(a->delta.dout, n);
     const struct tensor dz = b->context ? model__top(a->delta.dz, n) : din;
-    const struct gated_norm_bwd_args norm = {heads_of(dn, dim), heads_of(dout, dim), dz, model__vec_grad(m, g, y->delta_norm)};
+    const struct gated_norm_bwd_args norm = {heads_of(dn, dim), heads_of(dout, dim), dz, TENSOR_NONE};
     TRY(model__linear_bwd(m, &(struct linear_bwd_args){y->o, dn, dy, model__top(s->y, n), g, false}));
-    TRY(norm_backward(m, g, &o.norm, &norm, n));
+    TRY(norm_backward(m, g, y->delta_norm, &o.norm, &norm, n));
     if (b->context) TRY(put_columns(m, din, model_dim(&m->cfg, MODEL_DELTA_QKV), dz));
     TRY(heads_backward(m, b, a, l, &o, g));
     if (!a->delta.joint.nd) return 0;

@@ -84,7 +84,7 @@ static struct model_expert_stage part_of(const struct model_expert_stage *s, con
 }
 
 /* The parts of a forward pass' rows that are here. */
-static int parts_of(const struct model_batch *b) { return b->parts && !b->context ? b->parts->n : 1; }
+static int parts_of(const struct model_batch *b) { return b->parts ? b->parts->n : 1; }
 static struct model_range rows_of(const struct model_batch *b, int i) {
     return parts_of(b) > 1 ? (struct model_range){b->parts->cut[i], b->parts->cut[i + 1]} : (struct model_range){0, b->n_rows};
 }
@@ -217,14 +217,16 @@ static struct tensor stack_grad(const struct model *m, const struct model_grads 
 
 int model__router_dw(struct model *m, const struct model_grads *g, const struct model_group *router, struct tensor dlogits,
                      struct tensor xn) {
-    const struct tensor dw = model__grad(m, g, router), db = model__grad(m, g, router->bias);
-    for (int i = 0; i < model__n_parts(g) && !m->frozen_routers; i++) {
+    for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
+        const struct tensor dw = model__grad(m, &own, router), db = model__grad(m, &own, router->bias);
         const struct model_range r = model__part(g, i, xn.dim[0]);
-        TRY(dev_matmul_dw(m->dev, dw, db, model__range(dlogits, r), model__range(xn, r), g->add || i > 0));
+        if (!m->frozen_routers) TRY(dev_matmul_dw(m->dev, dw, db, model__range(dlogits, r), model__range(xn, r), own.add));
+        if (!m->frozen_routers || own.add) continue;
+        if (router->bias) TRY(dev_zero(m->dev, db.data, (size_t)tensor_count(db) * sizeof(float)));
+        TRY(dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
     }
-    if (!m->frozen_routers || g->add) return 0;
-    if (router->bias) TRY(dev_zero(m->dev, db.data, (size_t)tensor_count(db) * sizeof(float)));
-    return dev_zero(m->dev, dw.data, (size_t)tensor_count(dw) * sizeof(float));
+    return 0;
 }
 
 /* The losses of layer l's router. */
@@ -257,19 +259,18 @@ static int part_backward(struct model *m, struct model_acts *a, int64_t l, struc
     const struct tensor dy = model__range(dy_all, r), xn = model__range(a->stages[l].xn2, r), dexp = e.y;
     const struct tensor x = model__range(a->experts.x, slots), dweight = model__range(a->experts.dweight, r);
     const struct tensor dmlp = model__range(a->experts.dmlp, slots), dgate_up = model__range(a->experts.dgate_up, slots);
-    struct model_grads own = *g;
-    own.add |= i > 0;
+    const struct model_grads own = model__summand(g, i);
     const struct combine_args c = combine_of(&e);
     TRY(dev_combine_bwd(d, &c, dy, dexp, dweight)); /* in the place of y */
     if (model__dispatches(m, l))
         return model__dispatch_backward(m, l, &(struct dispatch_backward){xn, e.token, e.offset, dexp, x}, g->sink);
     if (!m->lora) TRY(experts_dw(m, &own, y->expert_down, dexp, e.mlp, e.offset));
-    TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_down, dmlp, dexp, e.mlp, e.offset, g}));
+    TRY(model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_down, dmlp, dexp, e.mlp, e.offset, &own}));
     TRY(model__experts_gate_bwd(m, dgate_up, dmlp, e.gate_up));
     if (!m->lora || y->expert_gate_up->lora) TRY(dev_gather_rows(d, x, xn, e.token));
     if (!m->lora) TRY(experts_dw(m, &own, y->expert_gate_up, dgate_up, x, e.offset));
     /* x: its gradient */
-    return model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, g});
+    return model__expert_linear_bwd(m, &(struct expert_linear_bwd_args){y->expert_gate_up, x, dgate_up, x, e.offset, &own});
 }
 
 int model__experts_backward(struct model *m, struct model_acts *a, int64_t l, struct tensor dy, const struct model_grads *g) {

@@ -167,7 +167,8 @@ static struct model_acts *acts_new(const struct model_config *c, int64_t max_row
     CHECK(max_rows > 0);
     a->keep = bounded(keep, c->n_layers - 1); /* the last layer has the shared buffers to itself */
     a->all_rows = max_rows;
-    a->max_rows = keep.context > 1 ? model_parts_most(max_rows, keep.context) : max_rows;
+    a->max_rows =
+        keep.context > 1 ? model_context_rows(max_rows, (struct model_context_shape){keep.context, keep.parts}) : max_rows;
     a->n_layers = c->n_layers;
     a->head_rows = a->max_rows < HEAD_ROWS ? a->max_rows : HEAD_ROWS;
     a->x = xcalloc((size_t)model_layer_places(c) + 1, sizeof *a->x);
@@ -186,7 +187,7 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
 struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep like,
                                  size_t extra) {
     const int64_t layers = c->n_layers - 1;
-    struct model_keep k = {.train = true, .context = like.context, .experts = like.experts}, more = k;
+    struct model_keep k = {.train = true, .context = like.context, .parts = like.parts, .experts = like.experts}, more = k;
     const size_t limit = model_acts_bytes(c, act, max_rows, k) + extra;
     while (more.attention++ < layers) {
         if (model_acts_bytes(c, act, max_rows, more) > limit) break;

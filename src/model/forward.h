@@ -41,8 +41,8 @@ struct model_batch { /* T packed rows; arrays on the device */
                                   are written (routes_kept), or they are what the routers choose: route_args.given */
     bool routes_kept;
     bool own_keys; /* one row a sequence, whose key no other sequence of the batch sees (dev_qkv_attn_fwd) */
-    /* How the micro-batch is cut, in backward a summand of the gradient each; NULL: not. With a context the rows here are one part
-     * of it, those of this rank, slots count from 0, and seqs are of the whole micro-batch. */
+    /* How the rows here are cut, in backward a summand of the gradient each; NULL: not. With a context they are those of this rank,
+     * slots count from 0, and seqs are of the whole micro-batch. */
     const struct model_parts *parts;
     struct model_context *context;
 };
@@ -55,6 +55,7 @@ struct model_keep {
     bool train; /* false: inference, layers share all buffers */
     int64_t all, attention;
     int context;  /* ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
+    int parts;    /* these are runs of so many parts; 0: as many as ranks */
     bool experts; /* training: those of layers are on ranks (parallel/expert_dispatch.h), and so is what they compute */
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
@@ -148,8 +149,11 @@ struct model_grad_sink {
     float *flat; /* (n_train) f32, device */
     bool add;    /* += instead of = ; without it flat, or a bucket's memory, may hold anything */
     void *ctx;
-    /* *at: memory for the bucket, congruent modulo 256 bytes with its place in a flat array, where it is written. */
+    /* *at: memory for the bucket's summands, where they are written; the first congruent modulo 256 bytes with its place in a flat
+     * array. */
     int (*begin)(void *ctx, struct model_range bucket, float **at);
+    /* With begin: the parts of a batch are not added up, but are summands each, one model_summand_stride behind the other. */
+    bool separate;
     int (*end)(void *ctx, struct model_range bucket); /* it is complete, once the device gets there */
     /* The token embedding, after all buckets: the rows dx (T, h) f32 of these ids (T) i32, in the place of dev_embed_bwd onto
      * `table`. A tied embedding has this part and the head's. */
@@ -157,6 +161,8 @@ struct model_grad_sink {
     /* Where a rank sums the gradient of the experts that it has of this bucket (parallel/expert_dispatch.h): += or =. */
     int (*experts)(void *ctx, struct model_range bucket, float **at, bool *add);
 };
+
+static inline int64_t model_summand_stride(struct model_range bucket) { return (bucket.hi - bucket.lo + 63) / 64 * 64; }
 
 struct model_backward_args {
     const struct model_batch *batch;    /* of model_forward */

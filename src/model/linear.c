@@ -112,17 +112,19 @@ int model__linear_bwd(struct model *m, const struct linear_bwd_args *a) {
     struct weight w;
     const int parts = model__n_parts(a->grads);
     for (int i = 0; i < parts && !m->lora; i++) {
+        const struct model_grads own = model__summand(a->grads, i);
         const struct model_range r = model__part(a->grads, i, a->x.dim[0]);
-        TRY(dev_matmul_dw(m->dev, model__grad(m, a->grads, a->group), model__grad(m, a->grads, a->group->bias),
-                          model__range(a->dy, r), model__range(a->x, r), a->grads->add || i > 0));
+        TRY(dev_matmul_dw(m->dev, model__grad(m, &own, a->group), model__grad(m, &own, a->group->bias), model__range(a->dy, r),
+                          model__range(a->x, r), own.add));
     }
     TRY(model__weight(m, a->group, &w));
     if (!g) return dev_matmul_dx(m->dev, a->dx, a->dy, w, a->add);
     for (int i = 0; i < parts; i++) {
+        const struct model_grads own = model__summand(a->grads, i);
         const struct model_range r = model__part(a->grads, i, a->x.dim[0]);
         for (int64_t lo = r.lo; lo < r.hi; lo += LORA_ROWS)
             TRY(linear_bwd_block(m, a, w, lo, r.hi - lo < LORA_ROWS ? r.hi - lo : LORA_ROWS, lo > r.lo));
-        if (r.hi > r.lo) TRY(model__add_adapter_grads(m, g, a->grads));
+        if (r.hi > r.lo) TRY(model__add_adapter_grads(m, g, &own));
     }
     return 0;
 }

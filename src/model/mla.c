@@ -116,14 +116,8 @@ struct normed {
 static int latent_norm_backward(struct model *m, const struct model_grads *g, const struct normed *x, struct tensor dx,
                                 struct tensor dy) {
     TRY(dev_zero(m->dev, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-    return model__norm_backward(m, g,
-                                &(struct rmsnorm_bwd_args){.dx = dx,
-                                                           .dw = model__vec_grad(m, g, x->w),
-                                                           .dy = dy,
-                                                           .x = x->x,
-                                                           .w = x->w->vec,
-                                                           .rstd = x->rstd,
-                                                           .kind = m->cfg.family->norm});
+    return model__norm_backward(
+        m, g, x->w, &(struct rmsnorm_bwd_args){.dx = dx, .dy = dy, .x = x->x, .rstd = x->rstd, .kind = m->cfg.family->norm});
 }
 
 /* From the gradients of latent and queries to a->mla.dx. */

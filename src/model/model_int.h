@@ -94,12 +94,20 @@ struct model_grads {
     float *at;                       /* NULL: none was opened yet */
     bool add;                        /* += ; else = , and what ops only add to is zeroed first */
     const struct model_parts *parts; /* a summand each, in their order; NULL: all rows are one */
+    int64_t stride;                  /* from a part's summand to the next; 0: they are added up */
 };
 /* Where an element of the bucket is from `at` on. */
 static inline int64_t model__place_in(const struct model_grads *g, int64_t element) {
     return element - g->bucket.lo - (element >= g->hole.hi ? g->hole.hi - g->hole.lo : 0);
 }
 static inline int model__n_parts(const struct model_grads *g) { return g->parts ? g->parts->n : 1; }
+/* Where the gradient of part i goes. */
+static inline struct model_grads model__summand(const struct model_grads *g, int i) {
+    struct model_grads own = *g;
+    if (g->stride) own.at += i * g->stride;
+    else own.add |= i > 0;
+    return own;
+}
 /* The rows of part i of a pass of so many. */
 static inline struct model_range model__part(const struct model_grads *g, int i, int64_t rows) {
     return g->parts ? (struct model_range){g->parts->cut[i], g->parts->cut[i + 1]} : (struct model_range){0, rows};
@@ -496,7 +504,8 @@ static inline struct tensor model__att_rows(const struct model_stage *s, int64_t
     return tensor_rows(s->gate.att.nd ? s->gate.att : s->att, 0, n);
 }
 /* dev_rmsnorm_bwd, a part of the rows after the other. */
-int model__norm_backward(struct model *m, const struct model_grads *g, const struct rmsnorm_bwd_args *all);
+int model__norm_backward(struct model *m, const struct model_grads *g, const struct model_group *w,
+                         const struct rmsnorm_bwd_args *all);
 /* ---- rows over ranks (parallel/context_parallel.c): b->context ---- */
 /* Completes model__attn_args: qkv's q, K and V go where they are exchanged, attention has all rows of this rank's heads. */
 void model__context_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn);

@@ -155,6 +155,7 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     TRY(dev_copy_in(d, d_logp.data, dlogp, (size_t)n * sizeof(float)));
     TRY(dev_lmhead_bwd(d, &h, &(struct lmhead_bwd_args){d_logp, TENSOR_NONE, dxn, TENSOR_NONE, false}));
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part_outputs(g, i, l->row, n);
         TRY(model__norm_rows_backward(m, a,
                                       &(struct norm_rows_backward){.x = a->x[model_mtp_layer(&m->cfg) + 1],
@@ -163,7 +164,7 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
                                                                    .rstd = model__range(a->head.rstd, r),
                                                                    .dy = model__range(dxn, r),
                                                                    .dx_all = dx,
-                                                                   .dw = model__vec_grad(m, g, m->mtp.norm)}));
+                                                                   .dw = model__vec_grad(m, &own, m->mtp.norm)}));
     }
     return 0;
 }
@@ -178,12 +179,10 @@ static int input_backward(struct model *m, struct model_acts *a, const struct mo
         const struct tensor dy = tensor_rows(t->dnormed, at, n), dx = tensor_rows(t->din, at, n);
         TRY(dev_gather_rows(m->dev, dy, tensor_2d(t->djoined.data, m->act, 2 * n, h), tensor_rows(t->unpair, at, n)));
         TRY(dev_zero(m->dev, dx.data, (size_t)tensor_count(dx) * sizeof(float)));
-        TRY(model__norm_backward(m, g,
+        TRY(model__norm_backward(m, g, norm,
                                  &(struct rmsnorm_bwd_args){.dx = dx,
-                                                            .dw = model__vec_grad(m, g, norm),
                                                             .dy = dy,
                                                             .x = tensor_rows(t->in, at, n),
-                                                            .w = norm->vec,
                                                             .rstd = tensor_rows(t->in_rstd, at, n),
                                                             .kind = m->cfg.family->norm}));
     }
@@ -193,8 +192,11 @@ static int input_backward(struct model *m, struct model_acts *a, const struct mo
 /* No token has a loss here. */
 static int no_loss(struct model *m, struct model_acts *a, const struct model_grads *g) {
     const struct tensor din = a->mtp.din;
-    for (const struct model_group *x = m->mtp.first; x <= m->mtp.last && !g->add; x++)
-        TRY(dev_zero(m->dev, model__grad(m, g, x).data, (size_t)model__group_count(x) * sizeof(float)));
+    for (int i = 0; i < (g->stride ? model__n_parts(g) : 1) && !g->add; i++) {
+        const struct model_grads own = model__summand(g, i);
+        for (const struct model_group *x = m->mtp.first; x <= m->mtp.last; x++)
+            TRY(dev_zero(m->dev, model__grad(m, &own, x).data, (size_t)model__group_count(x) * sizeof(float)));
+    }
     return dev_zero(m->dev, din.data, (size_t)tensor_count(din) * sizeof(float));
 }
 

@@ -44,9 +44,10 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
     TRY(dev_cast(d, dv, dv_f32)); /* rounded for the matmuls, as every gradient */
     TRY(model__bucket_begin(m, g, m->g_head, m->g_head_bias ? m->g_head_bias : m->g_head));
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part_outputs(g, i, row, n);
-        TRY(dev_matmul_dw(d, model__grad(m, g, m->g_head), model__grad(m, g, m->g_head_bias), model__range(dv, r),
-                          model__range(xn, r), g->add || i > 0));
+        TRY(dev_matmul_dw(d, model__grad(m, &own, m->g_head), model__grad(m, &own, m->g_head_bias), model__range(dv, r),
+                          model__range(xn, r), own.add));
     }
     TRY(model__bucket_end(g));
     TRY(dev_matmul_dx(d, dxn, dv, m->head, false));
@@ -55,7 +56,7 @@ static int head_backward(struct model *m, struct model_acts *a, const int32_t *r
 
 int model_value_backward(struct model *m, struct model_acts *a, const struct model_value_backward_args *args) {
     const struct model_batch *const b = args->batch;
-    struct model_grads g = {.sink = args->sink, .parts = b->context ? NULL : b->parts};
+    struct model_grads g = {.sink = args->sink, .parts = b->parts};
     CHECK(m->cfg.value && a->keep.train && b->kv == NULL);
     CHECK(a->n_rows == b->n_rows && a->n_head == args->n); /* the forward was of this batch */
     TRY(head_backward(m, a, args->row, args->n, args->dvalue, &g));

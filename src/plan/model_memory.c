@@ -21,6 +21,7 @@ int model_memory(struct model_memory *o, const struct model_memory_args *a) {
                                           .optim = optim,
                                           .max_rows = a->max_rows,
                                           .chunks = chunks,
+                                          .times = several ? model_parts_times((int)a->parts, (int)a->ranks) : 1,
                                           .ranks = (int)a->ranks,
                                           .local = (int)a->local};
     if (several) TRY(all_reduce_memory(&r, &args));

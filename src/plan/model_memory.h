@@ -23,6 +23,7 @@ struct model_memory_args {
     const struct optim_config *optim;
     int64_t max_rows;     /* of an update's micro-batch */
     int64_t grad_chunk;   /* micro-batches whose gradients are summed first */
+    int64_t parts;        /* of a micro-batch, a summand each (parallel/context_parallel.h); 0: 1 */
     int64_t ranks, local; /* all, and those of a host; 0, 1: one */
 };
 int model_memory(struct model_memory *o, const struct model_memory_args *a);

@@ -65,6 +65,7 @@ static int model_bytes(struct model_memory *m, const struct query *q, const stru
                                         .optim = &k->optim,
                                         .max_rows = max_rows,
                                         .grad_chunk = k->data.grad_chunk,
+                                        .parts = k->data.context,
                                         .ranks = k->ranks.n,
                                         .local = k->ranks.n_local};
     return model_memory(m, &a);
@@ -75,17 +76,11 @@ static size_t pass_bytes(const struct plan *p, const struct query *q) {
 }
 
 /* Parts of a micro-batch, and how many ranks share them. */
-static int plan_parts(struct plan *p, const struct query *q) {
+static void plan_parts(struct plan *p, const struct query *q) {
     const int64_t asked = q->k->data.context, ranks = q->k->ranks.n;
     p->a.parts = asked;
-    if (p->a.parts > 1 && ranks > 1 && ranks < p->a.parts)
-        FAIL(ERR_INVAL,
-             "engine.ulysses_sequence_parallel_size=%lld: there are %lld ranks; set at most %lld, or train on one rank, with the "
-             "same "
-             "result as on %lld",
-             (long long)asked, (long long)ranks, (long long)ranks, (long long)asked);
-    p->a.keep.context = p->a.parts > 1 && ranks > 1 ? (int)p->a.parts : 0;
-    return 0;
+    p->a.keep.context = asked > 1 && ranks > 1 ? (int)(ranks < asked ? ranks : asked) : 0;
+    p->a.keep.parts = p->a.keep.context ? (int)asked : 0;
 }
 
 static int plan_make(struct plan *p, const struct query *q) {
@@ -106,7 +101,7 @@ static int plan_make(struct plan *p, const struct query *q) {
     if (!own) p->limit /= (size_t)k->ranks.n_local;
     plan_experts(p, q);
     TRY(model_bytes(&p->model, q, a));
-    TRY(plan_parts(p, q));
+    plan_parts(p, q);
     const int together = a->keep.context;
     if (together > 1) p->model.exchange += train_pages(collective_bytes(q->dev, together, (int)k->ranks.n_local));
     p->fixed = model_memory_bytes(&p->model) + dev_driver_bytes(q->dev);
@@ -235,6 +230,7 @@ static json_t *ranks_table(const struct plan *p, const struct query *q, struct b
                               rank_plan_micro_batches(k->data.cut, p->a.max_rows, k->data.max_length, k->data.train_batch_size),
                           .chunk = k->data.grad_chunk,
                           .context = p->a.keep.context,
+                          .parts = p->a.parts,
                           .uneven = p->model.uneven,
                           .limit = p->limit,
                           .layout = p->a.stream ? LAYOUT_SHARDED : LAYOUT_WHOLE,

@@ -14,6 +14,7 @@ struct model_keep train_keep(enum train_recompute how, const struct model_config
     if (how == RECOMPUTE_NONE) k = MODEL_KEEP_ALL;
     if (how == RECOMPUTE_MLP) k = MODEL_KEEP_ATTENTION;
     k.context = like.context;
+    k.parts = like.parts;
     k.experts = like.experts;
     return k;
 }

@@ -30,8 +30,8 @@ struct all_reduce {
     struct dev *dev;
     struct collective *g;
     struct model *m;
-    int rank, size;
-    float *sums; /* (m->n_master), borrowed */
+    int rank, size, times; /* times: summands that a place has room for */
+    float *sums;           /* (m->n_master), borrowed */
     /* the buckets, in the order of backward: their cuts, and where this rank's part is in sums */
     struct model_range *bucket;
     int64_t n_buckets;
@@ -49,8 +49,7 @@ struct all_reduce {
     float *chunk;        /* (m->n_train), shared; NULL: the ring and the table instead */
     int64_t last_ticket; /* of the table, or with a chunk of all; 0: not folded yet */
     /* the wave under way */
-    int n;
-    const int64_t *n_rows;
+    struct all_reduce_wave wave;
     bool add;     /* onto the sums of chunks before */
     bool more;    /* the pass adds to the chunk */
     int64_t next; /* bucket */
@@ -94,10 +93,15 @@ static bool writes_in_place(const struct model *m) {
     whole.flags &= ~MODEL_SHARDED_WEIGHTS;
     return model_is_flat(&whole);
 }
+/* Bytes of so many summands. */
+static size_t summands(struct model_range bucket, int times) {
+    return length(bucket) + (size_t)((times - 1) * model_summand_stride(bucket)) * sizeof(float);
+}
 /* Bytes in the ring of a bucket, and of the others of its layer that are there with it. */
-static size_t bytes_with(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n, int64_t i) {
+static size_t bytes_with(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n, int64_t i,
+                         int times) {
     if (!m->lora && model_is_of_experts(m, s, bucket[i])) return 0; /* an adapter's new values go through it */
-    size_t sum = length(bucket[i]);
+    size_t sum = summands(bucket[i], times);
     if (s.experts && i + 1 < n && bucket[i + 1].lo > bucket[i].hi && !model_is_of_experts(m, s, bucket[i + 1]))
         sum += length(bucket[i + 1]); /* behind the experts */
     return sum;
@@ -106,22 +110,24 @@ static size_t bytes_with(const struct model *m, struct model_shard s, const stru
 /* Two places at least, so that a bucket is made while the one before is read; of small ones three. Of a token embedding that is not
  * the head, the last bucket, there is one gradient, in rows, and at most the master. */
 static struct room room_of(const struct model *m, struct model_shard s, const struct model_range *bucket, int64_t n,
-                           int64_t max_rows, bool chunks) {
+                           const struct all_reduce_args *a) {
+    const int times = a->times > 1 ? a->times : 1;
     const bool tied = !m->lora && m->g_head == m->g_embed, untied_table = !m->lora && !tied;
-    size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, model_embedded_rows(&m->cfg, max_rows));
+    size_t layer = 0, most = m->lora ? 0 : rows_bytes(m, model_embedded_rows(&m->cfg, a->max_rows));
     const int64_t head = m->mtp.first != NULL;
-    if (chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
+    if (a->chunks) return (struct room){.chunk = (size_t)m->n_train * sizeof(float)};
     for (int64_t i = 0; i < n; i++) {
         const bool table = untied_table && i == n - 1;
         if ((tied && i == head) || (table && writes_in_place(m))) continue;
-        const size_t bytes = bytes_with(m, s, bucket, n, i);
+        const size_t bytes = table ? length(bucket[i]) : bytes_with(m, s, bucket, n, i, times);
         most = larger(most, bytes);
         if (table) continue;
         if (m->lora || i >= head + 2 || i < head) layer = larger(layer, bytes);
     }
     most += 2 * ALIGN;
     layer += 2 * ALIGN;
-    return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)), .table = tied ? length(bucket[head]) : 0};
+    return (struct room){.ring = up(larger(most + layer, m->lora ? 0 : 3 * layer)),
+                         .table = tied ? summands(bucket[head], times) : 0};
 }
 
 int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a) {
@@ -132,7 +138,8 @@ int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_ar
     TRY(model_shape(&m, a->config, a->dev, a->open->act, a->open->quant, a->lora));
     m->flags = a->open->flags;
     const int64_t n = model_buckets(m, s, &bucket);
-    const struct room room = room_of(m, s, bucket, n, a->max_rows, a->chunks);
+    const struct all_reduce_args own = {.max_rows = a->max_rows, .chunks = a->chunks, .times = a->times};
+    const struct room room = room_of(m, s, bucket, n, &own);
     *out = (struct all_reduce_memory){.chunk = room.chunk,
                                       .exchange = room.ring + room.table + collective_bytes(a->dev, a->ranks, a->local)};
     out->master = out->sums = (size_t)model_own_most(m, s) * sizeof(float);
@@ -194,14 +201,15 @@ static void find_owners(struct all_reduce *r) {
     }
 }
 
-int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, int64_t max_rows, bool chunks, float *sums) {
+int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, const struct all_reduce_args *a) {
     struct all_reduce *r = *out = xcalloc(1, sizeof *r);
     *r = (struct all_reduce){.dev = m->dev,
                              .g = g,
                              .m = m,
                              .rank = collective_rank(g),
                              .size = collective_size(g),
-                             .sums = sums,
+                             .times = a->times > 1 ? a->times : 1,
+                             .sums = a->sums,
                              .tied = !m->lora && m->g_head == m->g_embed,
                              .rows = !m->lora,
                              .head = m->mtp.first != NULL,
@@ -214,8 +222,9 @@ int all_reduce_create(struct all_reduce **out, struct collective *g, struct mode
         struct model_range of[MODEL_LAYER_BUCKETS];
         for (int i = 0, n = model_layer_buckets(m, m->shard, l, of); i < n; i++) r->n_before -= of[i].lo < of[i].hi;
     }
-    CHECK(!m->shard.experts || !chunks);
-    const struct room room = room_of(m, m->shard, r->bucket, r->n_buckets, max_rows, chunks);
+    CHECK((!m->shard.experts && r->times == 1) || !a->chunks);
+    CHECK(!m->shard.experts || r->times == 1);
+    const struct room room = room_of(m, m->shard, r->bucket, r->n_buckets, a);
     r->ring_bytes = room.ring;
     r->table_bytes = room.table;
     r->chunk_bytes = room.chunk;
@@ -274,12 +283,14 @@ static void keep_place(struct all_reduce *r) {
 static int fold(struct all_reduce *r, int64_t i, const float *x, const int32_t *ids, const float *dx, int64_t *ticket) {
     const struct dev_bucket b = {.x = x,
                                  .cut = r->cut + i * (r->size + 1),
-                                 .n = r->n,
+                                 .n = r->wave.n,
+                                 .times = r->times > 1 ? r->wave.times : NULL,
+                                 .stride = model_summand_stride(r->bucket[i]),
                                  .own = r->sums + r->own_at[i],
                                  .add = r->add,
                                  .ids = ids,
                                  .dx = dx,
-                                 .n_rows = r->n_rows,
+                                 .n_rows = r->wave.n_rows,
                                  .width = r->m->cfg.hidden};
     return collective_fold(r->g, &b, ticket);
 }
@@ -306,7 +317,8 @@ static int place_of(struct all_reduce *r, int64_t i, float **at) {
         *at = r->table;
         return 0;
     }
-    TRY(take(r, length(bucket), (size_t)bucket.lo * sizeof(float), &p));
+    const bool table = r->rows && !r->tied && i == r->n_buckets - 1; /* its master */
+    TRY(take(r, table ? length(bucket) : summands(bucket, r->times), (size_t)bucket.lo * sizeof(float), &p));
     *at = r->open_at = (float *)(void *)p;
     return 0;
 }
@@ -382,8 +394,8 @@ static int rows(void *ctx, struct model_range table, struct tensor ids, struct t
     char *at;
     CHECK(table.lo == r->bucket[i].lo);
     if (r->chunk) return rows_to_chunk(r, i, ids, dx);
-    CHECK(n == r->n_rows[r->rank]);
-    for (int k = 0; k < r->size; k++) most = r->n_rows[k] > most ? r->n_rows[k] : most;
+    CHECK(n == r->wave.n_rows[r->rank]);
+    for (int k = 0; k < r->size; k++) most = r->wave.n_rows[k] > most ? r->wave.n_rows[k] : most;
     TRY(take(r, rows_bytes(r->m, most), 0, &at));
     char *const at_ids = at + up((size_t)(most * h) * sizeof(float));
     if (n > 0) TRY(dev_copy(r->dev, at, dx.data, (size_t)(n * h) * sizeof(float)));
@@ -393,17 +405,22 @@ static int rows(void *ctx, struct model_range table, struct tensor ids, struct t
     return 0;
 }
 
-void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool first) {
-    r->n = n;
-    r->n_rows = n_rows;
-    r->add = !first;
+void all_reduce_wave(struct all_reduce *r, const struct all_reduce_wave *w) {
+    r->wave = *w;
+    r->add = !w->first;
     r->next = 0;
 }
 
 int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad_sink *sink) {
     CHECK(r->chunk || (fold && !add));
     r->more = add;
-    *sink = fold ? (struct model_grad_sink){.add = add, .ctx = r, .begin = begin, .end = end, .rows = rows, .experts = experts}
+    *sink = fold ? (struct model_grad_sink){.add = add,
+                                            .ctx = r,
+                                            .begin = begin,
+                                            .separate = r->times > 1,
+                                            .end = end,
+                                            .rows = rows,
+                                            .experts = experts}
                  : (struct model_grad_sink){.flat = r->chunk, .add = add};
     return r->chunk && !add ? collective_reuse(r->g, r->last_ticket) : 0;
 }

@@ -2,9 +2,9 @@
  *
  * In each wave ranks 0..n-1 have a chunk of consecutive micro-batches, at first of one. A bucket of the gradient goes to a ring of
  * shared memory as soon as it is computed. Each rank folds its part of it onto its sums (model/parallel/parameter_segments.h),
- * overlapped with
- * backward. With longer chunks a rank adds up its own in a whole array, whose buckets are folded from there as the last
- * micro-batch completes them. After the last wave each rank updates what it owns, and the new weights are gathered. Knows no
+ * overlapped with backward. With longer chunks a rank adds up its own in a whole array, whose buckets are folded from there as the
+ * last micro-batch completes them. After the last wave each rank updates what it owns, and the new weights are gathered. Where a
+ * rank computes a run of a micro-batch's parts (model/parallel/context_parallel.h), its bucket has a summand of each. Knows no
  * losses and no micro-batches but their rows.
  * Invariant: an element of the gradient is the left fold over the chunks in order, each the left fold over its micro-batches,
  * whatever the number of ranks, and all ranks make the same calls with the same sizes. */
@@ -22,9 +22,14 @@
 struct model_shard all_reduce_shard(const struct collective *g, const struct optim_config *c, bool experts);
 
 struct all_reduce;
-/* Collective. m was opened with the rank's shard. max_rows: of a micro-batch. chunks: a chunk may have several micro-batches.
- * sums: (m->n_master) f32, device, borrowed. */
-int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, int64_t max_rows, bool chunks, float *sums);
+/* Collective. m was opened with the rank's shard. */
+struct all_reduce_args {
+    int64_t max_rows; /* of a micro-batch */
+    bool chunks;      /* a chunk may have several micro-batches */
+    int times;        /* summands of a rank's bucket, at most; 0: 1. With chunks 1 */
+    float *sums;      /* (m->n_master) f32, device, borrowed */
+};
+int all_reduce_create(struct all_reduce **out, struct collective *g, struct model *m, const struct all_reduce_args *a);
 void all_reduce_destroy(struct all_reduce *r); /* NULL ok; not while a rank may still read from this one */
 /* A rank's memory for a trained model, in bytes, the largest of the ranks; before anything is opened. */
 struct all_reduce_memory {
@@ -41,13 +46,21 @@ struct rank_memory_args {
     const struct optim_config *optim;
     int64_t max_rows;
     bool chunks;
+    int times;        /* as in all_reduce_args */
     int ranks, local; /* all, and those of this host */
 };
 int all_reduce_memory(struct all_reduce_memory *out, const struct rank_memory_args *a);
 
-/* The next wave, of n chunks. n_rows: (ranks) model_embedded_rows of each rank's micro-batch where chunks have one, 0 from n on; it
- * must last until the wave's last backward is queued. first: of the mini-batch. */
-void all_reduce_wave(struct all_reduce *r, int n, const int64_t *n_rows, bool first);
+/* The next wave, of n chunks, or runs of parts. */
+struct all_reduce_wave {
+    int n;
+    /* (ranks) model_embedded_rows of each rank's micro-batch where chunks have one, 0 from n on. It must last until the wave's last
+     * backward is queued; so must times, (n) the parts of each rank's run, NULL: one. */
+    const int64_t *n_rows;
+    const int *times;
+    bool first; /* of the mini-batch */
+};
+void all_reduce_wave(struct all_reduce *r, const struct all_reduce_wave *w);
 /* Where this rank's next backward pass of the wave goes. add: its chunk has a micro-batch already. fold: it is the wave's last
  * pass, on every rank the same. */
 int all_reduce_sink(struct all_reduce *r, bool add, bool fold, struct model_grad_sink *sink);

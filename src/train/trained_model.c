@@ -37,7 +37,10 @@ struct trained_model {
         struct collective *group;
         bool borrowed; /* both are another model's */
         struct model_context *ranks;
-        struct model_parts cut; /* of the micro-batch at hand */
+        struct model_parts cut; /* of the micro-batch at hand: what ranks have of it; of one rank, its parts */
+        struct model_parts own; /* of this rank's rows, among several that share them */
+        int first;              /* of its parts */
+        int *times;             /* (ranks) parts of each in a wave, where there may be several */
     } context;
     struct routers { /* of a mini-batch */
         struct router_losses losses;
@@ -64,7 +67,9 @@ struct trained_model {
 };
 
 static struct model_keep keep_of(const struct trained_model_args *a) {
-    return a->train ? a->keep : (struct model_keep){.context = a->keep.context};
+    struct model_keep k = a->train ? a->keep : (struct model_keep){.context = a->keep.context};
+    k.parts = a->train && k.context > 1 ? (int)a->parts : 0;
+    return k;
 }
 
 static const struct model_config *routed(const struct model_config *c, const struct trained_model_args *a) {
@@ -76,7 +81,8 @@ static size_t mtp_bytes(const struct model_config *c, const struct trained_model
 }
 
 static size_t context_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
-    return a->keep.context > 1 ? model_context_bytes(c, act, a->keep.context, a->max_rows, a->train) : 0;
+    const struct model_keep k = keep_of(a);
+    return k.context > 1 ? model_context_bytes(c, act, (struct model_context_shape){k.context, k.parts}, a->max_rows, a->train) : 0;
 }
 
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
@@ -118,20 +124,27 @@ static int open_training(struct trained_model *t, const struct trained_model_arg
     CHECK(m->master != NULL);
     TRY(take_grads(t, grads, a->grads, &t->owned_grads, &t->grads));
     if (chunks && !t->group) TRY(take_grads(t, chunk, a->chunk, &t->owned_chunk, &t->chunk));
-    if (t->group) TRY(all_reduce_create(&t->ranks, t->group, m, a->max_rows, chunks, t->grads));
+    const struct all_reduce_args all = {
+        .max_rows = a->max_rows, .chunks = chunks, .times = model_parts_times(t->context.parts, t->context.size), .sums = t->grads};
+    if (t->group) TRY(all_reduce_create(&t->ranks, t->group, m, &all));
     return optim_create_part(&t->optim, m, a->optim ? a->optim : &adamw, m->own, m->n_own);
 }
 
 /* The groups of ranks that share rows: the first ranks, as many as are whole groups. */
 static int open_context(struct trained_model *t, const struct trained_model_args *a, void *room) {
     const int n = t->context.size, ranks = t->group ? collective_size(t->group) : 1;
-    const struct model_context_args rows = {.model = t->model, .max_rows = a->max_rows, .train = a->train, .room = room};
+    const struct model_context_args rows = {
+        .model = t->model, .parts = keep_of(a).parts, .max_rows = a->max_rows, .train = a->train, .room = room};
     struct model_context_args own = rows;
     if (n <= 1 && t->context.parts <= 1) return 0;
-    CHECK(t->grad_chunk == 1 && (!a->train || (n == t->context.parts) == (ranks > 1)));
+    CHECK(t->grad_chunk == 1);
+    CHECK(!a->train || n == (ranks < t->context.parts ? ranks : t->context.parts));
     if (n <= 1) return 0;
     if (ranks < n) FAIL(ERR_INVAL, "context parallel over %d ranks, and there are %d", n, ranks);
     t->context.groups = ranks / n;
+    t->context.times = xcalloc((size_t)ranks, sizeof *t->context.times);
+    for (int r = 0; r < ranks; r++)
+        t->context.times[r] = model_parts_first(t->context.parts, n, r % n + 1) - model_parts_first(t->context.parts, n, r % n);
     const int rank = collective_rank(t->group);
     if (rank >= t->context.groups * n) return 0;
     t->context.borrowed = a->shares && a->shares->context.size == n;
@@ -229,6 +242,7 @@ fail:
 void trained_model_destroy(struct trained_model *t) {
     if (!t) return;
     model_context_close(t->context.ranks);
+    free(t->context.times);
     if (!t->context.borrowed) collective_close(t->context.group);
     if (!t->context.borrowed) comm_close(t->context.comm);
     model_acts_destroy(t->acts);
@@ -345,17 +359,23 @@ static int forward(struct trained_model *t, float temperature, struct pack_targe
  * outputs of each begin. */
 static int take_part(struct trained_model *t, const struct pack_micro *m, int parts, struct model_batch *b,
                      struct pack_targets *own, int64_t *at) {
-    struct model_parts *const cut = &t->context.cut;
+    struct model_parts *const cut = &t->context.cut, all;
     *own = (struct pack_targets){0, m->n_targets};
     if (parts == 1) return 0;
-    model_parts_cut(cut, m->n_rows, parts);
+    model_parts_cut(&all, m->n_rows, parts);
+    *cut = all;
     b->parts = cut;
     if (!t->context.ranks) return 0;
+    const int ranks = t->context.size, rank = collective_rank(t->context.group);
+    model_parts_of_ranks(cut, &all, ranks);
+    model_parts_own(&t->context.own, &all, ranks, rank);
+    t->context.first = model_parts_first(parts, ranks, rank);
+    b->parts = &t->context.own;
     TRY(model_context_begin(t->context.ranks, cut, b->ids));
     b->context = t->context.ranks;
     at[0] = 0;
     for (int i = 0; i < cut->n; i++) at[i + 1] = micro_batch_targets(&t->pack, m, cut, i).hi;
-    *own = micro_batch_part(&t->pack, m, cut, collective_rank(t->context.group), b);
+    *own = micro_batch_part(&t->pack, m, cut, rank, b);
     return 0;
 }
 
@@ -647,12 +667,11 @@ static int forward_loss(struct trained_model *t, const struct mini_batch *s, con
 
 /* Those of the parts that are here. */
 static int router_losses_of(struct trained_model *t, const struct pack_micro *m, const struct model_batch *b) {
-    const int parts = t->context.parts, first = b->context ? collective_rank(t->context.group) : 0,
-              last = b->context ? first + 1 : parts;
-    for (int i = first; i < last; i++) {
-        const struct model_range rows = b->context || parts == 1 ? (struct model_range){0, b->n_rows}
-                                                                 : (struct model_range){b->parts->cut[i], b->parts->cut[i + 1]};
-        double *const loss = t->routers.loss + 2 * (m->index * parts + i);
+    const int first = b->context ? t->context.first : 0;
+    for (int i = 0; i < (b->parts ? b->parts->n : 1); i++) {
+        const struct model_range rows =
+            b->parts ? (struct model_range){b->parts->cut[i], b->parts->cut[i + 1]} : (struct model_range){0, b->n_rows};
+        double *const loss = t->routers.loss + 2 * (m->index * t->context.parts + first + i);
         TRY(model_router_balance_loss(t->model, t->acts, rows, loss, loss + 1));
     }
     return 0;
@@ -823,7 +842,7 @@ static int wave(struct trained_model *t, struct waves *w, const struct pack_micr
     int rc = 0;
     for (int k = 0; k < chunks && t->grad_chunk == 1; k++) /* of those that share a micro-batch the last has its rows */
         rows[(k + 1) * each - 1] = model_embedded_rows(&t->model->cfg, list[k].n_rows);
-    all_reduce_wave(t->ranks, chunks * each, rows, first);
+    all_reduce_wave(t->ranks, &(struct all_reduce_wave){chunks * each, rows, t->context.times, first});
     TRYG(run_chunk(t, w, list, n), out);
     TRYG(report_wave(t, w, list, n), out);
 out:

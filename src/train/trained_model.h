@@ -26,7 +26,7 @@ struct trained_model_args {
     bool train;             /* gradients and optimizer state; else forward passes only */
     struct model_keep keep; /* what a training pass keeps; keep.context: ranks that share the rows of all passes, else alone */
     int64_t parts; /* train: of a micro-batch, a summand of the gradient each (parallel/context_parallel.h); 0: 1. keep.context is
-                      the same number, or 0: each rank has all parts, which one rank alone can */
+                      the same number, or all ranks where they are fewer; 0: there is one rank, which has all parts */
     const struct trained_model *shares; /* of as many ranks that share rows: their groups are this one's too; NULL: its own */
     int64_t max_rows;                   /* rows of the largest micro-batch */
     int64_t max_seqs;

@@ -43,20 +43,27 @@ def main():
             d = pathlib.Path(f"{one}_{n}")
             go(name, one, 1, parts, **keys)
             said = go(name, d, n, parts, **keys)
-            why = first_difference(one, d, 1) or ("" if set(series(d, "perf/context_parallel")) == {parts} else said[-1500:])
-            test(f"{name}: {parts} of {n} ranks together as one", not why, why)
+            together = {min(parts, n)}
+            why = first_difference(one, d, 1) or ("" if set(series(d, "perf/context_parallel")) == together else said[-1500:])
+            test(f"{name}: {parts} parts on {n} ranks as on one", not why, why)
             return one
 
         for i, (family, config) in enumerate(FAMILIES.items()):
             layout = {"trainer.layout": "sharded"} if i == 1 else {}
-            compare(family, 2 + i % 2, 3, **{A + "model.path": experts_model(s, family, config)}, **layout)
+            compare(family, 2 + i, 3, **{A + "model.path": experts_model(s, family, config)}, **layout)
         model = experts_model(s).rename(s.dir / "experts")
         keys = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32"}
         balanced = {A + "model.override_config.output_router_logits": True, A + "model.override_config.router_aux_loss_coef": 0.1}
         replay = {A + "actor.optim.lr": 0.02, "+" + A + "actor.router_replay.mode": "R2"}
-        one = compare("a load-balancing loss and replay", 3, 3, **keys, **{"+" + k: v for k, v in balanced.items()}, **replay)
+        one = compare("a load-balancing loss and replay", 3, 2, **keys, **{"+" + k: v for k, v in balanced.items()}, **replay)
         test("the loss is there", series(one, "actor/router/aux_loss"))
-        compare("adapters", 2, 2, **keys, **{A + "model.lora_rank": 4})
+        lora = keys | {A + "model.lora_rank": 4}
+        compare("adapters", 4, 3, **lora)
+        for step, n in enumerate((1, 4, 2, 3)):
+            d = s.dir / ("turns" if step else "alone")
+            go("resume", d, n, 4, **lora, **{"trainer.total_training_steps": step or 3, "trainer.save_freq": 1})
+        why = first_difference(s.dir / "alone", s.dir / "turns", 3)
+        test("4 parts on another number of ranks in each step: as on one", not why, why)
     test.end()
 
 

@@ -40,7 +40,7 @@ def check_cases(s, test):
         "chunks of micro-batches": ((3,), {"data.grad_chunk": 2, "data.use_dynamic_bsz": False,
                                            "data.micro_batch_size_per_gpu": 1}),
         "lora": ((2,), {"model.lora_rank": 4}),
-        "context parallel": ((3,), {"engine.ulysses_sequence_parallel_size": 2}),
+        "context parallel": ((3,), {"engine.ulysses_sequence_parallel_size": 4}),
         "checkpoints in the foreground": ((2,), {"trainer.async_save": False}),
     }
     for name, (ranks, keys) in cases.items():

@@ -68,16 +68,16 @@ static const struct setup {
     {.name = "chunks of 2, a loss of NaN", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .chunk = 2},
     {.name = "2 parts, tied", .model = "tied", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .parts = 2},
     {.name = "2 parts, a loss of NaN", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .fault = NAN_LOSS, .parts = 2},
-    {.name = "2 parts, critic", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .value = true, .parts = 2},
+    {.name = "3 parts, critic", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .value = true, .parts = 3},
     {.name = "3 parts, LoRA", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .lora = true, .parts = 3},
     {.name = "4 parts, more than key heads", .model = "untied", .optim = {.kind = OPTIM_ADAMW}, .parts = 4},
     {.name = "3 parts, lists of a teacher", .model = "tied", .optim = {.kind = OPTIM_ADAMW}, .list = true, .parts = 3},
-    {.name = "2 parts, MTP, tied",
+    {.name = "5 parts, MTP, tied",
      .model = "tied",
      .ref = true,
      .optim = {.kind = OPTIM_ADAMW, .clip = 0.01},
      .mtp = true,
-     .parts = 2},
+     .parts = 5},
     {.name = "3 parts, MTP", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .parts = 3},
     {.name = "2 parts, MTP, detached", .model = "mtp", .optim = {.kind = OPTIM_ADAMW}, .mtp = true, .detached = true, .parts = 2},
     {.name = "experts", .model = "moe", .ref = true, .optim = {.kind = OPTIM_ADAMW, .clip = 0.01}, .experts = true},
@@ -174,15 +174,17 @@ static int check_memory(const struct rig *r, const struct model_open_args *open,
     const int size = collective_size(a->group);
     const size_t share = (size_t)r->m->n_master * 4;
     struct all_reduce_memory x;
-    const struct rank_memory_args args = {.config = &r->m->cfg,
-                                          .dev = a->dev,
-                                          .open = open,
-                                          .lora = lora,
-                                          .optim = a->optim,
-                                          .max_rows = a->max_rows,
-                                          .chunks = a->grad_chunk > 1,
-                                          .ranks = size,
-                                          .local = size};
+    const struct rank_memory_args args = {
+        .config = &r->m->cfg,
+        .dev = a->dev,
+        .open = open,
+        .lora = lora,
+        .optim = a->optim,
+        .max_rows = a->max_rows,
+        .chunks = a->grad_chunk > 1,
+        .times = model_parts_times(a->parts > 1 ? (int)a->parts : 1, a->keep.context > 1 ? a->keep.context : 1),
+        .ranks = size,
+        .local = size};
     TRY(all_reduce_memory(&x, &args));
     const size_t taken = a->dev->allocated - before, no_share = share ? 0 : 4,
                  exchange = x.chunk + x.exchange - collective_bytes(a->dev, size, size),
@@ -218,7 +220,9 @@ static int open_model(struct rig *r, const char *dir, const char *device, enum d
         .dev = &r->dev,
         .model = r->m,
         .train = true,
-        .keep = {.train = true, .context = c && comm_size(c) > 1 ? (int)s->parts : 0, .experts = experts},
+        .keep = {.train = true,
+                 .context = c && comm_size(c) > 1 ? (int)(comm_size(c) < s->parts ? comm_size(c) : s->parts) : 0,
+                 .experts = experts},
         .parts = s->parts,
         .stream = r->sharded ? MODEL_STREAM_RANKS : MODEL_STREAM_NONE,
         .experts = {experts ? comm_size(c) : 0, 4 * MAX_LEN},
@@ -517,7 +521,6 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
         const bool sharded = i % 2;
         if (sharded && ((s->lora && !s->experts && !s->value) || workers_size(c) < 2)) continue;
         if (s->experts && !sharded) continue;                                       /* as other models */
-        if (workers_size(c) > 1 && workers_size(c) < s->parts) continue;            /* refused */
         if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */
         call(c, m, setup, device, sharded, replies);
         same(s, device, sharded, workers_size(c), &want, replies);

@@ -44,7 +44,21 @@ void model_parts_cut(struct model_parts *p, int64_t rows, int n) {
     for (int i = 0; i <= n; i++) p->cut[i] = rows * i / n;
 }
 
-int64_t model_parts_most(int64_t rows, int n) { return (rows + n - 1) / n; }
+void model_parts_of_ranks(struct model_parts *of, const struct model_parts *p, int ranks) {
+    of->n = ranks;
+    for (int r = 0; r <= ranks; r++) of->cut[r] = p->cut[model_parts_first(p->n, ranks, r)];
+}
+
+void model_parts_own(struct model_parts *own, const struct model_parts *p, int ranks, int r) {
+    const int first = model_parts_first(p->n, ranks, r);
+    own->n = model_parts_first(p->n, ranks, r + 1) - first;
+    for (int i = 0; i <= own->n; i++) own->cut[i] = p->cut[first + i] - p->cut[first];
+}
+
+int64_t model_context_rows(int64_t rows, struct model_context_shape s) {
+    const int parts = s.parts > 0 ? s.parts : s.ranks, times = model_parts_times(parts, s.ranks);
+    return (rows * times + parts - 1) / parts;
+}
 
 /* ---- heads ---- */
 
@@ -140,7 +154,8 @@ static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t
     return train ? larger(most, dx) : most;
 }
 
-static int64_t index_count(const struct model_config *c, int size, int64_t rows) {
+static int64_t index_count(const struct model_config *c, struct model_context_shape s, int64_t rows) {
+    const int size = s.ranks;
     int64_t q, kv;
     model_context_heads(c, size, &q, &kv);
     int64_t own = q + kv, all = c->n_q_heads + c->n_kv_heads;
@@ -148,7 +163,7 @@ static int64_t index_count(const struct model_config *c, int size, int64_t rows)
         own += most_columns(c, i, column_width(c, i), size);
         all += all_columns(c, i);
     }
-    return rows * own + model_parts_most(rows, size) * all + (c->delta.v_heads ? most_channels(c, size) : 0);
+    return rows * own + model_context_rows(rows, s) * all + (c->delta.v_heads ? most_channels(c, size) : 0);
 }
 
 /* The tokens of an MTP layer's rows behind the others. */
@@ -161,9 +176,10 @@ static size_t taps_bytes(const struct model_config *c, int size) {
     return c->delta.v_heads ? 2 * up(SIZE_OF(most_channels(c, size), DEV_CONV_TAPS, (int64_t)sizeof(float))) : 0;
 }
 
-size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train) {
-    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, size) + ids_bytes(c, max_rows) +
-           (size_t)index_count(c, size, max_rows) * sizeof(int32_t);
+size_t model_context_bytes(const struct model_config *c, enum dtype act, struct model_context_shape s, int64_t max_rows,
+                           bool train) {
+    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, s.ranks) + ids_bytes(c, max_rows) +
+           (size_t)index_count(c, s, max_rows) * sizeof(int32_t);
 }
 
 int model_context_open(struct model_context **out, const struct model_context_args *a) {
@@ -178,7 +194,7 @@ int model_context_open(struct model_context **out, const struct model_context_ar
     x->taps = x->shared + x->shared_bytes;
     x->both = (int32_t *)(void *)(x->taps + taps_bytes(&m->cfg, x->size));
     x->index = (int32_t *)(void *)((char *)x->both + ids_bytes(&m->cfg, a->max_rows));
-    x->host = xmalloc((size_t)index_count(&m->cfg, x->size, a->max_rows) * sizeof *x->host);
+    x->host = xmalloc((size_t)index_count(&m->cfg, (struct model_context_shape){x->size, a->parts}, a->max_rows) * sizeof *x->host);
     return collective_share(a->group, x->shared, x->shared_bytes);
 }
 

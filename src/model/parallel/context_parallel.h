@@ -4,9 +4,9 @@
  * that works row by row, and its key heads, with their queries or values, of all rows for attention and the delta rule. Between
  * both, rows travel. Each output is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is
  * cut into as many parts as the configuration says, each part's gradient is one summand of the fold of gradients
- * (train/gradient_all_reduce.h), and a rank that has all parts adds them one after the other. What belongs to heads (sinks, the
- * convolution and decay of gated delta nets) has one summand a micro-batch, on the heads' rank. Knows no
- * losses.
+ * (train/gradient_all_reduce.h). Where ranks are fewer, each has a run of consecutive parts and gives a summand of each; a rank
+ * that has all parts adds them one after the other. What belongs to heads (sinks, the convolution and decay of gated delta nets)
+ * has one summand a micro-batch, on the heads' rank. Knows no losses.
  * Invariant: numbers depend on the parts, never on how many ranks have them. */
 #ifndef VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
@@ -25,7 +25,18 @@ struct model_parts {
     int64_t cut[MODEL_MOST_PARTS + 1];
 };
 void model_parts_cut(struct model_parts *p, int64_t rows, int n);
-int64_t model_parts_most(int64_t rows, int n); /* rows of the longest part */
+/* Of n parts rank r of `ranks` has those from the first of r to that of r + 1. */
+static inline int model_parts_first(int n, int ranks, int r) { return (int)((int64_t)n * r / ranks); }
+static inline int model_parts_times(int n, int ranks) { return (n + ranks - 1) / ranks; } /* the most parts of a rank */
+/* A micro-batch of so many rows among ranks, as its n parts are: what each rank has is a part then. */
+void model_parts_of_ranks(struct model_parts *of, const struct model_parts *p, int ranks);
+/* The parts of rank r, from its first row on. */
+void model_parts_own(struct model_parts *own, const struct model_parts *p, int ranks, int r);
+/* How a micro-batch is shared: among so many ranks, each with a run of its parts; parts 0: as many as ranks. */
+struct model_context_shape {
+    int ranks, parts;
+};
+int64_t model_context_rows(int64_t rows, struct model_context_shape s); /* rows of the rank that has the most */
 
 struct model_context;
 /* The largest number of query and of key heads of a rank of `size`. */
@@ -33,12 +44,14 @@ void model_context_heads(const struct model_config *c, int size, int64_t *q, int
 /* The largest number of key and of value heads of a gated delta net. */
 void model_context_delta(const struct model_config *c, int size, int64_t *k, int64_t *v);
 /* Device bytes of a rank, for micro-batches of so many rows. */
-size_t model_context_bytes(const struct model_config *c, enum dtype act, int size, int64_t max_rows, bool train);
-/* Collective over g, whose rank r has part r; m and g are borrowed. room: model_context_bytes of device memory, which between two
+size_t model_context_bytes(const struct model_config *c, enum dtype act, struct model_context_shape s, int64_t max_rows,
+                           bool train);
+/* Collective over the group; model and group are borrowed. room: model_context_bytes of device memory, which between two
  * passes others may use. */
 struct model_context_args {
     const struct model *model;
     struct collective *group;
+    int parts; /* as of model_context_shape */
     int64_t max_rows;
     bool train; /* with backward */
     void *room;
@@ -47,7 +60,7 @@ int model_context_open(struct model_context **out, const struct model_context_ar
 void model_context_close(struct model_context *x); /* NULL ok */
 /* The token after each row, which an MTP layer reads; likewise. After model_context_begin. */
 void model_context_next(struct model_context *x, struct tensor next);
-/* Before the passes of a micro-batch that is cut like this. ids: (rows) i32, those of all its rows, on the device. */
+/* Before the passes of a micro-batch of which rank r has part r. ids: (rows) i32, those of all its rows, on the device. */
 int model_context_begin(struct model_context *x, const struct model_parts *parts, struct tensor ids);
 
 #endif

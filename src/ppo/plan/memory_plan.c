@@ -270,7 +270,8 @@ static int plan_policy(struct memory_plan *p, const struct ppo_worker_config *k,
                                               .lora = &k->model.lora,
                                               .optim = &k->actor.optim,
                                               .max_rows = p->max_rows_update,
-                                              .grad_chunk = k->actor.grad_chunk};
+                                              .grad_chunk = k->actor.grad_chunk,
+                                              .parts = k->actor.context};
     if (ppo_does(&k->ranks, PPO_TRAIN)) TRY(plan_model(&p->policy, k, trained));
     else if (ppo_does(&k->ranks, PPO_ROLLOUT)) TRY(plan_copy(&p->policy, k, m, dev, &open));
     else return 0;
@@ -295,16 +296,12 @@ static int shared_rows(const struct ppo_worker_config *k, int64_t parts) {
 }
 
 /* Parts of a micro-batch, and how many ranks share them. */
-static int plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, bool critic) {
-    const int64_t ranks = k->ranks.pools.n[k->ranks.pool], parts = critic ? k->critic.context : k->actor.context;
-    if (parts > 1 && ranks > 1 && ranks < parts)
-        FAIL(ERR_INVAL,
-             "%s=%lld: the update has %lld ranks; set at most %lld, or train on one rank, with the same result as on %lld",
-             critic ? "critic.ulysses_sequence_parallel_size" : "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-             (long long)parts, (long long)ranks, (long long)ranks, (long long)parts);
+static void plan_parts(struct memory_plan *p, const struct ppo_worker_config *k, bool critic) {
+    const int64_t parts = critic ? k->critic.context : k->actor.context;
+    struct model_keep *const keep = critic ? &p->critic_keep : &p->keep;
     *(critic ? &p->critic_parts : &p->parts) = parts;
-    (critic ? &p->critic_keep : &p->keep)->context = shared_rows(k, parts);
-    return 0;
+    keep->context = shared_rows(k, parts);
+    keep->parts = keep->context ? (int)parts : 0;
 }
 
 /* The critic's own memory, and its pass in the block: one size for values and updates. */
@@ -332,8 +329,9 @@ static int plan_critic(struct memory_plan *p, const struct ppo_worker_config *k,
                                               .lora = &c->lora,
                                               .optim = &c->optim,
                                               .max_rows = p->max_rows_critic,
-                                              .grad_chunk = c->grad_chunk}));
-    TRY(plan_parts(p, k, true));
+                                              .grad_chunk = c->grad_chunk,
+                                              .parts = c->context}));
+    plan_parts(p, k, true);
     p->critic = model_memory_kept_bytes(&own) + context_bytes(k, dev, p->critic_keep.context);
     p->critic_grads = own.grads;
     p->critic_chunk = own.chunk;
@@ -541,7 +539,7 @@ static int plan_training(struct memory_plan *p, const struct ppo_worker_config *
                          struct dev *dev) {
     const struct model_config *m = &s->policy;
     if (k->has_ref && !k->model.lora.on) plan_ref(p, k, m, dev);
-    TRY(plan_parts(p, k, false));
+    plan_parts(p, k, false);
     p->policy.exchange += context_bytes(k, dev, p->keep.context);
     p->keep.experts = p->experts.ranks > 1;
     p->keep = train_keep(k->model.recompute, m, k->model.act, p->max_rows_update, p->keep, 0);
@@ -834,6 +832,7 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),
                           .chunk = k->actor.grad_chunk,
                           .context = p->keep.context > 1 ? p->keep.context : 1,
+                          .parts = p->parts,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
                           .layout = p->layout,

@@ -9,6 +9,7 @@ static void recompute_line(const struct memory_plan *p, const struct ppo_worker_
                            struct dev *dev, struct buf *b) {
     struct model_keep whole = MODEL_KEEP_ALL;
     whole.context = p->keep.context;
+    whole.parts = p->keep.parts;
     whole.experts = p->keep.experts;
     const size_t all = plan_update_bytes(p, k, m, dev, whole);
     const bool partly = p->update<all, on_host = p->host> 0;
