@@ -17,6 +17,16 @@ static __device__ __forceinline__ float silu_slope(float x) {
     return __fmul_rn(s, __fmaf_rn(x, __fsub_rn(1.0f, s), 1.0f));
 }
 
+template <typename T> static __device__ __forceinline__ float one(const T *p, int64_t i) {
+    float v[CHUNK];
+    load8<false>(v, p + i, 1);
+    return v[0];
+}
+template <typename T> static __device__ __forceinline__ void put(T *p, int64_t i, float x) {
+    const float v[CHUNK] = {x};
+    store8<false>(p + i, v, 1);
+}
+
 /* ---- causal convolution ---- */
 
 template <typename T> struct conv_job {
@@ -132,6 +142,8 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 
 /* Afterwards the last inputs of each sequence: grid (column blocks, sequences). */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_state_kernel(const conv_job<T> j) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
     conv_seq<T> s = {};
     s.i = blockIdx.y;
@@ -146,69 +158,120 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     }
 }
 
-/* du of row r: d u of its loss; x: its inputs. */
+/* Backward: a thread has COLS columns, of which it keeps the weights, their gradients and a window of rows in registers. */
+enum { COLS = 4, COMING = 3 };
+template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
+template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
+    if (VEC) to = *(const conv_cols<T> *)p;
+    else
+#pragma unroll
+        for (int i = 0; i < COLS; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
+}
+template <bool VEC, typename T> static __device__ __forceinline__ void conv_put(T *p, const float v[COLS], int n) {
+    conv_cols<T> to;
+#pragma unroll
+    for (int i = 0; i < COLS; i++) put(to.v, i, v[i]);
+    if (VEC) *(conv_cols<T> *)p = to;
+    else
+#pragma unroll
+        for (int i = 0; i < COLS; i++)
+            if (i < n) p[i] = to.v[i];
+}
+/* A row that is to come, as it is in memory: its loads are under way. */
+template <typename T> struct conv_row { conv_cols<T> x, dy; };
 template <bool VEC, typename T>
-static __device__ __forceinline__ void conv_du(float du[CHUNK], float x[TAPS][CHUNK], const conv_job<T> &j, const conv_seq<T> &s,
-                                               const float w[TAPS][CHUNK], int64_t r, int64_t c, int n) {
-    float u[CHUNK], dy[CHUNK];
+static __device__ __forceinline__ void conv_get_row(conv_row<T> &to, const conv_job<T> &j, int64_t r, int64_t c, int n) {
+    if (r >= j.rows) return;
+    conv_get<VEC>(to.x, j.x + r * j.x_width + c, n);
+    conv_get<VEC>(to.dy, j.dy + r * j.cols + c, n);
+}
+/* Rows r - TAPS + 1 to r, of which du, the gradient of u, is 0 behind the sequence; and the rows after them. */
+template <typename T> struct conv_window {
+    float x[TAPS][COLS], du[TAPS][COLS];
+    conv_row<T> coming[COMING];
+    int64_t c; /* its columns: n from c on */
+    int n;
+};
+/* The window before a sequence's row r, which is its first one or that of a block's run. */
+template <bool VEC, typename T>
+static __device__ __forceinline__ void conv_begin(conv_window<T> &o, const conv_job<T> &j, const conv_seq<T> &s, int64_t r) {
 #pragma unroll
-    for (int t = 0; t < TAPS; t++) conv_load<VEC>(x[t], j, s, r - (TAPS - 1) + t, c, n);
-    conv_sum<T>(u, x, w);
-    load8<VEC>(dy, j.dy + r * j.cols + c, n);
+    for (int t = 1; t < TAPS; t++) {
+        conv_cols<T> x = {};
+        if (r - TAPS + t >= s.lo) conv_get<VEC>(x, j.x + (r - TAPS + t) * j.x_width + o.c, o.n);
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) du[i] = __fmul_rn(dy[i], silu_slope(u[i]));
+        for (int i = 0; i < COLS; i++) o.x[t][i] = one(x.v, i);
+    }
+#pragma unroll
+    for (int a = 0; a < COMING; a++) conv_get_row<VEC>(o.coming[a], j, r + a, o.c, o.n);
+}
+/* On to row r, which is in the sequence or behind it. */
+template <bool VEC, typename T>
+static __device__ __forceinline__ void conv_go_on(conv_window<T> &o, const conv_job<T> &j, const conv_seq<T> &s,
+                                                  const float w[TAPS][COLS], int64_t r) {
+    const conv_row<T> row = o.coming[0];
+#pragma unroll
+    for (int t = 0; t < TAPS - 1; t++)
+#pragma unroll
+        for (int i = 0; i < COLS; i++) o.x[t][i] = o.x[t + 1][i], o.du[t][i] = o.du[t + 1][i];
+#pragma unroll
+    for (int a = 0; a < COMING - 1; a++) o.coming[a] = o.coming[a + 1];
+    conv_get_row<VEC>(o.coming[COMING - 1], j, r + COMING, o.c, o.n);
+#pragma unroll
+    for (int i = 0; i < COLS; i++) {
+        float u = 0;
+        o.x[TAPS - 1][i] = one(row.x.v, i);
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) u = __fmaf_rn(w[t][i], o.x[t][i], u); /* as conv_sum */
+        o.du[TAPS - 1][i] = r < s.hi ? __fmul_rn(one(row.dy.v, i), silu_slope(round_to<T>(u))) : 0.0f;
+    }
 }
 
-template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_bwd_kernel(const conv_job<T> j) {
-    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
+/* A row of x and of dy is read once, but for those at the ends of a block's run. */
+template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS, 4) conv_bwd_kernel(const conv_job<T> j) {
+    pdl_launch_dependents();
+    pdl_wait();
+    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * COLS, lo = (int64_t)blockIdx.y * j.per;
     if (c >= j.cols) return;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
-    const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
-    float w[TAPS][CHUNK], dw[TAPS][CHUNK] = {}, du[TAPS][CHUNK], x[TAPS][CHUNK];
-    conv_weights<VEC>(w, j, c, n);
+    const int n = j.cols - c < COLS ? (int)(j.cols - c) : COLS;
+    float w[TAPS][COLS], dw[TAPS][COLS] = {};
+    conv_window<T> o;
+    o.c = c, o.n = n;
+#pragma unroll
+    for (int i = 0; i < COLS; i++)
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) w[t][i] = i < n ? one(j.w, (c + i) * TAPS + t) : 0.0f;
     conv_seq<T> s = conv_find(j, lo);
     for (int64_t r = lo, ready = -1; r < hi; r++) {
         conv_next(j, s, r);
         if (s.i == j.n) break;
         if (r < s.lo) continue;
-        /* du[k]: of row r + k, 0 behind the sequence */
-        const int from = ready == r && r > s.lo ? TAPS - 1 : 0;
+        const bool begins = ready != r || r == s.lo;
+        if (begins) conv_begin<VEC>(o, j, s, r);
+#pragma unroll 1
+        for (int64_t to = begins ? r : r + TAPS - 1; to < r + TAPS; to++) {
+            conv_go_on<VEC>(o, j, s, w, to);
+            if (to >= hi || to >= s.hi) continue;
 #pragma unroll
-        for (int k = 0; k < TAPS; k++) {
-            if (k < from) continue;
-            if (r + k < s.hi) {
-                conv_du<VEC>(du[k], x, j, s, w, r + k, c, n);
-            } else {
+            for (int t = 0; t < TAPS; t++)
 #pragma unroll
-                for (int i = 0; i < CHUNK; i++) du[k][i] = 0;
-            }
+                for (int i = 0; i < COLS; i++) dw[t][i] = __fmaf_rn(o.du[TAPS - 1][i], o.x[t][i], dw[t][i]);
         }
-        float dx[CHUNK];
+        float dx[COLS];
 #pragma unroll
-        for (int i = 0; i < CHUNK; i++) {
+        for (int i = 0; i < COLS; i++) {
             dx[i] = 0;
 #pragma unroll
-            for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], du[TAPS - 1 - t][i], dx[i]);
+            for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], o.du[TAPS - 1 - t][i], dx[i]);
         }
-        store8<VEC>(j.dx + r * j.x_width + c, dx, n);
-#pragma unroll
-        for (int t = 0; t < TAPS; t++) {
-            conv_load<VEC>(x[t], j, s, r - (TAPS - 1) + t, c, n);
-#pragma unroll
-            for (int i = 0; i < CHUNK; i++) dw[t][i] = __fmaf_rn(du[0][i], x[t][i], dw[t][i]);
-        }
-#pragma unroll
-        for (int k = 0; k < TAPS - 1; k++)
-#pragma unroll
-            for (int i = 0; i < CHUNK; i++) du[k][i] = du[k + 1][i];
+        conv_put<VEC>(j.dx + r * j.x_width + c, dx, n);
         ready = r + 1;
     }
     float *const part = j.parts + (int64_t)blockIdx.y * j.cols * TAPS;
 #pragma unroll
-    for (int t = 0; t < TAPS; t++)
-#pragma unroll
-        for (int i = 0; i < CHUNK; i++)
-            if (i < n) part[(c + i) * TAPS + t] = dw[t][i];
+    for (int i = 0; i < COLS; i++)
+        if (i < n) *(float4 *)(part + (c + i) * TAPS) = make_float4(dw[0][i], dw[1][i], dw[2][i], dw[3][i]);
 }
 
 template <typename T> static conv_job<T> conv_job_of(const struct causal_conv_args *a) {
@@ -234,8 +297,8 @@ template <typename T> static int conv_fwd_any(struct cuda *c, const struct causa
     if (vec) CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
     else CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
     if (!j.state || j.n == 0 || j.single) return 0;
-    if (vec) CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
-    else CU_TRY(cuda_launch_plain(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
+    if (vec) CU_TRY(cuda_launch_pdl(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
+    else CU_TRY(cuda_launch_pdl(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
     return 0;
 }
 int cuda_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
@@ -250,9 +313,9 @@ static int conv_bwd_any(struct cuda *c, const struct causal_conv_args *a, const 
     const int64_t n = ceil_div(j.rows, j.per), each = j.cols * TAPS;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * each) * sizeof(float), &parts));
     j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data + a->x_at, j.parts = (float *)parts;
-    const dim3 grid(column_blocks(j.cols), (unsigned)n);
-    if (wide(j, j.x, j.w, j.dy, j.dx)) CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, true>, grid, THREADS, 0, j));
-    else CU_TRY(cuda_launch_plain(c, conv_bwd_kernel<T, false>, grid, THREADS, 0, j));
+    const dim3 grid((unsigned)ceil_div(j.cols, THREADS * COLS), (unsigned)n);
+    if (wide(j, j.x, j.w, j.dy, j.dx)) CU_TRY(cuda_launch_pdl(c, conv_bwd_kernel<T, true>, grid, THREADS, 0, j));
+    else CU_TRY(cuda_launch_pdl(c, conv_bwd_kernel<T, false>, grid, THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, each, each);
 }
 int cuda_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const struct causal_conv_bwd_args *b) {
@@ -271,16 +334,6 @@ template <typename T> struct norm_job {
     T *y, *dx, *dz;
     float *rstd, *parts;
 };
-
-template <typename T> static __device__ __forceinline__ float one(const T *p, int64_t i) {
-    float v[CHUNK];
-    load8<false>(v, p + i, 1);
-    return v[0];
-}
-template <typename T> static __device__ __forceinline__ void put(T *p, int64_t i, float x) {
-    const float v[CHUNK] = {x};
-    store8<false>(p + i, v, 1);
-}
 
 /* The row of a warp, and where its columns of z are: grid (tokens, blocks of heads). */
 struct norm_place {
@@ -316,6 +369,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
 }
 /* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_bwd_kernel(const norm_job<T> j) {
+    pdl_launch_dependents();
+    pdl_wait();
     norm_place p;
     if (!norm_place_of(j, p)) return;
     const int64_t row = p.t * j.cols;
@@ -334,6 +389,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
 }
 /* grid (column blocks, row blocks): the block's sum of g n. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_dw_kernel(const norm_job<T> j) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x, lo = (int64_t)blockIdx.y * j.per;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
     int64_t head = lo % j.heads, z = lo / j.heads * j.z_width + head * j.cols + c;
@@ -375,8 +432,8 @@ static int gated_norm_bwd_any(struct cuda *c, const struct gated_norm_args *a, c
     const int64_t n = ceil_div(j.rows, j.per);
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * j.cols) * sizeof(float), &parts));
     j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data + a->z_at, j.parts = (float *)parts;
-    CU_TRY(cuda_launch_plain(c, gated_norm_bwd_kernel<T>, norm_grid(j), THREADS, 0, j));
-    CU_TRY(cuda_launch_plain(c, gated_norm_dw_kernel<T>, dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, j));
+    CU_TRY(cuda_launch_pdl(c, gated_norm_bwd_kernel<T>, norm_grid(j), THREADS, 0, j));
+    CU_TRY(cuda_launch_pdl(c, gated_norm_dw_kernel<T>, dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, j.cols, j.cols);
 }
 int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {
@@ -387,6 +444,8 @@ int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const st
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) gate_fwd_kernel(T *y, const T *x, const T *gate, int64_t n) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
     float a[CHUNK], g[CHUNK];
     if (i >= n) return;
@@ -400,6 +459,8 @@ static __global__ void __launch_bounds__(THREADS) gate_fwd_kernel(T *y, const T 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     gate_bwd_kernel(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t n) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK;
     float d[CHUNK], a[CHUNK], g[CHUNK];
     if (i >= n) return;
@@ -421,17 +482,17 @@ int cuda_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct
     const int64_t n = tensor_count(x);
     const unsigned blocks = (unsigned)ceil_div(n, THREADS * CHUNK);
     if (x.dt == DT_BF16)
-        CU_TRY(cuda_launch_plain(c, gate_fwd_kernel<bf16>, blocks, THREADS, 0, (bf16 *)y.data, (const bf16 *)x.data,
-                                 (const bf16 *)gate.data, n));
+        CU_TRY(cuda_launch_pdl(c, gate_fwd_kernel<bf16>, blocks, THREADS, 0, (bf16 *)y.data, (const bf16 *)x.data,
+                               (const bf16 *)gate.data, n));
     else
-        CU_TRY(cuda_launch_plain(c, gate_fwd_kernel<float>, blocks, THREADS, 0, (float *)y.data, (const float *)x.data,
-                                 (const float *)gate.data, n));
+        CU_TRY(cuda_launch_pdl(c, gate_fwd_kernel<float>, blocks, THREADS, 0, (float *)y.data, (const float *)x.data,
+                               (const float *)gate.data, n));
     return 0;
 }
 template <typename T> static int gate_bwd_any(struct cuda *c, const struct output_gate_bwd_args *a) {
     const int64_t n = tensor_count(a->dy);
-    CU_TRY(cuda_launch_plain(c, gate_bwd_kernel<T>, (unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, (T *)a->dx.data,
-                             (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n));
+    CU_TRY(cuda_launch_pdl(c, gate_bwd_kernel<T>, (unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, (T *)a->dx.data,
+                           (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n));
     return 0;
 }
 int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {
