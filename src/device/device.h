@@ -111,8 +111,9 @@ int dev_join_columns(struct dev *d, const struct join_columns_args *a);
 int dev_copy_columns(struct dev *d, const struct copy_columns_args *a);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a);
-/* a.qkv of the others. */
+/* What RoPE turns of a.q, and a.k, of the others. */
 int dev_mla_join_fwd(struct dev *d, const struct mla_join_args *a);
+int dev_heads_fwd(struct dev *d, const struct heads_args *a);
 /* dst (T, H * n) of src (T, H * m), act or f32 each: the first elements of each head; where src has less, zeros, or with keep
  * what is there. */
 int dev_resize_heads(struct dev *d, struct tensor dst, struct tensor src, int64_t n_heads, bool keep);
@@ -180,9 +181,10 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
 /* a as in forward, qkv the raw input. */
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g);
 /* a.rstd is the forward's. */
-/* Gradients of a.q, a.kv and the last columns of a.latent, from that of a.qkv; the heads' parts of the latter are summed in their
- * order. */
+/* Gradients of what RoPE turned, of a.heads and a.latent, and of a.cn, from those of queries, K and V; those of K and V,
+ * one memory in forward, are added. */
 int dev_mla_join_bwd(struct dev *d, const struct mla_join_args *a);
+int dev_heads_dw(struct dev *d, const struct heads_dw_args *a);
 int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g);
 int dev_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped

@@ -236,14 +236,43 @@ struct attn_sink_args {
     struct tensor sink; /* (Hq) act */
 };
 
-/* Multi-head latent attention (DeepSeek-V2, section 2.1) as attention of H heads of D = nope + rope elements, of which RoPE turns
- * the first `rope`: a query is its own [rope, nope], a key [rope of all heads, nope], a value [v, zeros]. */
+/* Multi-head latent attention (DeepSeek-V2, section 2.1) in its absorbed form: attention of H query heads and one key head of
+ * D = rope + r elements, whose values are the keys. A query is [what RoPE turns, q_nope W_uk], a key [what RoPE turns, latent].
+ * Forward writes the first `rope` elements of each query, and the keys; backward reads gradients in q, k and v, and writes those
+ * in the others. */
 struct mla_join_args {
-    int64_t n_heads, nope, rope, v;
-    struct tensor q;      /* (T, H * D) act: nope first in each head */
-    struct tensor latent; /* (T, r + rope): what all heads share is the last `rope` columns; forward f32, backward act */
-    struct tensor kv;     /* (T, H * (nope + v)) act */
-    struct tensor qkv;    /* (T, 3 * H * D) act: as qkv_args has it */
+    int64_t n_heads, nope, rope;
+    struct tensor heads;  /* (T, H * (nope + rope)) act: nope first in each head; backward: the last `rope` of each are written */
+    struct tensor latent; /* (T, r + rope): the last `rope` columns; forward f32, backward act */
+    struct tensor cn;     /* (T, r) act: the normalised latent */
+    struct tensor table;  /* (P, rope/2, 2) f32: cos, sin of position p */
+    struct tensor pos;    /* (T) i32 */
+    struct tensor slots;  /* (T) i32 */
+    bool interleaved;     /* pairs (2i, 2i + 1) of heads and latent turn, else (i, i + rope/2); in q and k they are the latter */
+    struct tensor q;      /* (T, H * D) act */
+    struct tensor k;      /* (n_kv_blocks, 1, block_len, D): forward act; backward f32, of keys */
+    struct tensor v;      /* backward: as k, of values */
+};
+
+/* The products of each head's part of a row with its own rows of one matrix W (N, K): head h of H has the rows from h N / H + row
+ * on, `rows` of them. Its part of x is from column h (columns of x) / H + x_at on, that of y likewise. */
+struct heads_args {
+    int64_t n_heads;
+    struct tensor x, y; /* (T, H * any): act; forward's y act or f32 */
+    int64_t x_at, y_at;
+    struct weight w;
+    int64_t row, rows;
+    bool transposed; /* y (K a head) = x (rows) W, else y (rows) = x (K) W^T */
+    bool add;        /* y += the sum in f32, rounded once */
+};
+/* The gradient of such rows: dw (N, K) f32 = sum over t of x (rows) y (K)^T; other rows of dw stay. add: += . */
+struct heads_dw_args {
+    int64_t n_heads;
+    struct tensor x, y; /* act */
+    int64_t x_at, y_at;
+    struct tensor dw;
+    int64_t row, rows;
+    bool add;
 };
 
 /* Which rows of a packed batch are one sequence, for ops with a state: sequence i owns rows [start[i], start[i+1]), which follow

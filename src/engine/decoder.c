@@ -67,7 +67,8 @@ struct decoder {
 
 /* Of a block, in all layers. */
 static size_t block_bytes(const struct model_config *c, enum dtype act) {
-    return (size_t)(2 * (model_attention_layers(c) + c->mtp) * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) * dtype_size(act);
+    return (size_t)(model_kv_sides(c) * (model_attention_layers(c) + c->mtp) * c->n_kv_heads * c->head_dim * KV_BLOCK_LEN) *
+           dtype_size(act);
 }
 
 static int64_t max_blocks_of(const struct decoder_args *a) { return (a->max_len + KV_BLOCK_LEN - 1) / KV_BLOCK_LEN; }
@@ -131,7 +132,7 @@ static void decoder_layout(struct decoder *d, struct arena *m, const struct mode
         struct tensor t = {NULL, act, 4, {n_kv_blocks, c->n_kv_heads, KV_BLOCK_LEN, c->head_dim}};
         t.data = arena_take(m, side);
         if (d->layers) d->layers[l].k = t;
-        t.data = arena_take(m, side);
+        if (model_kv_sides(c) == 2) t.data = arena_take(m, side);
         if (d->layers) d->layers[l].v = t;
     }
     const int64_t rows = d->max_rows, seqs = d->max_seqs, out = d->out_block, act_size = (int64_t)dtype_size(act);

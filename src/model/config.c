@@ -242,7 +242,7 @@ static int parse_delta(struct model_config *c, const json_t *o, const char *wher
     return 0;
 }
 
-/* Multi-head latent attention (DeepSeek-V2): heads of qk_nope_head_dim + qk_rope_head_dim, K and V of the same number. */
+/* Multi-head latent attention (DeepSeek-V2): in the form that is computed (mla.c) one key head, which is the values too. */
 static int parse_mla(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
     const json_t *const q_rank = json_object_get(o, "q_lora_rank");
@@ -254,11 +254,11 @@ static int parse_mla(struct model_config *c, const json_t *o, const char *where)
     bool bias = false, interleave = true, mlp_bias = false;
     if (!f->mla.kv_rank) return 0;
     TRY(parse_dims(o, where, dims, q_rank && json_is_null(q_rank) ? 4 : 5));
-    c->head_dim = c->mla.nope + c->mla.rope;
-    c->n_kv_heads = c->n_q_heads;
-    if (c->mla.v > c->head_dim || c->mla.rope % 2)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported heads of %lld + %lld and values of %lld", where, (long long)c->mla.nope,
-             (long long)c->mla.rope, (long long)c->mla.v);
+    c->head_dim = c->mla.rope + c->mla.kv_rank;
+    c->n_kv_heads = 1;
+    if (c->mla.rope % 2)
+        FAIL(ERR_UNSUPPORTED, "%s: unsupported odd qk_rope_head_dim %lld (rotary embedding turns pairs)", where,
+             (long long)c->mla.rope);
     TRY(json_bool_opt(o, "attention_bias", &bias, where));
     TRY(json_bool_opt(o, "mlp_bias", &mlp_bias, where));
     TRY(json_bool_opt(o, "rope_interleave", &interleave, where));
@@ -395,7 +395,7 @@ static int parse_multipliers(struct model_config *c, const json_t *o, double eps
     c->stream_eps = (float)(eps / (v[1] * v[1]));
     double scalar = c->family->query_scalar;
     if (scalar > 0) TRY(json_f64_opt(o, "query_pre_attn_scalar", &scalar, where));
-    else scalar = (double)c->head_dim;
+    else scalar = (double)model_query_dim(c);
     if (!(scalar > 0 && scalar < 1e6)) FAIL(ERR_FORMAT, "%s: \"query_pre_attn_scalar\" is %g", where, scalar);
     c->embed_scale = (float)(c->family->scaled_embedding ? sqrt((double)c->hidden) : v[0] / v[1]);
     c->attn_scale = (float)(c->family->multipliers ? v[2] : 1.0 / sqrt(scalar));
@@ -692,7 +692,7 @@ static int parse_rope_of(const struct model_config *c, struct model_rope *t, con
         TRY(json_f64_opt(r, "partial_rotary_factor", &partial, where));
         TRY(parse_rope_kind(c->family, t, r, where));
     }
-    t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)(c->mla.rope ? c->mla.rope : c->head_dim) * partial) : 0;
+    t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)model_rope_dim(c) * partial) : 0;
     if ((partial != 1 && !c->family->partial_rotary) || t->dim < 2 || t->dim % 2 != 0)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g of heads of %lld", where, partial, (long long)c->head_dim);
     if (!json_is_object(r) && c->family->needs_rope)

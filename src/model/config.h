@@ -64,7 +64,7 @@ struct model_config {
     double route_scale;                       /* of weights; 0: 1 */
     struct {
         int64_t q_rank, kv_rank, nope, rope, v; /* ranks of q (0: none) and of K and V; sizes of a head's parts */
-    } mla;                                      /* multi-head latent attention; 0: none */
+    } mla;                                      /* multi-head latent attention: n_kv_heads is 1, head_dim rope + kv_rank; 0: none */
     double swiglu_alpha, swiglu_limit;          /* of experts with limits */
     struct {
         int64_t k_heads, v_heads, k_dim, v_dim;
@@ -128,6 +128,14 @@ int64_t model_reward_row(const struct model_config *c, const int32_t *ids, int64
 /* Layers with attention, which have a KV cache; the others have a gated delta net. */
 int64_t model_attention_layers(const struct model_config *c);
 static inline bool model_layer_is_delta(const struct model_config *c, int64_t l) { return c->layer[l] & MODEL_LINEAR_ATTENTION; }
+/* Elements of a head as its matrix gives them, and those that a rope table has; with latent attention head_dim is neither, but of
+ * what attention reads. */
+static inline int64_t model_query_dim(const struct model_config *c) {
+    return c->mla.kv_rank ? c->mla.nope + c->mla.rope : c->head_dim;
+}
+static inline int64_t model_rope_dim(const struct model_config *c) { return c->mla.kv_rank ? c->mla.rope : c->head_dim; }
+/* Of a KV cache: K and V, or keys that are the values too. */
+static inline int64_t model_kv_sides(const struct model_config *c) { return c->mla.kv_rank ? 1 : 2; }
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
 int64_t model_config_linear_params(const struct model_config *c); /* those of the layers' matrices that a token meets */
 /* What scores of latent attention are multiplied by besides, of rope's "mscale_all_dim". */
@@ -139,7 +147,7 @@ bool model_has_rope(const struct model_config *c, enum model_rope_table which); 
 json_t *model_text_json(const json_t *config);
 /* What config.json says of rope: "rope_parameters" (transformers 5) or "rope_scaling" (4); NULL or null: nothing. */
 const json_t *model_rope_json(const json_t *config);
-/* cos and sin of positions [0, n_pos): out (n_pos, head_dim/2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest
+/* cos and sin of positions [0, n_pos): out (n_pos, model_rope_dim / 2, 2) f32, host; MODEL_ROPE_NONE: of angles 0. max_len: longest
  * sequence of the run (dynamic NTK and longrope are fixed from it). */
 /* What queries of positions [0, n_pos) are multiplied by, rounded to act: out (n_pos) f32. */
 void model_query_scales(const struct model_config *c, int64_t n_pos, enum dtype act, float *out);

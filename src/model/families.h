@@ -36,9 +36,10 @@ enum model_dim {
     MODEL_N_EXPERTS,
     MODEL_EXPERT_FFN, /* width of an expert */
     MODEL_SHARED_FFN,
-    MODEL_MLA_Q_RANK, /* of latent attention: ranks; what K and V are made of, with what all heads share; both; outputs */
+    MODEL_MLA_Q_RANK, /* of latent attention: ranks; the latent with what RoPE turns; queries; K and V of a latent; outputs */
     MODEL_MLA_KV_RANK,
     MODEL_MLA_LATENT,
+    MODEL_MLA_Q,
     MODEL_MLA_KV,
     MODEL_MLA_V,
     MODEL_Q_GATE,    /* queries and their gates, head by head */

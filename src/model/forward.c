@@ -31,7 +31,7 @@ static void softmax_layout(struct model_stage *s, const struct model_acts *a, st
     const bool train = a->keep.train, shared = a->keep.context > 1;
     int64_t heads = c->n_q_heads, keys = c->n_kv_heads; /* that attend here */
     if (shared) model_context_heads(c, a->keep.context, &heads, &keys);
-    s->qkv = model__take2(m, act, rows, q + 2 * kv);
+    if (model_kv_sides(c) == 2) s->qkv = model__take2(m, act, rows, q + 2 * kv);
     const bool row_norms = model_has_group(c, offsetof(struct model_layer, q_row_norm));
     const bool rope_norms = model_has_group(c, offsetof(struct model_layer, q_rope_norm));
     if (row_norms || rope_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
@@ -39,7 +39,7 @@ static void softmax_layout(struct model_stage *s, const struct model_acts *a, st
     if (rope_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, c->n_q_heads + c->n_kv_heads);
     s->q = model__take2(m, act, a->all_rows, heads * c->head_dim);
     s->kv.k = take_kv(m, act, c, keys, a->all_rows);
-    s->kv.v = take_kv(m, act, c, keys, a->all_rows);
+    s->kv.v = model_kv_sides(c) == 2 ? take_kv(m, act, c, keys, a->all_rows) : s->kv.k;
     s->att = model__take2(m, act, rows, q);
     if (shared) s->context_att = model__take2(m, act, a->all_rows, heads * c->head_dim);
     if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, a->all_rows, heads);
@@ -117,7 +117,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     a->dq = model__take2(m, act, rows, q);
     a->dk = take_kv(m, DT_F32, c, c->n_kv_heads, rows);
     a->dv = take_kv(m, DT_F32, c, c->n_kv_heads, rows);
-    a->dqkv = model__take2(m, act, rows, q + 2 * kv);
+    if (model_kv_sides(c) == 2) a->dqkv = model__take2(m, act, rows, q + 2 * kv);
 }
 
 /* Measures, then binds: see arena.h.  Needs x and stages allocated. */
@@ -254,6 +254,7 @@ void model__attn_args(const struct model *m, const struct model_batch *b, const 
         .q = model__top(s->q, n),
         .kv = b->kv ? b->kv->layers[l] : s->kv,
     };
+    if (model_kv_sides(c) == 1) qkv->kv.v = qkv->kv.k;
     *attn = (struct attn_args){
         .n_q_heads = c->n_q_heads,
         .n_kv_heads = c->n_kv_heads,

@@ -294,11 +294,10 @@ struct model_gate_stage {
 struct model_mla_stage {
     struct tensor qa, qa_rstd; /* (T, rq) f32, (T) f32   latent of queries; 1/rms, absent unless keep.train */
     struct tensor qan;         /* (T, rq) act */
-    struct tensor q;           /* (T, Hq D) act */
-    struct tensor latent;      /* (T, r + rope) f32      of K and V, and what all heads share */
+    struct tensor q;           /* (T, Hq (nope + rope)) act */
+    struct tensor latent;      /* (T, r + rope) f32      of K and V, and what RoPE turns of keys */
     struct tensor c, c_rstd;   /* (T, r) f32, (T) f32    the first part */
     struct tensor cn;          /* (T, r) act */
-    struct tensor kv;          /* (T, Hq (nope + v)) act */
     struct tensor y;           /* (T, Hq v) act          what attention gives */
 };
 
@@ -306,11 +305,11 @@ struct model_mla_stage {
 struct model_stage {
     struct tensor xn1;         /* (T, h) act       attention's normalised input */
     struct tensor rstd1;       /* (T) f32          its 1/rms; absent unless keep.train, as are rstd2 and lse */
-    struct tensor qkv;         /* (T, (Hq+2Hk) D) act */
+    struct tensor qkv;         /* (T, (Hq+2Hk) D) act    absent with latent attention */
     struct tensor raw;         /* (T, (Hq+2Hk) D) act   qkv before norms of rows, or after RoPE; absent without */
     struct tensor qk_rstd;     /* (T, 2), (T, Hq+Hk) f32   their 1/rms; absent unless keep.train */
     struct tensor q;           /* (T, Hq D) act    rotated queries */
-    struct kv kv;              /* (1, Hk, max_rows, D) act */
+    struct kv kv;              /* (1, Hk, max_rows, D) act; with latent attention v is k */
     struct tensor att;         /* (T, Hq D) act */
     struct tensor lse;         /* (T, Hq) f32 */
     struct tensor context_att; /* (A, q D) act   with a context: attention's own output; q, kv and lse are of all A rows
@@ -403,10 +402,10 @@ struct model_acts {
     } shared;
     struct {
         struct tensor dqan, dqa; /* (T, rq) act, f32 */
-        struct tensor dq;        /* (T, Hq D) act */
+        struct tensor dq;        /* (T, Hq (nope + rope)) act */
         struct tensor dlatent;   /* (T, r + rope) act */
         struct tensor dc, dcn;   /* (T, r) f32, act */
-        struct tensor dkv, dy;   /* (T, Hq (nope + v)), (T, Hq v) act */
+        struct tensor dy;        /* (T, Hq v) act */
         struct tensor dx;        /* (T, h) f32: of the normalised input */
     } mla;
     struct {
@@ -422,7 +421,7 @@ struct model_acts {
     struct tensor datt;   /* (T, Hq D) act; with a context (A, q D), as context_att */
     struct tensor dq;     /* (T, Hq D) act */
     struct tensor dk, dv; /* (1, Hk, max_rows, D) f32 */
-    struct tensor dqkv;   /* (T, (Hq+2Hk) D) act */
+    struct tensor dqkv;   /* (T, (Hq+2Hk) D) act; absent with latent attention */
     /* the last forward and head pass, to refuse a backward that does not follow them */
     int64_t n_rows, n_head;
     bool head_entropy;

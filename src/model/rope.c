@@ -124,7 +124,7 @@ bool model_has_rope(const struct model_config *c, enum model_rope_table which) {
 
 void model_rope_table(const struct model_config *c, enum model_rope_table which, int64_t n_pos, int64_t max_len, float *out) {
     const struct model_rope *const r = which == MODEL_ROPE_LOCAL ? &c->local_rope : &c->rope;
-    const int64_t half = c->head_dim / 2, turned = r->dim / 2;
+    const int64_t half = model_rope_dim(c) / 2, turned = r->dim / 2;
     const float scale = which == MODEL_ROPE_NONE ? 1.0f : attention_scaling(r);
     float *f = xcalloc((size_t)half, sizeof *f);
     if (which != MODEL_ROPE_NONE) frequencies(f, turned, c, r, max_len);

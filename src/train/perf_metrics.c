@@ -14,7 +14,9 @@ static struct model_flops flops_of(const struct model_config *c) {
     const double dk = (double)c->delta.k_dim, dv = (double)c->delta.v_dim, layers = (double)model_attention_layers(c);
     const double rule =
         ((double)c->n_layers - layers) * (double)c->delta.v_heads * (6 * dk * dv + 4 * DEV_DELTA_CHUNK * fmax(dk, dv));
-    return (struct model_flops){.token = 6 * matrices + 3 * rule, .square = 6 * (double)(c->n_q_heads * c->head_dim) * layers};
+    /* a query's head and a key: of the score, then of the value; with latent attention both are of the latent */
+    const double pair = (double)(c->head_dim + (c->mla.kv_rank ? c->mla.kv_rank : c->head_dim)) / 2;
+    return (struct model_flops){.token = 6 * matrices + 3 * rule, .square = 6 * (double)c->n_q_heads * pair * layers};
 }
 
 struct model_flops train_model_flops(const struct model_config *c, const struct dev *d) {

@@ -461,6 +461,7 @@ static inline struct attn_args attn_args(struct run *r) {
                           .softcap = s->flags & S_SOFTCAP ? 1.5f : 0,
                           .q = up(r, &r->in[0]),
                           .kv = {up(r, &r->in[1]), up(r, &r->in[2])}};
+    if (s->flags & S_LATENT) a.kv.v = a.kv.k;
     while (a.seqs.n < COUNT(s->lens) && s->lens[a.seqs.n]) {
         const int64_t n = s->lens[a.seqs.n];
         start[a.seqs.n + 1] = (int32_t)(start[a.seqs.n] + n);
@@ -666,6 +667,10 @@ static const struct op_shape shapes_qkv[] = {
     {.rows = 33, .hq = 2, .hk = 2, .dim = 32, .flags = S_PAIRS | S_NORM},
     {.rows = 18, .hq = 2, .hk = 1, .dim = 12, .flags = S_PARTIAL | S_PAIRS | S_NORM},
 };
+static const struct op_shape shapes_latent[] = {
+    {.rows = 70, .hq = 3, .hk = 1, .dim = 576, .lens = {3, 67}, .flags = S_LATENT},
+    {.rows = 45, .hq = 16, .hk = 1, .dim = 264, .window = 20, .lens = {44, 1}, .flags = S_LATENT},
+};
 static const struct op_shape shapes_attn[] = {
     {.rows = 1, .hq = 1, .hk = 1, .dim = 16, .lens = {1}},
     {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .lens = {7}},
@@ -750,6 +755,7 @@ static const struct op_def ops_table[] = {
     {"geglu", swiglu_setup, geglu_fwd, geglu_bwd, SHAPES(shapes_rows), true},
     {"qkv", qkv_setup, qkv_fwd, qkv_bwd, SHAPES(shapes_qkv), true},
     {"attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_attn), false},
+    {"latent attn", attn_setup, attn_fwd, attn_bwd, SHAPES(shapes_latent), false},
     {"conv", conv_setup, conv_fwd, conv_bwd, SHAPES(shapes_conv), false},
     {"delta", delta_setup, delta_fwd, delta_bwd, SHAPES(shapes_delta), false},
     {"gated norm", gated_norm_setup, gated_norm_fwd, gated_norm_bwd, SHAPES(shapes_gated_norm), true},
@@ -766,6 +772,7 @@ static const struct op_def ops_table[] = {
     {"clamped swiglu", clamped_setup, clamped_fwd, clamped_bwd, SHAPES(shapes_rows), true},
     {"sink", sink_setup, sink_fwd, sink_bwd, SHAPES(shapes_sink), true},
     {"mla", mla_setup, mla_fwd, mla_bwd, SHAPES(shapes_mla), true},
+    {"heads", heads_setup, heads_fwd, heads_bwd, SHAPES(shapes_heads), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(shapes_rows), true},
     {"logits", lmhead_setup, logits_fwd, NULL, SHAPES(shapes_head), true},
 };

@@ -143,6 +143,7 @@ enum shape_flags {
     S_PAIRS = 64,     /* qkv: RoPE of neighbours */
     S_SOFTCAP = 128,  /* attention, head: under a softcap */
     S_ONE_PLUS = 256, /* qkv: head norms of that kind */
+    S_LATENT = 512,   /* attention: values are the keys */
 };
 struct op_shape {
     int64_t rows, n, k;

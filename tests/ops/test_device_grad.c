@@ -58,7 +58,10 @@ static void route_apart_setup(struct run *r) {
 
 static const struct op_shape small_expert_bias[] = {{.rows = 7, .n = 5, .hq = 3}};
 static const struct op_shape small_sink[] = {{.rows = 5, .hq = 3, .dim = 8}, {.rows = 20, .hq = 2, .dim = 16}};
-static const struct op_shape small_mla[] = {{.rows = 5, .hq = 3, .n = 6, .k = 4, .dim = 5}};
+static const struct op_shape small_mla[] = {{.rows = 5, .hq = 3, .n = 6, .k = 4, .dim = 9},
+                                            {.rows = 3, .hq = 2, .n = 3, .k = 6, .dim = 8, .flags = S_PAIRS}};
+static const struct op_shape small_heads[] = {{.rows = 5, .hq = 3, .n = 6, .k = 4, .dim = 5},
+                                              {.rows = 3, .hq = 2, .n = 4, .k = 32, .dim = 8}};
 static const struct op_shape small_score_route[] = {
     {.rows = 3, .hq = 8, .hk = 3, .n = 4, .k = 2, .flags = S_NORM | S_SOFTCAP | S_ADD},
     {.rows = 4, .hq = 6, .hk = 2, .flags = S_SOFTCAP | S_ADD},
@@ -102,6 +105,7 @@ static const struct op_def grad_table[] = {
     {"clamped swiglu", clamped_apart_setup, clamped_fwd, clamped_bwd, SHAPES(small_rows), true},
     {"sink", sink_setup, sink_fwd, sink_bwd, SHAPES(small_sink), true},
     {"mla", mla_setup, mla_fwd, mla_bwd, SHAPES(small_mla), true},
+    {"heads", heads_setup, heads_fwd, heads_bwd, SHAPES(small_heads), true},
     {"row gate", row_gate_setup, row_gate_fwd, row_gate_bwd, SHAPES(small_rows), true},
 };
 

@@ -400,7 +400,7 @@ static void config_refusals(void **state) {
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":3}", "8 of 128 experts in 1 of 3 groups",
          ERR_FORMAT},
         {"{\"model_type\":\"glm4_moe\"," BASE ",\"num_key_value_heads\":2,\"n_group\":32}", "in 1 of 32 groups", ERR_FORMAT},
-        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"v_head_dim\":256}", "unsupported heads of 128 + 64 and values of 256",
+        {"{\"model_type\":\"deepseek_v3\"," BASE ",\"qk_rope_head_dim\":63}", "unsupported odd qk_rope_head_dim 63",
          ERR_UNSUPPORTED},
         {"{\"model_type\":\"deepseek_v3\"," BASE ",\"attention_bias\":true}", "unsupported attention_bias", ERR_UNSUPPORTED},
         {"{\"model_type\":\"deepseek_v3\"," BASE ",\"rope_interleave\":false}", "unsupported rope_interleave false",

@@ -568,7 +568,9 @@ static int read_buffers(struct model *m, struct weights_dir *w, const char *dir)
 
 /* ---- memory ---- */
 
-static size_t rope_bytes(const struct model_config *c, int64_t max_len) { return (size_t)(max_len * c->head_dim) * sizeof(float); }
+static size_t rope_bytes(const struct model_config *c, int64_t max_len) {
+    return (size_t)(max_len * model_rope_dim(c)) * sizeof(float);
+}
 
 static int alloc_rope(struct model *m, int64_t max_len) {
     const size_t bytes = rope_bytes(&m->cfg, max_len);
@@ -580,7 +582,7 @@ static int alloc_rope(struct model *m, int64_t max_len) {
         model_rope_table(&m->cfg, (enum model_rope_table)i, max_len, max_len, host);
         rc = dev_alloc(m->dev, bytes, &p);
         if (rc < 0) break;
-        m->rope[i] = (struct tensor){p, DT_F32, 3, {max_len, m->cfg.head_dim / 2, 2, 1}};
+        m->rope[i] = (struct tensor){p, DT_F32, 3, {max_len, model_rope_dim(&m->cfg) / 2, 2, 1}};
         rc = dev_copy_in(m->dev, p, host, bytes);
         if (rc == 0) rc = dev_sync(m->dev);
     }

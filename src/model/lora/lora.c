@@ -134,8 +134,9 @@ void model__lora_layout(struct model_lora *l, struct model *m, struct arena *a) 
         mat_b = max64(mat_b, g->count * g->n * g->width);
         if (g->count > 1) sum = max64(sum, max64(g->n, g->k));
     }
-    l->z = arena_take(a, (size_t)max64(LORA_ROWS * width, m->cfg.value ? m->cfg.hidden : 0) * act); /* lora_head_start too */
-    l->dz = arena_take(a, (size_t)(LORA_ROWS * width) * act);
+    const int64_t rows = m->cfg.mla.kv_rank ? max64(LORA_ROWS, m->cfg.n_q_heads) : LORA_ROWS;  /* of one head */
+    l->z = arena_take(a, (size_t)max64(rows * width, m->cfg.value ? m->cfg.hidden : 0) * act); /* lora_head_start too */
+    l->dz = arena_take(a, (size_t)(rows * width) * act);
     if (m->act != DT_F32) l->wide = arena_take(a, (size_t)(LORA_ROWS * side) * sizeof(float));
     l->mat_a = arena_take(a, (size_t)mat_a * sizeof(float));
     l->mat_b = arena_take(a, (size_t)mat_b * sizeof(float));

@@ -345,6 +345,9 @@ static void qkv_areas(const struct model_context *x, enum dtype q, enum dtype kv
     place(x, v, AREAS);
 }
 
+/* Of the forward pass: values that are the keys are not sent again. */
+static int areas_of(const struct model_context *x) { return model_kv_sides(&x->m->cfg) == 2 ? AREAS : AREAS - 1; }
+
 static struct tensor keys(void *p, enum dtype dt, int64_t heads, int64_t rows, int64_t dim) {
     return (struct tensor){p, dt, 4, {1, heads, rows, dim}};
 }
@@ -358,7 +361,7 @@ void model__context_args(const struct model_batch *b, const struct model_stage *
     qkv_areas(x, act, act, false, v);
     qkv->q = tensor_2d(own_place(x, &v[0]), act, b->n_rows, qkv->n_q_heads * d);
     qkv->kv.k = keys(own_place(x, &v[1]), act, qkv->n_kv_heads, b->n_rows, d);
-    qkv->kv.v = keys(own_place(x, &v[2]), act, qkv->n_kv_heads, b->n_rows, d);
+    qkv->kv.v = areas_of(x) == AREAS ? keys(own_place(x, &v[2]), act, qkv->n_kv_heads, b->n_rows, d) : qkv->kv.k;
     attn->n_q_heads = q;
     attn->n_kv_heads = kv;
     attn->q = tensor_2d(s->q.data, act, rows, q * d);
@@ -388,10 +391,10 @@ int model__context_attn_fwd(const struct model_batch *b, const struct attn_args 
     struct dev *const d = x->m->dev;
     struct area v[AREAS], out;
     qkv_areas(x, x->m->act, x->m->act, false, v);
-    TRY(gather(x, v, AREAS));
+    TRY(gather(x, v, areas_of(x)));
     TRY(pick(x, &v[0], x->rows_q, attn->q));
     TRY(pick(x, &v[1], x->rows_kv, attn->kv.k));
-    TRY(pick(x, &v[2], x->rows_kv, attn->kv.v));
+    if (areas_of(x) == AREAS) TRY(pick(x, &v[2], x->rows_kv, attn->kv.v));
     if (attn->n_kv_heads > 0) TRY(dev_attn_fwd(d, attn));
     if (attn->n_kv_heads > 0 && sinks)
         TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn->out, attn->lse, own_part(x, sinks->vec)}));

@@ -122,8 +122,8 @@ static bool enough_heads(int64_t q, int64_t kv, int size) {
 
 /* Whether rows that any two ranks have end with a block of NF4: rows and their lengths are multiples of NARROW. */
 static bool whole_blocks(const struct model_config *c) {
-    const int64_t n[] = {c->hidden,     c->ffn,        c->head_dim,    c->delta.k_dim,        c->delta.v_dim,
-                         c->shared_ffn, c->mla.q_rank, c->mla.kv_rank, c->mla.nope + c->mla.v};
+    const int64_t n[] = {c->hidden,     c->ffn,        model_query_dim(c), c->delta.k_dim,        c->delta.v_dim,
+                         c->shared_ffn, c->mla.q_rank, c->mla.kv_rank,     c->mla.nope + c->mla.v};
     bool whole = NARROW * NARROW % DEV_NF4_BLOCK == 0;
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) whole &= n[i] % NARROW == 0;
     return whole;
@@ -222,7 +222,7 @@ static int rows_of(const struct model_config *c, int rank, int size, const struc
     const bool split = is_of(g, y->o) || is_of(g, y->down) || is_of(g, y->shared_down);
     out[0] = (struct model_range){split ? cut_of(c->hidden, rank, size) : 0, split ? cut_of(c->hidden, rank + 1, size) : g->n};
     if (g == y->sinks) out[0] = (struct model_range){h.q0, h.q1};
-    if (g == y->mla_q) out[0] = (struct model_range){h.q0 * dim, h.q1 * dim};
+    if (g == y->mla_q) out[0] = (struct model_range){h.q0 * model_query_dim(c), h.q1 * model_query_dim(c)};
     if (g == y->mla_kv) out[0] = (struct model_range){h.q0 * (c->mla.nope + c->mla.v), h.q1 * (c->mla.nope + c->mla.v)};
     if (is_of(g, y->expert_gate_up) || is_of(g, y->expert_down)) {
         const struct model_range own = model__ep_experts(c->n_experts, rank, size);

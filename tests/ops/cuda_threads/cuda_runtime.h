@@ -7,10 +7,12 @@
 #ifndef VERLC_TESTS_CUDA_THREADS_RUNTIME_H
 #define VERLC_TESTS_CUDA_THREADS_RUNTIME_H
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define __host__
@@ -25,6 +27,11 @@
 struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+using std::max;
+using std::min;
+struct int2 {
+    int x, y;
 };
 struct alignas(16) float4 {
     float x, y, z, w;
@@ -42,6 +49,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 typedef struct stream *cudaStream_t;
 enum cudaError_t { cudaSuccess = 0 };
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+static inline cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t) { abort(); }
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) { return cudaSuccess; }
 
@@ -84,6 +92,7 @@ static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline float __frcp_rn(float a) { return 1.0f / a; }
 static inline uint32_t __float_as_uint(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);

@@ -1,7 +1,7 @@
 /* threads.cu - the threads of a block as fibers of one CPU thread, and a device that has the ops of the kernels linked to it.
  *
  * Fibers are made by makecontext and switched by setjmp, which keeps no signal mask and so makes no system call. */
-#include "device/cuda/context.cuh"
+#include "device/cuda/attention/attention.cuh"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -135,6 +135,29 @@ static int op_zero(struct dev *, void *dst, size_t bytes) {
     memset(dst, 0, bytes);
     return 0;
 }
+static size_t op_weight_bytes(struct dev *, enum dtype dt, int64_t n, int64_t k) { return (size_t)(n * k) * dtype_size(dt); }
+static int op_weight_pack(struct dev *, struct weight w, struct tensor src) {
+    memcpy(w.data, src.data, (size_t)(w.n * w.k) * dtype_size(w.dt));
+    return 0;
+}
+/* Attention whose values are the keys, and no other. */
+static int op_attn_fwd(struct dev *d, const struct attn_args *a) {
+    struct cuda_attn p;
+    if (!attn_is_latent(a)) FAIL(ERR_UNSUPPORTED, "latent attention alone");
+    TRY(attn_params("attn_fwd", a, &p));
+    return cuda_attn_fwd_latent(cuda_of(d), a, p);
+}
+static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
+                       struct tensor dv) {
+    struct cuda_attn p;
+    void *stat;
+    if (!attn_is_latent(a)) FAIL(ERR_UNSUPPORTED, "latent attention alone");
+    TRY(attn_params("attn_bwd", a, &p));
+    TRY(cuda_scratch(cuda_of(d), CUDA_SCRATCH_ATTN, (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2), &stat));
+    p.stat = (float2 *)stat;
+    p.dout = dout.data, p.dq = dq.data, p.dk = (float *)dk.data, p.dv = (float *)dv.data;
+    return cuda_attn_bwd_latent(cuda_of(d), a, p);
+}
 static void op_close(struct dev *d) { free(d->ctx); }
 /* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */
 extern "C" bool __wrap_dev_cuda_present(char *, size_t) { return true; }
@@ -143,6 +166,10 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.name = "cuda";
     o.close = op_close, o.alloc = op_alloc, o.free = op_free, o.sync = op_sync;
     o.copy_in = o.copy_out = o.copy = op_copy, o.zero = op_zero;
+    o.mla_join_fwd = cuda_mla_join_fwd, o.mla_join_bwd = cuda_mla_join_bwd, o.resize_heads = cuda_resize_heads;
+    o.heads_fwd = cuda_heads_fwd, o.heads_dw = cuda_heads_dw;
+    o.weight_bytes = op_weight_bytes, o.weight_pack = op_weight_pack;
+    o.attn_fwd = op_attn_fwd, o.attn_bwd = op_attn_bwd;
     o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
     o.delta_layer_fwd = cuda_delta_layer_fwd;

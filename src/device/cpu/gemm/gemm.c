@@ -349,3 +349,76 @@ int cpu_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
     }
     return 0;
 }
+
+/* ---- heads with their own rows of a matrix ---- */
+
+/* Head h's rows of a weight, as one of panels: where they are, unless they begin within a panel; then in `room`. */
+static const char *head_panels(const struct heads_args *a, int64_t h, void *room) {
+    const int64_t n0 = h * (a->w.n / a->n_heads) + a->row;
+    const struct weight to = {.data = room, .dt = a->w.dt, .n = a->rows, .k = a->w.k};
+    if (n0 % TILE == 0) return weight_panel(&a->w, n0);
+    for (int64_t i = 0; i < a->rows; i++)
+        for (int64_t k = 0; k < a->w.k; k++) {
+            const int64_t y = cpu_weight_index(&to, i, k), x = cpu_weight_index(&a->w, n0 + i, k);
+            if (to.dt == DT_BF16) ((uint16_t *)room)[y] = ((const uint16_t *)a->w.data)[x];
+            else ((float *)room)[y] = ((const float *)a->w.data)[x];
+        }
+    return room;
+}
+
+static char *element(struct tensor t, int64_t at) { return (char *)t.data + (size_t)at * dtype_size(t.dt); }
+
+/* A head's sums onto y, rounded: bf16 that is added to. */
+static void add_rounded(struct tensor y, int64_t at, const float *sum, int64_t n) {
+    for (int64_t t = 0; t < y.dim[0]; t++)
+        for (int64_t c = 0; c < n; c++) {
+            uint16_t *const to = (uint16_t *)y.data + t * y.dim[1] + at + c;
+            *to = f32_to_bf16(bf16_to_f32(*to) + sum[t * n + c]);
+        }
+}
+
+int cpu_heads_fwd(struct dev *d, const struct heads_args *a) {
+    struct cpu *const c = cpu_of(d);
+    const int64_t xs = a->x.dim[1] / a->n_heads, ys = a->y.dim[1] / a->n_heads;
+    const int64_t n = a->transposed ? a->w.k : a->rows, panel = cpu_panel_elems(a->w.k);
+    const size_t copy = (size_t)(ceil_div(a->rows, TILE) * panel) * dtype_size(a->w.dt);
+    const bool sums = a->add && a->y.dt == DT_BF16;
+    void *room;
+    TRY(cpu_scratch(c, CPU_SCRATCH_ROW, copy + (sums ? (size_t)(a->x.dim[0] * n) * sizeof(float) : 0), &room));
+    float *const sum = (float *)(void *)((char *)room + copy); /* copy is a multiple of 2 KiB */
+    memset(room, 0, copy);
+    for (int64_t h = 0; h < a->n_heads; h++) {
+        struct gemm_job j = job_of(c, a->transposed ? GEMM_DX : GEMM_FWD, a->x.dt);
+        j.m = a->x.dim[0];
+        j.n = n;
+        j.r = a->transposed ? a->rows : a->w.k;
+        j.a = element(a->x, h * xs + a->x_at);
+        j.lda = a->x.dim[1];
+        j.b = head_panels(a, h, room);
+        j.ldb = panel;
+        j.out = (struct cpu_gemm_out){.y = element(a->y, h * ys + a->y_at), .ld = a->y.dim[1], .dt = a->y.dt, .add = a->add};
+        if (sums) j.out = (struct cpu_gemm_out){.y = sum, .ld = n, .dt = DT_F32};
+        TRY(gemm(c, &j));
+        if (sums) add_rounded(a->y, h * ys + a->y_at, sum, n);
+    }
+    return 0;
+}
+
+int cpu_heads_dw(struct dev *d, const struct heads_dw_args *a) {
+    const int64_t xs = a->x.dim[1] / a->n_heads, ys = a->y.dim[1] / a->n_heads, k = a->dw.dim[1];
+    for (int64_t h = 0; h < a->n_heads; h++) {
+        float *const dw = (float *)a->dw.data + (h * (a->dw.dim[0] / a->n_heads) + a->row) * k;
+        struct gemm_job j = job_of(cpu_of(d), GEMM_DW, a->x.dt);
+        j.m = a->rows;
+        j.n = k;
+        j.r = a->x.dim[0];
+        j.a = element(a->x, h * xs + a->x_at);
+        j.lda = a->x.dim[1];
+        j.b = element(a->y, h * ys + a->y_at);
+        j.ldb = a->y.dim[1];
+        j.out = (struct cpu_gemm_out){.y = dw, .ld = k, .dt = DT_F32, .add = a->add};
+        if (j.r > 0) TRY(gemm(cpu_of(d), &j));
+        else memset(dw, 0, (size_t)(a->rows * k) * sizeof *dw);
+    }
+    return 0;
+}

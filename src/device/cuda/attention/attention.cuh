@@ -5,10 +5,10 @@
  * with head r % group of the group, so that one tile of rows reads its keys once for all of them.  A packed row is D
  * contiguous elements.
  *
- * Two classes of shapes, chosen by dtype, head size and sign of the scale alone: bf16
+ * Three classes of shapes, chosen by dtype, head size, sign of the scale and whether values are the keys alone: bf16
  * with a head size that is a multiple of 8 up to 256 runs on tensor cores, with the head
  * size padded with zeros to one of 32, 64, 96, 128, 192, 256 (a zero term changes no
- * sum); all else runs on the plain kernels of the same files.
+ * sum); up to 576 with values that are the keys of one head likewise (attention_latent.cu); all else runs on the plain kernels.
  * Invariant: rows of a tile are SIZE bf16 and 16 bytes of padding, so that
  * the 8 rows of an ldmatrix lie in different banks and every row is 16-aligned. */
 #ifndef VERLC_DEV_CUDA_ATTENTION_CUH
@@ -232,9 +232,18 @@ int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_at
 /* attention_decode_sm90.cu: decode attention. *ran: false, it does not take this device, shape or batch. */
 int cuda_attn_decode_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran);
 
-/* Whether the tensor-core kernels take this shape. */
+/* attention_latent.cu: both of a shape that attn_is_latent; backward fills p.stat. */
+int cuda_attn_fwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p);
+int cuda_attn_bwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p);
+
+/* Whether the kernels of values that are the keys take this shape. */
+static inline bool attn_is_latent(const struct attn_args *a) {
+    return a->q.dt == DT_BF16 && a->kv.v.data == a->kv.k.data && a->n_kv_heads == 1 && a->head_dim > 256 && a->head_dim <= 576 &&
+           a->head_dim % 8 == 0 && a->scale > 0 && a->softcap == 0;
+}
+/* Whether tensor-core kernels take this shape. */
 static inline bool attn_on_tensor_cores(const struct attn_args *a) {
-    return a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0;
+    return attn_is_latent(a) || (a->q.dt == DT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= 256 && a->scale > 0);
 }
 
 /* Everything but the members of the backward. */

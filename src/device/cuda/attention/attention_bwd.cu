@@ -433,6 +433,7 @@ int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, 
     p.dk = (float *)dk.data;
     p.dv = (float *)dv.data;
     if (!attn_on_tensor_cores(a)) return a->q.dt == DT_F32 ? bwd_plain<float>(c, a, p) : bwd_plain<bf16_bits>(c, a, p);
+    if (attn_is_latent(a)) return cuda_attn_bwd_latent(c, a, p);
     if (p.softcap > 0) return p.dim <= 128 ? bwd_size<128, true>(c, a, p) : bwd_size<256, true>(c, a, p);
     if (p.dim <= 32) return bwd_size<32>(c, a, p);
     if (p.dim <= 64) return bwd_size<64>(c, a, p);

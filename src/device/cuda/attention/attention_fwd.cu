@@ -501,6 +501,7 @@ int cuda_attn_fwd(struct dev *d, const struct attn_args *a) {
     struct cuda *c = cuda_of(d);
     struct cuda_attn p;
     TRY(attn_params("attn_fwd", a, &p));
+    if (attn_is_latent(a)) return cuda_attn_fwd_latent(c, a, p);
     if (attn_on_tensor_cores(a)) {
         bool ran;
         if (p.softcap > 0) return p.dim <= 128 ? fwd_capped<128>(c, a, p) : fwd_capped<256>(c, a, p);

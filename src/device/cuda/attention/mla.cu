@@ -1,5 +1,5 @@
-/* mla.cu - the CUDA backend's multi-head latent attention: what joins its parts into heads of queries, K and V. A thread has an
- * element.
+/* mla.cu - the CUDA backend's multi-head latent attention: what RoPE turns of queries and keys, and the keys. A thread has a pair
+ * of what is turned, or an element of the latent.
  *
  * Invariant: a row of a result reads the inputs of its own token alone, in one order. */
 #include "device/cuda/vec.cuh"
@@ -9,9 +9,12 @@ typedef __nv_bfloat16 bf16;
 enum { THREADS = 256 };
 
 struct join {
-    void *q, *kv, *qkv, *latent;
-    int64_t tokens, heads, nope, rope, v, width; /* width: of latent */
-    bool half, latent_half;
+    void *heads, *latent, *cn, *q, *k;
+    const void *v;
+    const float2 *table;
+    const int32_t *pos, *slots;
+    int64_t tokens, n_heads, nope, rope, r;
+    bool half, interleaved;
 };
 
 static __device__ __forceinline__ float value_at(const void *p, bool half, int64_t i) {
@@ -22,72 +25,93 @@ static __device__ __forceinline__ void put(void *p, bool half, int64_t i, float 
     else ((float *)p)[i] = v;
 }
 
+/* Which part of token t thread i has: pairs of the heads, then of the latent, then elements of the latent. */
+struct place {
+    int64_t t, in, pairs;
+};
+static __device__ __forceinline__ struct place place_of(const struct join &a) {
+    const int64_t pairs = (a.n_heads + 1) * (a.rope / 2), each = pairs + a.r, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    return {i / each, i % each, pairs};
+}
+/* Where the two elements of a pair are: in what is turned, and in a query or key. */
+struct pair {
+    int64_t x0, x1, y0, y1;
+    bool key;
+    float2 angle; /* cos, sin */
+};
+static __device__ __forceinline__ struct pair pair_of(const struct join &a, const struct place &p) {
+    const int64_t half = a.rope / 2, h = p.in / half, i = p.in % half, dim = a.rope + a.r;
+    struct pair at;
+    at.key = h == a.n_heads;
+    const int64_t x = at.key ? p.t * dim + a.r : (p.t * a.n_heads + h) * (a.nope + a.rope) + a.nope;
+    at.x0 = x + (a.interleaved ? 2 * i : i);
+    at.x1 = x + (a.interleaved ? 2 * i + 1 : i + half);
+    at.y0 = (at.key ? (int64_t)a.slots[p.t] : p.t * a.n_heads + h) * dim + i;
+    at.y1 = at.y0 + half;
+    at.angle = a.table[a.pos[p.t] * half + i];
+    return at;
+}
+
 static __global__ void __launch_bounds__(THREADS) mla_join_fwd_kernel(const struct join a) {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, dim = a.nope + a.rope, each = a.heads * dim;
-    const int64_t t = i / (3 * each), in = i % (3 * each), part = in / each, h = in % each / dim, c = in % dim;
-    const int64_t kv = (t * a.heads + h) * (a.nope + a.v);
-    float x = 0;
     pdl_launch_dependents();
     pdl_wait();
-    if (t >= a.tokens) return;
-    if (part == 0) x = value_at(a.q, a.half, t * each + h * dim + (c < a.rope ? a.nope + c : c - a.rope));
-    else if (part == 2) x = c < a.v ? value_at(a.kv, a.half, kv + a.nope + c) : 0.0f;
-    else if (c < a.rope) x = value_at(a.latent, a.latent_half, (t + 1) * a.width - a.rope + c);
-    else x = value_at(a.kv, a.half, kv + c - a.rope);
-    put(a.qkv, a.half, i, x);
-}
-
-/* The elements of q, then those of kv, then the latent's last columns. */
-static __global__ void __launch_bounds__(THREADS) mla_join_bwd_kernel(const struct join a) {
-    const int64_t dim = a.nope + a.rope, each = a.heads * dim, of_kv = a.nope + a.v, n_kv = a.heads * of_kv;
-    const int64_t row = each + n_kv + a.rope, i = (int64_t)blockIdx.x * THREADS + threadIdx.x, t = i / row, in = i % row;
-    pdl_launch_dependents();
-    pdl_wait();
-    if (t >= a.tokens) return;
-    const int64_t q = t * 3 * each, k = q + each, v = k + each;
-    if (in < each) {
-        const int64_t c = in % dim;
-        put(a.q, a.half, t * each + in, value_at(a.qkv, a.half, q + in - c + (c < a.nope ? a.rope + c : c - a.nope)));
-    } else if (in < each + n_kv) {
-        const int64_t h = (in - each) / of_kv, c = (in - each) % of_kv;
-        put(a.kv, a.half, t * n_kv + in - each,
-            value_at(a.qkv, a.half, c < a.nope ? k + h * dim + a.rope + c : v + h * dim + c - a.nope));
-    } else {
-        const int64_t c = in - each - n_kv;
-        float sum = 0;
-        for (int64_t h = 0; h < a.heads; h++) sum = __fadd_rn(sum, value_at(a.qkv, a.half, k + h * dim + c));
-        put(a.latent, a.latent_half, (t + 1) * a.width - a.rope + c, sum);
+    const struct place p = place_of(a);
+    if (p.t >= a.tokens) return;
+    if (p.in >= p.pairs) {
+        const int64_t c = p.in - p.pairs;
+        put(a.k, a.half, (int64_t)a.slots[p.t] * (a.rope + a.r) + a.rope + c, value_at(a.cn, a.half, p.t * a.r + c));
+        return;
     }
+    const struct pair at = pair_of(a, p);
+    const void *const from = at.key ? a.latent : a.heads;
+    void *const to = at.key ? a.k : a.q;
+    const float x0 = value_at(from, a.half && !at.key, at.x0), x1 = value_at(from, a.half && !at.key, at.x1);
+    put(to, a.half, at.y0, __fsub_rn(__fmul_rn(x0, at.angle.x), __fmul_rn(x1, at.angle.y)));
+    put(to, a.half, at.y1, __fadd_rn(__fmul_rn(x1, at.angle.x), __fmul_rn(x0, at.angle.y)));
 }
 
-static struct join join_of(const struct mla_join_args *a) {
+static __global__ void __launch_bounds__(THREADS) mla_join_bwd_kernel(const struct join a) {
+    pdl_launch_dependents();
+    pdl_wait();
+    const struct place p = place_of(a);
+    if (p.t >= a.tokens) return;
+    if (p.in >= p.pairs) {
+        const int64_t c = p.in - p.pairs, at = (int64_t)a.slots[p.t] * (a.rope + a.r) + a.rope + c;
+        put(a.cn, a.half, p.t * a.r + c, __fadd_rn(((const float *)a.k)[at], ((const float *)a.v)[at]));
+        return;
+    }
+    const struct pair at = pair_of(a, p);
+    const void *const from = at.key ? a.k : a.q;
+    void *const to = at.key ? a.latent : a.heads;
+    const float y0 = value_at(from, a.half && !at.key, at.y0), y1 = value_at(from, a.half && !at.key, at.y1);
+    put(to, a.half, at.x0, __fadd_rn(__fmul_rn(y0, at.angle.x), __fmul_rn(y1, at.angle.y)));
+    put(to, a.half, at.x1, __fsub_rn(__fmul_rn(y1, at.angle.x), __fmul_rn(y0, at.angle.y)));
+}
+
+static int launch_join(struct dev *d, void (*kernel)(struct join), const struct mla_join_args *a) {
     struct join p = {};
-    p.q = a->q.data;
-    p.kv = a->kv.data;
-    p.qkv = a->qkv.data;
+    p.heads = a->heads.data;
     p.latent = a->latent.data;
-    p.tokens = a->qkv.dim[0];
-    p.heads = a->n_heads;
+    p.cn = a->cn.data;
+    p.q = a->q.data;
+    p.k = a->k.data;
+    p.v = a->v.data;
+    p.table = (const float2 *)a->table.data;
+    p.pos = (const int32_t *)a->pos.data;
+    p.slots = (const int32_t *)a->slots.data;
+    p.tokens = a->cn.dim[0];
+    p.n_heads = a->n_heads;
     p.nope = a->nope;
     p.rope = a->rope;
-    p.v = a->v;
-    p.width = a->latent.dim[1];
-    p.half = a->qkv.dt == DT_BF16;
-    p.latent_half = a->latent.dt == DT_BF16;
-    return p;
-}
-
-int cuda_mla_join_fwd(struct dev *d, const struct mla_join_args *a) {
-    const unsigned grid = (unsigned)ceil_div(tensor_count(a->qkv), THREADS);
-    CU_TRY(cuda_launch_pdl(cuda_of(d), mla_join_fwd_kernel, grid, THREADS, 0, join_of(a)));
+    p.r = a->cn.dim[1];
+    p.half = a->cn.dt == DT_BF16;
+    p.interleaved = a->interleaved;
+    const int64_t n = p.tokens * ((a->n_heads + 1) * (a->rope / 2) + p.r);
+    CU_TRY(cuda_launch_pdl(cuda_of(d), kernel, (unsigned)ceil_div(n, THREADS), THREADS, 0, p));
     return 0;
 }
-
-int cuda_mla_join_bwd(struct dev *d, const struct mla_join_args *a) {
-    const int64_t n = tensor_count(a->q) + tensor_count(a->kv) + a->qkv.dim[0] * a->rope;
-    CU_TRY(cuda_launch_pdl(cuda_of(d), mla_join_bwd_kernel, (unsigned)ceil_div(n, THREADS), THREADS, 0, join_of(a)));
-    return 0;
-}
+int cuda_mla_join_fwd(struct dev *d, const struct mla_join_args *a) { return launch_join(d, mla_join_fwd_kernel, a); }
+int cuda_mla_join_bwd(struct dev *d, const struct mla_join_args *a) { return launch_join(d, mla_join_bwd_kernel, a); }
 
 struct resize {
     void *dst;

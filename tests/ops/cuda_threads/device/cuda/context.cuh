@@ -10,7 +10,7 @@
 #include <cuda_runtime.h>
 #include <string.h>
 
-enum cuda_scratch_id { CUDA_SCRATCH_ROW, CUDA_N_SCRATCH };
+enum cuda_scratch_id { CUDA_SCRATCH_ROW, CUDA_SCRATCH_ATTN, CUDA_N_SCRATCH };
 struct cuda {
     int n_sm;
     size_t smem_max;

@@ -2,6 +2,7 @@
 #ifndef VERLC_TESTS_CUDA_THREADS_PTX_CUH
 #define VERLC_TESTS_CUDA_THREADS_PTX_CUH
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,69 @@ static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void pdl_launch_dependents() {}
 static inline void pdl_wait() {}
 static inline float rcp_approx(float x) { return 1.0f / x; }
+static inline float log2_approx(float x) { return log2f(x); }
 template <class T> static inline T &dynamic_shared() { return *(T *)threads_shared; }
+static inline void pdl_launch_dependents() {}
+static inline void pdl_wait() {}
+static inline uint32_t pack_bf16(float lo, float hi) {
+    return (uint32_t)__float2bfloat16_rn(lo).bits | (uint32_t)__float2bfloat16_rn(hi).bits << 16;
+}
+static inline float warp_sum(float v) {
+    for (int lane = 16; lane > 0; lane /= 2) v += __shfl_xor_sync(WARP_ALL, v, lane);
+    return v;
+}
+
+/* Copies happen at once: that one is waited for is not seen here. */
+static inline uint32_t smem_addr(const void *p) { return (uint32_t)((const char *)p - threads_shared); }
+static inline void threads_copy(uint32_t dst, const void *src, bool take, size_t bytes) {
+    if (dst % bytes || (take && (uintptr_t)src % bytes)) {
+        fprintf(stderr, "cp_async: an address is not aligned\n");
+        abort();
+    }
+    if (take) memcpy(threads_shared + dst, src, bytes);
+    else memset(threads_shared + dst, 0, bytes);
+}
+static inline void cp_async16(uint32_t dst, const void *src, bool take) { threads_copy(dst, src, take, 16); }
+static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy(dst, src, take, 8); }
+static inline void cp_commit() {}
+template <int N> static inline void cp_wait() {}
+
+static inline void threads_ldmatrix(uint32_t (&r)[4], uint32_t addr, bool trans) {
+    const lane_bytes *const all = threads_exchange(&addr, sizeof addr);
+    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    if (addr % 16) {
+        fprintf(stderr, "ldmatrix: an address is not aligned\n");
+        abort();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 2; k++) {
+            uint32_t row;
+            uint16_t x;
+            memcpy(&row, all[8 * i + (trans ? 2 * t + k : g)], sizeof row);
+            memcpy(&x, threads_shared + row + (trans ? 2 * g : 4 * t + 2 * k), sizeof x);
+            r[i] = k ? r[i] | (uint32_t)x << 16 : x;
+        }
+}
+static inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) { threads_ldmatrix(r, addr, false); }
+static inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) { threads_ldmatrix(r, addr, true); }
+
+/* m16n8k16. The order of its sums is not the hardware's. */
+static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const lane_bytes *const all = threads_exchange(mine, sizeof mine);
+    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    const auto at = [&](int from, int word, int k) {
+        uint16_t x;
+        memcpy(&x, all[from] + 4 * word + 2 * (k & 1), 2);
+        return (double)__uint_as_float((uint32_t)x << 16);
+    };
+    for (int i = 0; i < 4; i++) {
+        double sum = (double)c[i];
+        for (int k = 0; k < 16; k++)
+            sum += at(g * 4 + k % 8 / 2, (i >= 2) + (k >= 8 ? 2 : 0), k) * at((2 * t + (i & 1)) * 4 + k % 8 / 2, 4 + (k >= 8), k);
+        c[i] = (float)sum;
+    }
+}
 
 /* m16n8k8; operands must be TF32. The order of its sums is not the hardware's. */
 static inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
