@@ -12,6 +12,7 @@ static const struct {
     enum quant_kind kind;
     const char *name;
 } KINDS[] = {{QUANT_NF4, "nf4"}, {QUANT_INT8, "int8"}};
+static const char *const BASES[] = {"qwen2", "deepseek_v3"}; /* of adapters; the latter multiplies by W and by W^T in forward */
 #define EACH(i, list) for (size_t i = 0; i < sizeof(list) / sizeof((list)[0]); i++)
 
 static struct safetensors_file *fixture(void) {
@@ -117,32 +118,32 @@ static float *both_ways(struct model_case *c, struct model_keep keep, size_t *by
     return out;
 }
 
-static void open_case(struct model_case *c, const char *backend, const char *dir, enum quant_kind quant) {
+static void open_case(struct model_case *c, const char *name, const char *backend, const char *dir, enum quant_kind quant) {
     *c = (struct model_case){0};
     case_dev(&c->dev, backend, 2);
     OK(model_open(&c->m, &c->dev, &(struct model_open_args){.dir = dir, .act = DT_F32, .max_len = 128, .quant = quant}));
-    case_golden(c, "qwen2");
+    case_golden(c, name);
 }
 
-static void adapter_check(const char *backend, size_t kind, struct model_keep keep) {
-    char *base = case_path("qwen2", ""), *dir = case_temp_dir();
+static void adapter_check(const char *name, const char *backend, size_t kind, struct model_keep keep) {
+    char *base = case_path(name, ""), *dir = case_temp_dir();
     struct model_case c, plain;
     size_t bytes, same;
-    open_case(&c, backend, base, KINDS[kind].kind);
+    open_case(&c, name, backend, base, KINDS[kind].kind);
     const struct model_open_args args = {.act = DT_F32, .max_len = 128, .quant = KINDS[kind].kind};
     const size_t planned = model_open_bytes(&c.m->cfg, &c.dev, &args);
     assert_true(c.dev.allocated <= planned + 4096 && planned <= c.dev.allocated + 4096); /* what the plan counts is what is taken */
     OK(model_export(c.m, dir, &(struct model_export_args){.dt = DT_F32}));
     put_adapter(c.m);
     float *got = both_ways(&c, keep, &bytes);
-    open_case(&plain, backend, dir, QUANT_NONE);
+    open_case(&plain, name, backend, dir, QUANT_NONE);
     put_adapter(plain.m);
     float *want = both_ways(&plain, keep, &same);
     assert_int_equal(bytes, same);
     assert_memory_equal(got, want, bytes);
     const double off = case_worst(c.l.logp, c.want_logp, c.l.n);
-    print_message("%-4s on %s: log-probs and gradients are those of the dequantised model, 0 bits differ\n", KINDS[kind].name,
-                  backend);
+    print_message("%s, %-4s on %s: log-probs and gradients are those of the dequantised model, 0 bits differ\n", name,
+                  KINDS[kind].name, backend);
     assert_true(off > 1e-3); /* and it is not the model before */
     free(got);
     free(want);
@@ -156,9 +157,9 @@ static void adapter_on_codes(void **state) {
     (void)state;
     EACH(b, BACKENDS) {
         if (!case_has(BACKENDS[b])) continue;
-        EACH(k, KINDS) adapter_check(BACKENDS[b], k, MODEL_KEEP_ALL);
+        EACH(k, KINDS) EACH(i, BASES) adapter_check(BASES[i], BACKENDS[b], k, MODEL_KEEP_ALL);
     }
-    adapter_check("cpu", 0, MODEL_KEEP_LAYER);
+    EACH(i, BASES) adapter_check(BASES[i], "cpu", 0, MODEL_KEEP_LAYER);
 }
 
 /* Directories that transformers saved in 4 bits give the f32 values that bitsandbytes makes of them, to the bit. */

@@ -60,13 +60,15 @@ def main():
         model = experts_model(s).rename(s.dir / "experts")
         f32 = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32"}
         one = compare("qwen3_moe", ((2, 2), (4, 2)), 2, **f32)
-        for family, config in FAMILIES.items():
+        models = {family: experts_model(s, family, config) for family, config in FAMILIES.items()}
+        for family, path in models.items():
             n = 4 if family in ("mixtral", "qwen2_moe") else 3  # Mixtral: more ranks than experts
-            compare(family, ((n, n),), **{A + "model.path": experts_model(s, family, config)})
+            compare(family, ((n, n),), **{A + "model.path": path})
         compare("qwen3_5_moe", ((3, 3),), **{A + "model.path": experts_model(s, "qwen3_5_moe_text", hybrid_config(s))})
         lora = {A + "model.path": model, A + "model.lora_rank": 4}
         compare("adapters", ((3, 3),), 2, **lora)
-        compare("qlora", ((4, 4),), **lora, **{"+" + A + "model.quantization": "nf4"})
+        latent = {**lora, A + "model.path": models["deepseek_v3"], A + "model.target_modules": "all-linear"}
+        compare("qlora", ((4, 4),), **latent, **{"+" + A + "model.quantization": "nf4"})
         router = {A + "actor.optim.lr": 0.02, "+" + A + "actor.router_replay.mode": "R3",
                   A + "rollout.enable_rollout_routing_replay": True}
         compare("replay", ((3, 3),), 2, **f32, **router)

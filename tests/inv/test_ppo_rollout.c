@@ -45,6 +45,13 @@ static const char *const CONFIGS[] = {
     " \"linear_key_head_dim\": 32, \"linear_value_head_dim\": 16, \"num_experts\": 6, \"num_experts_per_tok\": 2,"
     " \"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 24, \"vocab_size\": 4200,"
     " \"max_position_embeddings\": 256, \"initializer_range\": 0.15, \"eos_token_id\": 2, \"rope_theta\": 1e4}",
+    /* latent attention, whose KV cache has the latent alone */
+    "{\"model_type\": \"deepseek_v3\", \"architectures\": [\"DeepseekV3ForCausalLM\"], \"hidden_size\": 48,"
+    " \"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"num_key_value_heads\": 3,"
+    " \"q_lora_rank\": 24, \"kv_lora_rank\": 16, \"qk_nope_head_dim\": 16, \"qk_rope_head_dim\": 8, \"v_head_dim\": 24,"
+    " \"n_routed_experts\": 6, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 32, \"n_shared_experts\": 1,"
+    " \"n_group\": 1, \"topk_group\": 1, \"norm_topk_prob\": true, \"first_k_dense_replace\": 1, \"vocab_size\": 4200,"
+    " \"max_position_embeddings\": 256, \"initializer_range\": 0.15, \"eos_token_id\": 2, \"rope_theta\": 1e4}",
 };
 
 struct rig {
@@ -316,6 +323,7 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
                   {"mistral with an adapter", 1, true, QUANT_NONE},
                   {"qwen2 in NF4 with an adapter", 0, true, QUANT_NF4},
                   {"mistral in INT8 with an adapter", 1, true, QUANT_INT8},
+                  {"deepseek_v3 in NF4 with an adapter", 4, true, QUANT_NF4},
                   {"qwen3_5", 2, false, QUANT_NONE},
                   {"qwen3_5 in NF4 with an adapter", 2, true, QUANT_NF4}};
     int64_t n = 0;
