@@ -1,6 +1,6 @@
 """`make bench-ranks`: what several GPUs of one host bring, each figure beside its bar, and that results do not depend on them.
 
-Rows: links, hashes, start, recipe1, recipe2, 7b, update, checkpoint, kills.  `recipe1` and `recipe2` are the recipes of
+Rows: links, hashes, start, recipe1, recipe2, 7b, update, decode, checkpoint, kills.  `recipe1` and `recipe2` are the recipes of
 docs/performance.md on one GPU, on all, and on all with as many times the prompts.  `7b` is Qwen2.5-7B with a reference.  `hashes`
 takes three steps of GRPO and PPO at full length on one GPU and on all, in every layout and with pools, and compares
 checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL at random moments until each stage was hit, and compares
@@ -215,6 +215,25 @@ def update(b):
             return
 
 
+def decode(b):
+    """Tensor parallel by each way of its gathers: what of a step is no kernel of the model."""
+    path = b.model("qwen3-1.7b")
+    say(f"  {'ranks, gathers':44s} {'tokens/s':>9s} {'step ms':>9s} {'kernels':>9s} {'other':>6s} {'roofline':>8s}")
+    sizes = ("--batch", 80, "--prompt", 128, "--len", 256) if b.device == "cuda" else ("--batch", 4, "--prompt", 8, "--len", 32)
+    ways = ("peers_graph", "peers", "nccl", "host") if b.device == "cuda" else ("host",)
+    for n in sorted({1, 2, 4, b.n} if b.device == "cuda" else {1, b.n}):
+        for way in ways if n > 1 else ("host",):
+            p = subprocess.run([VERLC, *map(str, ("bench", "decode", "--model", path, "--ranks", n, "--device", b.device, *sizes)),
+                                "--json"], capture_output=True, text=True, timeout=900, env={**os.environ, "VERLC_GROUP": way})
+            if p.returncode:
+                say(f"  {n} ranks, {way}: {p.stderr.strip()[-300:]}")
+                continue
+            d = json.loads(p.stdout.splitlines()[-1])
+            step, kernels = 1e3 * d["step_seconds"], 1e3 * d["kernel_seconds"]
+            say(f"  {str(n) + ', ' + d['way']:44s} {d['tokens_per_s']:9.0f} {step:9.3f} {kernels:9.3f} {1 - kernels / step:6.1%} "
+                f"{d['roofline_seconds'] / d['step_seconds']:8.1%}")
+
+
 def checkpoint(b):
     p = one.call("bench", "checkpoint", "--model", b.model("qwen2.5-0.5b"), "--dir", OUT, "--device", b.device)
     say("  " + p.stdout.strip().replace("\n", "\n  "))
@@ -323,7 +342,7 @@ def kills(b):
 
 
 ROWS = {"links": links, "hashes": hashes, "start": start, "recipe1": recipe1, "recipe2": recipe2, "7b": seven, "update": update,
-        "checkpoint": checkpoint, "kills": kills}
+        "decode": decode, "checkpoint": checkpoint, "kills": kills}
 
 
 def main():
@@ -339,8 +358,8 @@ def main():
     if args.ranks is None:
         args.ranks = args.device == "cuda" and gpus() or 2
     b = Bench(args)
-    if "share" in b.gpus and not set(args.rows) <= {"hashes", "kills"}:
-        p.error(f"{args.ranks} {b.gpus}: name hashes or kills, the other rows are rates")
+    if "share" in b.gpus and not set(args.rows) <= {"decode", "hashes", "kills"}:
+        p.error(f"{args.ranks} {b.gpus}: name decode, hashes or kills, the other rows are rates")
     for name in args.rows or ROWS:
         ROWS[name](b)
         (OUT / "ranks.json").write_text(FIGURES.text())  # a run that is cut short has said something

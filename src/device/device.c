@@ -430,6 +430,7 @@ int dev_graph_run(struct dev *d, void *graph) {
     HAVE(graph_run);
     return TRACED(graph_run, (d, graph), 0, 0, 0);
 }
+void dev_graph_list(struct dev *d, FILE *to) { d->graph_list = to; }
 void dev_graph_free(struct dev *d, void *graph) {
     if (graph) d->ops->graph_free(d, graph);
 }

@@ -54,6 +54,7 @@ struct dev {
     size_t planned;                  /* bytes that a memory plan says the run takes of the device; 0: none has said */
     struct dev_trace *trace;         /* NULL: no trace is on */
     struct gpu_use *use;             /* what looks at how busy it is (gpu_use.h); NULL: nobody asked */
+    FILE *graph_list;                /* dev_graph_list's */
     void (*range)(const char *name); /* begins a named range of a profiler that listens (NVTX), NULL ends it; NULL: none does */
     bool in_range;                   /* the range of a phase is open */
 };

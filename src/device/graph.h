@@ -8,6 +8,7 @@
 #define VERLC_DEVICE_GRAPH_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +21,9 @@ int dev_graph_begin(struct dev *d);             /* starts the capture */
 int dev_graph_end(struct dev *d, void **graph); /* also ends a capture that failed: *graph is NULL then */
 int dev_graph_run(struct dev *d, void *graph);
 void dev_graph_free(struct dev *d, void *graph); /* NULL ok */
+/* From now on the nodes of each graph are written when its capture ends, a line each, in their order: a kernel with its name,
+ * blocks and threads, a copy or memset with its bytes. NULL: no longer. to is borrowed. */
+void dev_graph_list(struct dev *d, FILE *to);
 
 #ifdef __cplusplus
 }

@@ -507,17 +507,31 @@ static int send_results(struct decoder *d, int64_t lo, int64_t hi) {
     return dev_evict(dev, stream, d->host_kept + at, d->burst_kept + at, bytes);
 }
 
+/* Its graph, where what ranks gather in between can be held by one. */
+static int run_step(struct decoder *d, struct decode_graphs *graphs, int64_t n) {
+    const bool in_graph = !d->model->tp || model_tp_in_graph(d->model);
+    return in_graph ? decode_graph_run(graphs, d->model->dev, n, burst_step, d) : burst_step(d, n);
+}
+
+int decoder_repeat(struct decoder *d, struct decode_graphs *graphs, int64_t n) {
+    if (d->burst_rows == 0) FAIL(ERR_INVAL, "decoder_repeat: there was no burst");
+    for (int64_t t = 0; t < n; t++) {
+        if (t % d->max_burst == 0) TRY(dev_zero(d->model->dev, d->step, sizeof *d->step));
+        TRY(run_step(d, graphs, d->burst_rows));
+    }
+    return 0;
+}
+
 static int decoder_burst(void *ctx, const struct engine_burst *b) {
     struct decoder *d = ctx;
     const int64_t n = dev_has_graphs(d->model->dev) ? decode_graph_rows(b->n_seqs) : b->n_seqs, part = part_of(d);
-    const bool in_graphs = !d->model->tp || model_tp_in_graph(d->model); /* else what ranks gather in between no graph holds */
     CHECK(b->n_seqs <= d->max_seqs && b->max_blocks <= d->max_blocks && b->steps <= d->max_burst);
     if (b->max_stop > MAX_STOP) FAIL(ERR_INVAL, "generate: %lld end tokens; at most %d", (long long)b->max_stop, MAX_STOP);
     TRY(burst_upload(d, b, n));
     d->burst_rows = n;
     d->burst_steps = b->steps;
     for (int64_t t = 0; t < b->steps; t++) {
-        TRY(in_graphs ? decode_graph_run(&d->graphs, d->model->dev, n, burst_step, d) : burst_step(d, n));
+        TRY(run_step(d, &d->graphs, n));
         if ((t + 1) % part == 0 || t + 1 == b->steps) TRY(send_results(d, t / part * part, t + 1));
     }
     return 0;

@@ -138,6 +138,10 @@ int64_t decoder_verify_rows(const struct decoder_args *a); /* of a step that ver
 int decoder_open(struct decoder **out, const struct decoder_args *a);
 void decoder_close(struct decoder *d); /* NULL ok */
 struct engine_model decoder_model(struct decoder *d);
+/* For measuring: n more steps of the last burst's rows, whose samples have all ended, so nothing is drawn; queued, with graphs of
+ * their own (decode_graphs_free). ERR_INVAL: there was no burst. */
+struct decode_graphs;
+int decoder_repeat(struct decoder *d, struct decode_graphs *graphs, int64_t n);
 
 /* ---- requests and results ---- */
 struct engine_request {

@@ -102,6 +102,25 @@ def check_bench_update(s, test):
     test.refused("bench update: the first rank's error", p, 3, "rank ", "nothing does not exist")
 
 
+def check_bench_decode(s, test):
+    args = ("bench", "decode", "--model", s.dir / "model", "--device", "cpu", "--batch", 2, "--prompt", 8, "--len", 16,
+            "--steps", 1)
+    one, two = (json.loads(run(*args, "--ranks", n, "--json").stdout) for n in (1, 2))
+    sums = {k: sum(two[k]) / sum(one[k]) for k in ("weight_bytes", "kv_bytes")}
+    test("bench decode: two ranks read what one does", 1 <= sums["weight_bytes"] < 1.05 and sums["kv_bytes"] == 1, sums)
+    alone = one["kernel_seconds"] == one["step_seconds"] > 0
+    test("bench decode: one rank gathers nothing", alone and one["way"] == "none", one)
+    test("bench decode: two gather, and compute less than a step takes",
+         0 < two["kernel_seconds"] < two["step_seconds"] and two["way"] == "the host" and two["tokens_per_s"] > 0, two)
+    out = run(*args, "--ranks", 2).stdout
+    left = re.search(r"  gathers, barriers, gaps +[\d.]+ ms, [\d.]+ %\nroofline: .* % of the step$", out, re.M)
+    test("bench decode: a table", left, out)
+    p = run(*args, "--ranks", 64, check=False)
+    test.refused("bench decode: more ranks than heads", p, 3, "unsupported --ranks 64")
+    p = run(*args, "--graph", s.dir / "graph", check=False)
+    test.refused("bench decode: a graph where there is none", p, 3, "--graph", "has no CUDA graphs")
+
+
 def main():
     test = Tests()
     with Scratch(n_train=16) as s:
@@ -145,6 +164,7 @@ def main():
         test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["async_gb_s"] > 0 and
              c["training_slower"] > -1, c)
         check_bench_update(s, test)
+        check_bench_decode(s, test)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
         for how in ("none", "mlp"):

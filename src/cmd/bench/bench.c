@@ -8,14 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-int bench_keep(const char *recompute, struct model_keep *out) {
-    if (strcmp(recompute, "none") == 0) *out = MODEL_KEEP_ALL;
-    else if (strcmp(recompute, "mlp") == 0) *out = MODEL_KEEP_ATTENTION;
-    else if (strcmp(recompute, "layer") == 0) *out = MODEL_KEEP_LAYER;
-    else FAIL(ERR_INVAL, "--recompute %s: expected none, mlp or layer", recompute);
-    return 0;
-}
-
 int cmd_bench(int argc, char **argv) {
     if (argc < 2 || strcmp(argv[1], "--help") == 0) {
         printf("usage: verlc bench SUBJECT [options]\n\nsubjects:\n");

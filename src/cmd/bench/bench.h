@@ -17,6 +17,7 @@
     X(train, "forward and backward of a model, tokens per second")                            \
     X(logprob, "log-probs of a model, tokens per second")                                     \
     X(generate, "sampling from a model, tokens per second")                                   \
+    X(decode, "decoding steps on several ranks: how much of one is not the model's kernels")  \
     X(update, "an optimizer step on several ranks: what the order of its sums costs")         \
     X(step, "generation, reference log-probs and update of one GRPO step, seconds")           \
     X(checkpoint, "a checkpoint: how long a run waits, how fast it is written")               \
@@ -30,8 +31,14 @@ BENCH_MAP(X)
 /* The call of a rank: the options of `verlc bench update` but those of ranks, with "chunks": [..], the values of grad_chunk. A step
  * with the first is traced. Gives {"device", "isa", "parameters", "peak_bytes", "seconds": a list of each value's steps}. */
 #define BENCH_SERVICES \
-    { "bench_update", bench_update_rank }
+    {"bench_update", bench_update_rank}, { "bench_decode", bench_decode_rank }
 int bench_update_rank(struct comm *c, const struct comm_call *call, struct ctl_result *out);
+/* The call of a rank: the options of `verlc bench decode` but those of ranks. Gives {"device", "isa", "way", "host": its
+ * first rank, "gpu": -1 on a CPU, "graph": whether one holds a step, "weights" and "kv": bytes that a step reads, "first_s",
+ * "token_s", "step_s", "alone_s": below 0: not measured, "bytes_per_s": 0: rank 0's}. */
+int bench_decode_rank(struct comm *c, const struct comm_call *call, struct ctl_result *out);
+/* The GPU of this rank, where GPUs are there and nothing else is named; *gpu: its number, -1: none. */
+int bench_open_rank_device(struct comm *c, const char *device, int64_t threads, struct dev *d, int *gpu);
 
 /* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
 int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median);

@@ -173,31 +173,6 @@ static int decode_times(struct engine *e, int64_t batch, int64_t len, struct gen
     return more < 0 ? more : 0;
 }
 
-int bench_submit(struct engine *e, const struct bench_prompts *p) {
-    struct rng r = {.seed = 2, .stream = RNG_TEST};
-    int32_t *ids = xmalloc((size_t)p->length * 4);
-    int rc = 0;
-    for (int64_t i = 0; i < p->prompts && rc == 0; i++) {
-        random_ids(&r, p->vocab, ids, p->length);
-        for (int64_t k = p->repeat; p->repeat > 0 && k < p->length; k++) ids[k] = ids[k - p->repeat];
-        const struct engine_request q = {.prompt = ids,
-                                         .n_prompt = p->length,
-                                         .n = p->n,
-                                         .max_tokens = p->max_tokens,
-                                         .temperature = 1,
-                                         .top_p = 1,
-                                         .repetition_penalty = 1,
-                                         .top_k = -1,
-                                         .seed = 3,
-                                         .uid = (uint64_t)i,
-                                         .ignore_eos = true,
-                                         .user = (void *)(intptr_t)i};
-        rc = engine_submit(e, &q, NULL);
-    }
-    free(ids);
-    return rc;
-}
-
 static int generate_once(struct model_bench *b, struct decoder *d, struct gen_times *times) {
     const bool measured = b->draft_mode && strcmp(b->draft_mode, "measured") == 0;
     const struct engine_config cfg = {.draft = measured ? ENGINE_DRAFT_MEASURED : ENGINE_DRAFT_ALWAYS};

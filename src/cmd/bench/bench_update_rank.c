@@ -55,23 +55,13 @@ static int read_args(struct update_bench *b, const struct comm_call *call) {
     return json_array_size(b->chunks) > 0 ? 0 : err_set(ERR_INVAL, __FILE__, __LINE__, "%s: no \"chunks\"", at);
 }
 
-/* The GPU of this rank, where GPUs are there and nothing else is named. */
-static int open_device(struct update_bench *b) {
-    char why[256], name[32];
-    const bool any = strcmp(b->device, "auto") == 0,
-               cuda = strcmp(b->device, "cuda") == 0 || (any && dev_cuda_present(why, sizeof why));
-    int gpu = 0;
-    if (cuda) TRY(rank_gpu(b->comm, &gpu));
-    snprintf(name, sizeof name, "cuda:%d", gpu);
-    return dev_open_named(&b->dev, cuda ? name : any ? "cpu" : b->device, (int)b->threads, NULL);
-}
-
 static int open_all(struct update_bench *b) {
     struct model_open_args a = {
         .dir = b->model, .flags = MODEL_TRAIN, .max_len = b->len, .shard = {comm_rank(b->comm), comm_size(b->comm), false}};
     struct rng r = {.seed = 1, .stream = RNG_TEST};
+    int gpu;
     TRY(cmd_compute_dtype(b->dtype, &a.act));
-    TRY(open_device(b));
+    TRY(bench_open_rank_device(b->comm, b->device, b->threads, &b->dev, &gpu));
     TRY(model_open(&b->m, &b->dev, &a));
     b->ids = xmalloc((size_t)(b->batch * b->len) * sizeof *b->ids);
     b->seqs = xmalloc((size_t)b->batch * sizeof *b->seqs);

@@ -63,17 +63,30 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line) {
     return err_set(ERR_DEVICE, file, line, "cuda: %s (%s) in %s%s", cudaGetErrorString(e), cudaGetErrorName(e), what, advice);
 }
 
+static cudaError_t find_entry(const char *name, unsigned version, void **f, cudaDriverEntryPointQueryResult *result) {
+#if CUDART_VERSION >= 12050
+    return cudaGetDriverEntryPointByVersion(name, f, version, cudaEnableDefault, result);
+#else
+    (void)version;
+    return cudaGetDriverEntryPoint(name, f, cudaEnableDefault, result);
+#endif
+}
+
 int cuda_driver_entry(const char *name, void **f) {
     cudaDriverEntryPointQueryResult result;
     void *found = NULL;
-#if CUDART_VERSION >= 12050
-    CU_TRY(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
-#else
-    CU_TRY(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result));
-#endif
+    CU_TRY(find_entry(name, 12000, &found, &result));
     if (result != cudaDriverEntryPointSuccess || !found) FAIL(ERR_DEVICE, "cuda: the driver has no %s", name);
     *f = found;
     return 0;
+}
+
+void cuda_driver_has(const char *name, void **f) {
+    cudaDriverEntryPointQueryResult result;
+    void *found = NULL;
+    const cudaError_t e = find_entry(name, 12030, &found, &result);
+    cudaGetLastError();
+    if (e == cudaSuccess && result == cudaDriverEntryPointSuccess && found) *f = found;
 }
 
 int cuda_hold(struct cuda *c, size_t bytes, void **out) {

@@ -73,6 +73,8 @@ int cuda_err(cudaError_t e, const char *what, const char *file, int line);
 
 /* A function of the driver, of CUDA 12.0's interface. It is asked of the runtime, so nothing links libcuda. */
 int cuda_driver_entry(const char *name, void **f);
+/* One that newer drivers have (CUDA 12.3); *f stays as it is where this one does not. */
+void cuda_driver_has(const char *name, void **f);
 
 /* ---- launches ----
  * Programmatic dependent launch (PDL), sm_90 and later: a kernel may start while the one before it still runs, which

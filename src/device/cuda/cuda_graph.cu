@@ -5,6 +5,8 @@
  * so a decoding loop on the device draws what a loop on the host would. */
 #include "device/cuda/lm_head/log_softmax.cuh"
 
+#include <cuda.h>
+#include <cxxabi.h>
 #include <stdlib.h>
 
 /* rng_token of base/rng.c: Philox4x32-10 (Salmon et al., SC 2011), 24 bits of its first word. */
@@ -131,6 +133,70 @@ int cuda_decode_next(struct dev *d, const struct decode_args *a) {
     return 0;
 }
 
+/* ---- a graph's nodes, for people ---- */
+
+struct node_names { /* of the driver, 12.3 and newer; NULL: it has none */
+    CUresult (*params)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *);
+    CUresult (*function)(const char **, CUfunction);
+    CUresult (*kernel)(const char **, CUkernel);
+};
+
+static void write_kernel(const struct node_names *names, cudaGraphNode_t node, FILE *to) {
+    CUDA_KERNEL_NODE_PARAMS k = {};
+    const char *name = NULL;
+    int rc = -1;
+    const bool known = names->params && names->params(node, &k) == CUDA_SUCCESS;
+    if (known && k.func && names->function) (void)names->function(&name, k.func);
+    if (known && !name && k.kern && names->kernel) (void)names->kernel(&name, k.kern);
+    char *const plain = name ? abi::__cxa_demangle(name, NULL, NULL, &rc) : NULL;
+    fprintf(to, "kernel %s, %ux%ux%u blocks of %u\n",
+            plain  ? plain
+            : name ? name
+                   : "?",
+            k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX * k.blockDimY * k.blockDimZ);
+    free(plain);
+}
+
+static int write_node(const struct node_names *names, cudaGraphNode_t node, FILE *to) {
+    cudaGraphNodeType type;
+    CU_TRY(cudaGraphNodeGetType(node, &type));
+    if (type == cudaGraphNodeTypeKernel) {
+        write_kernel(names, node, to);
+    } else if (type == cudaGraphNodeTypeMemcpy) {
+        cudaMemcpy3DParms m = {};
+        CU_TRY(cudaGraphMemcpyNodeGetParams(node, &m));
+        fprintf(to, "copy %zu bytes\n", m.extent.width * m.extent.height * m.extent.depth);
+    } else if (type == cudaGraphNodeTypeMemset) {
+        cudaMemsetParams m = {};
+        CU_TRY(cudaGraphMemsetNodeGetParams(node, &m));
+        fprintf(to, "memset %zu bytes\n", m.width * m.height * m.elementSize);
+    } else {
+        fprintf(to, "node of kind %d\n", (int)type);
+    }
+    return 0;
+}
+
+static int write_nodes(cudaGraph_t g, cudaGraphNode_t *nodes, size_t n, FILE *to) {
+    struct node_names names = {};
+    CU_TRY(cudaGraphGetNodes(g, nodes, &n));
+    cuda_driver_has("cuGraphKernelNodeGetParams", (void **)&names.params);
+    cuda_driver_has("cuFuncGetName", (void **)&names.function);
+    cuda_driver_has("cuKernelGetName", (void **)&names.kernel);
+    fprintf(to, "graph of %zu nodes\n", n);
+    for (size_t i = 0; i < n; i++) TRY(write_node(&names, nodes[i], to));
+    return 0;
+}
+
+static int list_nodes(cudaGraph_t g, FILE *to) {
+    size_t n = 0;
+    CU_TRY(cudaGraphGetNodes(g, NULL, &n));
+    cudaGraphNode_t *const nodes = (cudaGraphNode_t *)calloc(n + 1, sizeof *nodes);
+    if (!nodes) FAIL(ERR_NOMEM, "cuda: out of host memory");
+    const int rc = write_nodes(g, nodes, n, to);
+    free(nodes);
+    return rc;
+}
+
 /* ---- CUDA graphs ---- */
 
 int cuda_graph_begin(struct dev *d) {
@@ -145,10 +211,11 @@ int cuda_graph_end(struct dev *d, void **graph) {
     cuda_of(d)->capturing = false;
     CU_TRY(cudaStreamEndCapture(cuda_of(d)->stream, &g));
     const cudaError_t e = cudaGraphInstantiate(&exec, g, 0);
+    *graph = e == cudaSuccess ? exec : NULL;
+    const int rc = e == cudaSuccess && d->graph_list ? list_nodes(g, d->graph_list) : 0;
     (void)cudaGraphDestroy(g);
     CU_TRY(e);
-    *graph = exec;
-    return 0;
+    return rc;
 }
 
 int cuda_graph_run(struct dev *d, void *graph) {

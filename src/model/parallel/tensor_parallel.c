@@ -25,6 +25,7 @@ struct model_tp {
     struct model *whole;
     struct collective *group;
     bool in_graph; /* the gathers of a pass may be in a CUDA graph */
+    bool left_out; /* there are none: model_tp_leave_out_gathers */
     int rank, size;
     int64_t cut[MODEL_TP_DIMS][DEV_MOST_COLUMNS + 1]; /* columns that ranks compute: rank r has cut[r]..cut[r + 1] */
     int64_t max_rows;
@@ -670,7 +671,8 @@ int model_tp_take_adapter(struct model *m) {
 
 /* ---- a pass ---- */
 
-bool model_tp_in_graph(const struct model *m) { return m->tp->in_graph; }
+bool model_tp_in_graph(const struct model *m) { return m->tp->in_graph || m->tp->left_out; }
+void model_tp_leave_out_gathers(struct model *m, bool out) { m->tp->left_out = out; }
 int model_tp_on_time(const struct model *m) { return m->tp ? collective_on_time(m->tp->group) : 0; }
 
 const struct model *model__tp_whole(const struct model *m) { return m->tp->whole; }
@@ -699,7 +701,7 @@ static int gather(struct model *m, enum model_tp_dim d, struct tensor y, struct 
     if (rows == 0) return 0;
     for (int r = 0; r <= t->size; r++) at[r] = (size_t)(rows * t->cut[d][r]) * dtype_size(y.dt);
     memcpy(a.cut, t->cut[d], sizeof a.cut);
-    TRY((t->in_graph ? collective_all_gather_in_graph : collective_all_gather)(t->group, t->send, at, 1));
+    if (!t->left_out) TRY((t->in_graph ? collective_all_gather_in_graph : collective_all_gather)(t->group, t->send, at, 1));
     return dev_join_columns(m->dev, &a);
 }
 

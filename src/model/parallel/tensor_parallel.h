@@ -50,6 +50,9 @@ int model_tp_take_span(struct model *m, int64_t i, void *room);
 int model_tp_take_adapter(struct model *m);
 /* Whether a CUDA graph may hold a pass (collective_has_graphs). */
 bool model_tp_in_graph(const struct model *m);
+/* For measuring: passes without their gathers, which each rank makes by itself and whose results are nobody's; a CUDA graph may
+ * hold them. Of models without experts. */
+void model_tp_leave_out_gathers(struct model *m, bool out);
 /* Of any model, when its passes have ended. ERR_TIMEOUT: one waited too long for another rank, and what it computed is void. */
 int model_tp_on_time(const struct model *m);
 
