@@ -201,8 +201,17 @@ static int memory_rate(struct decode_bench *b) {
     return rc;
 }
 
+static int check_graph(const struct decode_bench *b) {
+    if (!b->graph) return 0;
+    if (!dev_has_graphs(&b->dev)) FAIL(ERR_UNSUPPORTED, "--graph: %s has no CUDA graphs", b->dev.describe);
+    if (b->m->tp && !model_tp_in_graph(b->m))
+        FAIL(ERR_UNSUPPORTED, "--graph: gathers through %s are in no CUDA graph: set VERLC_GROUP=peers_graph",
+             collective_way(b->split.devices));
+    return 0;
+}
+
 static int measure(struct decode_bench *b) {
-    if (b->graph && !dev_has_graphs(&b->dev)) FAIL(ERR_UNSUPPORTED, "--graph: %s has no CUDA graphs", b->dev.describe);
+    TRY(check_graph(b));
     TRY(comm_barrier(b->comm));
     TRY(memory_rate(b));
     TRY(draw_all(b));
