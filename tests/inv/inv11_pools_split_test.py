@@ -3,6 +3,7 @@ sharded, of other families and with an adapter, every file, metric and sample is
 time has it; its record replays bitwise on one rank. A rank that is lost ends the run by name; what cannot be split is said.
 And with a critic or a teacher sharded over the ranks of its pool."""
 
+import json
 import os
 import pathlib
 import signal
@@ -73,6 +74,29 @@ def said(s, test):
         test(f"plan: {why}", f"tensor parallel: 1, {why}" in p.stdout, p.stdout[-1500:] + p.stderr[-300:])
 
 
+def refused(s, test):
+    """A pool that is too small for its model is told how many ranks would have room."""
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944,
+              "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+              "vocab_size": 152064, "tie_word_embeddings": False, "eos_token_id": 1}
+    (s.dir / "7b").mkdir()
+    (s.dir / "7b/config.json").write_text(json.dumps(config))
+    bf16 = {A + "actor.use_kl_loss": False, A + "actor.fsdp_config.dtype": "bfloat16", "trainer.n_gpus_per_node": 1}
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "7b"}
+    teacher = {"distillation.enabled": True, "distillation.teacher_models.teacher_model.model_path": s.dir / "7b"}
+    for group, gpu, keys in (("critic", "80GB", critic), ("distillation", "16GB", teacher)):
+        fits, said = {}, ""
+        for gpus in (1, 2, 3):
+            own = {f"{group}.nnodes": 1, f"{group}.n_gpus_per_node": gpus}
+            p = run("plan", "--gpu", gpu, *s.ppo("plan", **bf16, **keys, **own)[1:], check=False)
+            fits[gpus] = p.returncode == 0
+            said = said or p.stdout
+        least = min((n for n in fits if fits[n]), default=0)
+        test(f"{group}: a pool that is too small is told which fits, and it does",
+             least > 1 and f"a pool of {least} GPUs ({group}.nnodes x {group}.n_gpus_per_node) fits" in said,
+             f"{fits} {said[-1500:]}")
+
+
 def sharded(s, test):
     """Critics, with an adapter too, and teachers whose weights are shares in their pool; and in another one at a resume."""
     critic = {"algorithm.adv_estimator": "gae", "critic.model.path": s.dir / "model", "critic.ppo_micro_batch_size_per_gpu": 1,
@@ -121,6 +145,7 @@ def main():
         fully(s, test)
         sharded(s, test)
         said(s, test)
+        refused(s, test)
         lost(s, test)
     test.end()
 

@@ -139,10 +139,38 @@ int memory_plan_validation(const struct memory_plan *p, const struct ppo_worker_
     return need > there && q.validation > q.batch ? refuse_samples(&q, k, there) : 0;
 }
 
+/* The smallest pool of these ranks under which the run fits; 0: none. */
+static int64_t larger_pool(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev) {
+    enum { MOST = 64 };
+    struct ppo_worker_config c = *k;
+    const bool one_host = k->ranks.all.n_local == k->ranks.all.n;
+    while (c.ranks.pools.n[c.ranks.pool] < MOST) {
+        c.ranks.pools.n[c.ranks.pool]++;
+        c.ranks.all.n++;
+        c.ranks.all.n_local += one_host;
+        if (fits(&c, s, dev)) return c.ranks.pools.n[c.ranks.pool];
+    }
+    return 0;
+}
+
+/* A pool of its own shares what it trains, or reads, among its ranks: whether more of them would fit is said, in text. */
+static bool pool_text(const struct ppo_worker_config *k, const struct memory_plan_shapes *s, struct dev *dev, char text[160]) {
+    const enum ppo_pool pool = k->ranks.pool;
+    const char *const group = pool == PPO_CRITIC ? "critic" : "distillation";
+    char key[64];
+    if (pool != PPO_CRITIC && pool != PPO_TEACHER) return false;
+    const int64_t n = larger_pool(k, s, dev);
+    if (n == 0) return false;
+    snprintf(key, sizeof key, "%s.ranks", group);
+    if (!dev_has_own_memory(dev) || conf_is_set(k->conf, key)) snprintf(text, 160, "%s=%lld", key, (long long)n);
+    else snprintf(text, 160, "a pool of %lld GPUs (%s.nnodes x %s.n_gpus_per_node)", (long long)n, group, group);
+    return true;
+}
+
 /* The nearest change that fits: first those that leave the result as it is. */
 static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                   struct dev *dev) {
-    char others[96], text[160];
+    char others[96], text[160], pool[160];
     struct ppo_worker_config c = *k;
     struct micro_batch_limits cut = k->actor.update_cut;
     const char *offload;
@@ -196,6 +224,7 @@ static int refuse(const struct memory_plan *p, const struct ppo_worker_config *k
     if (offload_all(k, dev, &c, &offload) && smaller_cut(&c, s, dev, &cut))
         return memory_refuse(need, "%s with %s=%lld%s%s", offload, key, (long long)(tokens ? cut.max_rows : cut.max_seqs), with,
                              recompute);
+    if (pool_text(k, s, dev, pool)) return memory_refuse(need, "%s", pool);
     if (plan_fixed_bytes(p) >= p->limit)
         FAIL(ERR_NOMEM, "the run needs %.2f GiB for weights and optimizer alone, the limit is %.2f GiB%s; take a smaller model%s",
              (double)plan_fixed_bytes(p) / 0x1p30, (double)p->limit / 0x1p30, others,
