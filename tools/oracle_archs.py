@@ -20,10 +20,12 @@ OTHER = {"max_position_embeddings", "rope_theta", "rope_scaling", "eos_token_id"
 DEFAULTS = {"llama-2-7b": {"rms_norm_eps"}, "mixtral-8x7b": {"head_dim"}, "qwen1.5-moe-a2.7b": set(), "qwen3-next-80b-a3b":
             {"intermediate_size"}, "qwen3.5-35b-a3b": {"intermediate_size"}, "deepseek-v3": set(), "gpt-oss-120b": set(),
             "glm-4.5-air": {"attention_bias"}, "glm-4-9b": set(), "glm-4-9b-0414": {"rms_norm_eps"}, "gemma-7b": set(),
+            "glm-4.7-flash": set(), "minimax-m2": set(), "hunyuan-3": set(),
             "gemma-2-2b": set(), "ministral-3-8b": set(), "phi-3-mini": {"sliding_window"}, "smollm3-3b": set()}
 RENAMED = {"torch_dtype": "dtype", "num_experts": "num_local_experts", "partial_rotary_factor": None, "rope_theta": None,
            "rope_scaling": None, "sliding_window_pattern": None, "topk_method": None, "scoring_func": None, "clip_qkv": None,
-           "full_attention_interval": None, "mtp_num_hidden_layers": None, "num_nextn_predict_layers": None}
+           "full_attention_interval": None, "head_dim": "qk_rope_head_dim", "mtp_num_hidden_layers": None,
+           "num_nextn_predict_layers": None}
 
 
 def same(a, b):

@@ -34,6 +34,8 @@ struct arch {
 #define MLA(q_rank)             \
     "\"q_lora_rank\": " #q_rank \
     ", \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, \"v_head_dim\": 128, "
+#define GLM_MLA \
+    "\"q_lora_rank\": 768, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 192, \"qk_rope_head_dim\": 64, \"v_head_dim\": 256, "
 #define ROUTED(n, choices, width, shared, groups, top_groups, scale, first)                                   \
     "\"n_routed_experts\": " #n ", \"num_experts_per_tok\": " #choices ", \"moe_intermediate_size\": " #width \
     ", \"n_shared_experts\": " #shared ", \"n_group\": " #groups ", \"topk_group\": " #top_groups             \
@@ -137,6 +139,13 @@ static const struct arch archs[] = {
      ROUTED(128, 8, 1408, 1, 1, 1, 1.0, 1) GLM_MOE(false)},
     {"glm-4.5", "glm4_moe", 5120, 12288, 92, 96, 8, 128, 151552, 131072, 1e6, 1e-5, 151329, -1, 151329, false, 0, 0,
      ROUTED(160, 8, 1536, 1, 1, 1, 2.5, 3) GLM_MOE(true)},
+    {"glm-4.7-flash", "glm4_moe_lite", 2048, 10240, 47, 20, 20, 64, 154880, 202752, 1e6, 1e-5, 154820, -1, 154820, false, 0, 0,
+     GLM_MLA ROUTED(64, 4, 1536, 1, 1, 1, 1.8, 1) ", \"norm_topk_prob\": true"},
+    {"minimax-m2", "minimax_m2", 3072, 1536, 62, 48, 8, 128, 200064, 196608, 5e6, 1e-6, 200020, 200034, -1, false, 0, 0,
+     "\"num_local_experts\": 256, \"num_experts_per_tok\": 8, \"rotary_dim\": 64"},
+    {"hunyuan-3", "hy_v3", 4096, 13312, 80, 64, 8, 128, 120832, 262144, 11158840, 1e-5, 120025, 120000, 120002, false, 0, 0,
+     EXPERTS(192, 8, 1536) ", \"num_shared_experts\": 1, \"first_k_dense_replace\": 1, \"router_scaling_factor\": 2.826, "
+                           "\"initializer_range\": 0.006"},
     {"deepseek-v2-lite", "deepseek_v2", 2048, 10944, 27, 16, 16, 64, 102400, 163840, 1e4, 1e-6, 100001, 100000, -1, false, 0, 0,
      MLA(null) ROUTED(64, 6, 1408, 2, 1, 1, 1.0, 1)
      ", \"topk_method\": \"greedy\", \"norm_topk_prob\": false, " YARN(40.0, 4096, MSCALE(0.707))},
