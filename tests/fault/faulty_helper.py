@@ -79,7 +79,7 @@ def handle(request):
     if kind == "surrogate":
         return "\ud800"
     if kind == "integer":
-        return [2**63]
+        return ["y" * request["before"], 2**63]
     if kind == "key":
         return {"a\0b": 1}
     if kind == "deep":
