@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1000 };
+enum { MOST = 1000, LONG = 10 };
 
 int netcheck_has_gpu(struct comm *c, const struct comm_call *call, struct ctl_result *out) {
     char why[256] = "";
@@ -42,10 +42,11 @@ static int fold_once(struct moves *m) {
 
 static int gather_once(struct moves *m) { return collective_all_gather(m->group, m->x, m->at, 1); }
 
-/* Seconds of one, of as many as fit in `seconds` by the time of the first. */
+/* Seconds of one, of as many as fit in `seconds` by the time of the first, which is left out; a first that takes LONG times
+ * `seconds` stands. */
 static int time_move(struct comm *c, struct moves *m, int (*once)(struct moves *m), double seconds, double *out) {
     int64_t rounds = 1;
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < 2 && rounds > 0; pass++) {
         TRY(comm_barrier(c));
         const double start = clock_now();
         for (int64_t k = 0; k < rounds; k++) TRY(once(m));
@@ -54,7 +55,7 @@ static int time_move(struct comm *c, struct moves *m, int (*once)(struct moves *
         TRY(comm_barrier(c));
         *out = (clock_now() - start) / (double)rounds;
         const double fit = seconds / *out;
-        rounds = fit < 1 ? 1 : fit > MOST ? MOST : (int64_t)fit;
+        rounds = *out > LONG * seconds ? 0 : fit < 1 ? 1 : fit > MOST ? MOST : (int64_t)fit;
         TRY(comm_broadcast(c, 0, &rounds, sizeof rounds)); /* the same on all */
     }
     return 0;
