@@ -165,7 +165,7 @@ def faults(d):
     t("a launched rank killed: all are gone", end < WITHIN, f"{end:.1f} s, left {alive()}")
     t("a launched rank killed: it is named", ps[0].returncode == 1 and "rank 2 (host" in err, err)
     for moment in (0, 0.02, 0.5):
-        ps = launch("srun", 3, "--seconds", "2", "--wait", "8", d=d)
+        ps = launch("srun", 3, "--seconds", "2", "--wait", "4", d=d)
         wait_for_workers(1)
         time.sleep(moment)
         begin = time.time()
