@@ -107,6 +107,15 @@ static __device__ __forceinline__ void conv_sum(float u[CHUNK], const float x[TA
     }
 }
 
+/* COLS numbers as they are in memory: their loads are under way. */
+enum { COLS = 4 };
+template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
+template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
+    if (VEC) to = *(const conv_cols<T> *)p;
+    else
+#pragma unroll
+        for (int i = 0; i < COLS; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
+}
 /* grid (column blocks, row blocks) */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_fwd_kernel(const conv_job<T> j) {
     pdl_launch_dependents();
@@ -116,9 +125,10 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
     const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
     float w[TAPS][CHUNK], x[TAPS][CHUNK], u[CHUNK];
+    conv_cols<T> next[CHUNK / COLS]; /* of row `coming` */
     conv_weights<VEC>(w, j, c, n);
     conv_seq<T> s = conv_find(j, lo);
-    for (int64_t r = lo, loaded = -1; r < hi; r++) {
+    for (int64_t r = lo, loaded = -1, coming = -1; r < hi; r++) {
         conv_next(j, s, r);
         if (s.i == j.n) return;
         if (r < s.lo) continue;
@@ -130,7 +140,17 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
         for (int t = 0; t < TAPS - 1; t++)
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) x[t][i] = x[t + 1][i];
-        conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
+        if (coming == r) {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) x[TAPS - 1][i] = one(next[i / COLS].v, i % COLS);
+        } else {
+            conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
+        }
+        if (r + 1 < hi && r + 1 < s.hi) {
+            coming = r + 1;
+#pragma unroll
+            for (int h = 0; h < CHUNK / COLS; h++) conv_get<VEC>(next[h], j.x + coming * j.x_width + c + h * COLS, n - h * COLS);
+        }
         loaded = r;
         if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + c, x[TAPS - 1], n); /* its place was a row before these */
         conv_sum<T>(u, x, w);
@@ -159,14 +179,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 }
 
 /* Backward: a thread has COLS columns, of which it keeps the weights, their gradients and a window of rows in registers. */
-enum { COLS = 4, COMING = 3 };
-template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
-template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
-    if (VEC) to = *(const conv_cols<T> *)p;
-    else
-#pragma unroll
-        for (int i = 0; i < COLS; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
-}
+enum { COMING = 3 };
 template <bool VEC, typename T> static __device__ __forceinline__ void conv_put(T *p, const float v[COLS], int n) {
     conv_cols<T> to;
 #pragma unroll
@@ -177,7 +190,7 @@ template <bool VEC, typename T> static __device__ __forceinline__ void conv_put(
         for (int i = 0; i < COLS; i++)
             if (i < n) p[i] = to.v[i];
 }
-/* A row that is to come, as it is in memory: its loads are under way. */
+/* A row that is to come. */
 template <typename T> struct conv_row { conv_cols<T> x, dy; };
 template <bool VEC, typename T>
 static __device__ __forceinline__ void conv_get_row(conv_row<T> &to, const conv_job<T> &j, int64_t r, int64_t c, int n) {
