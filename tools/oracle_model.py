@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import typing
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -461,47 +462,62 @@ def randomize(model, gen):
                 b.copy_(0.2 * torch.randn(b.shape, generator=gen))
 
 
-def expert_by_expert(tensors):
-    """gpt-oss' tensors of all experts, transposed and gate and up in turn, as a matrix and a bias each."""
+def experts_of(tensors, parts_of):
+    """Each expert's part of the tensors of all, as parts_of (a tensor's last name, an expert's part of it) names its matrices."""
     out = {}
     for name, t in tensors.items():
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
             out[name] = t
             continue
-        kind, parts = "bias" if last.endswith("bias") else "weight", ("gate_proj", "up_proj") if "gate" in last else ("down_proj",)
         for e, w in enumerate(t):
-            for i, part in enumerate(parts):
-                out[f"{stem}.{e}.{part}.{kind}"] = w[..., i :: len(parts)].t().contiguous()
+            out |= {f"{stem}.{e}.{k}": v.contiguous() for k, v in parts_of(last, w).items()}
     return out
 
 
-HY_V3 = {"gate.": "router.gate.", "e_score_correction_bias": "expert_bias", "shared_experts.": "shared_mlp."}
+def gpt_oss_parts(last, w):
+    """Transposed, gate and up in turn; biases too."""
+    kind, parts = "bias" if last.endswith("bias") else "weight", ("gate_proj", "up_proj") if "gate" in last else ("down_proj",)
+    return {f"{part}.{kind}": w[..., i :: len(parts)].t() for i, part in enumerate(parts)}
+
+
+def parts(gate, up, down):
+    """Of those that have gate's rows in front of up's."""
+    def of(last, w):
+        return {f"{gate}.weight": w.chunk(2)[0], f"{up}.weight": w.chunk(2)[1]} if last == "gate_up_proj" else {f"{down}.weight": w}
+    return of
+
+
+class Files(typing.NamedTuple):
+    """What a family's released files have otherwise than transformers in memory: parts of names; an expert's matrices; whether
+    experts are stacked in files too, so that gradients alone are taken apart."""
+    names: dict = {}
+    parts_of: typing.Callable = parts("gate_proj", "up_proj", "down_proj")
+    stacked: bool = False
+
+
+MIXTRAL = Files({".mlp.": ".block_sparse_moe."}, parts("w1", "w3", "w2"))
+FILES = {
+    "mixtral": MIXTRAL,
+    "minimax_m2": MIXTRAL,
+    "hy_v3": Files({".mlp.gate.": ".mlp.router.gate.", ".mlp.e_score_correction_bias": ".mlp.expert_bias",
+                    ".mlp.shared_experts.": ".mlp.shared_mlp."}),
+    "gpt_oss": Files(parts_of=gpt_oss_parts, stacked=True),
+    "qwen3_5_moe_text": Files(stacked=True),
+}
 
 
 def released(tensors, kind, grads=False):
     """Experts, which transformers has stacked in memory, under the names of released files: a matrix each."""
+    files = FILES.get(kind, Files())
+    if files.stacked and not grads:
+        return tensors
     out = {}
-    if kind == "gpt_oss":
-        return expert_by_expert(tensors) if grads else tensors
-    if kind == "qwen3_5_moe_text" and not grads:
-        return tensors  # stacked in files too
-    mixtral = kind in ("mixtral", "minimax_m2")
-    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     for name, t in tensors.items():
-        if mixtral:
-            name = name.replace(".mlp.", ".block_sparse_moe.")
-        if kind == "hy_v3":
-            for ours, theirs in HY_V3.items():
-                name = name.replace(f".mlp.{ours}", f".mlp.{theirs}")
-        stem, _, last = name.rpartition(".")
-        if not stem.endswith(".experts"):
-            out[name] = t
-            continue
-        for e, w in enumerate(t):
-            parts = dict(zip((gate, up), w.chunk(2))) if last == "gate_up_proj" else {down: w}
-            out |= {f"{stem}.{e}.{k}.weight": v.contiguous() for k, v in parts.items()}
-    return out
+        for ours, theirs in files.names.items():
+            name = name.replace(ours, theirs)
+        out[name] = t
+    return experts_of(out, files.parts_of)
 
 
 def sequences(gen, lens):
