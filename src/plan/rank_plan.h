@@ -21,12 +21,13 @@ enum weight_layout {
 const char *rank_plan_layout_name(enum weight_layout l);
 
 struct rank_plan {
-    int64_t n, local; /* ranks, and those of a host */
-    int64_t micro;    /* micro-batches of an optimizer step at full length */
-    int64_t chunk;    /* consecutive ones that a rank computes in a wave */
-    int64_t context;  /* ranks that compute a micro-batch together, each a part of its rows; 0, 1: each its own */
-    int64_t parts;    /* that it is cut into, where they are more than those ranks */
-    double uneven;    /* the largest shard over the mean, as a share of it */
+    int64_t n, local;  /* ranks, and those of a host */
+    int64_t micro;     /* micro-batches of an optimizer step at full length */
+    int64_t chunk;     /* consecutive ones that a rank computes in a wave */
+    int64_t context;   /* ranks that compute a micro-batch together, each a part of its rows; 0, 1: each its own */
+    int64_t key_heads; /* of its attention, whole on one of these ranks */
+    int64_t parts;     /* that it is cut into, where they are more than those ranks */
+    double uneven;     /* the largest shard over the mean, as a share of it */
     enum weight_layout layout;
     const char *why;          /* it, for people; NULL: there is no choice */
     int64_t together;         /* ranks that generate together, each with its part of the layers' matrices; 1: each alone; 0: none */

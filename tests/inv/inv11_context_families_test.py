@@ -51,6 +51,11 @@ def main():
         for i, (family, config) in enumerate(FAMILIES.items()):
             layout = {"trainer.layout": "sharded"} if i == 1 else {}
             compare(family, 2 + i, 3, **{A + "model.path": experts_model(s, family, config)}, **layout)
+        p = run("plan", *s.ppo(s.dir / "plan", **{k.replace(".", "__"): v for k, v in {
+            A + "model.path": s.dir / "deepseek_v3", "trainer.ranks": 2, PARTS: 2,
+            "trainer.device": "cpu"}.items()})[1:], check=False)
+        test("a plan says that one rank attends", "; 1 of them for attention, which has so many key heads" in p.stdout,
+             p.stdout[-1500:] + p.stderr[-500:])
         model = experts_model(s).rename(s.dir / "experts")
         keys = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32"}
         balanced = {A + "model.override_config.output_router_logits": True, A + "model.override_config.router_aux_loss_coef": 0.1}

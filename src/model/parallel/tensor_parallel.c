@@ -361,7 +361,7 @@ static int64_t packed_elements(const struct model *whole, int rank, int size, bo
 
 /* Columns of the widest matrix in the compute type that is gathered. */
 static int64_t most_columns(const struct model_config *c) {
-    return max64(max64(model_dim(c, MODEL_Q), model_dim(c, MODEL_DELTA_V)), max64(dense_ffn(c), shared_ffn(c)));
+    return max64(max64(c->n_q_heads * head_width(c), model_dim(c, MODEL_DELTA_V)), max64(dense_ffn(c), shared_ffn(c)));
 }
 
 /* Of what a rank's part of a gated delta net's first matrix gives: q, k, v and z of its heads, b and a of all. */
