@@ -355,10 +355,28 @@ def endings(model):
     test.refused("no model", run("serve", check=False), 2, "MODEL")
 
 
+def plans(model):
+    """--plan: the KV cache that the memory leaves, halves of it on two ranks, a GPU that is too small; nothing listens."""
+    gib = []
+    for ranks in 1, 2:
+        out = run("serve", model, "--plan", "--gpu", "80GB", "--tensor-parallel-size", ranks).stdout
+        rows = {line[:22].strip(): line[22:].split()[0] for line in out.splitlines()[1:5]}
+        test(f"--plan, {ranks} together: a table", set(rows) == {"weights", "KV cache", "activations", "device"} and
+             "256.0 samples of full length" in out and ("2 ranks have the model together" in out) == (ranks == 2), out)
+        gib.append(float(rows["KV cache"]))
+    test("--plan: each of two ranks has half of the KV cache", gib[0] == 2 * gib[1] > 0, gib)
+    p = run("serve", model, "--plan", "--gpu", "1MB", check=False)
+    test("--plan: what does not fit", p.returncode == 4 and "does not fit: a larger --tensor-parallel-size" in p.stdout, p)
+    p = run("serve", model, "--plan", "--gpu", "80GB", "--tensor-parallel-size", 16, check=False)
+    test.refused("--plan: more ranks than heads", p, 3, "unsupported --tensor-parallel-size 16 of this model")
+    test.refused("--gpu without --plan", run("serve", model, "--gpu", "80GB", check=False), 2, "--gpu goes with --plan")
+
+
 def main():
     with tempfile.TemporaryDirectory() as d:
         model = pathlib.Path(d) / "model"
         run("model", "init", "--preset", "tiny", "--out", model, "--seed", "1")
+        plans(model)
         s = Server(model)
         try:
             answers(s, model)

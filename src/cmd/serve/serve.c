@@ -31,7 +31,8 @@ struct options {
     const char *model, *adapter, *dtype, *device, *name, *host, *tool_parser;
     int64_t port, threads, max_len, max_seqs, max_rows, max_queue, max_connections, drain_s, draft, together, copies;
     double memory;
-    bool token;
+    bool token, plan;
+    const char *gpu; /* to plan for; NULL: what is there */
 };
 struct serving {
     struct options o;
@@ -167,7 +168,7 @@ static int open_here(struct serving *g, const struct serve_model_args *a) {
 
 static bool on_ranks(const struct serving *g) { return g->o.together * g->o.copies > 1; }
 
-static int open_model(struct serving *g) {
+static struct serve_ranks_args model_args(const struct serving *g) {
     const struct options *const o = &g->o;
     const struct serve_model_args a = {.dir = g->dir,
                                        .adapter = o->adapter,
@@ -178,10 +179,15 @@ static int open_model(struct serving *g) {
                                        .max_draft = o->draft,
                                        .together = o->together,
                                        .memory = o->memory};
-    const struct serve_ranks_args ranks = {.model = a, .device = o->device, .copies = o->copies, .threads = o->threads};
+    return (struct serve_ranks_args){.model = a, .device = o->device, .copies = o->copies, .threads = o->threads};
+}
+
+static int open_model(struct serving *g) {
+    const struct options *const o = &g->o;
+    const struct serve_ranks_args ranks = model_args(g);
     if (o->draft > 0 && o->adapter) FAIL(ERR_UNSUPPORTED, "unsupported --draft with --adapter: the model's MTP layer has none");
     g->engine = serve_engine_create();
-    const int rc = on_ranks(g) ? serve_ranks_open(&g->ranks, &ranks, g->engine) : open_here(g, &a);
+    const int rc = on_ranks(g) ? serve_ranks_open(&g->ranks, &ranks, g->engine) : open_here(g, &ranks.model);
     if (rc == ERR_NOMEM)
         return err_append(rc, "; %s--tensor-parallel-size N splits the model over N GPUs", on_ranks(g) ? "a larger " : "");
     TRY(rc);
@@ -265,10 +271,18 @@ static void close_all(struct serving *g, bool ok) {
     free(g->dir);
 }
 
+static int plan(struct serving *g) {
+    const struct serve_ranks_args a = model_args(g);
+    int64_t gpu = 0;
+    if (g->o.gpu) TRY(cmd_gpu_bytes("--gpu", g->o.gpu, &gpu));
+    return serve_plan(&a, &g->config, gpu);
+}
+
 static int serve(struct serving *g) {
     TRY(cmd_compute_dtype(g->o.dtype, &g->act));
     TRY(find_model(g));
     TRY(model_config_load(&g->config, g->dir));
+    if (g->o.plan) return plan(g);
     TRY(tokenizer_open(&g->tok, g->dir));
     TRY(open_model(g));
     TRY(listen_on(g));
@@ -310,6 +324,8 @@ int cmd_serve(int argc, char **argv) {
         {"--data-parallel-size", CMD_I64("int[1,64]"), &o->copies, "N",
          "whole copies of it, on so many ranks or groups of them (1)"},
         {"--memory", CMD_F64("float(0,1]"), &o->memory, "F", "share of the device's memory for weights and KV cache (0.9)"},
+        {"--plan", CMD_FLAG, &o->plan, NULL, "print the memory that it takes, and whether it fits, and serve nothing"},
+        {"--gpu", CMD_STR, &o->gpu, "NAME|SIZE", "with --plan: for such a GPU, which need not be there: H100, 80GB"},
         {"--drain", CMD_I64("int[0,86400]"), &o->drain_s, "S", "seconds for open requests after SIGTERM (60)"}};
     struct cmd_spec spec =
         CMD_SPEC(opts, "verlc serve MODEL [options]",
@@ -323,6 +339,7 @@ int cmd_serve(int argc, char **argv) {
     const int answered = cmd_parse(&spec, argc, argv);
     if (answered != 0) return answered < 0 ? answered : 0;
     if (n == 0) FAIL(ERR_INVAL, "MODEL is missing; usage: %s", spec.usage);
+    if (o->gpu && !o->plan) FAIL(ERR_INVAL, "--gpu goes with --plan");
     struct launch l;
     TRY(launch_read(&l, environ));
     if (!on_ranks(&g) && l.size > 1)

@@ -24,6 +24,15 @@ struct serve_model { /* a zeroed one may be closed; dev is opened by the caller 
 };
 /* Tokens of prompt and answer, by the model's positions. ERR_INVAL: it has fewer than max_len. */
 int serve_model_length(const struct serve_model_args *a, const struct model_config *c, int64_t *max_len);
+/* Device bytes of the rank that takes the most, an adapter's but for a part's left out; and its decoder, without a model. */
+struct serve_model_size {
+    int64_t max_len;
+    size_t weights, kv, passes;
+    struct decoder_args decoder;
+};
+/* c: the model's; ranks: those of this host. ERR_UNSUPPORTED: it is not split over so many. */
+int serve_model_size(struct serve_model_size *s, struct dev *dev, const struct serve_model_args *a, const struct model_config *c,
+                     int ranks);
 /* comm: the ranks, of which each has this call; NULL: this process is alone. */
 int serve_model_open(struct serve_model *m, const struct serve_model_args *a, struct comm *comm);
 void serve_model_close(struct serve_model *m);

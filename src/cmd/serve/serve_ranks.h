@@ -28,6 +28,8 @@ struct serve_ranks_args {
 };
 /* Starts the ranks, or under a launcher waits for them, and has them open the model. to: who gets what is drawn, borrowed. */
 int serve_ranks_open(struct serve_ranks *s, const struct serve_ranks_args *a, struct serve_engine *to);
+/* Prints what a rank takes (serve_plan.c), on a GPU of so many bytes; 0: on what is there. An exit status, or an error. */
+int serve_plan(const struct serve_ranks_args *a, const struct model_config *c, int64_t gpu);
 struct serve_source serve_ranks_source(struct serve_ranks *s);
 void serve_ranks_close(struct serve_ranks *s, bool ok); /* as rank_group_close */
 
