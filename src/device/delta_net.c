@@ -33,14 +33,10 @@ static int check_conv(const char *op, const struct causal_conv_args *a) {
     return 0;
 }
 
-static int check_conv_fwd(const char *op, const struct causal_conv_args *a) {
-    TRY(check_conv(op, a));
-    TRY(want2(op, "y", a->y, set_of(a->x.dt), a->x.dim[0], a->w.dim[0]));
-    if (a->y.data == a->x.data && a->x.data) FAIL(ERR_INVAL, "dev op %s: y is x", op);
-    return 0;
-}
 int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a) {
-    TRY(check_conv_fwd("causal_conv_fwd", a));
+    TRY(check_conv("causal_conv_fwd", a));
+    TRY(want2("causal_conv_fwd", "y", a->y, set_of(a->x.dt), a->x.dim[0], a->w.dim[0]));
+    if (a->y.data == a->x.data && a->x.data) FAIL(ERR_INVAL, "dev op causal_conv_fwd: y is x");
     HAVE(causal_conv_fwd);
     return tensor_count(a->y) ? TRACED(causal_conv_fwd, (d, a), a->x.dim[0], a->w.dim[0], 0) : 0;
 }
@@ -75,7 +71,8 @@ static int check_delta(const char *op, const struct delta_args *a, bool kept) {
     return want2(op, "e", a->e, F32, rows, hv * dv);
 }
 
-static int check_delta_fwd(const char *op, const struct delta_args *a) {
+int dev_delta_fwd(struct dev *d, const struct delta_args *a) {
+    const char *const op = "delta_fwd";
     const struct delta_state *s = &a->state;
     TRY(check_delta(op, a, a->states.data != NULL));
     TRY(want2(op, "out", a->out, set_of(a->qkv.dt), a->qkv.dim[0], a->n_v_heads * a->v_dim));
@@ -87,10 +84,6 @@ static int check_delta_fwd(const char *op, const struct delta_args *a) {
         TRY(want(op, "state.g", s->g, F32, 3, (const int64_t[]){n, a->n_v_heads, c}));
         if (a->states.data) FAIL(ERR_INVAL, "dev op %s: with a state nothing is kept for backward", op);
     }
-    return 0;
-}
-int dev_delta_fwd(struct dev *d, const struct delta_args *a) {
-    TRY(check_delta_fwd("delta_fwd", a));
     HAVE(delta_fwd);
     return a->qkv.dim[0] ? TRACED(delta_fwd, (d, a), a->qkv.dim[0], a->n_v_heads, a->v_dim) : 0;
 }
@@ -125,29 +118,6 @@ int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a) {
     HAVE(gated_norm_fwd);
     return tensor_count(a->x) ? TRACED(gated_norm_fwd, (d, a), a->x.dim[0], a->x.dim[1], 0) : 0;
 }
-
-int dev_delta_layer_fwd(struct dev *d, const struct causal_conv_args *conv, const struct delta_args *rule,
-                        const struct gated_norm_args *norm) {
-    const char *const op = "delta_layer_fwd";
-    TRY(check_conv_fwd(op, conv));
-    TRY(check_delta_fwd(op, rule));
-    TRY(check_gated_norm(op, norm));
-    TRY(want_like(op, "y", norm->y, set_of(norm->x.dt), norm->x));
-    const struct row_seqs *const s = &conv->seqs;
-    if (conv->y.data != rule->qkv.data || rule->out.data != norm->x.data || tensor_count(rule->out) != tensor_count(norm->x) ||
-        norm->x.dim[1] != rule->v_dim || s->start.data != rule->seqs.start.data || s->n != rule->seqs.n)
-        FAIL(ERR_INVAL, "dev op %s: the rule reads what the convolution gives, the norm what the rule gives, of the same rows", op);
-    const bool decodes = s->max_rows == 1 && rule->seqs.max_rows == 1 && conv->state.data && rule->state.s.data &&
-                         !norm->rstd.data && conv->state.dim[1] >= DEV_CONV_TAPS;
-    if (!d->ops->delta_layer_fwd || !decodes) {
-        TRY(dev_causal_conv_fwd(d, conv));
-        TRY(dev_delta_fwd(d, rule));
-        return dev_gated_norm_fwd(d, norm);
-    }
-    return rule->qkv.dim[0] && s->n ? TRACED(delta_layer_fwd, (d, conv, rule, norm), rule->qkv.dim[0], rule->n_v_heads, rule->v_dim)
-                                    : 0;
-}
-
 int dev_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *g) {
     const char *const op = "gated_norm_bwd";
     TRY(check_gated_norm(op, a));

@@ -150,10 +150,6 @@ int dev_attn_sink_fwd(struct dev *d, const struct attn_sink_args *a);
 int dev_causal_conv_fwd(struct dev *d, const struct causal_conv_args *a);
 int dev_delta_fwd(struct dev *d, const struct delta_args *a);
 int dev_gated_norm_fwd(struct dev *d, const struct gated_norm_args *a);
-/* All three: what the convolution gives is the rule's qkv, what that gives the norm's x; both are undefined afterwards. One kernel
- * for decode: one new row of each sequence (or none), states, DEV_CONV_TAPS inputs kept at least, no rstd. The same bits. */
-int dev_delta_layer_fwd(struct dev *d, const struct causal_conv_args *conv, const struct delta_args *rule,
-                        const struct gated_norm_args *norm);
 /* y (T, c) act = x * sigmoid(gate), the sigmoid rounded to act; x, gate (T, c) act. y may be x. */
 int dev_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct tensor gate);
 /* rest, gate = joint; and the other way round. */

@@ -80,11 +80,10 @@ int64_t decoder_states(const struct model_config *c, const struct decoder_args *
     return n < 1 ? 1 : n < most ? n : most;
 }
 
-/* The states of a layer with a gated delta net, from which `back` rows can be taken: measures, then binds. Of inputs one more than
- * the convolution needs: dev_delta_layer_fwd. */
+/* The states of a layer with a gated delta net, from which `back` rows can be taken: measures, then binds. */
 static struct model_state state_layout(struct arena *m, const struct model_config *c, enum dtype act, int64_t slots, int64_t back) {
     const int64_t hk = c->delta.k_heads, hv = c->delta.v_heads, dk = c->delta.k_dim, dv = c->delta.v_dim, chunk = DEV_DELTA_CHUNK;
-    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), inputs = DEV_CONV_TAPS + back, f = (int64_t)sizeof(float);
+    const int64_t channels = model_dim(c, MODEL_DELTA_QKV), inputs = DEV_CONV_TAPS - 1 + back, f = (int64_t)sizeof(float);
     struct model_state s = {.conv = {NULL, act, 3, {slots, inputs, channels, 1}},
                             .delta = {.s = {NULL, DT_F32, 4, {slots, hv, dk, dv}},
                                       .k = {NULL, DT_F32, 4, {slots, hk, dk, chunk}},

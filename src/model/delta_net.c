@@ -173,9 +173,13 @@ int model__delta_forward(struct model *m, const struct model_batch *b, struct mo
     struct dev *d = m->dev;
     struct delta_ops o = ops_of(m, b, &a->stages[l].delta, l);
     TRY(project(m, b, a, l));
+    if (b->context) {
+        TRY(model__context_delta_fwd(b, &o.conv, &o.rule, o.norm.x));
+    } else {
+        TRY(dev_causal_conv_fwd(d, &o.conv));
+        TRY(dev_delta_fwd(d, &o.rule));
+    }
     if (m->tp) o.norm.y = heads_of(model__tp_part(m, MODEL_TP_DELTA, b->n_rows), m->cfg.delta.v_dim);
-    if (!b->context) return dev_delta_layer_fwd(d, &o.conv, &o.rule, &o.norm);
-    TRY(model__context_delta_fwd(b, &o.conv, &o.rule, o.norm.x));
     return dev_gated_norm_fwd(d, &o.norm);
 }
 

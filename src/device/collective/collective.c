@@ -151,8 +151,8 @@ static int way_asked(struct collective *g, enum way *way) {
     FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl, host or peers_graph", name);
 }
 
-/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: not before a machine with several GPUs has
- * measured it. */
+/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: a barrier's kernel keeps the other ranks of a
+ * GPU that is shared from their turn, and which ranks share one is not known here. */
 enum { GRAPHS_BY_DEFAULT = 0 };
 
 static int open_way(struct collective *g, enum way asked, struct step *all, struct buf *why) {

@@ -172,7 +172,6 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.attn_fwd = op_attn_fwd, o.attn_bwd = op_attn_bwd;
     o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
-    o.delta_layer_fwd = cuda_delta_layer_fwd;
     o.gated_norm_fwd = cuda_gated_norm_fwd, o.gated_norm_bwd = cuda_gated_norm_bwd;
     o.output_gate_fwd = cuda_output_gate_fwd, o.output_gate_bwd = cuda_output_gate_bwd;
     o.gate_split = cuda_gate_split, o.gate_join = cuda_gate_join;

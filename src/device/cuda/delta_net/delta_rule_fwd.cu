@@ -8,7 +8,6 @@
  * The order of every sum, alike in both: k.k, q.k, S^T k, S^T q over the head's elements, ascending; the sums over j ascending;
  * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it. */
 #include "device/cuda/delta_net/delta_rule.cuh"
-#include "device/cuda/swiglu.cuh"
 
 typedef __nv_bfloat16 bf16;
 
@@ -342,59 +341,13 @@ static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float 
     }
 }
 
-/* What is around the rule in a layer: the convolution of rows x, whose last inputs are in state (slots, kept, channels), and the
- * gated norm. */
-template <typename T> struct step_layer {
-    int64_t x_width, z_width;
-    int kept, channels;
-    float eps;
-    const T *x, *w, *z, *norm;
-    T *state, *y;
-};
-/* Of a channel of the convolution: the sum over the rows before the new one, and the weight of that. */
-struct step_conv {
-    float sum, w;
-};
-/* inputs: of the sequence. */
-template <typename T>
-static __device__ __forceinline__ step_conv conv_before(const step_layer<T> &l, const T *inputs, int64_t pos, int channel) {
-    const T *const w = l.w + channel * DEV_CONV_TAPS;
-    float sum = 0;
-#pragma unroll
-    for (int t = 0; t < DEV_CONV_TAPS - 1; t++) {
-        const int64_t at = pos - (DEV_CONV_TAPS - 1) + t;
-        const float x = at < 0 ? 0.0f : act_at(inputs, (int)(at % l.kept) * l.channels + channel);
-        sum = __fmaf_rn(act_at(w, t), x, sum);
-    }
-    return {sum, act_at(w, DEV_CONV_TAPS - 1)};
-}
-/* The channel's output for its new input, which is kept unless another block does that. */
-template <typename T> static __device__ __forceinline__ float conv_new(const step_conv &of, const T *from, T *keep) {
-    const float x = act_at(from, 0), u = round_to<T>(__fmaf_rn(of.w, x, of.sum));
-    if (keep) act_put(keep, 0, x);
-    return round_to<T>(__fmul_rn(u, sigmoid(u)));
-}
-/* y of a head, whose outputs are in x (dv): each warp makes the sum, as the kernel of the norm. */
-template <typename T>
-static __device__ __forceinline__ void norm_head(const step_layer<T> &l, const float *x, int dv, int64_t at, float z) {
-    const int c = (int)threadIdx.x;
-    float sum = 0;
-    const float w = c < dv ? act_at(l.norm, c) : 0.0f;
-    for (int d = c & 31; d < dv; d += 32) sum = __fmaf_rn(x[d], x[d], sum);
-    sum = lanes_sum(sum, 32);
-    const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)dv), l.eps)));
-    if (c < dv) act_put(l.y, at, __fmul_rn(round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(x[c], rs)), w)), __fmul_rn(z, sigmoid(z))));
-}
-
 /* Row `row` of those that a sequence has in the batch, or none: a block has a value head. S, the keys and e of the chunk are read
- * once, and loads are begun before what they are multiplied with is there. LAYER: the only row, with what is around the rule; in
- * a CUDA graph the state is read before the kernels in front have ended (device/graph.h). */
-template <typename T, bool LAYER>
-static __global__ void __launch_bounds__(step_memory::THREADS, LAYER ? 3 : 4)
-    delta_step_kernel(const delta_job<T> j, const step_layer<T> l, int row) {
+ * once, and loads are begun before what they are multiplied with is there. */
+template <typename T>
+static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_kernel(const delta_job<T> j, int row) {
     enum { BATCH = step_memory::BATCH, THREADS = step_memory::THREADS };
     pdl_launch_dependents();
-    if (!LAYER) pdl_wait();
+    pdl_wait();
     step_memory &m = dynamic_shared<step_memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     if (row >= s.n) return;
@@ -407,40 +360,21 @@ static __global__ void __launch_bounds__(step_memory::THREADS, LAYER ? 3 : 4)
     /* the new row's own key is in shared memory */
     const step_column of = {y < 0 ? st + c : y < i ? keys + y : m.k, y < 0 ? dv : y < i ? (int)DELTA_C : 1, dk};
     const bool reads = y < 0 ? column && !first : y <= i;
-    float v[BATCH], by_k = 0, by_q = 0, value = 0;
-    const auto chunk_rows = [&] { /* those before */
-                                  if (y >= 0 && y < i) m.g[y] = slot_g[y];
-#pragma unroll 4
-                                  for (int x = warp; x < i; x += THREADS / 32)
-                                      if (lane_c < dv) *(float4 *)&m.e[x][lane_c] = *(const float4 *)&slot_e[x * dv + lane_c];
-    };
+    float v[BATCH], by_k = 0, by_q = 0;
     if (reads && y != i) load_column(v, of, 0);
-    if (LAYER) {
-        const int q_at = (int)head * dk + c, k_at = ((int)j.hk + (int)head) * dk + c, v_at = 2 * (int)j.hk * dk + (int)n * dv + c;
-        const bool key = y < 0 && c < dk, keeps = n % j.group == 0;
-        T *const inputs = l.state + s.slot * l.kept * l.channels;
-        step_conv of_q = {}, of_k = {}, of_v = {};
-        if (key) of_q = conv_before(l, inputs, pos, q_at), of_k = conv_before(l, inputs, pos, k_at);
-        if (column) of_v = conv_before(l, inputs, pos, v_at);
-        chunk_rows();
-        pdl_wait();
-        const T *const x = l.x + t * l.x_width;
-        T *const place = inputs + (int)(pos % l.kept) * l.channels;
-        if (key) m.q[c] = conv_new(of_q, x + q_at, keeps ? place + q_at : NULL);
-        if (key) m.k[c] = conv_new(of_k, x + k_at, keeps ? place + k_at : NULL);
-        if (column) value = conv_new(of_v, x + v_at, place + v_at);
-        __syncthreads();
-        if (warp < 2) warp_l2(warp ? m.k : m.q, 1, warp ? m.k : m.q, dk, warp ? 1.0f : delta_q_scale(dk));
-    } else if (warp < 2) {
+    if (warp < 2) {
         const T *x = j.qkv + t * j.width + ((warp ? j.hk : 0) + head) * dk;
         warp_l2(warp ? m.k : m.q, 1, x, dk, warp ? 1.0f : delta_q_scale(dk));
     }
-    if (!LAYER) chunk_rows();
+    if (y >= 0 && y < i) m.g[y] = slot_g[y];
     if (threadIdx.x == THREADS - 1) {
         m.beta = delta_beta(j, t, n);
         m.added = delta_g(act_at(j.a_log, n), delta_input(j, t, n));
     }
-    if (!LAYER && column) value = act_at(j.qkv, t * j.width + 2 * j.hk * dk + n * dv + c);
+#pragma unroll 4
+    for (int x = warp; x < i; x += THREADS / 32)
+        if (lane_c < dv) *(float4 *)&m.e[x][lane_c] = *(const float4 *)&slot_e[x * dv + lane_c];
+    const float value = column ? act_at(j.qkv, t * j.width + 2 * j.hk * dk + n * dv + c) : 0.0f;
     __syncthreads();
     const float g = i ? __fadd_rn(m.g[i - 1], m.added) : m.added;
     if (y == i) load_column(v, of, 0);
@@ -459,19 +393,12 @@ static __global__ void __launch_bounds__(step_memory::THREADS, LAYER ? 3 : 4)
             o = __fmaf_rn(m.p[x], e, o), sum = __fmaf_rn(m.a[x], e, sum);
         }
         const float e = __fmul_rn(m.beta, __fsub_rn(first ? value : __fmaf_rn(-by, by_k, value), sum));
-        o = __fmaf_rn(m.p[i], e, o);
-        if (LAYER) m.q[c] = round_to<T>(o); /* the query has been read */
-        else act_put(j.out, (t * j.hv + n) * dv + c, o);
+        act_put(j.out, (t * j.hv + n) * dv + c, __fmaf_rn(m.p[i], e, o));
         slot_e[i * dv + c] = m.e[i][c] = e;
     }
     if (n % j.group == 0)
         for (int d = threadIdx.x; d < dk; d += THREADS) keys[d * DELTA_C + i] = m.k[d];
     if (y == i) slot_g[i] = g;
-    if (LAYER) {
-        const float z = column ? act_at(l.z, t * l.z_width + n * dv + c) : 0.0f;
-        __syncthreads();
-        if (y < 0) norm_head(l, m.q, dv, (t * j.hv + n) * dv + c, z);
-    }
     if (i == DELTA_C - 1) close_chunk(j, m, st, keys, g, first);
 }
 
@@ -498,10 +425,9 @@ template <typename T> static int forward_any(struct cuda *c, const struct delta_
     if (a->seqs.n == 0) return 0;
     if (j.s && a->seqs.max_rows <= FEW_ROWS) {
         const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
-        TRY(delta_shared(c, (const void *)delta_step_kernel<T, false>, sizeof(step_memory), a));
+        TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory), a));
         for (int row = 0; row < (int)a->seqs.max_rows; row++)
-            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T, false>, grid, (int)step_memory::THREADS, sizeof(step_memory), j,
-                                   step_layer<T>{}, row));
+            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, row));
         return 0;
     }
     TRY(rows_by_width<T>(c, a, j));
@@ -511,23 +437,4 @@ template <typename T> static int forward_any(struct cuda *c, const struct delta_
 
 int cuda_delta_fwd(struct dev *d, const struct delta_args *a) {
     return a->qkv.dt == DT_BF16 ? forward_any<bf16>(cuda_of(d), a) : forward_any<float>(cuda_of(d), a);
-}
-
-template <typename T>
-static int layer_any(struct cuda *c, const struct causal_conv_args *conv, const struct delta_args *a,
-                     const struct gated_norm_args *norm) {
-    const delta_job<T> j = delta_job_of<T>(a);
-    step_layer<T> l = {};
-    l.x = (const T *)conv->x.data + conv->x_at, l.x_width = conv->x.dim[1], l.w = (const T *)conv->w.data;
-    l.state = (T *)conv->state.data, l.kept = (int)conv->state.dim[1], l.channels = (int)conv->w.dim[0];
-    l.z = (const T *)norm->z.data + norm->z_at, l.z_width = norm->z.dim[1], l.norm = (const T *)norm->w.data;
-    l.y = (T *)norm->y.data, l.eps = norm->eps;
-    const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
-    TRY(delta_shared(c, (const void *)delta_step_kernel<T, true>, sizeof(step_memory), a));
-    CU_TRY(cuda_launch(c, delta_step_kernel<T, true>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, l, 0));
-    return 0;
-}
-int cuda_delta_layer_fwd(struct dev *d, const struct causal_conv_args *conv, const struct delta_args *a,
-                         const struct gated_norm_args *norm) {
-    return a->qkv.dt == DT_BF16 ? layer_any<bf16>(cuda_of(d), conv, a, norm) : layer_any<float>(cuda_of(d), conv, a, norm);
 }
