@@ -107,15 +107,6 @@ static __device__ __forceinline__ void conv_sum(float u[CHUNK], const float x[TA
     }
 }
 
-/* COLS numbers as they are in memory: their loads are under way. */
-enum { COLS = 4 };
-template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
-template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
-    if (VEC) to = *(const conv_cols<T> *)p;
-    else
-#pragma unroll
-        for (int i = 0; i < COLS; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
-}
 /* grid (column blocks, row blocks) */
 template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_fwd_kernel(const conv_job<T> j) {
     pdl_launch_dependents();
@@ -125,10 +116,9 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
     const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
     float w[TAPS][CHUNK], x[TAPS][CHUNK], u[CHUNK];
-    conv_cols<T> next[CHUNK / COLS]; /* of row `coming` */
     conv_weights<VEC>(w, j, c, n);
     conv_seq<T> s = conv_find(j, lo);
-    for (int64_t r = lo, loaded = -1, coming = -1; r < hi; r++) {
+    for (int64_t r = lo, loaded = -1; r < hi; r++) {
         conv_next(j, s, r);
         if (s.i == j.n) return;
         if (r < s.lo) continue;
@@ -140,17 +130,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
         for (int t = 0; t < TAPS - 1; t++)
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) x[t][i] = x[t + 1][i];
-        if (coming == r) {
-#pragma unroll
-            for (int i = 0; i < CHUNK; i++) x[TAPS - 1][i] = one(next[i / COLS].v, i % COLS);
-        } else {
-            conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
-        }
-        if (r + 1 < hi && r + 1 < s.hi) {
-            coming = r + 1;
-#pragma unroll
-            for (int h = 0; h < CHUNK / COLS; h++) conv_get<VEC>(next[h], j.x + coming * j.x_width + c + h * COLS, n - h * COLS);
-        }
+        conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
         loaded = r;
         if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + c, x[TAPS - 1], n); /* its place was a row before these */
         conv_sum<T>(u, x, w);
@@ -179,7 +159,14 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 }
 
 /* Backward: a thread has COLS columns, of which it keeps the weights, their gradients and a window of rows in registers. */
-enum { COMING = 3 };
+enum { COLS = 4, COMING = 3 };
+template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
+template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
+    if (VEC) to = *(const conv_cols<T> *)p;
+    else
+#pragma unroll
+        for (int i = 0; i < COLS; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
+}
 template <bool VEC, typename T> static __device__ __forceinline__ void conv_put(T *p, const float v[COLS], int n) {
     conv_cols<T> to;
 #pragma unroll
@@ -190,7 +177,7 @@ template <bool VEC, typename T> static __device__ __forceinline__ void conv_put(
         for (int i = 0; i < COLS; i++)
             if (i < n) p[i] = to.v[i];
 }
-/* A row that is to come. */
+/* A row that is to come, as it is in memory: its loads are under way. */
 template <typename T> struct conv_row { conv_cols<T> x, dy; };
 template <bool VEC, typename T>
 static __device__ __forceinline__ void conv_get_row(conv_row<T> &to, const conv_job<T> &j, int64_t r, int64_t c, int n) {
@@ -361,85 +348,44 @@ template <typename T> static dim3 norm_grid(const norm_job<T> &j) {
     return dim3((unsigned)(j.rows / j.heads), (unsigned)ceil_div(j.heads, WARPS));
 }
 
-/* A lane's columns of a row, lane + 32 i: all loads of a row are under way before the first is used. */
-enum { LANE_COLS = 4 };
-template <typename T> static __device__ __forceinline__ void norm_load(float v[LANE_COLS], const T *row, int64_t c, int64_t cols) {
-#pragma unroll
-    for (int i = 0; i < LANE_COLS; i++) v[i] = c + 32 * i < cols ? one(row, c + 32 * i) : 0.0f;
-}
-static __device__ __forceinline__ float norm_rstd(float sum, int64_t cols, float eps) {
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(lanes_sum(sum, 32), (float)cols), eps)));
-}
-template <typename T> static __device__ __forceinline__ float norm_out(float x, float rs, float w, float z) {
-    const float u = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(x, rs)), w));
-    return __fmul_rn(u, silu(z));
-}
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_fwd_kernel(const norm_job<T> j) {
     pdl_launch_dependents();
     pdl_wait();
     norm_place p;
     if (!norm_place_of(j, p)) return;
-    const int64_t row = p.t * j.cols, lane = threadIdx.x & 31;
-    float sum = 0, rs;
-    if (j.cols <= 32 * LANE_COLS) {
-        float x[LANE_COLS], z[LANE_COLS], w[LANE_COLS];
-        norm_load(x, j.x + row, lane, j.cols), norm_load(z, j.z + p.z, lane, j.cols), norm_load(w, j.w, lane, j.cols);
-#pragma unroll
-        for (int i = 0; i < LANE_COLS; i++) sum = __fmaf_rn(x[i], x[i], sum); /* columns that are not there: 0 */
-        rs = norm_rstd(sum, j.cols, j.eps);
-#pragma unroll
-        for (int i = 0; i < LANE_COLS; i++)
-            if (lane + 32 * i < j.cols) put(j.y, row + lane + 32 * i, norm_out<T>(x[i], rs, w[i], z[i]));
-    } else {
-        for (int64_t c = lane; c < j.cols; c += 32) {
-            const float x = one(j.x, row + c);
-            sum = __fmaf_rn(x, x, sum);
-        }
-        rs = norm_rstd(sum, j.cols, j.eps);
-        for (int64_t c = lane; c < j.cols; c += 32)
-            put(j.y, row + c, norm_out<T>(one(j.x, row + c), rs, one(j.w, c), one(j.z, p.z + c)));
+    const int64_t row = p.t * j.cols;
+    float sum = 0;
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float x = one(j.x, row + c);
+        sum = __fmaf_rn(x, x, sum);
     }
-    if (j.rstd && lane == 0) j.rstd[p.t] = rs;
+    sum = lanes_sum(sum, 32);
+    const float rs = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)j.cols), j.eps)));
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float u = round_to<T>(__fmul_rn(round_to<T>(__fmul_rn(one(j.x, row + c), rs)), one(j.w, c)));
+        put(j.y, row + c, __fmul_rn(u, silu(one(j.z, p.z + c))));
+    }
+    if (j.rstd && (threadIdx.x & 31) == 0) j.rstd[p.t] = rs;
 }
 /* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n. */
-struct norm_back {
-    float dy, x, z, w;
-};
-static __device__ __forceinline__ float norm_dot(const norm_back &a, float rs, float sum) {
-    return __fmaf_rn(__fmul_rn(__fmul_rn(a.dy, silu(a.z)), a.w), __fmul_rn(a.x, rs), sum);
-}
-template <typename T>
-static __device__ __forceinline__ void norm_put(const norm_job<T> &j, const norm_back &a, float rs, float mean, int64_t x,
-                                                int64_t z) {
-    const float n = __fmul_rn(a.x, rs);
-    put(j.dx, x, __fmul_rn(rs, __fmaf_rn(-n, mean, __fmul_rn(__fmul_rn(a.dy, silu(a.z)), a.w))));
-    put(j.dz, z, __fmul_rn(__fmul_rn(a.dy, __fmul_rn(n, a.w)), silu_slope(a.z)));
-}
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_bwd_kernel(const norm_job<T> j) {
     pdl_launch_dependents();
     pdl_wait();
     norm_place p;
     if (!norm_place_of(j, p)) return;
-    const int64_t row = p.t * j.cols, lane = threadIdx.x & 31;
-    const float rs = j.rstd[p.t];
+    const int64_t row = p.t * j.cols;
     float sum = 0;
-    if (j.cols <= 32 * LANE_COLS) {
-        float dy[LANE_COLS], x[LANE_COLS], z[LANE_COLS], w[LANE_COLS];
-        norm_load(dy, j.dy + row, lane, j.cols), norm_load(x, j.x + row, lane, j.cols);
-        norm_load(z, j.z + p.z, lane, j.cols), norm_load(w, j.w, lane, j.cols);
-#pragma unroll
-        for (int i = 0; i < LANE_COLS; i++)
-            if (lane + 32 * i < j.cols) sum = norm_dot({dy[i], x[i], z[i], w[i]}, rs, sum);
-        const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
-#pragma unroll
-        for (int i = 0; i < LANE_COLS; i++)
-            if (lane + 32 * i < j.cols) norm_put(j, {dy[i], x[i], z[i], w[i]}, rs, mean, row + lane + 32 * i, p.z + lane + 32 * i);
-        return;
+    const float rs = j.rstd[p.t];
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float g = __fmul_rn(__fmul_rn(one(j.dy, row + c), silu(one(j.z, p.z + c))), one(j.w, c));
+        sum = __fmaf_rn(g, __fmul_rn(one(j.x, row + c), rs), sum);
     }
-    const auto at = [&](int64_t c) { return norm_back{one(j.dy, row + c), one(j.x, row + c), one(j.z, p.z + c), one(j.w, c)}; };
-    for (int64_t c = lane; c < j.cols; c += 32) sum = norm_dot(at(c), rs, sum);
     const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
-    for (int64_t c = lane; c < j.cols; c += 32) norm_put(j, at(c), rs, mean, row + c, p.z + c);
+    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
+        const float dy = one(j.dy, row + c), z = one(j.z, p.z + c), w = one(j.w, c), n = __fmul_rn(one(j.x, row + c), rs);
+        put(j.dx, row + c, __fmul_rn(rs, __fmaf_rn(-n, mean, __fmul_rn(__fmul_rn(dy, silu(z)), w))));
+        put(j.dz, p.z + c, __fmul_rn(__fmul_rn(dy, __fmul_rn(n, w)), silu_slope(z)));
+    }
 }
 /* grid (column blocks, row blocks): the block's sum of g n. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_dw_kernel(const norm_job<T> j) {
@@ -451,21 +397,13 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
     const int64_t next = j.z_width - (j.heads - 1) * j.cols; /* from a token's last head to the first one after it */
     float sum = 0;
     if (c >= j.cols) return;
-    enum { MANY = 8 }; /* rows whose loads are under way */
-    for (int64_t t = lo; t < hi; t += MANY) {
-        float dy[MANY], x[MANY], gate[MANY], rs[MANY];
-#pragma unroll
-        for (int i = 0; i < MANY; i++) {
-            if (t + i >= hi) break;
-            dy[i] = one(j.dy, (t + i) * j.cols + c), x[i] = one(j.x, (t + i) * j.cols + c);
-            gate[i] = one(j.z, z), rs[i] = j.rstd[t + i];
-            const bool last = ++head == j.heads;
-            z += last ? next : j.cols;
-            if (last) head = 0;
-        }
-#pragma unroll
-        for (int i = 0; i < MANY; i++)
-            if (t + i < hi) sum = __fmaf_rn(__fmul_rn(dy[i], silu(gate[i])), __fmul_rn(x[i], rs[i]), sum);
+#pragma unroll 4
+    for (int64_t t = lo; t < hi; t++) {
+        const float g = __fmul_rn(one(j.dy, t * j.cols + c), silu(one(j.z, z)));
+        const bool last = ++head == j.heads;
+        z += last ? next : j.cols;
+        if (last) head = 0;
+        sum = __fmaf_rn(g, __fmul_rn(one(j.x, t * j.cols + c), j.rstd[t]), sum);
     }
     j.parts[(int64_t)blockIdx.y * j.cols + c] = sum;
 }
@@ -504,7 +442,7 @@ int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const st
 
 /* ---- output gate ---- */
 
-template <typename T, bool VEC>
+template <typename T>
 static __global__ void __launch_bounds__(THREADS) gate_fwd_kernel(T *y, const T *x, const T *gate, int64_t n) {
     pdl_launch_dependents();
     pdl_wait();
@@ -512,13 +450,13 @@ static __global__ void __launch_bounds__(THREADS) gate_fwd_kernel(T *y, const T 
     float a[CHUNK], g[CHUNK];
     if (i >= n) return;
     const int left = n - i < CHUNK ? (int)(n - i) : CHUNK;
-    load8<VEC>(a, x + i, left);
-    load8<VEC>(g, gate + i, left);
+    load8<false>(a, x + i, left);
+    load8<false>(g, gate + i, left);
 #pragma unroll
     for (int k = 0; k < CHUNK; k++) a[k] = __fmul_rn(a[k], round_to<T>(sigmoid(g[k])));
-    store8<VEC>(y + i, a, left);
+    store8<false>(y + i, a, left);
 }
-template <typename T, bool VEC>
+template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     gate_bwd_kernel(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t n) {
     pdl_launch_dependents();
@@ -527,35 +465,34 @@ static __global__ void __launch_bounds__(THREADS)
     float d[CHUNK], a[CHUNK], g[CHUNK];
     if (i >= n) return;
     const int left = n - i < CHUNK ? (int)(n - i) : CHUNK;
-    load8<VEC>(d, dy + i, left);
-    load8<VEC>(a, x + i, left);
-    load8<VEC>(g, gate + i, left);
+    load8<false>(d, dy + i, left);
+    load8<false>(a, x + i, left);
+    load8<false>(g, gate + i, left);
 #pragma unroll
     for (int k = 0; k < CHUNK; k++) {
         const float s = sigmoid(g[k]);
         d[k] = __fmul_rn(d[k], s);
         g[k] = __fmul_rn(__fmul_rn(d[k], a[k]), __fsub_rn(1.0f, s));
     }
-    store8<VEC>(dx + i, d, left);
-    store8<VEC>(dgate + i, g, left);
-}
-template <typename T> static int gate_fwd_any(struct cuda *c, struct tensor y, struct tensor x, struct tensor gate) {
-    const int64_t n = tensor_count(x);
-    const bool vec = n % CHUNK == 0 && aligned16(y.data) && aligned16(x.data) && aligned16(gate.data);
-    CU_TRY(cuda_launch_pdl(c, vec ? gate_fwd_kernel<T, true> : gate_fwd_kernel<T, false>, (unsigned)ceil_div(n, THREADS * CHUNK),
-                           THREADS, 0, (T *)y.data, (const T *)x.data, (const T *)gate.data, n));
-    return 0;
+    store8<false>(dx + i, d, left);
+    store8<false>(dgate + i, g, left);
 }
 int cuda_output_gate_fwd(struct dev *d, struct tensor y, struct tensor x, struct tensor gate) {
-    return x.dt == DT_BF16 ? gate_fwd_any<bf16>(cuda_of(d), y, x, gate) : gate_fwd_any<float>(cuda_of(d), y, x, gate);
+    struct cuda *c = cuda_of(d);
+    const int64_t n = tensor_count(x);
+    const unsigned blocks = (unsigned)ceil_div(n, THREADS * CHUNK);
+    if (x.dt == DT_BF16)
+        CU_TRY(cuda_launch_pdl(c, gate_fwd_kernel<bf16>, blocks, THREADS, 0, (bf16 *)y.data, (const bf16 *)x.data,
+                               (const bf16 *)gate.data, n));
+    else
+        CU_TRY(cuda_launch_pdl(c, gate_fwd_kernel<float>, blocks, THREADS, 0, (float *)y.data, (const float *)x.data,
+                               (const float *)gate.data, n));
+    return 0;
 }
 template <typename T> static int gate_bwd_any(struct cuda *c, const struct output_gate_bwd_args *a) {
     const int64_t n = tensor_count(a->dy);
-    const bool vec = n % CHUNK == 0 && aligned16(a->dy.data) && aligned16(a->x.data) && aligned16(a->gate.data) &&
-                     aligned16(a->dx.data) && aligned16(a->dgate.data);
-    CU_TRY(cuda_launch_pdl(c, vec ? gate_bwd_kernel<T, true> : gate_bwd_kernel<T, false>, (unsigned)ceil_div(n, THREADS * CHUNK),
-                           THREADS, 0, (T *)a->dx.data, (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data,
-                           (const T *)a->gate.data, n));
+    CU_TRY(cuda_launch_pdl(c, gate_bwd_kernel<T>, (unsigned)ceil_div(n, THREADS * CHUNK), THREADS, 0, (T *)a->dx.data,
+                           (T *)a->dgate.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, n));
     return 0;
 }
 int cuda_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a) {

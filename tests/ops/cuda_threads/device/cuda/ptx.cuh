@@ -14,8 +14,6 @@ static inline void pdl_wait() {}
 static inline float rcp_approx(float x) { return 1.0f / x; }
 static inline float log2_approx(float x) { return log2f(x); }
 template <class T> static inline T &dynamic_shared() { return *(T *)threads_shared; }
-static inline void pdl_launch_dependents() {}
-static inline void pdl_wait() {}
 static inline uint32_t pack_bf16(float lo, float hi) {
     return (uint32_t)__float2bfloat16_rn(lo).bits | (uint32_t)__float2bfloat16_rn(hi).bits << 16;
 }
