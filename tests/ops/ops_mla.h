@@ -83,13 +83,13 @@ static inline int mla_fwd(struct run *r) {
 static inline int mla_bwd(struct run *r) {
     struct mla_join_args a = mla_args(r);
     const struct tensor cache = mla_cache(r, DT_F32);
-    float *f = xcalloc((size_t)tensor_count(cache), sizeof *f), *half = xcalloc((size_t)(r->rows * r->s->dim), sizeof *half);
     a.heads = dev_new(r, slot_shape(&r->in[0]), true);
     a.latent = dev_new(r, shape_2d(r->act, r->rows, r->s->dim), true);
     a.cn = dev_new(r, slot_shape(&r->in[2]), true);
     a.q = up(r, &r->gout[0]);
     TRY(dev_zero(r->d, a.heads.data, (size_t)tensor_count(a.heads) * dtype_size(r->act)));
     TRY(dev_zero(r->d, a.latent.data, (size_t)tensor_count(a.latent) * dtype_size(r->act)));
+    float *f = xcalloc((size_t)tensor_count(cache), sizeof *f), *half = xcalloc((size_t)(r->rows * r->s->dim), sizeof *half);
     /* the gradient of a key comes in two parts, but for what is turned of it */
     mla_rows(r, r->gout[1].f, f, true);
     for (int64_t i = 0; i < r->rows * r->s->dim; i++) half[i] = i % r->s->dim < a.rope ? 0 : 0.25f * r->gout[1].f[i];
@@ -165,17 +165,21 @@ static inline int heads_bwd(struct run *r) {
     TRY(dev_heads_fwd(r->d, &b));
     down_grad(r, 0, a.y, TOL_SUM);
     down_grad(r, 1, b.y, TOL_SUM);
-    const struct tensor dw = up_acc(r, shape_2d(DT_F32, s->hq * heads_step(s), s->dim), false);
+    const struct tensor dw = dev_new(r, shape_2d(DT_F32, s->hq * heads_step(s), s->dim), false);
     struct heads_dw_args g = {.n_heads = s->hq, .dw = dw, .row = s->k, .rows = s->n, .add = true};
     g.x = a.x;
     g.y = up(r, &r->in[0]);
     g.y_at = HEADS_BEFORE;
+    TRY(dev_zero(r->d, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
     TRY(dev_heads_dw(r->d, &g));
     g.x = up(r, &r->in[1]);
     g.y = b.x;
     g.y_at = 0;
     TRY(dev_heads_dw(r->d, &g));
     down_grad(r, 2, dw, TOL_SUM);
+    g.dw = up_acc(r, shape_2d(DT_F32, s->hq * heads_step(s), s->dim), false);
+    TRY(dev_heads_dw(r->d, &g));
+    down(r, "dw added", g.dw, false, TOL_SUM);
     g.dw = dev_new(r, shape_2d(DT_F32, s->hq * heads_step(s), s->dim), false);
     g.add = false;
     TRY(dev_zero(r->d, g.dw.data, (size_t)tensor_count(g.dw) * sizeof(float)));
