@@ -30,6 +30,9 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
          "head_dim": 4, "vocab_size": 37, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
          "eos_token_id": 0, "rope_theta": 10000.0}
 WIDE = SMALL | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "num_hidden_layers": 4}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1,
+           "mlp_only_layers": [], "norm_topk_prob": True, "tie_word_embeddings": False}
+SHARED = EXPERTS | {"shared_expert_intermediate_size": 20, "norm_topk_prob": False}
 # name -> (model_type, config, dtype)
 MODELS = {
     "llama": ("llama", WIDE | {"tie_word_embeddings": False}, torch.float32),
@@ -40,15 +43,24 @@ MODELS = {
     "mistral": ("mistral", WIDE | {"tie_word_embeddings": False}, torch.float16),
     "seed_oss": ("seed_oss", WIDE | {"tie_word_embeddings": False}, torch.bfloat16),
     "critic": ("qwen2", WIDE | {"tie_word_embeddings": False}, torch.float32),
+    "qwen3_moe": ("qwen3_moe", WIDE | EXPERTS, torch.bfloat16),
+    "qwen3_moe_mixed": ("qwen3_moe", WIDE | EXPERTS | {"mlp_only_layers": [0, 2]}, torch.float32),
+    "qwen2_moe": ("qwen2_moe", WIDE | SHARED, torch.bfloat16),
+    "mixtral": ("mixtral", WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}, torch.float32),
     "small_qwen2": ("qwen2", SMALL | {"tie_word_embeddings": False}, torch.bfloat16),
     "small_qwen3": ("qwen3", SMALL | {"tie_word_embeddings": True}, torch.float32),
     "small_critic": ("qwen2", SMALL | {"num_hidden_layers": 1, "tie_word_embeddings": False}, torch.float32),
+    "small_qwen3_moe": ("qwen3_moe", SMALL | EXPERTS | {"moe_intermediate_size": 8}, torch.bfloat16),
+    "small_qwen2_moe": ("qwen2_moe", SMALL | SHARED | {"moe_intermediate_size": 8, "mlp_only_layers": [0]}, torch.float32),
 }
-CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "seed_oss": "SeedOss"}
+CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "seed_oss": "SeedOss",
+           "qwen3_moe": "Qwen3Moe", "qwen2_moe": "Qwen2Moe", "mixtral": "Mixtral"}
 STACKED, SINGLE = {}, {"singleton_local_shards": True}  # one tensor for all layers, or one for each
-# fixtures: model, tensor and pipeline parallel sizes, layout of layers, of directories
-CASES = {"tp2_pp2": ("small_qwen2", 2, 2, STACKED, "v1"), "pp2_single": ("small_qwen3", 1, 2, SINGLE, "v2"),
-         "critic": ("small_critic", 2, 1, STACKED, "v2")}
+GROUPED = {"grouped": True}  # megatron-core's GroupedMLP; else its SequentialMLP, whose files are TEGroupedMLP's too
+# fixtures: model, sizes (tensor, pipeline, expert, and tensor parallel of experts), layout of layers, of directories
+CASES = {"tp2_pp2": ("small_qwen2", (2, 2), STACKED, "v1"), "pp2_single": ("small_qwen3", (1, 2), SINGLE, "v2"),
+         "critic": ("small_critic", (2, 1), STACKED, "v2"), "experts_tp2_ep2": ("small_qwen3_moe", (2, 1, 2, 2), STACKED, "v2"),
+         "experts_single": ("small_qwen2_moe", (2, 1, 2, 1), SINGLE, "v1")}
 
 
 def hf_config(name):
@@ -63,27 +75,47 @@ def on_cpu():
     torch.cuda.synchronize = lambda *a, **kw: None
     torch.cuda.set_device = lambda *a, **kw: None
     torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.Stream = lambda *a, **kw: None
     torch.Tensor.cuda = lambda self, *a, **kw: self
+    from megatron.core.transformer.moe import grouped_gemm_util
+    grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None  # no forward pass is run
 
 
 # ---- written by megatron-core ----
 
 
-def gpt_model(name):
+def experts_of(name, grouped):
+    """What verl's config_converter.py gives TransformerConfig of experts."""
+    kind, c, _ = MODELS[name]
+    n = c.get("num_experts", c.get("num_local_experts"))
+    if not n:
+        return {}
+    dense = c.get("mlp_only_layers", [])
+    freq = [int(i not in dense) for i in range(c["num_hidden_layers"])] if dense else 1
+    return {"num_moe_experts": n, "moe_ffn_hidden_size": c.get("moe_intermediate_size", c["intermediate_size"]),
+            "moe_shared_expert_intermediate_size": c.get("shared_expert_intermediate_size"), "moe_layer_freq": freq,
+            "moe_shared_expert_gate": kind == "qwen2_moe", "moe_router_topk": c["num_experts_per_tok"],
+            "moe_router_load_balancing_type": "none", "moe_grouped_gemm": grouped, "moe_token_dispatcher_type": "alltoall"}
+
+
+def gpt_model(name, grouped):
     from megatron.core import parallel_state as ps
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer import TransformerConfig
 
     kind, c, dtype = MODELS[name]
     tp, pp = ps.get_tensor_model_parallel_world_size(), ps.get_pipeline_model_parallel_world_size()
+    ep, etp = ps.get_expert_model_parallel_world_size(), ps.get_expert_tensor_parallel_world_size()
     config = TransformerConfig(
         num_layers=c["num_hidden_layers"], hidden_size=c["hidden_size"], ffn_hidden_size=c["intermediate_size"],
         num_attention_heads=c["num_attention_heads"], num_query_groups=c["num_key_value_heads"], kv_channels=c["head_dim"],
         use_cpu_initialization=True, gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        add_qkv_bias=kind in ("qwen2", "seed_oss"), normalization="RMSNorm", qk_layernorm=kind == "qwen3", params_dtype=dtype,
-        pipeline_dtype=dtype, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, gradient_accumulation_fusion=False)
-    spec = get_gpt_layer_local_spec(qk_layernorm=kind == "qwen3", normalization="RMSNorm")
+        add_qkv_bias=kind in ("qwen2", "qwen2_moe", "seed_oss"), normalization="RMSNorm", qk_layernorm=kind.startswith("qwen3"),
+        params_dtype=dtype, bf16=dtype == torch.bfloat16, pipeline_dtype=dtype, tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
+        gradient_accumulation_fusion=False, **experts_of(name, grouped))
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     vocab = -(-c["vocab_size"] // (4 * tp)) * 4 * tp  # padded, as Megatron-LM does
     first, last = ps.is_pipeline_first_stage(), ps.is_pipeline_last_stage()
     model = GPTModel(config, spec, vocab_size=vocab, max_sequence_length=64, pre_process=first, post_process=last,
@@ -93,7 +125,11 @@ def gpt_model(name):
     return model.to(dtype)
 
 
-def write_rank(rank, world, cases, tp, pp):
+def ranks_of(tp, pp, ep=1, etp=1):
+    return max(tp * pp, etp * ep * pp)
+
+
+def write_rank(rank, world, cases, tp, pp, ep=1, etp=None):
     """cases: (directory of dist_ckpt, model, metadata)"""
     signal.alarm(DEADLINE)
     on_cpu()
@@ -101,9 +137,10 @@ def write_rank(rank, world, cases, tp, pp):
     from megatron.core import parallel_state as ps
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-    ps.initialize_model_parallel(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, create_gloo_process_groups=False)
+    ps.initialize_model_parallel(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
+                                 expert_tensor_parallel_size=etp, create_gloo_process_groups=False)
     for out, name, metadata in cases:
-        model = gpt_model(name)
+        model = gpt_model(name, "grouped" in metadata)
         with torch.no_grad():
             for i, p in enumerate(model.parameters()):  # of what ranks share one copy is written
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i + 1000 * rank)))
@@ -177,6 +214,22 @@ def read_by_torch(directory):
     return state
 
 
+def each_expert(key, t):
+    """As TEGroupedMLP's state_dict() has them, which verl's merger names."""
+    before, found, after = key.partition("mlp.experts.experts.")
+    if not found:
+        return {key: t}
+    number, _, rest = after.partition(".")
+    if number.isdigit():
+        return {f"{before}mlp.experts.{rest}{number}": t}
+    return {f"{before}mlp.experts.{after}{i}": t[i] for i in range(len(t))}
+
+
+# Mixtral's names in Hugging Face's files: verl's merger, which has none for it, gives those of Qwen.
+MIXTRAL = {"mlp.gate.": "block_sparse_moe.gate.", "mlp.experts.": "block_sparse_moe.experts.", "gate_proj": "w1", "up_proj": "w3",
+           "down_proj": "w2"}
+
+
 def reference(name, state):
     """verl's merger on what torch has read."""
     from transformers import AutoConfig
@@ -188,11 +241,11 @@ def reference(name, state):
         parts = key.split(".")
         if parts[:2] == ["decoder", "layers"] and not parts[2].isdigit():
             for i in range(layers):
-                per_layer[".".join(["decoder.layers", str(i), *parts[2:]])] = t[i]
+                per_layer |= each_expert(".".join(["decoder.layers", str(i), *parts[2:]]), t[i])
         elif key.endswith("_w"):
-            per_layer[key[:-2]] = torch.cat([t, state[key[:-1] + "v"]])
+            per_layer |= each_expert(key[:-2], torch.cat([t, state[key[:-1] + "v"]]))
         elif not key.endswith("_v"):
-            per_layer[key] = t
+            per_layer |= each_expert(key, t)
     if "critic" in name:
         extra["score.weight"] = per_layer.pop("output_layer.weight")  # which verl's merger does not name
     for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
@@ -204,6 +257,8 @@ def reference(name, state):
     merger.config = type("Config", (), {"tie_word_embedding": c["tie_word_embeddings"], "is_value_model": False})
     exec_mapping(merger)
     merged = merger._merge_state_dicts([per_layer])
+    for old, new in MIXTRAL.items() if name == "mixtral" else ():
+        merged = {k.replace(old, new): v for k, v in merged.items()}
     return {k: v.contiguous() for k, v in {**merged, **extra}.items()}
 
 
@@ -242,7 +297,13 @@ def loads(directory, want):
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
     auto = AutoModelForTokenClassification if "TokenClass" in AutoConfig.from_pretrained(directory).architectures[0] \
         else AutoModelForCausalLM
-    got = auto.from_pretrained(directory).state_dict()
+    model = auto.from_pretrained(directory)
+    if not any("experts" in k for k in want):
+        got = model.state_dict()
+    else:  # transformers joins experts when it reads, and parts them again when it writes
+        with tempfile.TemporaryDirectory() as out:
+            model.save_pretrained(out)
+            got = tensors_of(pathlib.Path(out))
     return all(torch.equal(got[k].bfloat16(), v) for k, v in want.items())
 
 
@@ -255,27 +316,31 @@ def import_all():
 def check(verlc):
     torch.set_num_threads(1)
     every = [n for n in MODELS if not n.startswith("small")]
-    layouts = [(1, 1, every, STACKED, "v1"), (2, 1, ["llama", "qwen2_tied", "critic"], STACKED, "v2"),
-               (1, 2, ["qwen3", "qwen2"], SINGLE, "v2"), (2, 2, every, STACKED, "v2"),
-               (4, 1, ["llama_mha", "seed_oss"], SINGLE, "v1")]
+    experts = [n for n in every if experts_of(n, False)]
+    layouts = [((1, 1), every, STACKED, "v1"), ((2, 1), ["llama", "qwen2_tied", "critic"], STACKED, "v2"),
+               ((1, 2), ["qwen3", "qwen2"], SINGLE, "v2"), ((2, 2), every, STACKED, "v2"),
+               ((4, 1), ["llama_mha", "seed_oss"], SINGLE, "v1"), ((1, 1, 2, 1), experts, STACKED, "v1"),
+               ((2, 1, 2, 1), experts, SINGLE, "v2"), ((2, 1, 2, 2), experts, STACKED | GROUPED, "v2"),
+               ((1, 2, 2, 1), experts, STACKED, "v1")]
     uneven = [((1,), "qwen2", (0,)), ((2,), "qwen2", (1,)), ((4,), "llama", (1,)), ((2, 2), "seed_oss", (1, 2)),
               ((3,), "qwen2_tied", (0,))]
     cases = []
     with tempfile.TemporaryDirectory() as tmp:
-        for tp, pp, names, metadata, layout in layouts:
+        for sizes, names, metadata, layout in layouts:
             group = []
             for name in names:
-                out = pathlib.Path(tmp) / f"{name}_tp{tp}_pp{pp}_{'single' if metadata else 'stacked'}"
+                out = pathlib.Path(tmp) / "_".join([name, *map(str, sizes), *metadata])
                 group.append((lay_out(out, name, layout), name, metadata))
                 cases.append((out, name, group[-1][0]))
-            in_ranks(write_rank, tp * pp, group, tp, pp)
+            in_ranks(write_rank, ranks_of(*sizes), group, *sizes)
         for mesh, name, dims in uneven:
             out = pathlib.Path(tmp) / f"{name}_mesh{'x'.join(map(str, mesh))}_dim{''.join(map(str, dims))}"
             cases.append((out, name, lay_out(out, name, "v1")))
             in_ranks(torch_rank, torch.Size(mesh).numel(), [(cases[-1][2], name, dims)], mesh)
         import_all()
         bad = {out.name: failed for out, name, dist_ckpt in cases if (failed := check_one(verlc, out, name, dist_ckpt))}
-    print(f"{len(cases)} Megatron checkpoints of 1, 2, 3 and 4 ranks, torch {torch.__version__}: {len(bad)} differ {bad or ''}")
+    print(f"{len(cases)} Megatron checkpoints of 1, 2, 3 and 4 ranks, {sum(name in experts for _, name, _ in cases)} with experts, "
+          f"torch {torch.__version__}: {len(bad)} differ {bad or ''}")
     return 1 if bad else 0
 
 
@@ -283,10 +348,10 @@ def make(out, names):
     from safetensors.torch import save_file
     import_all()
     for name in names:
-        model, tp, pp, metadata, layout = CASES[name]
+        model, sizes, metadata, layout = CASES[name]
         shutil.rmtree(out / name, ignore_errors=True)
         directory = lay_out(out / name, model, layout)
-        in_ranks(write_rank, tp * pp, [(directory, model, metadata)], tp, pp)
+        in_ranks(write_rank, ranks_of(*sizes), [(directory, model, metadata)], *sizes)
         (directory / "common.pt").unlink()  # objects that are no tensors: not read
         save_file(reference(model, read_by_torch(directory)), out / name / "whole.safetensors")
         print(f"wrote {out / name} with torch {torch.__version__}")

@@ -64,11 +64,20 @@ def command_line(test, dir):
          read(dir / "tp2_pp2_bf16/model.safetensors"), p.stderr)
     p = merge(dir / "converted", dir / "x", check=False)
     test("refused: the files alone", p.returncode == 3 and "config.json" in p.stderr, p.stderr)
-    copy = dir / "gamma/actor"
-    shutil.copytree(src, copy)
-    (copy / "transformer_config.json").write_text('{"layernorm_zero_centered_gamma": true}')
-    p = merge(copy, dir / "x", check=False)
-    test("refused: norms that are offsets", p.returncode == 3 and "layernorm_zero_centered_gamma" in p.stderr, p.stderr)
+    experts = FIXTURES / "experts_single/actor"
+    for i, (what, of, config, words) in enumerate((
+            ("norms that are offsets", src, {"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
+            ("another number of experts", experts, {"num_moe_experts": 8}, "num_moe_experts is 8, by config.json 4"),
+            ("another choice of experts", experts, {"moe_router_topk": 1}, "moe_router_topk is 1, by config.json 2"),
+            ("experts, which config.json has not", src, {"num_moe_experts": 8}, "num_moe_experts is 8, by config.json 0"))):
+        copy = dir / f"other{i}/actor"
+        shutil.copytree(of, copy)
+        (copy / "transformer_config.json").write_text(json.dumps(config))
+        p = merge(copy, dir / "x", check=False)
+        test(f"refused: {what}", p.returncode == 3 and words in p.stderr, p.stderr)
+    (dir / "other0/actor/transformer_config.json").write_text('{"num_moe_experts": null, "moe_router_topk": 2}')
+    p = merge(dir / "other0/actor", dir / "defaults", check=False)
+    test("read: a configuration's defaults of experts that there are not", p.returncode == 0, p.stderr)
 
 
 def start(test, s):

@@ -3,6 +3,7 @@ one line that names the file, within seconds, nothing of it is run, and no targe
 
 import io
 import json
+import math
 import os
 import pathlib
 import pickle
@@ -19,6 +20,9 @@ from verlc_test import ENV, VERLC, Tests  # noqa: E402
 NORM = "decoder.final_layernorm.weight"  # ("F32", (4,))
 HEAD = "output_layer.weight"  # ("F32", (5, 4))
 STACK = "decoder.layers.mlp.linear_fc1.weight"  # ("F32", (2, 12, 4))
+MOE = tf.TINY_QWEN2 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2,
+                       "num_experts_per_tok": 1, "moe_intermediate_size": 3, "mlp_only_layers": [0], "decoder_sparse_step": 1}
+EXPERTS = "decoder.layers.1.mlp.experts.experts."
 
 
 class Run:
@@ -36,12 +40,75 @@ def sound(parts=1):
     return ckpt
 
 
-def lay_out(root, name):
+def lay_out(root, name, config=tf.TINY_QWEN2):
     actor = root / name
     (actor / "dist_ckpt").mkdir(parents=True)
     (actor / "huggingface").mkdir()
-    (actor / "huggingface/config.json").write_text(json.dumps(tf.TINY_QWEN2))
+    (actor / "huggingface/config.json").write_text(json.dumps(config))
     return actor
+
+
+def sound_experts(each):
+    """A model of MOE, whose first layer has none. each: a tensor an expert, as with singleton_local_shards."""
+    ckpt = tf.Dcp(2)
+    shapes = {"embedding.word_embeddings.weight": (5, 4), NORM: (4,), HEAD: (5, 4), "decoder.layers.1.mlp.router.weight": (2, 4),
+              "decoder.layers.1.pre_mlp_layernorm.weight": (4,), "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": (4,),
+              "decoder.layers.0.mlp.linear_fc1.weight": (12, 4), "decoder.layers.0.mlp.linear_fc2.weight": (4, 6)}
+    for i in range(2):
+        shapes |= {f"decoder.layers.{i}.self_attention.{k}": s for k, s in (
+            ("linear_qkv.weight", (8, 4)), ("linear_qkv.layer_norm_weight", (4,)), ("linear_proj.weight", (4, 4)),
+            ("q_layernorm.weight", (2,)), ("k_layernorm.weight", (2,)))}
+        if each:
+            shapes |= {f"{EXPERTS}{i}.linear_fc1.weight_w": (3, 4), f"{EXPERTS}{i}.linear_fc1.weight_v": (3, 4),
+                       f"{EXPERTS}{i}.linear_fc2.weight": (4, 3)}
+    if not each:
+        shapes |= {EXPERTS + "linear_fc1.weight": (2, 6, 4), EXPERTS + "linear_fc2.weight": (2, 4, 3)}
+    for name, shape in shapes.items():
+        ckpt.add(name, "F32", shape, bytes(4 * math.prod(shape)))
+    return ckpt
+
+
+def changes_of_experts():
+    """(what, words of the message, a tensor an expert?, a change of a sound checkpoint)"""
+    fc1, fc2, third = EXPERTS + "linear_fc1.weight", EXPERTS + "linear_fc2.weight", EXPERTS + "2.linear_fc2.weight"
+    down, gate = EXPERTS + "1.linear_fc2.weight", EXPERTS + "1.linear_fc1.weight_w"
+
+    def drop(name):
+        def change(ckpt):
+            ckpt.tensors.pop(name)
+            ckpt.storage = [s for s in ckpt.storage if s[0] != name]
+        return change
+
+    def add(name, shape):
+        return lambda c: c.add(name, "F32", shape, bytes(4 * math.prod(shape)))
+
+    def other(name, shape):
+        return lambda c: (drop(name)(c), add(name, shape)(c))
+
+    yield "an expert missing", "no tensor becomes model.layers.1.mlp.experts.1.down_proj.weight", True, drop(down)
+    yield "half of an expert missing", "no tensor becomes model.layers.1.mlp.experts.1.gate_proj.weight", True, drop(gate)
+    yield "all experts missing", "no tensor becomes model.layers.1.mlp.experts.0.gate_proj.weight", False, drop(fc1)
+    yield "no router", "no tensor becomes model.layers.1.mlp.gate.weight", False, drop("decoder.layers.1.mlp.router.weight")
+    yield "an expert of another shape", "config.json asks for (4, 3)", True, other(down, (3, 4))
+    yield "an expert of one dimension", "config.json asks for (4, 3)", True, other(down, (12,))
+    yield "experts of another width", "config.json asks for (3, 4)", False, other(fc1, (2, 8, 4))
+    yield "an odd number of rows", "odd number of rows", False, other(fc1, (2, 5, 4))
+    yield "one expert for two", "has 1 experts, config.json 2", False, other(fc2, (1, 8, 3))
+    yield "three experts for two", "has 3 experts, config.json 2", False, other(fc2, (3, 4, 3))
+    yield "experts without an axis of them", "has 4 experts, config.json 2", False, other(fc2, (4, 3))
+    yield "only an axis of experts", "has 1 dimensions", False, other(fc2, (2,))
+    yield "an axis too many", "has 4 dimensions", False, other(fc2, (2, 4, 3, 1))
+    yield "experts of all layers, of which one has none", "does not ask for", False, lambda c: (
+        drop(fc2)(c), add("decoder.layers.mlp.experts.experts.linear_fc2.weight", (2, 2, 4, 3))(c))
+    yield "an expert that config.json has not", f"unsupported weight {third}, which", True, add(third, (4, 3))
+    yield "an expert twice", "two tensors become model.layers.1.mlp.experts.1.down_proj.weight", False, add(down, (4, 3))
+    yield "an expert twice by its number", "two tensors become", True, add(EXPERTS + "01.linear_fc2.weight", (4, 3))
+    yield "expert 10^30", "unsupported weight", True, add(EXPERTS + "1" + 30 * "0" + ".linear_fc2.weight", (4, 3))
+    yield "expert -1", "unsupported weight", True, add(EXPERTS + "-1.linear_fc2.weight", (4, 3))
+    yield "a bias of experts", "unsupported weight", False, add(EXPERTS + "linear_fc2.bias", (2, 4))
+    yield "a router's bias", "unsupported weight", False, add("decoder.layers.1.mlp.router.expert_bias", (2,))
+    yield "a shared expert that the family has not", "unsupported weight", False, add(
+        "decoder.layers.1.mlp.shared_experts.linear_fc2.weight", (4, 3))
 
 
 def entry(ckpt, name, i=0):
@@ -115,8 +182,8 @@ def changes(mark):
     yield "a tensor outside its storage", "reach outside", lambda c: put(c, NORM, zipped(tf.tensor("F32", (4,), f4, 0, offset=2)))
     yield "a missing layer", "has 1 layers, config.json 2", one_layer
     yield "no norm", "no tensor becomes model.norm.weight", lambda c: c.tensors.pop(NORM)
-    yield "experts", "unsupported weight decoder.layers.mlp.experts", lambda c: c.add(
-        "decoder.layers.mlp.experts.linear_fc1.weight", "F32", (2, 2), f4)
+    yield "experts of a family without", "unsupported weight decoder.layers.mlp.experts", lambda c: c.add(
+        "decoder.layers.mlp.experts.experts.linear_fc1.weight", "F32", (2, 2), f4)
     yield "a LoRA run's", "LoRA run", lambda c: c.add("decoder.layers.0.self_attention.linear_qkv.adapter.linear_in.weight", "F32",
                                                       (2, 2), f4)
     yield "a bias that config.json has not", "does not ask for", lambda c: c.add(
@@ -196,6 +263,16 @@ def main():
             change(ckpt)
             ckpt.write(actor / "dist_ckpt")
             cases.append((what, words, actor))
+        for each in (False, True):
+            actor = lay_out(root, f"experts{each:d}", MOE)
+            sound_experts(each).write(actor / "dist_ckpt")
+            rc, err, _ = merge(actor, root / f"merged_experts{each:d}")
+            test(f"a sound one with experts, {'a tensor each' if each else 'joined'}, is merged", rc == 0, err)
+        for i, (what, words, each, change) in enumerate(changes_of_experts()):
+            actor, ckpt = lay_out(root, f"expert{i}", MOE), sound_experts(each)
+            change(ckpt)
+            ckpt.write(actor / "dist_ckpt")
+            cases.append((what, words, actor))
         for i, (what, words, raw) in enumerate(pickles(mark, good)):
             actor = lay_out(root, f"pickle{i}")
             sound().write_files(actor / "dist_ckpt")
@@ -215,7 +292,7 @@ def main():
             (actor / name).rename(root / f"elsewhere{i}")
             (actor / name).symlink_to(root / f"elsewhere{i}")
             cases.append((f"{name}/ that is a link out of the checkpoint", "out of the model directory", actor))
-        test("there are more than 50", len(cases) > 50, len(cases))
+        test("there are more than 75", len(cases) > 75, len(cases))
         for what, words, actor in cases:
             rc, err, seconds = merge(actor, root / "out")
             left = [p.name for p in root.iterdir() if p.name.startswith("out")]

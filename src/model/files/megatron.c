@@ -2,8 +2,8 @@
  *
  * A layer's weights are tensors of their own (decoder.layers.3.mlp...) or slices of one with a leading axis of layers
  * (decoder.layers.mlp...). linear_qkv has for each KV head its query heads, its key and its value; linear_fc1 has gate, then up,
- * whatever the tensor parallel size was.  Every Hugging Face weight is equally long blocks at equal distances of such a tensor,
- * so nothing is copied before it is read.
+ * whatever the tensor parallel size was.  A layer's experts are one tensor with an axis of them, or tensors of their own.
+ * Every Hugging Face weight is equally long blocks at equal distances of such a tensor, so nothing is copied before it is read.
  * Invariant: after megatron_open the weights are those that config.json describes, in its shapes. */
 #include "model/files/megatron.h"
 
@@ -20,7 +20,7 @@
 #include <string.h>
 
 enum { MAX_CONFIG = 16 << 20 };
-#define FAMILIES_READ "llama, qwen2, qwen3, mistral and seed_oss"
+#define FAMILIES_READ "llama, qwen2, qwen3, mistral, seed_oss, qwen2_moe, qwen3_moe and mixtral"
 
 struct megatron {
     struct dcp *dcp;
@@ -39,32 +39,51 @@ enum part { WHOLE, QKV, GATE_UP, VOCAB, HEAD };
 struct rule {
     const char *theirs, *ours; /* '*' stands for q, k, v or gate, up */
     enum part part;
+    /* of a layer with experts, without `ours`: of the family's group there (families.h) the tensors from the first on */
+    size_t group;
+    int first;
+    bool every; /* it has an axis of experts */
 };
+#define GROUP(at) .group = offsetof(struct model_layer, at)
 static const struct rule of_layer[] = {
-    {"input_layernorm.weight", "input_layernorm.weight", WHOLE},
-    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", WHOLE},
-    {"self_attention.linear_qkv.weight", "self_attn.*_proj.weight", QKV},
-    {"self_attention.linear_qkv.bias", "self_attn.*_proj.bias", QKV},
-    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", WHOLE},
-    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", WHOLE},
-    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight", WHOLE},
-    {"self_attention.linear_proj.bias", "self_attn.o_proj.bias", WHOLE},
-    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight", WHOLE},
-    {"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight", WHOLE},
-    {"mlp.linear_fc1.weight", "mlp.*_proj.weight", GATE_UP},
-    {"mlp.linear_fc1.bias", "mlp.*_proj.bias", GATE_UP},
-    {"mlp.linear_fc1.weight_w", "mlp.gate_proj.weight", WHOLE}, /* saved with singleton_local_shards */
-    {"mlp.linear_fc1.weight_v", "mlp.up_proj.weight", WHOLE},
-    {"mlp.linear_fc1.bias_w", "mlp.gate_proj.bias", WHOLE},
-    {"mlp.linear_fc1.bias_v", "mlp.up_proj.bias", WHOLE},
-    {"mlp.linear_fc2.weight", "mlp.down_proj.weight", WHOLE},
-    {"mlp.linear_fc2.bias", "mlp.down_proj.bias", WHOLE},
+    {"input_layernorm.weight", "input_layernorm.weight", .part = WHOLE},
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", .part = WHOLE},
+    {"self_attention.linear_qkv.weight", "self_attn.*_proj.weight", .part = QKV},
+    {"self_attention.linear_qkv.bias", "self_attn.*_proj.bias", .part = QKV},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", .part = WHOLE},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", .part = WHOLE},
+    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight", .part = WHOLE},
+    {"self_attention.linear_proj.bias", "self_attn.o_proj.bias", .part = WHOLE},
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight", .part = WHOLE},
+    {"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight", .part = WHOLE},
+    {"mlp.linear_fc1.weight", "mlp.*_proj.weight", .part = GATE_UP},
+    {"mlp.linear_fc1.bias", "mlp.*_proj.bias", .part = GATE_UP},
+    {"mlp.linear_fc1.weight_w", "mlp.gate_proj.weight", .part = WHOLE}, /* saved with singleton_local_shards */
+    {"mlp.linear_fc1.weight_v", "mlp.up_proj.weight", .part = WHOLE},
+    {"mlp.linear_fc1.bias_w", "mlp.gate_proj.bias", .part = WHOLE},
+    {"mlp.linear_fc1.bias_v", "mlp.up_proj.bias", .part = WHOLE},
+    {"mlp.linear_fc2.weight", "mlp.down_proj.weight", .part = WHOLE},
+    {"mlp.linear_fc2.bias", "mlp.down_proj.bias", .part = WHOLE},
+    {"mlp.router.weight", GROUP(router)},
+    {"mlp.experts.experts.linear_fc1.weight", .part = GATE_UP, GROUP(expert_gate_up), .every = true},
+    {"mlp.experts.experts.linear_fc2.weight", GROUP(expert_down), .every = true},
+    {"mlp.shared_experts.linear_fc1.weight", .part = GATE_UP, GROUP(shared_gate_up)},
+    {"mlp.shared_experts.linear_fc1.weight_w", GROUP(shared_gate_up)},
+    {"mlp.shared_experts.linear_fc1.weight_v", GROUP(shared_gate_up), .first = 1},
+    {"mlp.shared_experts.linear_fc2.weight", GROUP(shared_down)},
+    {"mlp.shared_experts.gate_weight", GROUP(shared_gate)},
+};
+static const struct rule of_expert[] = {
+    /* behind its number, saved with singleton_local_shards */
+    {"linear_fc1.weight_w", GROUP(expert_gate_up)},
+    {"linear_fc1.weight_v", GROUP(expert_gate_up), .first = 1},
+    {"linear_fc2.weight", GROUP(expert_down)},
 };
 static const struct rule of_model[] = {
-    {"embedding.word_embeddings.weight", "model.embed_tokens.weight", VOCAB},
-    {"decoder.final_layernorm.weight", "model.norm.weight", WHOLE},
-    {"output_layer.weight", "lm_head.weight", HEAD},
-    {"output_layer.bias", "score.bias", HEAD},
+    {"embedding.word_embeddings.weight", "model.embed_tokens.weight", .part = VOCAB},
+    {"decoder.final_layernorm.weight", "model.norm.weight", .part = WHOLE},
+    {"output_layer.weight", "lm_head.weight", .part = HEAD},
+    {"output_layer.bias", "score.bias", .part = HEAD},
 };
 
 static const struct rule *find_rule(const struct rule *rules, size_t n, const char *name) {
@@ -74,20 +93,39 @@ static const struct rule *find_rule(const struct rule *rules, size_t n, const ch
 }
 #define RULE(rules, name) find_rule(rules, sizeof(rules) / sizeof *(rules), name)
 
-/* The rule of a tensor; *layer: its own, -1: it has all layers, -2: it is none of a layer's. */
-static const struct rule *rule_of(const char *name, int64_t *layer) {
-    static const char layers[] = "decoder.layers.";
-    *layer = -2;
+struct place {
+    int64_t layer;  /* -1: all layers; -2: none */
+    int64_t expert; /* -1: all of a layer, or none */
+};
+
+/* A number and a dot at *at, which then goes on behind them; false: there is none. */
+static bool take_number(const char **at, int64_t *n) {
+    char *end;
+    if (**at < '0' || **at > '9') return false;
+    *n = strtoll(*at, &end, 10);
+    if (*end != '.' || end - *at > 9) return false;
+    *at = end + 1;
+    return true;
+}
+
+/* The rule of a tensor, and whose it is. */
+static const struct rule *rule_of(const char *name, struct place *p) {
+    static const char layers[] = "decoder.layers.", experts[] = "mlp.experts.experts.";
+    *p = (struct place){-2, -1};
     if (strncmp(name, layers, sizeof layers - 1) != 0) return RULE(of_model, name);
     const char *rest = name + sizeof layers - 1;
-    *layer = -1;
-    if (*rest >= '0' && *rest <= '9') {
-        char *end;
-        *layer = strtoll(rest, &end, 10);
-        if (*end != '.' || end - rest > 9) return NULL;
-        rest = end + 1;
-    }
+    p->layer = -1;
+    take_number(&rest, &p->layer);
+    const char *own = rest + sizeof experts - 1;
+    if (strncmp(rest, experts, sizeof experts - 1) == 0 && take_number(&own, &p->expert)) return RULE(of_expert, own);
     return RULE(of_layer, rest);
+}
+
+/* Of the family's tensors; NULL: it has none there. */
+static const char *name_in_family(const struct megatron *m, const struct rule *rule, int i) {
+    for (const struct model_group_row *row = m->cfg.family->layer; row->part->name; row++)
+        if (row->place == rule->group) return row->part[rule->first + i].name;
+    return NULL;
 }
 
 static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
@@ -95,10 +133,11 @@ static bool begins(const char *name, const char *with) { return strncmp(name, wi
 /* dcp_choice: weights of the model; what is the optimizer's, or of random numbers, is left. */
 static int choose(void *arg, const char *name) {
     const struct megatron *m = arg;
-    int64_t layer;
+    struct place place;
     if (!begins(name, "decoder.") && !begins(name, "embedding.") && !begins(name, "output_layer.")) return 0;
     if (m->no_head && begins(name, "output_layer.")) return 0;
-    if (rule_of(name, &layer)) return 1;
+    const struct rule *rule = rule_of(name, &place);
+    if (rule && (rule->ours || name_in_family(m, rule, 0))) return 1;
     if (strstr(name, "adapter") || strstr(name, "to_wrap"))
         FAIL(ERR_UNSUPPORTED,
              "%s: unsupported weight %s: the checkpoint of a LoRA run of Megatron's; its huggingface/ has the model", m->at, name);
@@ -128,24 +167,33 @@ static int add_weight(struct megatron *m, const struct dcp_tensor *of, const str
     return 0;
 }
 
-static char *weight_name(const char *ours, int64_t layer, const char *part) {
-    const char *star = strchr(ours, '*');
-    const int n = star ? (int)(star - ours) : (int)strlen(ours);
-    char *name = xasprintf("%.*s%s%s", n, ours, star ? part : "", star ? star + 1 : "");
-    if (layer < 0) return name;
-    char *full = xasprintf("model.layers.%lld.%s", (long long)layer, name);
+/* '*' of a name becomes `star`. */
+static char *weight_name(const char *ours, const struct place *p, const char *star, const char *end) {
+    const size_t n = strcspn(ours, "*");
+    char *name = xasprintf("%.*s%s%s%s", (int)n, ours, ours[n] ? star : "", ours[n] ? ours + n + 1 : "", end);
+    if (p->layer < 0) return name;
+    char *full = xasprintf("model.layers.%lld.%s", (long long)p->layer, name);
     free(name);
     return full;
 }
 
-/* What one layer's part of a tensor becomes. at: the dimension of its rows, behind that of layers. */
-static int add_parts(struct megatron *m, const struct dcp_tensor *of, const struct rule *rule, int at, int64_t layer) {
+static char *part_name(const struct megatron *m, const struct rule *rule, const struct place *p, int i) {
+    static const char *const names[][3] = {[WHOLE] = {""}, [QKV] = {"q", "k", "v"}, [GATE_UP] = {"gate", "up"}};
+    if (rule->ours) return weight_name(rule->ours, p, names[rule->part][i], "");
+    char *expert = xasprintf("%lld", (long long)p->expert);
+    char *name = weight_name(name_in_family(m, rule, i), p, expert, ".weight");
+    free(expert);
+    return name;
+}
+
+/* What one layer's part of a tensor becomes, or one expert's. at: the dimension of its rows, behind those of layers and experts;
+ * first: its first element. */
+static int add_parts(struct megatron *m, const struct dcp_tensor *of, const struct rule *rule, int at, const struct place *place,
+                     int64_t first) {
     const struct model_config *c = &m->cfg;
-    const int64_t first = at > 0 ? layer * (of->count / of->dim[0]) : 0;
     const bool vector = of->nd - at == 1;
     const int64_t rows = of->dim[at], cols = vector ? 1 : of->dim[at + 1], unit = c->head_dim * cols;
     const int64_t group = c->n_q_heads / c->n_kv_heads + 2; /* of heads: the queries of a KV head, its key, its value */
-    static const char *const names[][3] = {[WHOLE] = {""}, [QKV] = {"q", "k", "v"}, [GATE_UP] = {"gate", "up"}};
     int rc = 0;
     if (of->nd - at > 2 || of->nd - at < 1) FAIL(ERR_FORMAT, "%s: tensor %s has %d dimensions", m->at, of->name, of->nd);
     if (rule->part == QKV && rows != c->n_kv_heads * group * c->head_dim)
@@ -155,7 +203,7 @@ static int add_parts(struct megatron *m, const struct dcp_tensor *of, const stru
     if (rule->part == GATE_UP && rows % 2 != 0) FAIL(ERR_FORMAT, "%s: tensor %s has an odd number of rows", m->at, of->name);
     const int n = rule->part == QKV ? 3 : rule->part == GATE_UP ? 2 : 1;
     for (int i = 0; i < n && rc == 0; i++) {
-        char *name = weight_name(rule->ours, layer, names[n > 1 ? rule->part : WHOLE][i]);
+        char *name = part_name(m, rule, place, i);
         struct piece p = {.name = name, .first = first, .rows = rows, .block = rows * cols, .stride = rows * cols};
         if (rule->part == QKV) {
             p.block = i == 0 ? (group - 2) * unit : unit;
@@ -188,20 +236,32 @@ static int add_vocabulary(struct megatron *m, const struct dcp_tensor *of, const
     return add_weight(m, of, &p, of->nd == 1, cols);
 }
 
+/* Of one layer. at, first: as add_parts has them, but for an axis of experts. */
+static int add_layer(struct megatron *m, const struct dcp_tensor *of, const struct rule *rule, int at, struct place place,
+                     int64_t first) {
+    const int64_t n = m->cfg.n_experts, size = at > 0 ? of->count / of->dim[0] : of->count;
+    if (!rule->every) return add_parts(m, of, rule, at, &place, first);
+    if (of->dim[at] != n || of->nd == at)
+        FAIL(ERR_FORMAT, "%s: tensor %s has %lld experts, config.json %lld", m->at, of->name, (long long)of->dim[at], (long long)n);
+    for (place.expert = 0; place.expert < n; place.expert++)
+        TRY(add_parts(m, of, rule, at + 1, &place, first + place.expert * (size / n)));
+    return 0;
+}
+
 static int add_tensor(struct megatron *m, const struct dcp_tensor *of) {
-    int64_t layer;
-    const struct rule *rule = rule_of(of->name, &layer);
+    struct place place;
+    const struct rule *rule = rule_of(of->name, &place);
     const int64_t n = m->cfg.n_layers;
     if (of->dt != DT_F32 && of->dt != DT_BF16 && of->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", m->at, of->name, dtype_name(of->dt));
     if (rule->part == VOCAB || rule->part == HEAD) return add_vocabulary(m, of, rule);
-    if (layer != -1) {
-        if (layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->at, of->name, (long long)n);
-        return add_parts(m, of, rule, 0, layer);
+    if (place.layer != -1) {
+        if (place.layer >= n) FAIL(ERR_FORMAT, "%s: tensor %s: config.json has %lld layers", m->at, of->name, (long long)n);
+        return add_layer(m, of, rule, 0, place, 0);
     }
     if (of->dim[0] != n || of->nd < 2)
         FAIL(ERR_FORMAT, "%s: tensor %s has %lld layers, config.json %lld", m->at, of->name, (long long)of->dim[0], (long long)n);
-    for (int64_t l = 0; l < n; l++) TRY(add_parts(m, of, rule, 1, l));
+    for (place.layer = 0; place.layer < n; place.layer++) TRY(add_layer(m, of, rule, 1, place, place.layer * (of->count / n)));
     return 0;
 }
 
@@ -268,9 +328,13 @@ static int check_transformer_config(const struct megatron *m) {
     const struct {
         const char *key;
         int64_t value;
-    } same[] = {{"num_layers", c->n_layers},         {"hidden_size", c->hidden},   {"num_attention_heads", c->n_q_heads},
-                {"num_query_groups", c->n_kv_heads}, {"kv_channels", c->head_dim}, {"ffn_hidden_size", c->ffn}};
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+    } same[] = {{"num_layers", c->n_layers},           {"hidden_size", c->hidden},
+                {"num_attention_heads", c->n_q_heads}, {"num_query_groups", c->n_kv_heads},
+                {"kv_channels", c->head_dim},          {"ffn_hidden_size", c->ffn},
+                {"num_moe_experts", c->n_experts},     {"moe_ffn_hidden_size", c->expert_ffn},
+                {"moe_router_topk", c->n_choices}};
+    const size_t n_same = sizeof same / sizeof *same - (c->n_experts ? 0 : 2); /* without experts those have defaults */
+    for (size_t i = 0; i < n_same; i++) {
         const json_t *v = json_object_get(config, same[i].key);
         if (json_is_integer(v) && json_integer_value(v) != same[i].value)
             FAILG(out, ERR_FORMAT, "%s: %s is %lld, by config.json %lld", path, same[i].key, (long long)json_integer_value(v),
@@ -295,7 +359,7 @@ bool megatron_is_dir(const char *dir) {
 }
 
 static int check_family(const struct megatron *m, const char *where) {
-    static const char *const read[] = {"llama", "qwen2", "qwen3", "mistral", "seed_oss"};
+    static const char *const read[] = {"llama", "qwen2", "qwen3", "mistral", "seed_oss", "qwen2_moe", "qwen3_moe", "mixtral"};
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         if (strcmp(m->cfg.family->type, read[i]) == 0) return 0;
     FAIL(ERR_UNSUPPORTED, "%s: unsupported family %s in a checkpoint of Megatron's; " FAMILIES_READ " are read", where,
