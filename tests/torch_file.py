@@ -275,3 +275,27 @@ def tiny_qwen2(layers):
     shapes = {"model.embed_tokens.weight": (5, 4), "model.norm.weight": (4,), "lm_head.weight": (5, 4),
               **{f"model.layers.{i}.{k}": s for i in range(layers) for k, s in layer.items()}}
     return {k: ("F32", s, struct.pack(f"<{math.prod(s)}f", *range(math.prod(s)))) for k, s in shapes.items()}
+
+
+# The other model of fuzz_dcp.c; its first layer has no experts.
+TINY_QWEN3_MOE = TINY_QWEN2 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2,
+                               "num_experts_per_tok": 1, "moe_intermediate_size": 3, "mlp_only_layers": [0],
+                               "decoder_sparse_step": 1}
+
+
+def tiny_qwen3_moe(each):
+    """{name: shape} of TINY_QWEN3_MOE, as megatron-core names it. each: a tensor an expert, as with singleton_local_shards."""
+    experts = "decoder.layers.1.mlp.experts.experts."
+    shapes = {"embedding.word_embeddings.weight": (5, 4), "decoder.final_layernorm.weight": (4,), "output_layer.weight": (5, 4),
+              "decoder.layers.1.mlp.router.weight": (2, 4), "decoder.layers.1.pre_mlp_layernorm.weight": (4,),
+              "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": (4,), "decoder.layers.0.mlp.linear_fc1.weight": (12, 4),
+              "decoder.layers.0.mlp.linear_fc2.weight": (4, 6)}
+    shapes |= {f"decoder.layers.self_attention.{k}": (2, *s) for k, s in (
+        ("linear_qkv.weight", (8, 4)), ("linear_qkv.layer_norm_weight", (4,)), ("linear_proj.weight", (4, 4)),
+        ("q_layernorm.weight", (2,)), ("k_layernorm.weight", (2,)))}
+    for i in range(2) if each else ():
+        shapes |= {f"{experts}{i}.linear_fc1.weight_w": (3, 4), f"{experts}{i}.linear_fc1.weight_v": (3, 4),
+                   f"{experts}{i}.linear_fc2.weight": (4, 3)}
+    if not each:
+        shapes |= {experts + "linear_fc1.weight": (2, 6, 4), experts + "linear_fc2.weight": (2, 4, 3)}
+    return shapes

@@ -20,8 +20,6 @@ from verlc_test import ENV, VERLC, Tests  # noqa: E402
 NORM = "decoder.final_layernorm.weight"  # ("F32", (4,))
 HEAD = "output_layer.weight"  # ("F32", (5, 4))
 STACK = "decoder.layers.mlp.linear_fc1.weight"  # ("F32", (2, 12, 4))
-MOE = tf.TINY_QWEN2 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2,
-                       "num_experts_per_tok": 1, "moe_intermediate_size": 3, "mlp_only_layers": [0], "decoder_sparse_step": 1}
 EXPERTS = "decoder.layers.1.mlp.experts.experts."
 
 
@@ -49,21 +47,8 @@ def lay_out(root, name, config=tf.TINY_QWEN2):
 
 
 def sound_experts(each):
-    """A model of MOE, whose first layer has none. each: a tensor an expert, as with singleton_local_shards."""
     ckpt = tf.Dcp(2)
-    shapes = {"embedding.word_embeddings.weight": (5, 4), NORM: (4,), HEAD: (5, 4), "decoder.layers.1.mlp.router.weight": (2, 4),
-              "decoder.layers.1.pre_mlp_layernorm.weight": (4,), "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": (4,),
-              "decoder.layers.0.mlp.linear_fc1.weight": (12, 4), "decoder.layers.0.mlp.linear_fc2.weight": (4, 6)}
-    for i in range(2):
-        shapes |= {f"decoder.layers.{i}.self_attention.{k}": s for k, s in (
-            ("linear_qkv.weight", (8, 4)), ("linear_qkv.layer_norm_weight", (4,)), ("linear_proj.weight", (4, 4)),
-            ("q_layernorm.weight", (2,)), ("k_layernorm.weight", (2,)))}
-        if each:
-            shapes |= {f"{EXPERTS}{i}.linear_fc1.weight_w": (3, 4), f"{EXPERTS}{i}.linear_fc1.weight_v": (3, 4),
-                       f"{EXPERTS}{i}.linear_fc2.weight": (4, 3)}
-    if not each:
-        shapes |= {EXPERTS + "linear_fc1.weight": (2, 6, 4), EXPERTS + "linear_fc2.weight": (2, 4, 3)}
-    for name, shape in shapes.items():
+    for name, shape in tf.tiny_qwen3_moe(each).items():
         ckpt.add(name, "F32", shape, bytes(4 * math.prod(shape)))
     return ckpt
 
@@ -264,12 +249,12 @@ def main():
             ckpt.write(actor / "dist_ckpt")
             cases.append((what, words, actor))
         for each in (False, True):
-            actor = lay_out(root, f"experts{each:d}", MOE)
+            actor = lay_out(root, f"experts{each:d}", tf.TINY_QWEN3_MOE)
             sound_experts(each).write(actor / "dist_ckpt")
             rc, err, _ = merge(actor, root / f"merged_experts{each:d}")
             test(f"a sound one with experts, {'a tensor each' if each else 'joined'}, is merged", rc == 0, err)
         for i, (what, words, each, change) in enumerate(changes_of_experts()):
-            actor, ckpt = lay_out(root, f"expert{i}", MOE), sound_experts(each)
+            actor, ckpt = lay_out(root, f"expert{i}", tf.TINY_QWEN3_MOE), sound_experts(each)
             change(ckpt)
             ckpt.write(actor / "dist_ckpt")
             cases.append((what, words, actor))

@@ -7,6 +7,7 @@ Run by CTest and scripts/fuzz.sh. Needs Python's standard library; the same file
 import base64
 import hashlib
 import json
+import math
 import pickle
 import shutil
 import sqlite3
@@ -383,6 +384,15 @@ def dcp():
         with tf.stand_ins():
             metadata = pickle.dumps(ckpt.metadata(), 4)
         yield struct.pack("<I", len(metadata)) + metadata + ckpt.files[0]
+    for each in (False, True):
+        ckpt = tf.Dcp(1)
+        for name, shape in tf.tiny_qwen3_moe(each).items():
+            if each and "experts" not in name:
+                continue  # LARGEST
+            ckpt.add(name, "F32", shape, bytes(4 * math.prod(shape)))
+        with tf.stand_ins():
+            metadata = pickle.dumps(ckpt.metadata(), 4)
+        yield struct.pack("<I", len(metadata) | 1 << 31) + metadata + ckpt.files[0]
     for path in sorted((FIXTURES / "megatron_ckpt").rglob(".metadata")):
         raw = path.read_bytes()
         yield struct.pack("<I", len(raw)) + raw

@@ -1,16 +1,20 @@
 /* fuzz_dcp.c - hostile checkpoints of torch.distributed.checkpoint: 4 bytes say how long .metadata is, which follows; the rest is
  * the one file of chunks.  Every element of what dcp_open accepts is read, at once and one by one, and so is every weight of
- * what megatron_open makes of it, for a model whose config.json is the one here. */
+ * what megatron_open makes of it, for a model whose config.json is one of those here: with the highest bit that with experts. */
 #include "fuzz.h"
 
 #include "base/buf.h"
 #include "model/files/megatron.h"
 
-static const char config[] =
-    "{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\", \"hidden_size\": 4, \"intermediate_size\": 6, "
-    "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 2, \"vocab_size\": 5, "
-    "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", "
-    "\"tie_word_embeddings\": false, \"torch_dtype\": \"float32\"}";
+#define SIZES                                                                                                                \
+    "\"hidden_size\": 4, \"intermediate_size\": 6, "                                                                         \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 2, \"vocab_size\": 5, " \
+    "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", "           \
+    "\"tie_word_embeddings\": false, \"torch_dtype\": \"float32\""
+static const char dense[] = "{\"architectures\": [\"Qwen2ForCausalLM\"], \"model_type\": \"qwen2\", " SIZES "}";
+static const char experts[] = "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", " SIZES
+                              ", \"num_experts\": 2, \"num_experts_per_tok\": 1, \"moe_intermediate_size\": 3, "
+                              "\"mlp_only_layers\": [0], \"decoder_sparse_step\": 1}";
 
 static int every(void *arg, const char *name) {
     (void)arg;
@@ -43,12 +47,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < sizeof n_metadata) return 0;
     fuzz_quiet();
     memcpy(&n_metadata, data, sizeof n_metadata);
+    const char *const config = n_metadata >> 31 ? experts : dense;
+    n_metadata &= INT32_MAX;
     data += sizeof n_metadata;
     n -= sizeof n_metadata;
     if (n_metadata > n) n_metadata = (uint32_t)n;
     char *dir = file_join(fuzz_dir(), "dist_ckpt");
     CHECK(file_mkdirs(dir) == 0);
-    free(fuzz_file("config.json", (const uint8_t *)config, sizeof config - 1));
+    free(fuzz_file("config.json", (const uint8_t *)config, strlen(config)));
     free(fuzz_file("dist_ckpt/.metadata", data, n_metadata));
     free(fuzz_file("dist_ckpt/__0_0.distcp", data + n_metadata, n - n_metadata));
     int rc = dcp_open(&d, dir, every, NULL);
