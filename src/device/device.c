@@ -523,6 +523,17 @@ int dev_copy_columns(struct dev *d, const struct copy_columns_args *a) {
     return a->n > 0 && a->y.dim[0] > 0 ? TRACED(copy_columns, (d, a), a->y.dim[0], a->n, 0) : 0;
 }
 
+int dev_copy_rows(struct dev *d, const struct copy_rows_args *a) {
+    static const char *const op = "copy_rows";
+    TRY(want2(op, "x", a->x, ACT, ANY, ANY));
+    const int64_t rows = a->x.dim[0];
+    for (int64_t i = 0; i < a->n; i++)
+        if (a->from[i] < 0 || a->from[i] >= rows || a->to[i] < 0 || a->to[i] >= rows || a->from[i] == a->to[i])
+            FAIL(ERR_INVAL, "dev op %s: row %d to row %d of %lld", op, (int)a->from[i], (int)a->to[i], (long long)rows);
+    HAVE(copy_rows);
+    return a->n > 0 && a->x.dim[1] > 0 ? TRACED(copy_rows, (d, a), a->n, a->x.dim[1], 0) : 0;
+}
+
 int dev_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     TRY(want2("scatter_rows_add", "dst", dst, F32, ANY, ANY));
     TRY(want1("scatter_rows_add", "idx", idx, I32, ANY));

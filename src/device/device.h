@@ -110,6 +110,7 @@ int dev_matmul_swiglu(struct dev *d, struct tensor y, struct tensor gate_up, str
 /* Columns of a GEMM's output that ranks have computed, as one matrix. */
 int dev_join_columns(struct dev *d, const struct join_columns_args *a);
 int dev_copy_columns(struct dev *d, const struct copy_columns_args *a);
+int dev_copy_rows(struct dev *d, const struct copy_rows_args *a);
 int dev_qkv_fwd(struct dev *d, const struct qkv_args *a);
 int dev_qk_norm_fwd(struct dev *d, const struct qk_norm_args *a);
 /* What RoPE turns of a.q, and a.k, of the others. */

@@ -204,6 +204,13 @@ struct copy_columns_args {
     int64_t x_at, n;
 };
 
+/* Row to[i] of x = row from[i]. */
+struct copy_rows_args {
+    struct tensor x; /* (R, N) act or f32 */
+    int64_t n;
+    const int32_t *from, *to; /* (n), host: no row is in both, none is twice in `to` */
+};
+
 /* out = from + ((w_0 y_0 + w_1 y_1) + ...) over a token's choices in their order, product and sum in f32, out rounded once. */
 struct combine_args {
     struct tensor out;    /* (T, h) act or f32 */

@@ -546,17 +546,17 @@ static int decoder_results(void *ctx, int64_t have, struct engine_results *out) 
     return 0;
 }
 
-/* Of a sequence that ends with a chunk, which has no open rows. */
-static int copy_state(void *ctx, int32_t from, int32_t to) {
+static int copy_states(void *ctx, int64_t n, const int32_t *from, const int32_t *to) {
     const struct decoder *d = ctx;
     const struct model_config *c = &d->model->cfg;
     for (int64_t l = 0; l < c->n_layers; l++) {
         if (!model_layer_is_delta(c, l)) continue;
-        const struct tensor parts[] = {d->states[l].conv, d->states[l].delta.s};
-        for (int i = 0; i < 2; i++) {
-            const size_t bytes = (size_t)(tensor_count(parts[i]) / parts[i].dim[0]) * dtype_size(parts[i].dt);
-            char *const at = parts[i].data;
-            TRY(dev_copy(d->model->dev, at + (size_t)to * bytes, at + (size_t)from * bytes, bytes));
+        const struct model_state *const s = &d->states[l];
+        const struct tensor parts[] = {s->conv, s->delta.s, s->delta.k, s->delta.e, s->delta.g};
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            const int64_t slots = parts[i].dim[0];
+            const struct tensor x = tensor_2d(parts[i].data, parts[i].dt, slots, tensor_count(parts[i]) / slots);
+            TRY(dev_copy_rows(d->model->dev, &(struct copy_rows_args){x, n, from, to}));
         }
     }
     return 0;
@@ -575,7 +575,7 @@ struct engine_model decoder_model(struct decoder *d) {
                                  .draft_seqs = d->max_seqs < DRAFT_SEQS ? d->max_seqs : DRAFT_SEQS,
                                  .verify = decoder_verify,
                                  .n_states = d->n_states,
-                                 .copy_state = copy_state};
+                                 .copy_states = copy_states};
 }
 
 int decoder_engine(struct engine **out, struct decoder *d, const struct engine_config *c) {

@@ -99,10 +99,10 @@ struct engine_model {
     /* Waits for one or more steps after the first `have`; later ones may still run. *out is the model's, until the next burst. */
     int (*burst_results)(void *ctx, int64_t have, struct engine_results *out);
     /* Slots of states that sequences have as well as KV blocks (gated delta nets): as many samples run at once. 0: it has none. A
-     * sequence is computed from its first token on, or from a chunk's end that another sample of its prompt has computed. Drafts
-     * that are not accepted are taken back: none is a chunk's last row. */
+     * sequence is computed from its first token on, or from where another sample of its prompt is. Drafts that are not accepted
+     * are taken back: none is a chunk's last row. */
     int64_t n_states;
-    int (*copy_state)(void *ctx, int32_t from, int32_t to); /* of a sequence that ends with a chunk */
+    int (*copy_states)(void *ctx, int64_t n, const int32_t *from, const int32_t *to); /* as dev_copy_rows */
     int64_t max_draft, draft_seqs; /* most drafts of a sample, at most ENGINE_MAX_DRAFT, and samples of such a step; 0: none */
     int (*verify)(void *ctx, const struct engine_verify *v); /* waits for the result */
 };

@@ -155,6 +155,8 @@ struct engine {
     int64_t n_free_states;
     int64_t promised; /* KV blocks, to samples that follow */
     bool shares_states;
+    int32_t *copy_from, *copy_to; /* (max_seqs): states to copy after this step */
+    int64_t n_copies;
     struct burst_arrays burst;
     struct drafting drafting;
     bool no_room;        /* the sample at the head of the queue waits for blocks */
@@ -193,8 +195,9 @@ void engine__stop_leading(struct engine *e, struct sample *s); /* nobody waits f
 void engine__stop_following(struct engine *e, struct sample *s);
 /* Rows that s may compute in one step, of `take`. */
 int64_t engine__until_shared(const struct sample *s, int64_t take);
-/* After a step: s has computed what its followers wait for. */
-int engine__share_state(struct engine *e, struct sample *s);
+/* After a step: where s has computed what its followers wait for, they have it when the states are copied. */
+void engine__share_state(struct engine *e, struct sample *s);
+int engine__copy_states(struct engine *e);
 void engine__share_block(struct engine *e, struct sample *s, int32_t block); /* the next block of s is one that others have */
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */

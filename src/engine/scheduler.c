@@ -55,6 +55,8 @@ int engine_create(struct engine **out, const struct engine_model *m, const struc
     e->burst.rows = xmalloc(seqs * sizeof *e->burst.rows);
     e->states = xmalloc(seqs * sizeof *e->states);
     e->free_states = xmalloc(seqs * sizeof *e->free_states);
+    e->copy_from = xmalloc(seqs * sizeof *e->copy_from);
+    e->copy_to = xmalloc(seqs * sizeof *e->copy_to);
     for (int64_t i = 0; i < m->n_states && i < e->cfg.max_seqs; i++) e->free_states[e->n_free_states++] = (int32_t)i;
     engine__draft_create(e);
     *out = e;
@@ -140,6 +142,8 @@ void engine_destroy(struct engine *e) {
     free(e->planned);
     free(e->states);
     free(e->free_states);
+    free(e->copy_from);
+    free(e->copy_to);
     free(e->burst.rows);
     free(e->burst.stop);
     engine__draft_free(e);
@@ -664,7 +668,7 @@ int engine_step(struct engine *e) {
         struct sample *s = e->planned[i];
         s->n_computed += s->n_planned;
         s->n_planned = 0;
-        TRY(engine__share_state(e, s));
+        engine__share_state(e, s);
         if (s->n_computed != s->n_tokens) continue;
         take_top(e, &p, s, k);
         const int ended = engine__accept(e, s, e->out_id[k], e->out_logp[k], e->out_logp_kept[k]);
@@ -673,6 +677,7 @@ int engine_step(struct engine *e) {
         if (!ended) TRY(engine__progress(e, s));
         k++;
     }
+    TRY(engine__copy_states(e));
     if (p.n_rows == running && p.n_out == running)
         engine__draft_timed(
             e, &(struct draft_time){.steps = 1, .running = running, .seconds = clock_now() - start, .tokens = (double)running});

@@ -120,6 +120,19 @@ static inline int copy_columns_fwd(struct run *r) {
     return 0;
 }
 
+/* The first rows, half of them, to the last ones, from the last one on. */
+static inline void copy_rows_setup(struct run *r) { add_in(r, "x", shape_2d(r->act, r->s->n, r->s->k), false, 1, 0); }
+static inline int copy_rows_fwd(struct run *r) {
+    enum { MOST = 512 };
+    int32_t from[MOST], to[MOST];
+    const struct tensor x = up(r, &r->in[0]);
+    const int64_t n = r->s->n / 2 < MOST ? r->s->n / 2 : MOST;
+    for (int64_t i = 0; i < n; i++) from[i] = (int32_t)(n - 1 - i), to[i] = (int32_t)(r->s->n - 1 - i);
+    TRY(dev_copy_rows(r->d, &(struct copy_rows_args){x, n, from, to}));
+    down(r, "x", x, false, TOL_EXACT);
+    return 0;
+}
+
 /* ---- RMSNorm ---- */
 
 #define NORM_EPS 1e-5f
@@ -746,6 +759,7 @@ static const struct op_def ops_table[] = {
     {"scale_rows", scale_setup, scale_fwd, NULL, SHAPES(shapes_table), true},
     {"join_columns", join_setup, join_fwd, NULL, SHAPES(shapes_join), false},
     {"copy_columns", copy_columns_setup, copy_columns_fwd, NULL, SHAPES(shapes_columns), true},
+    {"copy_rows", copy_rows_setup, copy_rows_fwd, NULL, SHAPES(shapes_table), true},
     {"rmsnorm", rmsnorm_setup, rmsnorm_fwd, rmsnorm_bwd, SHAPES(shapes_norm), true},
     {"qk_norm", qk_norm_setup, qk_norm_fwd, qk_norm_bwd, SHAPES(shapes_qk_norm), true},
     {"rope_norm", rope_norm_setup, rope_norm_fwd, rope_norm_bwd, SHAPES(shapes_rope_norm), true},

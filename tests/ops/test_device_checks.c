@@ -127,6 +127,7 @@ static void test_misfits(void **state) {
     REFUSED(scale_rows, dev_scale_rows(d, x, v, tensor_1d(f, DT_I32, 3)));
     REFUSED(join_columns, dev_join_columns(d, &(struct join_columns_args){.y = y, .x = v, .n = 1, .cut = {0, 1}}));
     REFUSED(copy_columns, dev_copy_columns(d, &(struct copy_columns_args){.y = y, .y_at = 1, .x = y, .n = y.dim[1]}));
+    REFUSED(copy_rows, dev_copy_rows(d, &(struct copy_rows_args){x, 1, (const int32_t[]){0}, (const int32_t[]){0}}));
     REFUSED(scatter_rows_add, dev_scatter_rows_add(d, b16, x, id4));
     REFUSED(embed_bwd, dev_embed_bwd(d, y, id4, b16));
     REFUSED(embed_bwd, dev_embed_bwd_part(d, v, 1, 1, id4, tensor_2d(f, DT_F32, 4, tensor_count(v))));

@@ -57,11 +57,14 @@ static void state_check(const struct fake *f, int32_t slot, const int32_t *histo
     }
     assert_true(f->state[slot].n == n && f->state[slot].hash == h);
 }
-static int fake_copy_state(void *ctx, int32_t from, int32_t to) {
+static int fake_copy_states(void *ctx, int64_t n, const int32_t *from, const int32_t *to) {
     struct fake *f = ctx;
-    assert_true(from != to && f->state[from].n > 0 && f->state[from].n % DEV_DELTA_CHUNK == 0);
-    f->state[to] = f->state[from];
-    f->copied++;
+    assert_true(n > 0);
+    for (int64_t i = 0; i < n; i++) {
+        assert_true(from[i] != to[i] && f->state[from[i]].n > 0 && f->state[from[i]].n % KV_BLOCK_LEN == 0);
+        f->state[to[i]] = f->state[from[i]];
+    }
+    f->copied += n;
     return 0;
 }
 
@@ -211,7 +214,7 @@ static struct engine_model fake_model(struct fake *f, int64_t max_burst) {
                                  .burst = fake_burst,
                                  .burst_results = fake_results,
                                  .n_states = f->n_states,
-                                 .copy_state = fake_copy_state};
+                                 .copy_states = fake_copy_states};
 }
 
 static struct fake *fake_new(int64_t n_blocks) {

@@ -219,6 +219,19 @@ int cpu_copy_columns(struct dev *d, const struct copy_columns_args *a) {
     return 0;
 }
 
+static void copy_rows_part(void *arg, int64_t part, int thread) {
+    const struct copy_rows_args *const a = arg;
+    const size_t bytes = (size_t)a->x.dim[1] * dtype_size(a->x.dt);
+    char *const x = a->x.data;
+    (void)thread;
+    memcpy(x + (size_t)a->to[part] * bytes, x + (size_t)a->from[part] * bytes, bytes);
+}
+int cpu_copy_rows(struct dev *d, const struct copy_rows_args *a) {
+    struct copy_rows_args c = *a;
+    pool_run(cpu_of(d)->pool, a->n, copy_rows_part, &c);
+    return 0;
+}
+
 static void scatter_row(const struct rows_job *j, int64_t r, int64_t id) {
     const int64_t n = j->dst.dim[1];
     CHECK(id >= 0 && id < j->dst.dim[0]);

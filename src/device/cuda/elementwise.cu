@@ -210,6 +210,49 @@ int cuda_copy_columns(struct dev *d, const struct copy_columns_args *a) {
     return 0;
 }
 
+/* ---- rows that are copied within a matrix ---- */
+
+enum { COPY_PAIRS = 256, COPY_BLOCKS = 32 }; /* pairs of rows of a launch, which are in its arguments; most blocks of a row */
+struct copy_pairs {
+    char *x;
+    size_t bytes; /* of a row */
+    int32_t from[COPY_PAIRS], to[COPY_PAIRS];
+};
+
+/* Block (b, i): part b of pair i. T: 16 bytes where rows are aligned to that. */
+template <typename T> static __global__ void copy_rows_kernel(const __grid_constant__ struct copy_pairs p) {
+    const T *const from = (const T *)(p.x + (size_t)p.from[blockIdx.y] * p.bytes);
+    T *const to = (T *)(p.x + (size_t)p.to[blockIdx.y] * p.bytes);
+    const size_t n = p.bytes / sizeof(T), step = (size_t)gridDim.x * THREADS;
+    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    for (; i + 3 * step < n; i += 4 * step) { /* four loads under way */
+        T v[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] = from[i + k * step];
+#pragma unroll
+        for (int k = 0; k < 4; k++) to[i + k * step] = v[k];
+    }
+    for (; i < n; i += step) to[i] = from[i];
+}
+template <typename T> static int copy_rows_any(struct cuda *c, const struct copy_rows_args *a, size_t bytes) {
+    const size_t blocks = (bytes / sizeof(T) + THREADS * 4 - 1) / (THREADS * 4);
+    for (int64_t at = 0; at < a->n; at += COPY_PAIRS) {
+        const int64_t n = a->n - at < COPY_PAIRS ? a->n - at : COPY_PAIRS;
+        struct copy_pairs p = {(char *)a->x.data, bytes, {}, {}};
+        memcpy(p.from, a->from + at, (size_t)n * sizeof *p.from);
+        memcpy(p.to, a->to + at, (size_t)n * sizeof *p.to);
+        const dim3 grid((unsigned)(blocks < COPY_BLOCKS ? blocks : COPY_BLOCKS), (unsigned)n);
+        copy_rows_kernel<T><<<grid, THREADS, 0, c->stream>>>(p);
+        CU_LAUNCHED();
+    }
+    return 0;
+}
+int cuda_copy_rows(struct dev *d, const struct copy_rows_args *a) {
+    const size_t bytes = (size_t)a->x.dim[1] * dtype_size(a->x.dt);
+    if (aligned16(a->x.data) && bytes % 16 == 0) return copy_rows_any<uint4>(cuda_of(d), a, bytes);
+    return copy_rows_any<uint16_t>(cuda_of(d), a, bytes);
+}
+
 /* ---- embedding, backward: the first row of each id adds up all rows of that id, in order, then adds the sum once ---- */
 
 /* Of an id: how far its first row is from the end, and how many rows have it; zeros before. */

@@ -141,6 +141,14 @@ int ref_copy_columns(struct dev *d, const struct copy_columns_args *a) {
     return 0;
 }
 
+int ref_copy_rows(struct dev *d, const struct copy_rows_args *a) {
+    const size_t bytes = (size_t)a->x.dim[1] * dtype_size(a->x.dt);
+    char *const x = a->x.data;
+    (void)d;
+    for (int64_t i = 0; i < a->n; i++) memcpy(x + (size_t)a->to[i] * bytes, x + (size_t)a->from[i] * bytes, bytes);
+    return 0;
+}
+
 int ref_scatter_rows_add(struct dev *d, struct tensor dst, struct tensor src, struct tensor idx) {
     (void)d;
     const int64_t n = dst.dim[1];
