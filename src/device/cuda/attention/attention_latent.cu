@@ -1,24 +1,24 @@
 /* attention_latent.cu - attention whose values are its keys, with heads of more than 256 elements (latent attention): forward of
- * training, prefill and decode by one kernel, and backward.
+ * training and prefill, and of decode where attention_latent_decode.cu does not serve it; backward.
  *
  * bf16 on mma.sync. A block has 32 packed rows (or, for dk and dv, 32 keys) and 8 warps: two groups of 16 rows, in each four warps
  * that share the scores of a tile by quarters, and the columns of the result. Scores go through shared memory to all four. A tile
  * of keys is there once, as keys and as values. Shared memory that has no room for two tiles (before Hopper) has one.
- * The arithmetic of a row is that of attention_fwd.cu and attention_bwd.cu.
+ * The arithmetic of a row is that of attention_fwd.cu and attention_bwd.cu, but that a score of forward has two halves.
  *
  * Invariant: an element is one sum in one order: tiles start at multiples of their size from the sequence's first key or row, and
  * what a row does not see is multiplied by 1 and adds 0; so its bits do not depend on the other rows of its block. */
-#include "device/cuda/attention/online_softmax.cuh"
+#include "device/cuda/attention/attention_latent.cuh"
 
 enum {
-    SIZE = 576, /* most elements of a head; the rest is zeros */
-    ROWS = 32,  /* packed rows, or keys, of a block; rows or keys of a tile in backward */
+    SIZE = LATENT_SIZE,
+    ROWS = 32, /* packed rows, or keys, of a block; rows or keys of a tile in backward */
     WARPS = 8,
     THREADS = 32 * WARPS,
     COLS = SIZE / 4, /* of the result that a warp has */
-    STEPS = SIZE / 16
+    STEPS = LATENT_STEPS
 };
-static constexpr int STRIDE = tile_stride(SIZE), ROWS_BYTES = ROWS * STRIDE, KEYS_BYTES = DEV_KEY_TILE * STRIDE;
+static constexpr int STRIDE = LATENT_STRIDE, ROWS_BYTES = ROWS * STRIDE, KEYS_BYTES = DEV_KEY_TILE * STRIDE;
 static constexpr int P_STRIDE = tile_stride(DEV_KEY_TILE), PAIR_STRIDE = tile_stride(ROWS);
 /* rows, tiles of keys, probabilities, a number of each warp and row */
 static constexpr int fwd_bytes(int stages) { return ROWS_BYTES + stages * KEYS_BYTES + ROWS * P_STRIDE + WARPS * 16 * 4; }
@@ -38,12 +38,6 @@ static __device__ __forceinline__ void load_rows(const struct cuda_attn &a, cons
         const bool take = index >= 0 && col < a.dim;
         cp_async16(to + (uint32_t)(row * STRIDE + col * 2), (const char *)src + (take ? (index * a.dim + col) * 2 : 0), take);
     }
-}
-
-/* Operand A of 16 rows of a tile from `rows` on, k in [16 step, 16 step + 16). */
-static __device__ __forceinline__ void load_a(uint32_t (&x)[4], uint32_t rows, int stride, int step) {
-    const int lane = (int)threadIdx.x % 32;
-    ldmatrix_x4(x, rows + (uint32_t)(lane % 16 * stride + lane / 16 * 16 + step * 32));
 }
 
 /* acc (16, COLS) += w (16, 16 K) at `w` . rows of the tile at b, of which this warp has the columns from byte `col` on. */
@@ -70,15 +64,20 @@ static __device__ __forceinline__ void add_columns(float (&acc)[COLS / 8][4], ui
 /* s (16 rows, 16 keys) = q . K^T */
 static __device__ __forceinline__ void quarter_scores(float (&s)[2][4], uint32_t q, uint32_t keys) {
     const int lane = (int)threadIdx.x % 32;
+    float half[2][2][4] = {};
     keys += (uint32_t)((lane % 8 + lane / 16 * 8) * STRIDE + lane / 8 % 2 * 16);
-#pragma unroll 4
-    for (int k = 0; k < STEPS; k++) {
-        uint32_t x[4], y[4];
-        load_a(x, q, STRIDE, k);
-        ldmatrix_x4(y, keys + (uint32_t)(k * 32));
-        mma_bf16(s[0], x, y[0], y[1]);
-        mma_bf16(s[1], x, y[2], y[3]);
-    }
+#pragma unroll 3
+    for (int i = 0; i < STEPS; i += 4)
+#pragma unroll
+        for (int k = i; k < i + 4; k++) {
+            uint32_t x[4], y[4];
+            load_a(x, q, STRIDE, k);
+            ldmatrix_x4(y, keys + (uint32_t)(k * 32));
+            mma_bf16(half[latent_half(k - i)][0], x, y[0], y[1]);
+            mma_bf16(half[latent_half(k - i)][1], x, y[2], y[3]);
+        }
+#pragma unroll
+    for (int e = 0; e < 8; e++) s[e / 4][e % 4] = __fadd_rn(half[0][e / 4][e % 4], half[1][e / 4][e % 4]);
 }
 
 /* Of the 4 warps of a group, what each has left of row r. */
@@ -122,7 +121,6 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) fwd_l
         __syncthreads();
         if (STAGES > 1) queue(tile + 1);
         const int j = tile * DEV_KEY_TILE;
-        fill_zero(score);
         quarter_scores(score, q + (uint32_t)(part * 16 * STRIDE), stage(tile) + (uint32_t)(quarter * 16 * STRIDE));
         if (j + DEV_KEY_TILE - 1 > p_min || j < from_max) {
 #pragma unroll
@@ -383,6 +381,9 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
 /* ---- the op ---- */
 
 int cuda_attn_fwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+    bool ran;
+    TRY(cuda_attn_decode_latent(c, a, p, &ran));
+    if (ran) return 0;
     p.n_tiles = attn_tiles(a, ROWS);
     const bool two = (size_t)fwd_bytes(2) <= c->smem_max;
     return attn_launch(c, two ? fwd_latent<2> : fwd_latent<1>, {a->seqs.n, 1, THREADS, (size_t)fwd_bytes(two ? 2 : 1), true}, p);
