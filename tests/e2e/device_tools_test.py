@@ -102,6 +102,15 @@ def check_bench_update(s, test):
     test.refused("bench update: the first rank's error", p, 3, "rank ", "nothing does not exist")
 
 
+def check_bench_attention(test):
+    for heads in ((), ("--kv-heads", 2, "--dim", 64)):
+        out = run("bench", "attention", "--device", "cpu", "--prompts", 2, "--n", 2, "--prompt", 40, "--len", 20, "--tokens", 64,
+                  "--sequence", 32, "--heads", 4, "--seconds", 0.01, *heads).stdout
+        rows = re.findall(r"^(decode|forward|backward) +2 x (?:2|32) +([\d.]+) us .* ([\d.]+) TFLOP/s$", out, re.M)
+        test("bench attention: three cases", [r[0] for r in rows] == ["decode", "forward", "backward"], out)
+    test.refused("bench attention: heads", run("bench", "attention", "--heads", 3, "--kv-heads", 2, check=False), 2, "--heads 3")
+
+
 def check_bench_decode(s, test):
     args = ("bench", "decode", "--model", s.dir / "model", "--device", "cpu", "--batch", 2, "--prompt", 8, "--len", 16,
             "--steps", 1)
@@ -164,6 +173,7 @@ def main():
         test("and says what the disk takes, and what writing costs training", c["disk_gb_s"] > 0 and c["async_gb_s"] > 0 and
              c["training_slower"] > -1, c)
         check_bench_update(s, test)
+        check_bench_attention(test)
         check_bench_decode(s, test)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))

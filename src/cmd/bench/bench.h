@@ -12,6 +12,7 @@
 /* name, one-line help; bench_NAME(argc, argv) parses its own options */
 #define BENCH_MAP(X)                                                                          \
     X(gemm, "GEMMs of a device; on the CPU next to memory bandwidth, the roofline of decode") \
+    X(attention, "attention of a layer: decoding, forward and backward")                      \
     X(grouped, "grouped GEMMs of experts on a GPU, and dense GEMMs of the same work")         \
     X(read, "memory bandwidth (reads): the roofline of decoding one sequence")                \
     X(train, "forward and backward of a model, tokens per second")                            \
