@@ -704,6 +704,8 @@ static const struct op_shape shapes_attn[] = {
     {.rows = 260, .hq = 2, .hk = 2, .dim = 128, .lens = {192, 68}},
     {.rows = 80, .hq = 2, .hk = 1, .dim = 192, .window = 33, .lens = {80}},
     {.rows = 70, .hq = 1, .hk = 1, .dim = 256, .lens = {3, 67}},
+    {.rows = 209, .hq = 8, .hk = 2, .dim = 256, .lens = {1, 143, 65}},
+    {.rows = 205, .hq = 3, .hk = 1, .dim = 256, .window = 70, .lens = {140, 65}},
     {.rows = 40, .hq = 2, .hk = 1, .dim = 18, .window = 20, .lens = {40}},
     {.rows = 100, .hq = 2, .hk = 1, .dim = 64, .lens = {33, 67}, .flags = S_SOFTCAP},
     {.rows = 140, .hq = 4, .hk = 2, .dim = 256, .window = 30, .lens = {1, 139}, .flags = S_SOFTCAP},

@@ -22,6 +22,12 @@
 
 enum { PANEL_ROW = 128 }; /* bytes of a row of a panel */
 
+/* The launch's dynamic shared memory, which starts where a panel may. */
+static __device__ __forceinline__ char *panel_memory() {
+    extern __shared__ __align__(1024) char dynamic_panel_memory[];
+    return dynamic_panel_memory;
+}
+
 /* Where 8 columns from 8 * chunk on, of row `row`, lie in a panel. */
 static __device__ __forceinline__ uint32_t panel_offset(int row, int chunk) {
     return (uint32_t)(row * PANEL_ROW + ((chunk ^ (row & 7)) << 4));
@@ -154,6 +160,16 @@ static __device__ __forceinline__ void wgmma_m64n256_ss(float (&d)[32][4], uint6
                  ", %128, %129, p, 1, 1, %131, %132;}"
                  : WGMMA_D32(d, 0), WGMMA_D32(d, 8), WGMMA_D32(d, 16), WGMMA_D32(d, 24)
                  : "l"(a), "l"(b), "r"(add), "n"(A_MN), "n"(B_MN));
+#endif
+}
+
+/* d (64, 256) += A . B: A (64, 16) in registers, B 16 rows of four panels, MN-major (panels_desc_mn). */
+static __device__ __forceinline__ void wgmma_m64n256_rs(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
+#if WGMMA_ENABLED
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " WGMMA_REGS_256
+                 ", {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+                 : WGMMA_D32(d, 0), WGMMA_D32(d, 8), WGMMA_D32(d, 16), WGMMA_D32(d, 24)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 #endif
 }
 

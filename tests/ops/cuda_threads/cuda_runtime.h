@@ -12,6 +12,7 @@
 #include <functional>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,10 @@ void threads_block_barrier();
 typedef char lane_bytes[64];
 const lane_bytes *threads_exchange(const void *mine, size_t bytes);
 extern "C" char threads_shared[];
+/* Whether what is asynchronous happens at once in this block, and not as late as it may. */
+bool threads_eager();
+uint64_t threads_block_number();
+void threads_named_barrier(int id, int threads, bool wait);
 
 static inline void __syncthreads() { threads_block_barrier(); }
 static inline void __syncwarp(unsigned = ~0u) {
@@ -84,6 +89,14 @@ template <class T> static inline T __shfl_down_sync(unsigned, T v, int by, int w
     const int lane = (int)threadIdx.x & 31;
     return threads_lane(v, (lane & (width - 1)) + by < width ? lane + by : lane);
 }
+
+static inline void __threadfence() {}
+static inline void __nanosleep(unsigned) {
+    const char text[] = "threads: a wait for a block that has not run\n";
+    fwrite(text, 1, sizeof text - 1, stderr);
+    abort();
+}
+template <class T> static inline T __ldcg(const T *p) { return *p; }
 
 /* The compiler fuses nothing (-ffp-contract=off). */
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }

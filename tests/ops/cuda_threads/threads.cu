@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
-enum { MAX_THREADS = 1024, STACK = 64 << 10, SHARED = 256 << 10 };
-enum wait { READY, WARP, BLOCK, ENDED };
+enum { MAX_THREADS = 1024, STACK = 64 << 10, SHARED = 256 << 10, NAMED_BARRIERS = 16 };
+enum wait { READY, WARP, BLOCK, NAMED, ENDED };
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-alignas(128) char threads_shared[SHARED];
+alignas(1024) char threads_shared[SHARED];
 
 struct fiber {
     ucontext_t start;
@@ -28,6 +28,12 @@ static ucontext_t caller;
 static jmp_buf scheduler;
 static unsigned current;
 static const std::function<void()> *body;
+static bool eager;
+static uint64_t block_number;
+static struct {
+    int arrived;
+    bool waits[MAX_THREADS];
+} named[NAMED_BARRIERS];
 static uint64_t drawn = 88172645463325252u;
 
 static uint64_t draw() { /* xorshift64 */
@@ -42,6 +48,21 @@ static void fiber_main() {
     (*body)();
     fiber[current].wait = ENDED;
     _longjmp(scheduler, 1);
+}
+bool threads_eager() { return eager; }
+uint64_t threads_block_number() { return block_number; }
+void threads_named_barrier(int id, int threads, bool wait) {
+    auto &bar = named[id];
+    if (++bar.arrived == threads) {
+        bar.arrived = 0;
+        for (unsigned i = 0; i < MAX_THREADS; i++) {
+            if (bar.waits[i]) fiber[i].wait = READY;
+            bar.waits[i] = false;
+        }
+    } else if (wait) {
+        bar.waits[current] = true;
+        pause(NAMED);
+    }
 }
 void threads_block_barrier() { pause(BLOCK); }
 const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
@@ -85,6 +106,7 @@ static void run_block(unsigned n) {
         makecontext(&f->start, fiber_main, 0);
         f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
     }
+    eager = draw() & 1, block_number++;
     memset(threads_shared, 0xff, sizeof threads_shared); /* NaN */
     for (;;) {
         unsigned ended = 0;
@@ -96,7 +118,9 @@ static void run_block(unsigned n) {
             if (fiber[order[i]].wait == READY) run_fiber(order[i]);
         for (unsigned i = 0; i < n; i++) ended += fiber[i].wait == ENDED;
         if (ended == n) return;
-        if (!release(n)) {
+        bool ready = false; /* released by a named barrier */
+        for (unsigned i = 0; i < n; i++) ready |= fiber[i].wait == READY;
+        if (!release(n) && !ready) {
             fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
             abort();
         }
@@ -140,23 +164,42 @@ static int op_weight_pack(struct dev *, struct weight w, struct tensor src) {
     memcpy(w.data, src.data, (size_t)(w.n * w.k) * dtype_size(w.dt));
     return 0;
 }
-/* Attention whose values are the keys, and no other. */
+extern "C" int ref_attn_fwd(struct dev *d, const struct attn_args *a);
+/* Attention whose values are the keys, and what WGMMA serves; where that is the backward alone, the forward is ref's. */
 static int op_attn_fwd(struct dev *d, const struct attn_args *a) {
     struct cuda_attn p;
-    if (!attn_is_latent(a)) FAIL(ERR_UNSUPPORTED, "latent attention alone");
+    bool ran = false;
     TRY(attn_params("attn_fwd", a, &p));
-    return cuda_attn_fwd_latent(cuda_of(d), a, p);
+    if (attn_is_latent(a)) return cuda_attn_fwd_latent(cuda_of(d), a, p);
+    if (attn_on_tensor_cores(a)) TRY(cuda_attn_fwd_sm90(cuda_of(d), a, p, &ran));
+    if (!ran && attn_on_tensor_cores(a) && cuda_attn_bwd_sm90_bytes(cuda_of(d), a, p)) return ref_attn_fwd(d, a);
+    if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
+    return 0;
 }
+static float of_bf16(const void *p, int64_t i) { return __uint_as_float((uint32_t)((const uint16_t *)p)[i] << 16); }
 static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                        struct tensor dv) {
     struct cuda_attn p;
     void *stat;
-    if (!attn_is_latent(a)) FAIL(ERR_UNSUPPORTED, "latent attention alone");
+    bool ran = false;
     TRY(attn_params("attn_bwd", a, &p));
-    TRY(cuda_scratch(cuda_of(d), CUDA_SCRATCH_ATTN, (size_t)(a->q.dim[0] * a->n_q_heads) * sizeof(float2), &stat));
+    const int64_t n = a->q.dim[0] * a->n_q_heads;
+    const size_t flags = cuda_attn_bwd_sm90_bytes(cuda_of(d), a, p);
+    TRY(cuda_scratch(cuda_of(d), CUDA_SCRATCH_ATTN, (size_t)n * sizeof(float2) + flags, &stat));
     p.stat = (float2 *)stat;
     p.dout = dout.data, p.dq = dq.data, p.dk = (float *)dk.data, p.dv = (float *)dv.data;
-    return cuda_attn_bwd_latent(cuda_of(d), a, p);
+    if (attn_is_latent(a)) return cuda_attn_bwd_latent(cuda_of(d), a, p);
+    if (attn_on_tensor_cores(a)) {
+        memset(p.stat + n, 0, flags);
+        for (int64_t i = 0; i < n; i++) {
+            float sum = 0;
+            for (int c = 0; c < p.dim; c++) sum += of_bf16(p.out, i * p.dim + c) * of_bf16(p.dout, i * p.dim + c);
+            p.stat[i] = make_float2(p.lse[i] * LOG2_E, sum);
+        }
+        TRY(cuda_attn_bwd_sm90(cuda_of(d), a, p, p.stat + n, &ran));
+    }
+    if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
+    return 0;
 }
 static void op_close(struct dev *d) { free(d->ctx); }
 /* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */

@@ -1,5 +1,5 @@
-/* attention_bwd_sm90.cu - backward of causal attention on Hopper's WGMMA, for heads of 64 and of 128;
- * attention_bwd.cu has the formulas and serves everything else.
+/* attention_bwd_sm90.cu - backward of causal attention on Hopper's WGMMA, for heads of 64 and of 128; attention_bwd_sm90_256.cu has
+ * heads of 256, attention_bwd.cu the formulas, and serves everything else.
  *
  * A block is one warpgroup.  A dk/dv block has 64 keys of a KV head and walks the rows that see them, head of the group
  * by head; a dq block has 64 rows of a head and walks the keys that they see.  Both kinds are blocks of one kernel, dk/dv
@@ -10,12 +10,9 @@
  * Invariant: no atomics; dk and dv sum over the group's heads, then rows
  * ascending, dq over keys ascending, in tiles counted from the start of the sequence: a
  * sequence's gradients do not depend on its place in the batch. */
-#include "device/cuda/attention/attention.cuh"
-#include "device/cuda/wgmma.cuh"
+#include "device/cuda/attention/attention_bwd_sm90.cuh"
 
-extern __shared__ __align__(1024) char sm90_smem[];
-
-enum { TILE = 64, THREADS = 128, PANEL = TILE * PANEL_ROW };
+enum { THREADS = WARPGROUP, HEADS_OF_256 = 1 }; /* HEADS_OF_256: 0 leaves them to attention_bwd.cu */
 
 template <int D> struct shape {
     static constexpr int PANELS = D / 64, OPERAND = PANELS * PANEL; /* bytes of 64 rows of D */
@@ -52,14 +49,6 @@ static __device__ __forceinline__ void load_pair(uint32_t to, const void *x, con
     }
 }
 
-/* d (64, 64) = A . B^T over D columns. */
-template <int D> static __device__ __forceinline__ void wgmma_abt(float (&d)[8][4], uint32_t a, uint32_t b) {
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        wgmma_m64n64_ss(d, panel_desc(a) + (at >> 4), panel_desc(b) + (at >> 4), k > 0);
-    }
-}
 /* acc (64, D) += P . B, P 64 x 64 as fragments, B 64 rows. */
 template <int D>
 static __device__ __forceinline__ void wgmma_pb(float (&acc)[D / 64][8][4], const uint32_t (&p)[4][4], uint32_t b) {
@@ -72,29 +61,6 @@ template <int D> static __device__ __forceinline__ void fence_accumulators(float
 #pragma unroll
     for (int n = 0; n < D / 64; n++) wgmma_fence_registers(acc[n]);
 }
-
-static __device__ __forceinline__ bool sees(const struct cuda_attn &a, int pos, int key) {
-    return key <= pos && (a.window == 0 || pos - key < a.window);
-}
-/* Whether each of 64 positions from pos on sees each of 64 keys from key on. */
-static __device__ __forceinline__ bool all_see(const struct cuda_attn &a, int pos, int key) {
-    return key + TILE - 1 <= pos && (a.window == 0 || pos + TILE - 1 - key < a.window);
-}
-/* The mask: scores that do not count become -inf, so that p is 0; rows of the tile are keys, or positions. */
-template <bool KEYS> static __device__ __forceinline__ void mask(const struct cuda_attn &a, float (&s)[8][4], int pos, int key) {
-    const int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4, col = (int)threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int r = row + e / 2 * 8, c = n * 8 + col + e % 2;
-            if (!sees(a, pos + (KEYS ? c : r), key + (KEYS ? r : c))) s[n][e] = -INFINITY;
-        }
-}
-/* Column of the lane's pair of accumulators of group n of 8 columns. */
-static __device__ __forceinline__ int pair_col(int n) { return n * 8 + (int)threadIdx.x % 4 * 2; }
-/* First of the lane's two rows; the second is 8 further. */
-static __device__ __forceinline__ int lane_row() { return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4; }
 
 /* ---- dk, dv ---- */
 
@@ -155,7 +121,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
     const int tiles = (end - key + TILE - 1) / TILE, steps = tiles * a.group, first = half ? steps - steps / 2 : 0;
     int left = half ? steps / 2 : steps - steps / 2;
     if (left == 0) return;
-    const uint32_t smem = smem_addr(sm90_smem);
+    const uint32_t smem = smem_addr(panel_memory());
     float dk[D / 64][8][4], dv[D / 64][8][4];
 #pragma unroll
     for (int n = 0; n < D / 64; n++) fill_zero(dk[n]), fill_zero(dv[n]);
@@ -179,7 +145,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         fence_proxy_async();
         __syncthreads();
         const uint32_t q = smem + 2 * sh::OPERAND + (uint32_t)(stage * sh::STAGE), dout = q + sh::OPERAND;
-        const float2 *stat = (const float2 *)(sm90_smem + sh::STAT) + stage * TILE;
+        const float2 *stat = (const float2 *)(panel_memory() + sh::STAT) + stage * TILE;
         float t[8][4], dp[8][4];
         uint32_t p[4][4], ds[4][4];
         wgmma_fence_registers(t), wgmma_fence_registers(dp);
@@ -203,7 +169,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         wgmma_wait<0>();
         fence_accumulators<D>(dv), fence_accumulators<D>(dk);
     }
-    int *done = half_done + (s.first / TILE + s.seq + tile) * a.n_kv_heads + head; /* one for each tile of the batch */
+    int *done = bwd_sm90_flag(a, s, half_done, tile, head);
     if (half) {
         if (threadIdx.x == 0)
             while (*(volatile int *)done == 0) __nanosleep(64);
@@ -229,7 +195,7 @@ template <int D> static __device__ __forceinline__ void rows_block(const struct 
     const int pos = (a.n_tiles - 1 - block / per_tile) * TILE;
     if (pos >= s.n) return;
     const int from = first_key(a, pos) / TILE * TILE, end = min(s.n, pos + TILE);
-    const uint32_t smem = smem_addr(sm90_smem);
+    const uint32_t smem = smem_addr(panel_memory());
     const auto row = [&](int r) { return pos + r < s.n ? (s.first + pos + r) * a.n_q_heads + head : -1; };
     /* k, v */
     const auto queue = [&](int key, int stage) {
@@ -308,11 +274,6 @@ __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS)
     else rows_block<D>(a, block - n_keys, n_seqs);
 }
 
-/* Bytes of the semaphores: a sequence of n rows has at most n / TILE + 1 tiles. */
-static size_t flags_of(const struct attn_args *a) {
-    return (size_t)((a->q.dim[0] / TILE + a->seqs.n + 1) * a->n_kv_heads) * sizeof(int);
-}
-
 template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, int *half_done) {
     const int64_t keys = a->seqs.n * p.n_tiles * p.n_kv_heads * 2, blocks = keys + a->seqs.n * p.n_tiles * p.n_q_heads;
     if (blocks == 0) return 0;
@@ -325,16 +286,18 @@ template <int D> static int run(struct cuda *c, const struct attn_args *a, const
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128) && p.kv_start && p.n_kv_blocks == 1 && p.softcap == 0;
+    const bool heads = (HEADS_OF_256 && p.dim == 256) || ((p.dim == 64 || p.dim == 128) && p.softcap == 0);
+    return cuda_hopper(c) && heads && p.kv_start && p.n_kv_blocks == 1;
 }
 
 size_t cuda_attn_bwd_sm90_bytes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    return takes(c, p) ? flags_of(a) : 0;
+    return takes(c, p) ? bwd_sm90_flags(a) : 0;
 }
 
 int cuda_attn_bwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, void *scratch, bool *ran) {
     *ran = takes(c, p);
     if (!*ran) return 0;
+    if (p.dim == 256) return cuda_attn_bwd_sm90_256(c, a, p, (int *)scratch);
     p.n_tiles = (int)((a->seqs.max_q + TILE - 1) / TILE);
     return p.dim == 64 ? run<64>(c, a, p, (int *)scratch) : run<128>(c, a, p, (int *)scratch);
 }

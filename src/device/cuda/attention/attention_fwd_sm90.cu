@@ -11,8 +11,6 @@
 #include "device/cuda/attention/attention_warp.cuh"
 #include "device/cuda/wgmma.cuh"
 
-extern __shared__ __align__(1024) char fwd_smem[];
-
 enum { TILE = DEV_KEY_TILE, GROUP = 128, PANEL = TILE * PANEL_ROW, STAGES = 4, PREFETCH = 2 };
 static_assert(TILE == 64, "a tile of keys is a panel's rows");
 /* A stage is refilled two tiles after its own; its P.V has completed by then. */
@@ -94,7 +92,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
     const auto position = [&](int row) { return s.pos0 + min(row, last) / a.group; };
     const int p[2] = {position(r), position(r + 8)}, p_min = position(top), from_max = first_key(a, position(top + 63));
     const int lo = first_key(a, position(first)), hi = position(last) + 1, end = (hi + TILE - 1) / TILE;
-    const uint32_t smem = smem_addr(fwd_smem), q = smem + (uint32_t)(group * sh::OPERAND);
+    const uint32_t smem = smem_addr(panel_memory()), q = smem + (uint32_t)(group * sh::OPERAND);
     const auto stage = [&](int tile) { return smem + sh::KEYS + (uint32_t)(tile % STAGES * sh::STAGE); };
     const auto queue = [&](int tile) {
         if (tile < end) load_keys<D>(a, keys, tile * TILE, lo, hi, stage(tile));

@@ -18,6 +18,7 @@ struct cuda {
     void *scratch[CUDA_N_SCRATCH];
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }
+static inline bool cuda_hopper(const struct cuda *c) { return c->smem_max >= 227 << 10; }
 #define CU_TRY(call)                                                                          \
     do {                                                                                      \
         const cudaError_t cu_e_ = (call);                                                     \

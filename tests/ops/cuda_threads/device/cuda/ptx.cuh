@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <vector>
 
 #define WARP_ALL 0xffffffffu
 static inline float exp2_approx(float x) { return exp2f(x); }
@@ -22,20 +23,50 @@ static inline float warp_sum(float v) {
     return v;
 }
 
-/* Copies happen at once: that one is waited for is not seen here. */
+/* A copy happens at once or, in the other half of the blocks, where it is waited for. */
+struct threads_copy {
+    uint32_t dst;
+    const void *src;
+    uint32_t bytes;
+    bool take;
+};
+/* Of each thread of the block: groups of what it has issued; the last is not committed yet. */
+template <class T> struct threads_groups {
+    std::vector<std::vector<T>> of[1024];
+    uint64_t block[1024];
+    std::vector<std::vector<T>> &mine() {
+        const unsigned i = threadIdx.x;
+        if (block[i] != threads_block_number()) of[i].clear(), block[i] = threads_block_number(); /* nobody has waited */
+        if (of[i].empty()) of[i].emplace_back();
+        return of[i];
+    }
+    void issue(const T &x) { mine().back().push_back(x); }
+    void commit() { mine().emplace_back(); }
+    template <class F> void wait(size_t left, F run) {
+        for (auto &groups = mine(); groups.size() > left + 1; groups.erase(groups.begin()))
+            for (const T &x : groups[0]) run(x);
+    }
+};
+static threads_groups<threads_copy> threads_copies;
+static inline void threads_copy_run(const threads_copy &c) {
+    if (c.take) memcpy(threads_shared + c.dst, c.src, c.bytes);
+    else memset(threads_shared + c.dst, 0, c.bytes);
+}
 static inline uint32_t smem_addr(const void *p) { return (uint32_t)((const char *)p - threads_shared); }
-static inline void threads_copy(uint32_t dst, const void *src, bool take, size_t bytes) {
-    if (dst % bytes || (take && (uintptr_t)src % bytes)) {
+static inline void threads_copy_issue(const threads_copy &c) {
+    if (c.dst % c.bytes || (c.take && (uintptr_t)c.src % c.bytes)) {
         fprintf(stderr, "cp_async: an address is not aligned\n");
         abort();
     }
-    if (take) memcpy(threads_shared + dst, src, bytes);
-    else memset(threads_shared + dst, 0, bytes);
+    if (threads_eager()) threads_copy_run(c);
+    else threads_copies.issue(c);
 }
-static inline void cp_async16(uint32_t dst, const void *src, bool take) { threads_copy(dst, src, take, 16); }
-static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy(dst, src, take, 8); }
-static inline void cp_commit() {}
-template <int N> static inline void cp_wait() {}
+static inline void cp_async16(uint32_t dst, const void *src, bool take) { threads_copy_issue({dst, src, 16, take}); }
+static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy_issue({dst, src, 8, take}); }
+static inline void cp_commit() { threads_copies.commit(); }
+template <int N> static inline void cp_wait() { threads_copies.wait(N, threads_copy_run); }
+static inline void named_barrier_sync(int id, int threads) { threads_named_barrier(id, threads, true); }
+static inline void named_barrier_arrive(int id, int threads) { threads_named_barrier(id, threads, false); }
 
 static inline void threads_ldmatrix(uint32_t (&r)[4], uint32_t addr, bool trans) {
     const lane_bytes *const all = threads_exchange(&addr, sizeof addr);
