@@ -31,6 +31,21 @@ int dev_weight_pack(struct dev *d, struct weight w, struct tensor src) {
     HAVE(weight_pack);
     return TRACED(weight_pack, (d, w, src), w.n, w.k, 0);
 }
+int dev_weight_stack_pack(struct dev *d, struct weight_stack w, struct tensor src) {
+    const size_t bytes = dev_weight_bytes(d, w.w.dt, w.w.n, w.w.k);
+    TRY(want2("weight_stack_pack", "src", src, ACT, w.count * w.w.n, w.w.k));
+    if (d->ops->caps.plain_weights) { /* one matrix */
+        struct weight all = w.w;
+        all.n = w.count * w.w.n;
+        return dev_weight_pack(d, all, src);
+    }
+    for (int64_t i = 0; i < w.count; i++) {
+        struct weight one = w.w;
+        one.data = (char *)w.w.data + (size_t)i * bytes;
+        TRY(dev_weight_pack(d, one, tensor_rows(src, i * one.n, one.n)));
+    }
+    return 0;
+}
 int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     TRY(want_weight("weight_unpack", w, ACT, ANY, ANY));
     TRY(want2("weight_unpack", "dst", dst, F32 | set_of(w.dt), w.n, w.k));
@@ -748,20 +763,26 @@ int dev_dequant8(struct dev *d, const struct quant8_args *a) {
 
 /* ---- LoRA and quantised weights ---- */
 
-static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, const struct add_block_args *a) {
+static int want_block(const char *name, struct tensor t, int64_t row, int64_t col, int64_t next, const struct add_block_args *a) {
     TRY(want2("add_block", name, t, F32, ANY, ANY));
     if (row < 0 || col < 0 || a->rows < 0 || a->cols < 0 || row + a->rows > t.dim[0] || col + a->cols > t.dim[1])
         FAIL(ERR_INVAL, "dev op add_block: rows [%lld, %lld) x columns [%lld, %lld) are not inside %s (%lld, %lld)", (long long)row,
              (long long)(row + a->rows), (long long)col, (long long)(col + a->cols), name, (long long)t.dim[0],
              (long long)t.dim[1]);
+    if (a->count > 1 && next < tensor_count(t))
+        FAIL(ERR_INVAL, "dev op add_block: %s of a stack overlap: %lld elements, the next one is %lld further", name,
+             (long long)tensor_count(t), (long long)next);
     return 0;
 }
 
 int dev_add_block(struct dev *d, const struct add_block_args *a) {
-    TRY(want_block("dst", a->dst, a->dst_row, a->dst_col, a));
-    TRY(want_block("src", a->src, a->src_row, a->src_col, a));
+    struct add_block_args job = *a;
+    TRY(want_block("dst", a->dst, a->dst_row, a->dst_col, a->dst_next, a));
+    TRY(want_block("src", a->src, a->src_row, a->src_col, a->src_next, a));
+    if (a->count < 0) FAIL(ERR_INVAL, "dev op add_block: a stack of %lld matrices", (long long)a->count);
     HAVE(add_block);
-    return a->rows && a->cols ? d->ops->add_block(d, a) : 0;
+    if (job.count == 0) job.count = 1;
+    return a->rows && a->cols ? d->ops->add_block(d, &job) : 0;
 }
 
 /* The 16 quantiles of bitsandbytes' NF4 (its create_normal_map, offset 0.9677083). */

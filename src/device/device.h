@@ -90,6 +90,8 @@ void dev_close(struct dev *d); /* a zeroed or closed dev is fine */
 size_t dev_weight_bytes(struct dev *d, enum dtype dt, int64_t n, int64_t k);
 /* src (n, k) f32 or bf16, row-major on the device -> w (rounded to w.dt). */
 int dev_weight_pack(struct dev *d, struct weight w, struct tensor src);
+/* The same of all matrices of a stack, src (count n, k); at once where weights are plain. */
+int dev_weight_stack_pack(struct dev *d, struct weight_stack w, struct tensor src);
 /* w -> dst (n, k) f32 or w.dt, row-major on the device; exact. */
 int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
 

@@ -456,11 +456,13 @@ struct decode_args {
     struct tensor logp, logp_kept; /* (steps, R) f32 */
 };
 
-/* A block of one matrix added to a block of another (LoRA): dst[dst_row + i][dst_col + j] += scale * src[...]. */
+/* A block of one matrix added to a block of another (LoRA): dst[dst_row + i][dst_col + j] += scale * src[...]. Of stacks (experts)
+ * the same block of `count` pairs of matrices. */
 struct add_block_args {
-    struct tensor dst, src; /* (R, C), (R', C') f32, different memory */
+    struct tensor dst, src; /* (R, C), (R', C') f32, different memory; of stacks the first matrices */
     int64_t dst_row, dst_col, src_row, src_col, rows, cols;
-    float scale; /* product and sum are rounded one by one */
+    float scale;                       /* product and sum are rounded one by one */
+    int64_t count, dst_next, src_next; /* 0: one pair; above 1: the next matrices are so many elements further */
 };
 
 /* A frozen matrix in 4 or 8 bits, dequantized to act before its GEMM.

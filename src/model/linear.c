@@ -84,26 +84,30 @@ static int linear_bwd_block(struct model *m, const struct linear_bwd_args *a, st
 int model__add_adapter_grads(struct model *m, const struct lora_group *g, const struct model_grads *grads) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
-    for (int64_t e = 0; e < g->count; e++)
-        for (int64_t i = 0; i < g->n_parts; i++) {
-            const struct lora_part *p = &g->part[i];
-            const int64_t at = e * g->stride;
-            const struct add_block_args da = {.dst = tensor_2d(grads->at + model__place_in(grads, at + p->a), DT_F32, r, g->k),
-                                              .src = tensor_2d(l->mat_a + e * g->width * g->k, DT_F32, g->width, g->k),
-                                              .src_row = i * r,
-                                              .rows = r,
-                                              .cols = g->k,
-                                              .scale = 1};
-            const struct add_block_args db = {.dst = tensor_2d(grads->at + model__place_in(grads, at + p->b), DT_F32, p->n, r),
-                                              .src = tensor_2d(l->mat_b + e * g->n * g->width, DT_F32, g->n, g->width),
-                                              .src_row = p->row,
-                                              .src_col = i * r,
-                                              .rows = p->n,
-                                              .cols = r,
-                                              .scale = l->scale};
-            TRY(dev_add_block(m->dev, &da));
-            TRY(dev_add_block(m->dev, &db));
-        }
+    for (int64_t i = 0; i < g->n_parts; i++) {
+        const struct lora_part *p = &g->part[i];
+        const struct add_block_args da = {.dst = tensor_2d(grads->at + model__place_in(grads, p->a), DT_F32, r, g->k),
+                                          .src = tensor_2d(l->mat_a, DT_F32, g->width, g->k),
+                                          .src_row = i * r,
+                                          .rows = r,
+                                          .cols = g->k,
+                                          .scale = 1,
+                                          .count = g->count,
+                                          .dst_next = g->stride,
+                                          .src_next = g->width * g->k};
+        const struct add_block_args db = {.dst = tensor_2d(grads->at + model__place_in(grads, p->b), DT_F32, p->n, r),
+                                          .src = tensor_2d(l->mat_b, DT_F32, g->n, g->width),
+                                          .src_row = p->row,
+                                          .src_col = i * r,
+                                          .rows = p->n,
+                                          .cols = r,
+                                          .scale = l->scale,
+                                          .count = g->count,
+                                          .dst_next = g->stride,
+                                          .src_next = g->n * g->width};
+        TRY(dev_add_block(m->dev, &da));
+        TRY(dev_add_block(m->dev, &db));
+    }
     return 0;
 }
 

@@ -198,9 +198,7 @@ static struct weight matrix_of(const struct model *m, const struct model_group *
 }
 
 int model__pack(const struct model *m, const struct model_group *g, struct tensor rows) {
-    for (int64_t e = 0; e < g->count; e++)
-        TRY(dev_weight_pack(m->dev, matrix_of(m, g, g->mat, e), tensor_rows(rows, e * g->mat.n, g->mat.n)));
-    return 0;
+    return dev_weight_stack_pack(m->dev, (struct weight_stack){g->mat, g->count}, rows);
 }
 
 int model__unpack(const struct model *m, const struct model_group *g, struct tensor rows) {

@@ -165,13 +165,8 @@ static int pack_experts(const struct model *m, const struct model_group *g, stru
         out->data = stage;
         return 0;
     }
-    struct weight w = *out;
-    for (int64_t e = 0; e < g->count; e++) {
-        const size_t at = (size_t)(e * out->n * out->k) * dtype_size(m->act);
-        TRY(dev_weight_pack(m->dev, w, tensor_2d(stage + at, m->act, out->n, out->k)));
-        w.data = (char *)w.data + bytes;
-    }
-    return 0;
+    return dev_weight_stack_pack(m->dev, (struct weight_stack){*out, g->count},
+                                 tensor_2d(stage, m->act, g->count * out->n, out->k));
 }
 
 int model__weight(const struct model *m, const struct model_group *g, struct weight *out) {

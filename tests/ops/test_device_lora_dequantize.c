@@ -1,5 +1,6 @@
-/* test_device_lora_dequantize.c - dequantization of NF4 and INT8 weights, blocks of LoRA adapters added to blocks, and
- * the LM head's backward without a weight gradient.  Every backend against sums made here, to the bit. */
+/* test_device_lora_dequantize.c - dequantization of NF4 and INT8 weights, blocks of LoRA adapters added to blocks, also those of
+ * stacks, packed stacks, and the LM head's backward without a weight gradient.  Every backend against sums made here, to the bit;
+ * blocks and stacks on a GPU too.  Argument `blocks`: added blocks alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,6 +34,20 @@ static void each_device(void (*check)(struct dev *d)) {
     }
 }
 
+static void on_gpu(void (*check)(struct dev *d)) {
+    const char *only = getenv("VERLC_TEST_BACKENDS");
+    char why[512];
+    struct dev d;
+    if (only && !strstr(only, "cuda")) return;
+    if (!dev_cuda_present(why, sizeof why)) {
+        print_message("skip: %s\n", why);
+        return;
+    }
+    OK(dev_open_cuda(&d, 0));
+    check(&d);
+    dev_close(&d);
+}
+
 static void *up(struct dev *d, const void *host, size_t bytes) {
     void *p = NULL;
     OK(dev_alloc(d, bytes, &p));
@@ -62,15 +77,15 @@ static void check_block(struct dev *d) {
     void *src_dev = up(d, src, sizeof(float) * R2 * C2);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         void *dst_dev = up(d, dst, sizeof(float) * R * C);
-        const struct add_block_args a = {tensor_2d(dst_dev, DT_F32, R, C),
-                                         tensor_2d(src_dev, DT_F32, R2, C2),
-                                         cases[c].dst_row,
-                                         cases[c].dst_col,
-                                         cases[c].src_row,
-                                         cases[c].src_col,
-                                         cases[c].rows,
-                                         cases[c].cols,
-                                         cases[c].scale};
+        const struct add_block_args a = {.dst = tensor_2d(dst_dev, DT_F32, R, C),
+                                         .src = tensor_2d(src_dev, DT_F32, R2, C2),
+                                         .dst_row = cases[c].dst_row,
+                                         .dst_col = cases[c].dst_col,
+                                         .src_row = cases[c].src_row,
+                                         .src_col = cases[c].src_col,
+                                         .rows = cases[c].rows,
+                                         .cols = cases[c].cols,
+                                         .scale = cases[c].scale};
         OK(dev_add_block(d, &a));
         OK(dev_copy_out(d, got, dst_dev, sizeof(float) * R * C));
         for (int64_t i = 0; i < R; i++)
@@ -88,16 +103,108 @@ static void check_block(struct dev *d) {
         dev_free(d, dst_dev, sizeof(float) * R * C);
     }
     const struct tensor src_2d = tensor_2d(src_dev, DT_F32, R2, C2);
-    const struct add_block_args out = {src_2d, src_2d, 1, 0, 0, 0, R2, C2, 1};
+    const struct add_block_args out = {.dst = src_2d, .src = src_2d, .dst_row = 1, .rows = R2, .cols = C2, .scale = 1};
     assert_int_equal(dev_add_block(d, &out), ERR_INVAL);
     dev_free(d, src_dev, sizeof(float) * R2 * C2);
     free(dst);
     free(src);
     free(got);
 }
+
+/* Of stacks: in what lies between their matrices nothing changes, and each has the bits that it has alone. */
+static void check_stack(struct dev *d) {
+    enum { COUNT = 5, R = 9, C = 300, R2 = 7, C2 = 280, DST_NEXT = R * C + 33, SRC_NEXT = R2 * C2 + 1, DST = COUNT * DST_NEXT };
+    static const struct {
+        int64_t count, dst_row, dst_col, src_row, src_col, rows, cols;
+        float scale;
+    } cases[] = {{COUNT, 0, 0, 0, 0, R2, C2, 1},
+                 {COUNT, 2, 16, 1, 0, 6, 16, -1.7f}, /* a B: few columns */
+                 {3, 8, 299, 6, 3, 1, 1, 0.3f},
+                 {1, 1, 1, 2, 2, 3, 270, 2},
+                 {0, 1, 1, 2, 2, 3, 3, 2}}; /* as 1 */
+    float *dst = random_floats(DST, 7), *src = random_floats(COUNT * SRC_NEXT, 8), *got = xmalloc(sizeof(float) * DST);
+    float *want = xmalloc(sizeof(float) * DST);
+    void *src_dev = up(d, src, sizeof(float) * COUNT * SRC_NEXT);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        void *dst_dev = up(d, dst, sizeof(float) * DST);
+        const struct add_block_args a = {.dst = tensor_2d(dst_dev, DT_F32, R, C),
+                                         .src = tensor_2d(src_dev, DT_F32, R2, C2),
+                                         .dst_row = cases[c].dst_row,
+                                         .dst_col = cases[c].dst_col,
+                                         .src_row = cases[c].src_row,
+                                         .src_col = cases[c].src_col,
+                                         .rows = cases[c].rows,
+                                         .cols = cases[c].cols,
+                                         .scale = cases[c].scale,
+                                         .count = cases[c].count,
+                                         .dst_next = DST_NEXT,
+                                         .src_next = SRC_NEXT};
+        OK(dev_add_block(d, &a));
+        OK(dev_copy_out(d, got, dst_dev, sizeof(float) * DST));
+        memcpy(want, dst, sizeof(float) * DST);
+        for (int64_t n = 0; n < (a.count ? a.count : 1); n++)
+            for (int64_t i = 0; i < a.rows; i++)
+                for (int64_t j = 0; j < a.cols; j++) {
+                    const float product = a.scale * src[n * SRC_NEXT + (a.src_row + i) * C2 + a.src_col + j];
+                    want[n * DST_NEXT + (a.dst_row + i) * C + a.dst_col + j] += product;
+                }
+        for (int64_t i = 0; i < DST; i++)
+            if (memcmp(&got[i], &want[i], sizeof *got) != 0)
+                fail_msg("%s, stack %zu: element %d is %g, want %g", d->ops->name, c, (int)i, (double)got[i], (double)want[i]);
+        dev_free(d, dst_dev, sizeof(float) * DST);
+    }
+    const struct tensor one = tensor_2d(src_dev, DT_F32, R2, C2);
+    struct add_block_args bad = {.dst = one, .src = one, .rows = 1, .cols = 1, .scale = 1, .count = 2, .src_next = R2 * C2};
+    bad.dst_next = R2 * C2 - 1; /* they overlap */
+    assert_int_equal(dev_add_block(d, &bad), ERR_INVAL);
+    bad.dst_next = R2 * C2;
+    bad.count = -1;
+    assert_int_equal(dev_add_block(d, &bad), ERR_INVAL);
+    dev_free(d, src_dev, sizeof(float) * COUNT * SRC_NEXT);
+    free(dst);
+    free(src);
+    free(got);
+    free(want);
+}
 static void test_add_block(void **state) {
     (void)state;
     each_device(check_block);
+    each_device(check_stack);
+    on_gpu(check_block);
+    on_gpu(check_stack);
+}
+
+/* A packed stack has the bytes of its matrices, packed one by one. */
+static void check_pack(struct dev *d) {
+    enum { COUNT = 3, N = 48, K = 70 };
+    float *rows = random_floats(COUNT * N * K, 9);
+    void *src = up(d, rows, sizeof(float) * COUNT * N * K);
+    for (int dt = 0; dt < 2; dt++) {
+        const enum dtype act = dt ? DT_BF16 : DT_F32;
+        const size_t one = dev_weight_bytes(d, act, N, K);
+        char *want = xcalloc(COUNT, one), *got = xcalloc(COUNT, one);
+        void *each = up(d, want, COUNT * one), *stack = up(d, want, COUNT * one);
+        for (int64_t i = 0; i < COUNT; i++)
+            OK(dev_weight_pack(d, (struct weight){.data = (char *)each + (size_t)i * one, .dt = act, .n = N, .k = K},
+                               tensor_2d((float *)src + i * N * K, DT_F32, N, K)));
+        const struct weight_stack all = {{.data = stack, .dt = act, .n = N, .k = K}, COUNT};
+        OK(dev_weight_stack_pack(d, all, tensor_2d(src, DT_F32, COUNT * N, K)));
+        OK(dev_copy_out(d, want, each, COUNT * one));
+        OK(dev_copy_out(d, got, stack, COUNT * one));
+        assert_memory_equal(got, want, COUNT * one);
+        assert_int_equal(dev_weight_stack_pack(d, all, tensor_2d(src, DT_F32, N, K)), ERR_INVAL);
+        dev_free(d, each, COUNT * one);
+        dev_free(d, stack, COUNT * one);
+        free(want);
+        free(got);
+    }
+    dev_free(d, src, sizeof(float) * COUNT * N * K);
+    free(rows);
+}
+static void test_pack(void **state) {
+    (void)state;
+    each_device(check_pack);
+    on_gpu(check_pack);
 }
 
 /* ---- codes ---- */
@@ -195,8 +302,10 @@ static void test_frozen_head(void **state) {
     each_device(check_head);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_dequant),
-                                       cmocka_unit_test(test_frozen_head)};
+int main(int argc, char **argv) {
+    const struct CMUnitTest blocks[] = {cmocka_unit_test(test_add_block)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_add_block), cmocka_unit_test(test_pack),
+                                       cmocka_unit_test(test_dequant), cmocka_unit_test(test_frozen_head)};
+    if (argc > 1 && strcmp(argv[1], "blocks") == 0) return cmocka_run_group_tests(blocks, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -416,9 +416,18 @@ static int quant_case(struct run *r) {
 
 static int adapter_case(struct run *r) {
     const struct tensor dst = values(r, DT_F32, 12, 20, 1, 0), src = values(r, DT_F32, 9, 14, 1, 0);
-    const struct add_block_args a = {dst, src, 2, 3, 1, 4, 7, 10, 0.5f};
+    const struct tensor all = values(r, DT_F32, 36, 20, 1, 0), from = values(r, DT_F32, 27, 14, 1, 0);
+    struct add_block_args a = {
+        .dst = dst, .src = src, .dst_row = 2, .dst_col = 3, .src_row = 1, .src_col = 4, .rows = 7, .cols = 10, .scale = 0.5f};
     OP(dev_add_block(r->d, &a));
     keep(r, "add_block", dst, SUM);
+    a.dst = tensor_rows(all, 0, 12);
+    a.src = tensor_rows(from, 0, 9);
+    a.count = 3;
+    a.dst_next = tensor_count(a.dst);
+    a.src_next = tensor_count(a.src);
+    OP(dev_add_block(r->d, &a));
+    keep(r, "add_block of a stack", all, SUM);
     return r->rc;
 }
 

@@ -295,10 +295,11 @@ int ref_dequant8(struct dev *d, const struct quant8_args *a) {
 
 int ref_add_block(struct dev *d, const struct add_block_args *a) {
     (void)d;
-    for (int64_t i = 0; i < a->rows; i++)
-        for (int64_t j = 0; j < a->cols; j++)
-            ref_f32(a->dst)[(a->dst_row + i) * a->dst.dim[1] + a->dst_col + j] +=
-                a->scale * ref_f32(a->src)[(a->src_row + i) * a->src.dim[1] + a->src_col + j];
+    for (int64_t n = 0; n < a->count; n++)
+        for (int64_t i = 0; i < a->rows; i++)
+            for (int64_t j = 0; j < a->cols; j++)
+                ref_f32(a->dst)[n * a->dst_next + (a->dst_row + i) * a->dst.dim[1] + a->dst_col + j] +=
+                    a->scale * ref_f32(a->src)[n * a->src_next + (a->src_row + i) * a->src.dim[1] + a->src_col + j];
     return 0;
 }
 

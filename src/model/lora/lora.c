@@ -282,40 +282,40 @@ out:
 
 /* ---- master -> compute copies ---- */
 
-/* at: elements of its parts after those in g->part. */
-static int refresh_matrices(struct model *m, const struct lora_group *g, float *flat, int64_t at, struct weight wa,
-                            struct weight wb) {
+/* flat has the elements from lo on. */
+static int refresh_group(struct model *m, const struct lora_group *g, float *flat, int64_t lo) {
     const struct model_lora *l = m->lora;
     const int64_t r = l->cfg.rank;
-    const struct tensor a = tensor_2d(l->mat_a, DT_F32, g->width, g->k), b = tensor_2d(l->mat_b, DT_F32, g->n, g->width);
+    const struct tensor a = tensor_2d(l->mat_a, DT_F32, g->count * g->width, g->k);
+    const struct tensor b = tensor_2d(l->mat_b, DT_F32, g->count * g->n, g->width);
     TRY(dev_zero(m->dev, a.data, (size_t)tensor_count(a) * sizeof(float)));
     TRY(dev_zero(m->dev, b.data, (size_t)tensor_count(b) * sizeof(float)));
     for (int64_t i = 0; i < g->n_parts; i++) {
         const struct lora_part *p = &g->part[i];
-        const struct add_block_args put_a = {
-            .dst = a, .src = tensor_2d(flat + (at + p->a), DT_F32, r, g->k), .dst_row = i * r, .rows = r, .cols = g->k, .scale = 1};
-        const struct add_block_args put_b = {.dst = b,
-                                             .src = tensor_2d(flat + (at + p->b), DT_F32, p->n, r),
+        const struct add_block_args put_a = {.dst = tensor_2d(l->mat_a, DT_F32, g->width, g->k),
+                                             .src = tensor_2d(flat + (p->a - lo), DT_F32, r, g->k),
+                                             .dst_row = i * r,
+                                             .rows = r,
+                                             .cols = g->k,
+                                             .scale = 1,
+                                             .count = g->count,
+                                             .dst_next = g->width * g->k,
+                                             .src_next = g->stride};
+        const struct add_block_args put_b = {.dst = tensor_2d(l->mat_b, DT_F32, g->n, g->width),
+                                             .src = tensor_2d(flat + (p->b - lo), DT_F32, p->n, r),
                                              .dst_row = p->row,
                                              .dst_col = i * r,
                                              .rows = p->n,
                                              .cols = r,
-                                             .scale = l->scale};
+                                             .scale = l->scale,
+                                             .count = g->count,
+                                             .dst_next = g->n * g->width,
+                                             .src_next = g->stride};
         TRY(dev_add_block(m->dev, &put_a));
         TRY(dev_add_block(m->dev, &put_b));
     }
-    TRY(dev_weight_pack(m->dev, wa, a));
-    return dev_weight_pack(m->dev, wb, b);
-}
-
-static int refresh_group(struct model *m, const struct lora_group *g, float *flat, int64_t at) {
-    struct weight a = g->a, b = g->b;
-    for (int64_t e = 0; e < g->count; e++) {
-        TRY(refresh_matrices(m, g, flat, at + e * g->stride, a, b));
-        a.data = (char *)a.data + dev_weight_bytes(m->dev, m->act, g->width, g->k);
-        b.data = (char *)b.data + dev_weight_bytes(m->dev, m->act, g->n, g->width);
-    }
-    return 0;
+    TRY(dev_weight_stack_pack(m->dev, (struct weight_stack){g->a, g->count}, a));
+    return dev_weight_stack_pack(m->dev, (struct weight_stack){g->b, g->count}, b);
 }
 
 /* A value head's matrix or bias. */
@@ -331,7 +331,7 @@ static int refresh_head(struct model *m, const struct model_group *g, float *fla
 int model__lora_refresh(struct model *m, struct model_range r, float *flat) {
     for (int64_t i = 0; i < m->lora->n_groups; i++) {
         const struct lora_group *const g = &m->lora->groups[i];
-        if (g->part->a >= r.lo && g->part->a < r.hi) TRY(refresh_group(m, g, flat, -r.lo));
+        if (g->part->a >= r.lo && g->part->a < r.hi) TRY(refresh_group(m, g, flat, r.lo));
     }
     if (!m->cfg.value) return 0;
     TRY(refresh_head(m, m->g_head, flat, r));

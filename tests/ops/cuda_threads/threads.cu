@@ -212,6 +212,7 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.mla_join_fwd = cuda_mla_join_fwd, o.mla_join_bwd = cuda_mla_join_bwd, o.resize_heads = cuda_resize_heads;
     o.heads_fwd = cuda_heads_fwd, o.heads_dw = cuda_heads_dw;
     o.weight_bytes = op_weight_bytes, o.weight_pack = op_weight_pack;
+    o.add_block = cuda_add_block;
     o.attn_fwd = op_attn_fwd, o.attn_bwd = op_attn_bwd;
     o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
