@@ -299,3 +299,23 @@ def tiny_qwen3_moe(each):
     if not each:
         shapes |= {experts + "linear_fc1.weight": (2, 6, 4), experts + "linear_fc2.weight": (2, 4, 3)}
     return shapes
+
+
+# The third model of fuzz_dcp.c.
+TINY_DEEPSEEK_V3 = TINY_QWEN2 | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": None,
+                                 "kv_lora_rank": 2, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "v_head_dim": 3,
+                                 "n_routed_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": 1, "moe_intermediate_size": 3,
+                                 "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "num_hidden_layers": 1}
+
+
+def tiny_deepseek_v3(te):
+    """{name: shape} of TINY_DEEPSEEK_V3, as megatron-core names it. te: with the modules of Transformer Engine."""
+    attention = {"linear_q_proj.weight": (8, 4), "linear_kv_down_proj.weight": (4, 4), "linear_kv_up_proj.weight": (10, 2),
+                 "linear_kv_up_proj.layer_norm_weight" if te else "kv_layernorm.weight": (2,), "linear_proj.weight": (4, 6)}
+    layer = {"input_layernorm.weight": (4,), "pre_mlp_layernorm.weight": (4,),
+             **{f"self_attention.{k}": s for k, s in attention.items()},
+             "mlp.router.weight": (2, 4), "mlp.router.expert_bias": (2,),
+             "mlp.experts.experts.linear_fc1.weight": (2, 6, 4), "mlp.experts.experts.linear_fc2.weight": (2, 4, 3),
+             "mlp.shared_experts.linear_fc1.weight": (6, 4), "mlp.shared_experts.linear_fc2.weight": (4, 3)}
+    return {"embedding.word_embeddings.weight": (5, 4), "decoder.final_layernorm.weight": (4,), "output_layer.weight": (5, 4),
+            **{f"decoder.layers.0.{k}": s for k, s in layer.items()}}

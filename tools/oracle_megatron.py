@@ -33,6 +33,12 @@ WIDE = SMALL | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1,
            "mlp_only_layers": [], "norm_topk_prob": True, "tie_word_embeddings": False}
 SHARED = EXPERTS | {"shared_expert_intermediate_size": 20, "norm_topk_prob": False}
+# DeepSeek's: shared experts, dense layers first; with `correction` a router's bias
+DEEPSEEK = {"n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_group": 1,
+            "topk_group": 1, "routed_scaling_factor": 2.0, "first_k_dense_replace": 1, "tie_word_embeddings": False}
+LATENT = DEEPSEEK | {"num_key_value_heads": 8, "q_lora_rank": 10, "kv_lora_rank": 6, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4,
+                     "v_head_dim": 7, "head_dim": 4}
+SMALL_LATENT = LATENT | {"num_key_value_heads": 4, "moe_intermediate_size": 8}
 # name -> (model_type, config, dtype)
 MODELS = {
     "llama": ("llama", WIDE | {"tie_word_embeddings": False}, torch.float32),
@@ -47,6 +53,14 @@ MODELS = {
     "qwen3_moe_mixed": ("qwen3_moe", WIDE | EXPERTS | {"mlp_only_layers": [0, 2]}, torch.float32),
     "qwen2_moe": ("qwen2_moe", WIDE | SHARED, torch.bfloat16),
     "mixtral": ("mixtral", WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}, torch.float32),
+    "deepseek_v3": ("deepseek_v3", WIDE | LATENT, torch.bfloat16),
+    "moonlight": ("deepseek_v3", WIDE | LATENT | {"q_lora_rank": None, "first_k_dense_replace": 2}, torch.float32),
+    "deepseek_v2": ("deepseek_v2", WIDE | LATENT | {"q_lora_rank": None, "topk_method": "greedy"}, torch.bfloat16),
+    "glm4_moe": ("glm4_moe", WIDE | DEEPSEEK | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+                 torch.bfloat16),
+    "small_deepseek_v3": ("deepseek_v3", SMALL | SMALL_LATENT, torch.bfloat16),
+    "small_moonlight": ("deepseek_v3", SMALL | SMALL_LATENT | {"q_lora_rank": None, "num_hidden_layers": 1,
+                                                               "first_k_dense_replace": 0}, torch.float32),
     "small_qwen2": ("qwen2", SMALL | {"tie_word_embeddings": False}, torch.bfloat16),
     "small_qwen3": ("qwen3", SMALL | {"tie_word_embeddings": True}, torch.float32),
     "small_critic": ("qwen2", SMALL | {"num_hidden_layers": 1, "tie_word_embeddings": False}, torch.float32),
@@ -54,18 +68,23 @@ MODELS = {
     "small_qwen2_moe": ("qwen2_moe", SMALL | SHARED | {"moe_intermediate_size": 8, "mlp_only_layers": [0]}, torch.float32),
 }
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "seed_oss": "SeedOss",
-           "qwen3_moe": "Qwen3Moe", "qwen2_moe": "Qwen2Moe", "mixtral": "Mixtral"}
+           "qwen3_moe": "Qwen3Moe", "qwen2_moe": "Qwen2Moe", "mixtral": "Mixtral", "glm4_moe": "Glm4Moe",
+           "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"}
+CORRECTED = ("deepseek_v3", "glm4_moe")  # their routers have a correction bias
 STACKED, SINGLE = {}, {"singleton_local_shards": True}  # one tensor for all layers, or one for each
+TE = {"te": True}  # norms of latent attention under the names of Transformer Engine's modules
 GROUPED = {"grouped": True}  # megatron-core's GroupedMLP; else its SequentialMLP, whose files are TEGroupedMLP's too
 # fixtures: model, sizes (tensor, pipeline, expert, and tensor parallel of experts), layout of layers, of directories
 CASES = {"tp2_pp2": ("small_qwen2", (2, 2), STACKED, "v1"), "pp2_single": ("small_qwen3", (1, 2), SINGLE, "v2"),
          "critic": ("small_critic", (2, 1), STACKED, "v2"), "experts_tp2_ep2": ("small_qwen3_moe", (2, 1, 2, 2), STACKED, "v2"),
-         "experts_single": ("small_qwen2_moe", (2, 1, 2, 1), SINGLE, "v1")}
+         "experts_single": ("small_qwen2_moe", (2, 1, 2, 1), SINGLE, "v1"),
+         "latent_tp2_ep2": ("small_deepseek_v3", (2, 1, 2, 1), STACKED, "v2"),
+         "latent_single": ("small_moonlight", (1, 1, 1, 1), SINGLE, "v1")}
 
 
 def hf_config(name):
     kind, config, dtype = MODELS[name]
-    own = {"attention_bias": True, "attention_out_bias": False} if kind == "seed_oss" else {}
+    own = {"seed_oss": {"attention_bias": True, "attention_out_bias": False}}.get(kind, {})
     return {"architectures": [CLASSES[kind] + "ForCausalLM"], "model_type": kind, **config, **own,
             "torch_dtype": str(dtype).split(".")[1]}
 
@@ -79,6 +98,8 @@ def on_cpu():
     torch.Tensor.cuda = lambda self, *a, **kw: self
     from megatron.core.transformer.moe import grouped_gemm_util
     grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None  # no forward pass is run
+    from megatron.core.transformer import multi_latent_attention
+    multi_latent_attention.TELinear = NoWeights  # Transformer Engine's, where modules are compared with it
 
 
 # ---- written by megatron-core ----
@@ -87,42 +108,73 @@ def on_cpu():
 def experts_of(name, grouped):
     """What verl's config_converter.py gives TransformerConfig of experts."""
     kind, c, _ = MODELS[name]
-    n = c.get("num_experts", c.get("num_local_experts"))
+    n = c.get("num_experts", c.get("num_local_experts", c.get("n_routed_experts")))
     if not n:
         return {}
-    dense = c.get("mlp_only_layers", [])
-    freq = [int(i not in dense) for i in range(c["num_hidden_layers"])] if dense else 1
+    dense = c.get("mlp_only_layers", range(c.get("first_k_dense_replace", 0)))
+    freq = [int(i not in dense) for i in range(c["num_hidden_layers"])] if dense or "n_routed_experts" in c else 1
+    bias = kind in CORRECTED
+    shared = c.get("n_shared_experts", 0) * c.get("moe_intermediate_size", 0) or None
     return {"num_moe_experts": n, "moe_ffn_hidden_size": c.get("moe_intermediate_size", c["intermediate_size"]),
-            "moe_shared_expert_intermediate_size": c.get("shared_expert_intermediate_size"), "moe_layer_freq": freq,
+            "moe_shared_expert_intermediate_size": c.get("shared_expert_intermediate_size", shared), "moe_layer_freq": freq,
+            "moe_router_enable_expert_bias": bias, "moe_router_score_function": "sigmoid" if bias else "softmax",
             "moe_shared_expert_gate": kind == "qwen2_moe", "moe_router_topk": c["num_experts_per_tok"],
             "moe_router_load_balancing_type": "none", "moe_grouped_gemm": grouped, "moe_token_dispatcher_type": "alltoall"}
+
+
+def latent_of(name):
+    """What verl's config_converter.py gives MLATransformerConfig."""
+    _, c, _ = MODELS[name]
+    if "kv_lora_rank" not in c:
+        return {}
+    return {"q_lora_rank": c["q_lora_rank"], "kv_lora_rank": c["kv_lora_rank"], "qk_head_dim": c["qk_nope_head_dim"],
+            "qk_pos_emb_head_dim": c["qk_rope_head_dim"], "v_head_dim": c["v_head_dim"], "rope_type": "rope",
+            "apply_rope_fusion": False, "multi_latent_attention": True}
+
+
+class NoWeights(torch.nn.Module):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
 
 
 def gpt_model(name, grouped):
     from megatron.core import parallel_state as ps
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     kind, c, dtype = MODELS[name]
     tp, pp = ps.get_tensor_model_parallel_world_size(), ps.get_pipeline_model_parallel_world_size()
     ep, etp = ps.get_expert_model_parallel_world_size(), ps.get_expert_tensor_parallel_world_size()
-    config = TransformerConfig(
+    config = (MLATransformerConfig if latent_of(name) else TransformerConfig)(
         num_layers=c["num_hidden_layers"], hidden_size=c["hidden_size"], ffn_hidden_size=c["intermediate_size"],
         num_attention_heads=c["num_attention_heads"], num_query_groups=c["num_key_value_heads"], kv_channels=c["head_dim"],
         use_cpu_initialization=True, gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        add_qkv_bias=kind in ("qwen2", "qwen2_moe", "seed_oss"), normalization="RMSNorm", qk_layernorm=kind.startswith("qwen3"),
+        add_qkv_bias=kind in ("qwen2", "qwen2_moe", "seed_oss", "glm4_moe"), normalization="RMSNorm",
+        qk_layernorm=kind.startswith("qwen3") or kind == "glm4_moe" or bool(latent_of(name)),
         params_dtype=dtype, bf16=dtype == torch.bfloat16, pipeline_dtype=dtype, tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
-        gradient_accumulation_fusion=False, **experts_of(name, grouped))
+        gradient_accumulation_fusion=False, **experts_of(name, grouped), **latent_of(name))
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    for layer in spec.layer_specs if latent_of(name) else ():
+        layer.submodules.self_attention.submodules.core_attention = NoWeights  # megatron-core's own takes one head size
     vocab = -(-c["vocab_size"] // (4 * tp)) * 4 * tp  # padded, as Megatron-LM does
     first, last = ps.is_pipeline_first_stage(), ps.is_pipeline_last_stage()
     model = GPTModel(config, spec, vocab_size=vocab, max_sequence_length=64, pre_process=first, post_process=last,
                      share_embeddings_and_output_weights=c["tie_word_embeddings"], position_embedding_type="rope")
     if "critic" in name and last:
         model.output_layer = torch.nn.Linear(c["hidden_size"], 1, bias=False)  # as verl's LinearForLastLayer
-    return model.to(dtype)
+    model.to(dtype)
+    for key, t in model.named_buffers():
+        if key.endswith("expert_bias"):  # which megatron-core keeps in f32
+            t.data = torch.randn(t.shape, generator=torch.Generator().manual_seed(len(key)))
+    return model
+
+
+def te_name(key):
+    for norm, matrix in (("q_layernorm.", "linear_q_up_proj.layer_norm_"), ("kv_layernorm.", "linear_kv_up_proj.layer_norm_")):
+        key = key.replace(f"self_attention.{norm}", f"self_attention.{matrix}")
+    return key
 
 
 def ranks_of(tp, pp, ep=1, etp=1):
@@ -145,7 +197,10 @@ def write_rank(rank, world, cases, tp, pp, ep=1, etp=None):
             for i, p in enumerate(model.parameters()):  # of what ranks share one copy is written
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i + 1000 * rank)))
         shared = {**metadata, "dp_cp_group": ps.get_data_parallel_group(with_context_parallel=True)}
-        dist_checkpointing.save({"model": model.sharded_state_dict(metadata=shared)}, str(out),
+        state = model.sharded_state_dict(metadata=shared)
+        for t in state.values() if "te" in metadata else ():
+            t.key = te_name(t.key) if hasattr(t, "key") else None
+        dist_checkpointing.save({"model": state}, str(out),
                                 sharded_strategy=TorchDistSaveShardedStrategy("torch_dist", 1))
         dist.barrier()
 
@@ -159,7 +214,7 @@ def lay_out(out, name, layout):
     _, c, _ = MODELS[name]
     (out / "actor/transformer_config.json").write_text(json.dumps(
         {"num_layers": c["num_hidden_layers"], "num_query_groups": c["num_key_value_heads"], "kv_channels": c["head_dim"],
-         "layernorm_zero_centered_gamma": False}) + "\n")
+         "layernorm_zero_centered_gamma": False, "multi_latent_attention": False, **latent_of(name)}) + "\n")
     return base / "dist_ckpt"
 
 
@@ -237,6 +292,8 @@ def reference(name, state):
 
     _, c, _ = MODELS[name]
     layers, per_layer, extra = c["num_hidden_layers"], {}, {}
+    if latent_of(name):  # whose norms verl's merger knows under these names alone
+        state = {te_name(k): t for k, t in state.items()}
     for key, t in state.items():
         parts = key.split(".")
         if parts[:2] == ["decoder", "layers"] and not parts[2].isdigit():
@@ -287,9 +344,9 @@ def check_one(verlc, out, name, dist_ckpt):
     codes = [subprocess.run(r, stderr=subprocess.PIPE, text=True, timeout=60) for r in run]
     results = {"exit status: " + "".join(c.stderr for c in codes): all(c.returncode == 0 for c in codes)}
     if results[next(iter(results))]:
-        results |= {"own dtype": equal(tensors_of(own), want),
-                    "bf16": equal(tensors_of(ours), {k: v.bfloat16() for k, v in want.items()})}
-        results["transformers"] = loads(ours, {k: v.bfloat16() for k, v in want.items()})
+        rounded = {k: v if k.endswith("e_score_correction_bias") else v.bfloat16() for k, v in want.items()}
+        results |= {"own dtype": equal(tensors_of(own), want), "bf16": equal(tensors_of(ours), rounded)}
+        results["transformers"] = loads(ours, rounded)
     return [k for k, ok in results.items() if not ok]
 
 
@@ -304,7 +361,7 @@ def loads(directory, want):
         with tempfile.TemporaryDirectory() as out:
             model.save_pretrained(out)
             got = tensors_of(pathlib.Path(out))
-    return all(torch.equal(got[k].bfloat16(), v) for k, v in want.items())
+    return all(torch.equal(got[k].to(v.dtype), v) for k, v in want.items())
 
 
 def import_all():
@@ -316,12 +373,13 @@ def import_all():
 def check(verlc):
     torch.set_num_threads(1)
     every = [n for n in MODELS if not n.startswith("small")]
-    experts = [n for n in every if experts_of(n, False)]
+    experts, latent = [n for n in every if experts_of(n, False)], [n for n in every if latent_of(n)]
     layouts = [((1, 1), every, STACKED, "v1"), ((2, 1), ["llama", "qwen2_tied", "critic"], STACKED, "v2"),
                ((1, 2), ["qwen3", "qwen2"], SINGLE, "v2"), ((2, 2), every, STACKED, "v2"),
                ((4, 1), ["llama_mha", "seed_oss"], SINGLE, "v1"), ((1, 1, 2, 1), experts, STACKED, "v1"),
                ((2, 1, 2, 1), experts, SINGLE, "v2"), ((2, 1, 2, 2), experts, STACKED | GROUPED, "v2"),
-               ((1, 2, 2, 1), experts, STACKED, "v1")]
+               ((1, 2, 2, 1), experts, STACKED, "v1"), ((2, 1, 1, 1), latent, STACKED | TE, "v2"),
+               ((1, 2, 1, 1), latent, SINGLE | TE, "v1")]
     uneven = [((1,), "qwen2", (0,)), ((2,), "qwen2", (1,)), ((4,), "llama", (1,)), ((2, 2), "seed_oss", (1, 2)),
               ((3,), "qwen2_tied", (0,))]
     cases = []

@@ -252,7 +252,7 @@ MORE = {
                         num_shared_experts=2, router_scaling_factor=1.5, attention_bias=True, rope_theta=1e4),
     "hy_v3_sparse": dict(NO_PAD, model_type="hy_v3", architectures=["HYV3ForCausalLM"], tie_word_embeddings=False,
                          head_dim=16, num_key_value_heads=4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
-                         num_shared_experts=1, mlp_layer_types=["sparse"] * 2, rope_theta=1e6),
+                         num_shared_experts=1, mlp_layer_types=["sparse"] * 2, enable_moe_fp32_combine=False, rope_theta=1e6),
     # GLM-4.7-Flash: DeepSeek-V3's layers
     "glm4_moe_lite": dict(NO_PAD, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"], tie_word_embeddings=False,
                           num_key_value_heads=4, rms_norm_eps=1e-5, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12,

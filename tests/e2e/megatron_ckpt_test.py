@@ -2,6 +2,7 @@
 bit, and runs start from a dist_ckpt/ in any sharding with the bits of runs that start from the model itself."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -35,7 +36,9 @@ def fixtures(test, dir):
         test(f"{name}: the bits that torch reads", read(dir / name / "model.safetensors") == whole)
         merge(actor, dir / (name + "_bf16"))
         got = read(dir / (name + "_bf16") / "model.safetensors")
-        test(f"{name}: bf16 as verl's merger writes", got.keys() == whole.keys() and {t for t, _, _ in got.values()} == {"BF16"})
+        f32 = {k for k in whole if k.endswith("e_score_correction_bias")}  # it is never rounded
+        test(f"{name}: bf16 as verl's merger writes", got.keys() == whole.keys() and
+             all(t == ("F32" if k in f32 else "BF16") for k, (t, _, _) in got.items()))
         same = run("model_merger", "test", "--backend", "megatron", "--local_dir", actor, "--test_hf_dir", dir / name, check=False)
         test(f"{name}: test finds them equal", same.returncode == 0, same.stderr)
         if name != "critic":
@@ -64,12 +67,15 @@ def command_line(test, dir):
          read(dir / "tp2_pp2_bf16/model.safetensors"), p.stderr)
     p = merge(dir / "converted", dir / "x", check=False)
     test("refused: the files alone", p.returncode == 3 and "config.json" in p.stderr, p.stderr)
-    experts = FIXTURES / "experts_single/actor"
+    experts, latent = FIXTURES / "experts_single/actor", FIXTURES / "latent_single/actor"
     for i, (what, of, config, words) in enumerate((
             ("norms that are offsets", src, {"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
             ("another number of experts", experts, {"num_moe_experts": 8}, "num_moe_experts is 8, by config.json 4"),
             ("another choice of experts", experts, {"moe_router_topk": 1}, "moe_router_topk is 1, by config.json 2"),
-            ("experts, which config.json has not", src, {"num_moe_experts": 8}, "num_moe_experts is 8, by config.json 0"))):
+            ("experts, which config.json has not", src, {"num_moe_experts": 8}, "num_moe_experts is 8, by config.json 0"),
+            ("latent attention, which config.json has not", src, {"multi_latent_attention": True},
+             "multi_latent_attention is true, by config.json false"),
+            ("another latent", latent, {"kv_lora_rank": 8, "kv_channels": 128}, "kv_lora_rank is 8, by config.json 6"))):
         copy = dir / f"other{i}/actor"
         shutil.copytree(of, copy)
         (copy / "transformer_config.json").write_text(json.dumps(config))
@@ -78,6 +84,30 @@ def command_line(test, dir):
     (dir / "other0/actor/transformer_config.json").write_text('{"num_moe_experts": null, "moe_router_topk": 2}')
     p = merge(dir / "other0/actor", dir / "defaults", check=False)
     test("read: a configuration's defaults of experts that there are not", p.returncode == 0, p.stderr)
+
+
+def latents(test, dir):
+    """DeepSeek-V3 under the names of either kind of modules; what is missing, and what has another shape."""
+    bias, norm = "decoder.layers.0.mlp.router.expert_bias", "decoder.layers.0.self_attention.kv_layernorm.weight"
+    for i, (te, change, words) in enumerate((
+            (False, {}, None), (True, {}, None),
+            (False, {bias: None}, "no tensor becomes model.layers.0.mlp.gate.e_score_correction_bias"),
+            (False, {bias: (3,)}, "becomes model.layers.0.mlp.gate.e_score_correction_bias of shape (3, 1)"),
+            (False, {norm: None}, "no tensor becomes model.layers.0.self_attn.kv_a_layernorm.weight"),
+            (True, {norm: (2,)}, "two tensors become model.layers.0.self_attn.kv_a_layernorm.weight"),
+            (True, {"decoder.layers.0.self_attention.linear_q_down_proj.weight": (3, 4)}, "config.json does not ask for"))):
+        shapes = {k: s for k, s in {**tf.tiny_deepseek_v3(te), **change}.items() if s}
+        base = dir / f"latent{i}"
+        save(base, {k: ("F32", s, bytes(4 * math.prod(s))) for k, s in shapes.items()}, lambda shape: (1,) * len(shape))
+        (base / "huggingface").mkdir()
+        (base / "huggingface/config.json").write_text(json.dumps(tf.TINY_DEEPSEEK_V3))
+        p = merge(base, dir / f"latent{i}_out", check=False)
+        if words:
+            test(f"refused: {words}", p.returncode == 3 and words in p.stderr, p.stderr)
+            continue
+        got = read(dir / f"latent{i}_out/model.safetensors")
+        test(f"DeepSeek-V3, te {te}: the correction bias is f32, all else bf16", p.returncode == 0 and
+             {k for k, (t, _, _) in got.items() if t == "F32"} == {"model.layers.0.mlp.gate.e_score_correction_bias"}, p.stderr)
 
 
 def start(test, s):
@@ -138,6 +168,7 @@ def main():
     with Scratch() as s:
         fixtures(test, s.dir)
         command_line(test, s.dir)
+        latents(test, s.dir)
         start(test, s)
     test.end()
 

@@ -392,7 +392,14 @@ def dcp():
             ckpt.add(name, "F32", shape, bytes(4 * math.prod(shape)))
         with tf.stand_ins():
             metadata = pickle.dumps(ckpt.metadata(), 4)
-        yield struct.pack("<I", len(metadata) | 1 << 31) + metadata + ckpt.files[0]
+        yield struct.pack("<I", len(metadata) | 2 << 30) + metadata + ckpt.files[0]
+    for te in (False, True):
+        ckpt = tf.Dcp(1)
+        for name, shape in tf.tiny_deepseek_v3(te).items():
+            ckpt.add(name, "F32", shape, bytes(4 * math.prod(shape)))
+        with tf.stand_ins():
+            metadata = pickle.dumps(ckpt.metadata(), 4)
+        yield struct.pack("<I", len(metadata) | 3 << 30) + metadata + ckpt.files[0]
     for path in sorted((FIXTURES / "megatron_ckpt").rglob(".metadata")):
         raw = path.read_bytes()
         yield struct.pack("<I", len(raw)) + raw

@@ -2,7 +2,8 @@
  *
  * A layer's weights are tensors of their own (decoder.layers.3.mlp...) or slices of one with a leading axis of layers
  * (decoder.layers.mlp...). linear_qkv has for each KV head its query heads, its key and its value; linear_fc1 has gate, then up,
- * whatever the tensor parallel size was.  A layer's experts are one tensor with an axis of them, or tensors of their own.
+ * whatever the tensor parallel size was.  A layer's experts are one tensor with an axis of them, or tensors of their own.  Matrices
+ * of latent attention are Hugging Face's as they are.
  * Every Hugging Face weight is equally long blocks at equal distances of such a tensor, so nothing is copied before it is read.
  * Invariant: after megatron_open the weights are those that config.json describes, in its shapes. */
 #include "model/files/megatron.h"
@@ -20,7 +21,7 @@
 #include <string.h>
 
 enum { MAX_CONFIG = 16 << 20 };
-#define FAMILIES_READ "llama, qwen2, qwen3, mistral, seed_oss, qwen2_moe, qwen3_moe and mixtral"
+#define FAMILIES_READ "llama, qwen2, qwen3, mistral, seed_oss, qwen2_moe, qwen3_moe, mixtral, glm4_moe, deepseek_v2 and deepseek_v3"
 
 struct megatron {
     struct dcp *dcp;
@@ -65,6 +66,7 @@ static const struct rule of_layer[] = {
     {"mlp.linear_fc2.weight", "mlp.down_proj.weight", .part = WHOLE},
     {"mlp.linear_fc2.bias", "mlp.down_proj.bias", .part = WHOLE},
     {"mlp.router.weight", GROUP(router)},
+    {"mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", .part = WHOLE},
     {"mlp.experts.experts.linear_fc1.weight", .part = GATE_UP, GROUP(expert_gate_up), .every = true},
     {"mlp.experts.experts.linear_fc2.weight", GROUP(expert_down), .every = true},
     {"mlp.shared_experts.linear_fc1.weight", .part = GATE_UP, GROUP(shared_gate_up)},
@@ -72,6 +74,19 @@ static const struct rule of_layer[] = {
     {"mlp.shared_experts.linear_fc1.weight_v", GROUP(shared_gate_up), .first = 1},
     {"mlp.shared_experts.linear_fc2.weight", GROUP(shared_down)},
     {"mlp.shared_experts.gate_weight", GROUP(shared_gate)},
+};
+/* Of a layer with latent attention, in addition. Norms of queries and keys are of the latent there: of a module of their own, or of
+ * the matrix behind them. */
+static const struct rule of_latent[] = {
+    {"self_attention.linear_q_proj.weight", "self_attn.q_proj.weight", .part = WHOLE},
+    {"self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight", .part = WHOLE},
+    {"self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight", .part = WHOLE},
+    {"self_attention.linear_q_up_proj.layer_norm_weight", "self_attn.q_a_layernorm.weight", .part = WHOLE},
+    {"self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", .part = WHOLE},
+    {"self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", .part = WHOLE},
+    {"self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", .part = WHOLE},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", "self_attn.kv_a_layernorm.weight", .part = WHOLE},
+    {"self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight", .part = WHOLE},
 };
 static const struct rule of_expert[] = {
     /* behind its number, saved with singleton_local_shards */
@@ -108,8 +123,10 @@ static bool take_number(const char **at, int64_t *n) {
     return true;
 }
 
+static bool is_latent(const struct megatron *m) { return m->cfg.mla.kv_rank > 0; }
+
 /* The rule of a tensor, and whose it is. */
-static const struct rule *rule_of(const char *name, struct place *p) {
+static const struct rule *rule_of(const struct megatron *m, const char *name, struct place *p) {
     static const char layers[] = "decoder.layers.", experts[] = "mlp.experts.experts.";
     *p = (struct place){-2, -1};
     if (strncmp(name, layers, sizeof layers - 1) != 0) return RULE(of_model, name);
@@ -118,7 +135,8 @@ static const struct rule *rule_of(const char *name, struct place *p) {
     take_number(&rest, &p->layer);
     const char *own = rest + sizeof experts - 1;
     if (strncmp(rest, experts, sizeof experts - 1) == 0 && take_number(&own, &p->expert)) return RULE(of_expert, own);
-    return RULE(of_layer, rest);
+    const struct rule *latent = is_latent(m) ? RULE(of_latent, rest) : NULL;
+    return latent ? latent : RULE(of_layer, rest);
 }
 
 /* Of the family's tensors; NULL: it has none there. */
@@ -136,7 +154,7 @@ static int choose(void *arg, const char *name) {
     struct place place;
     if (!begins(name, "decoder.") && !begins(name, "embedding.") && !begins(name, "output_layer.")) return 0;
     if (m->no_head && begins(name, "output_layer.")) return 0;
-    const struct rule *rule = rule_of(name, &place);
+    const struct rule *rule = rule_of(m, name, &place);
     if (rule && (rule->ours || name_in_family(m, rule, 0))) return 1;
     if (strstr(name, "adapter") || strstr(name, "to_wrap"))
         FAIL(ERR_UNSUPPORTED,
@@ -250,7 +268,7 @@ static int add_layer(struct megatron *m, const struct dcp_tensor *of, const stru
 
 static int add_tensor(struct megatron *m, const struct dcp_tensor *of) {
     struct place place;
-    const struct rule *rule = rule_of(of->name, &place);
+    const struct rule *rule = rule_of(m, of->name, &place);
     const int64_t n = m->cfg.n_layers;
     if (of->dt != DT_F32 && of->dt != DT_BF16 && of->dt != DT_F16)
         FAIL(ERR_UNSUPPORTED, "%s: tensor %s: unsupported dtype %s for a weight", m->at, of->name, dtype_name(of->dt));
@@ -272,21 +290,30 @@ static const struct megatron_tensor *find(const struct megatron *m, const char *
     return map_gets(&m->by_name, name, &i) ? &m->tensors[i] : NULL;
 }
 
-static int check_shapes(const struct megatron *m, const struct model *of) {
+static int check_shape(const struct megatron *m, const struct megatron_tensor *t, const struct model_param *p) {
+    if (!t) FAIL(ERR_FORMAT, "%s: no tensor becomes %s, which config.json asks for", m->at, p->name);
+    if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
+        FAIL(ERR_FORMAT, "%s: tensor %s becomes %s of shape (%lld, %lld), config.json asks for (%lld, %lld)", m->at, t->of->name,
+             t->name, (long long)t->dim[0], (long long)(t->nd == 2 ? t->dim[1] : 1), (long long)p->rows, (long long)p->cols);
+    return 0;
+}
+
+static int check_shapes(struct megatron *m, const struct model *of) {
     struct map asked = {0};
     int rc = 0;
     for (int64_t i = 0; i < of->n_params && rc == 0; i++) {
         const struct model_param *p = &of->params[i];
         const struct megatron_tensor *t = find(m, p->name);
         map_set(&asked, p->name, strlen(p->name), i);
-        if (!t && (begins(p->name, "lm_head.") || begins(p->name, "score."))) continue;
-        if (!t)
-            rc = err_set(ERR_FORMAT, __FILE__, __LINE__, "%s: no tensor becomes %s, which config.json asks for", m->at, p->name);
-        else if (t->nd != p->nd || t->dim[0] != p->rows || (p->nd == 2 && t->dim[1] != p->cols))
-            rc = err_set(ERR_FORMAT, __FILE__, __LINE__,
-                         "%s: tensor %s becomes %s of shape (%lld, %lld), config.json asks for (%lld, %lld)", m->at, t->of->name,
-                         t->name, (long long)t->dim[0], (long long)(t->nd == 2 ? t->dim[1] : 1), (long long)p->rows,
-                         (long long)p->cols);
+        if (t || (!begins(p->name, "lm_head.") && !begins(p->name, "score."))) rc = check_shape(m, t, p);
+    }
+    for (int64_t i = 0; i < of->n_buffers && rc == 0; i++) {
+        struct model_param p = {.rows = of->buffers[i].n, .cols = 1, .nd = 1};
+        int64_t at;
+        memcpy(p.name, of->buffers[i].name, sizeof of->buffers[i].name);
+        map_set(&asked, p.name, strlen(p.name), i);
+        rc = check_shape(m, find(m, p.name), &p);
+        if (rc == 0 && map_gets(&m->by_name, p.name, &at)) m->tensors[at].buffer = true;
     }
     for (int64_t i = 0; i < m->n && rc == 0; i++) {
         const char *name = m->tensors[i].name;
@@ -298,7 +325,7 @@ static int check_shapes(const struct megatron *m, const struct model *of) {
     return rc;
 }
 
-static int check_weights(const struct megatron *m) {
+static int check_weights(struct megatron *m) {
     struct model of = {.cfg = m->cfg};
     if (m->n == 0)
         FAIL(ERR_INPUT,
@@ -325,24 +352,38 @@ static int check_transformer_config(const struct megatron *m) {
     TRY(rc);
     if (!path) return 0;
     TRYG(json_load(&config, path, MAX_CONFIG), out);
+    const bool experts = c->n_experts > 0, latent = is_latent(m); /* what a model has not has defaults there */
     const struct {
         const char *key;
         int64_t value;
-    } same[] = {{"num_layers", c->n_layers},           {"hidden_size", c->hidden},
-                {"num_attention_heads", c->n_q_heads}, {"num_query_groups", c->n_kv_heads},
-                {"kv_channels", c->head_dim},          {"ffn_hidden_size", c->ffn},
-                {"num_moe_experts", c->n_experts},     {"moe_ffn_hidden_size", c->expert_ffn},
-                {"moe_router_topk", c->n_choices}};
-    const size_t n_same = sizeof same / sizeof *same - (c->n_experts ? 0 : 2); /* without experts those have defaults */
-    for (size_t i = 0; i < n_same; i++) {
+        bool asked;
+    } same[] = {{"num_layers", c->n_layers, true},
+                {"hidden_size", c->hidden, true},
+                {"num_attention_heads", c->n_q_heads, true},
+                {"num_query_groups", c->n_kv_heads, !latent},
+                {"kv_channels", c->head_dim, !latent},
+                {"q_lora_rank", c->mla.q_rank, latent},
+                {"kv_lora_rank", c->mla.kv_rank, latent},
+                {"qk_head_dim", c->mla.nope, latent},
+                {"qk_pos_emb_head_dim", c->mla.rope, latent},
+                {"v_head_dim", c->mla.v, latent},
+                {"ffn_hidden_size", c->ffn, true},
+                {"num_moe_experts", c->n_experts, true},
+                {"moe_ffn_hidden_size", c->expert_ffn, experts},
+                {"moe_router_topk", c->n_choices, experts}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
         const json_t *v = json_object_get(config, same[i].key);
-        if (json_is_integer(v) && json_integer_value(v) != same[i].value)
+        if (same[i].asked && json_is_integer(v) && json_integer_value(v) != same[i].value)
             FAILG(out, ERR_FORMAT, "%s: %s is %lld, by config.json %lld", path, same[i].key, (long long)json_integer_value(v),
                   (long long)same[i].value);
     }
-    static const char *const no[] = {"layernorm_zero_centered_gamma", "attention_output_gate", "multi_latent_attention"};
+    static const char *const no[] = {"layernorm_zero_centered_gamma", "attention_output_gate"};
     for (size_t i = 0; i < sizeof no / sizeof *no; i++)
         if (json_is_true(json_object_get(config, no[i]))) FAILG(out, ERR_UNSUPPORTED, "%s: unsupported %s", path, no[i]);
+    const json_t *mla = json_object_get(config, "multi_latent_attention");
+    if (json_is_boolean(mla) && json_is_true(mla) != latent)
+        FAILG(out, ERR_FORMAT, "%s: multi_latent_attention is %s, by config.json %s", path, latent ? "false" : "true",
+              latent ? "true" : "false");
 out:
     json_decref(config);
     free(path);
@@ -359,7 +400,8 @@ bool megatron_is_dir(const char *dir) {
 }
 
 static int check_family(const struct megatron *m, const char *where) {
-    static const char *const read[] = {"llama", "qwen2", "qwen3", "mistral", "seed_oss", "qwen2_moe", "qwen3_moe", "mixtral"};
+    static const char *const read[] = {"llama",     "qwen2",   "qwen3",    "mistral",     "seed_oss",   "qwen2_moe",
+                                       "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v2", "deepseek_v3"};
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         if (strcmp(m->cfg.family->type, read[i]) == 0) return 0;
     FAIL(ERR_UNSUPPORTED, "%s: unsupported family %s in a checkpoint of Megatron's; " FAMILIES_READ " are read", where,

@@ -12,6 +12,7 @@ struct megatron_tensor { /* one weight of the Hugging Face model */
     /* count elements: every `stride` from `first` on, `block` of them */
     const struct dcp_tensor *of;
     int64_t first, block, stride;
+    bool buffer; /* numbers that no optimizer moves (a router's correction bias), which keep their dtype */
 };
 struct megatron_args {
     const char *dir;        /* that dist_ckpt/ is in, or its files themselves, as verl's converter_hf_to_mcore.py writes them */

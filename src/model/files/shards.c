@@ -85,7 +85,8 @@ static int open_megatron(struct shards *s, const struct shards_args *a) {
     s->tensors = xcalloc((size_t)megatron_count(s->megatron) + 1, sizeof *s->tensors);
     for (int64_t i = 0; i < megatron_count(s->megatron); i++) {
         const struct megatron_tensor *m = megatron_at(s->megatron, i);
-        struct shards_tensor t = {.name = m->name, .dt = m->dt, .nd = m->nd, .count = m->count, .megatron = m};
+        struct shards_tensor t = {
+            .name = m->name, .dt = m->dt, .nd = m->nd, .count = m->count, .own_dtype = m->buffer, .megatron = m};
         memcpy(t.dim, m->dim, sizeof t.dim);
         add(s, &t);
     }

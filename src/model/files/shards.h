@@ -12,6 +12,7 @@ struct shards_tensor { /* one weight of the model, whole */
     int nd;
     int64_t dim[TORCH_MAX_DIMS], count; /* elements */
     bool adapter;                       /* LoRA's, or a head that was trained with it */
+    bool own_dtype;                     /* it is written in the dtype that it has, whatever is asked for */
     const struct fsdp_tensor *fsdp;     /* one of the two */
     const struct megatron_tensor *megatron;
 };

@@ -98,7 +98,7 @@ static void list_tensors(struct list *l, struct export *e, bool adapter, const c
     for (size_t size = 8; size > 0; size /= 2) {
         for (int64_t i = 0; i < n; i++) {
             const struct shards_tensor *t = shards_at(f, i);
-            const enum dtype dt = e->a->dt >= 0 && is_float(t->dt) ? (enum dtype)e->a->dt : t->dt;
+            const enum dtype dt = e->a->dt >= 0 && is_float(t->dt) && !t->own_dtype ? (enum dtype)e->a->dt : t->dt;
             if (t->adapter != adapter || dtype_size(dt) != size || (skip && strcmp(t->name, skip) == 0)) continue;
             l->src[l->n] = (struct source){e, t, dt};
             l->t[l->n] =
