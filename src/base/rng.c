@@ -28,32 +28,50 @@ float rng_token(uint64_t seed, uint64_t uid, uint32_t sample, uint32_t pos) {
     return (float)(out[0] >> 8) * 0x1p-24f;
 }
 
-uint32_t rng_u32(struct rng *r) {
+/* The four words of which draw n is one. */
+static void block_of(const struct rng *r, uint32_t out[4]) {
     const uint64_t block = r->n / 4;
     const uint32_t ctr[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)r->stream, (uint32_t)(r->stream >> 32)};
     const uint32_t key[2] = {(uint32_t)r->seed ^ 0x5bd1e995u, (uint32_t)(r->seed >> 32)};
-    uint32_t out[4];
     philox4x32(out, ctr, key);
+}
+
+uint32_t rng_u32(struct rng *r) {
+    uint32_t out[4];
+    block_of(r, out);
     return out[r->n++ % 4];
+}
+
+/* The next two draws, which mostly are of one block. */
+static void two(struct rng *r, uint32_t out[2]) {
+    uint32_t block[4];
+    block_of(r, block);
+    out[0] = block[r->n++ % 4];
+    if (r->n % 4 == 0) block_of(r, block);
+    out[1] = block[r->n++ % 4];
 }
 
 uint64_t rng_below(struct rng *r, uint64_t n) {
     const uint64_t limit = UINT64_MAX - UINT64_MAX % n; /* largest multiple of n */
+    uint32_t w[2];
     uint64_t v;
     do {
-        v = (uint64_t)rng_u32(r) << 32;
-        v |= rng_u32(r);
+        two(r, w);
+        v = (uint64_t)w[0] << 32 | w[1];
     } while (v >= limit);
     return v % n;
 }
 
 double rng_unit(struct rng *r) {
-    const uint64_t hi = rng_u32(r);
-    return (double)(((hi << 32) | rng_u32(r)) >> 11) * 0x1p-53;
+    uint32_t w[2];
+    two(r, w);
+    return (double)(((uint64_t)w[0] << 32 | w[1]) >> 11) * 0x1p-53;
 }
 
 float rng_normal(struct rng *r) {
-    const double u = ((double)rng_u32(r) + 0.5) * 0x1p-32, v = (double)rng_u32(r) * 0x1p-32;
+    uint32_t w[2];
+    two(r, w);
+    const double u = ((double)w[0] + 0.5) * 0x1p-32, v = (double)w[1] * 0x1p-32;
     return (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v));
 }
 

@@ -41,7 +41,7 @@ int bench_decode_rank(struct comm *c, const struct comm_call *call, struct ctl_r
 /* The GPU of this rank, where GPUs are there and nothing else is named; *gpu: its number, -1: none. */
 int bench_open_rank_device(struct comm *c, const char *device, int64_t threads, struct dev *d, int *gpu);
 
-/* Bytes per second of passes of all threads over 1 GiB: the best pass and the median one. */
+/* Bytes per second of passes of all threads over 128 MiB each, 1 GiB at most: the best pass and the median one. */
 int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median);
 /* The median of v (n > 0), which is sorted by it. */
 double bench_median(double *v, int64_t n);

@@ -142,17 +142,20 @@ double bench_median(double *v, int64_t n) {
 
 int bench_read_bandwidth(struct dev *d, int n_threads, double *best, double *median) {
     enum { PASSES = 25 };
-    const size_t bytes = (size_t)1 << 30;
+    const size_t share = (size_t)128 << 20; /* of a thread: more than the caches that it has */
     double rates[PASSES];
-    struct read_job j = {.n = (int64_t)(bytes / 8)};
+    struct read_job j = {.n = 0};
     struct pool *pool = NULL;
+    size_t bytes = 0;
     void *p = NULL;
     int rc = 0;
     *best = *median = 0;
+    TRYG(pool_create(&pool, n_threads), out);
+    bytes = (size_t)(pool_threads(pool) < 8 ? pool_threads(pool) : 8) * share;
     TRYG(dev_alloc(d, bytes, &p), out);
     memset(p, 1, bytes);
     j.p = p;
-    TRYG(pool_create(&pool, n_threads), out);
+    j.n = (int64_t)(bytes / 8);
     for (int i = 0; i < PASSES; i++) {
         const double t = clock_now();
         pool_run(pool, 64, read_part, &j);

@@ -233,7 +233,8 @@ int bench_read(int argc, char **argv) {
     double best = 0, median = 0;
     struct dev dev = {0};
     const struct cmd_opt opts[] = {{"--threads", CMD_I64(CMD_THREADS), &threads, "N", "threads (all)"}};
-    const struct cmd_spec spec = CMD_SPEC(opts, "verlc bench read [--threads N]", "Best and median of some passes over 1 GiB.");
+    const struct cmd_spec spec =
+        CMD_SPEC(opts, "verlc bench read [--threads N]", "Best and median of some passes over 128 MiB a thread, 1 GiB at most.");
     int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc < 0 ? rc : 0;
     TRY(dev_open_cpu(&dev, (int)threads, NULL));
