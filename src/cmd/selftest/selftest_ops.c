@@ -27,6 +27,7 @@ struct run {
     enum dtype act;
     struct shape s;
     struct rng rng;
+    uint32_t n_drawn;
     struct {
         void *p;
         size_t bytes;
@@ -59,13 +60,26 @@ static struct tensor shaped(enum dtype dt, int64_t a, int64_t b) {
     return b > 0 ? tensor_2d(NULL, dt, a, b) : tensor_1d(NULL, dt, a);
 }
 
-/* Normal values times scale, plus mean. b == 0: one dimension. */
+/* Two values of mean 0 and variance 1, each the sum of four uniform ones (Irwin-Hall): nearly normal, in a tenth of the time. */
+static void draw(struct run *r, float v[2]) {
+    const uint32_t ctr[4] = {r->n_drawn++, (uint32_t)r->rng.stream, 0, 1}, key[2] = {(uint32_t)r->rng.seed, 0};
+    uint32_t w[4];
+    philox4x32(w, ctr, key);
+    for (int i = 0; i < 2; i++) {
+        const uint32_t a = w[2 * i], b = w[2 * i + 1], sum = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16);
+        v[i] = ((float)sum - 2 * 65535.0f) * (1.7320508f / 65536); /* a sum's variance is a third of 65536^2 */
+    }
+}
+
+/* Such values times scale, plus mean. b == 0: one dimension. */
 static struct tensor values(struct run *r, enum dtype dt, int64_t a, int64_t b, float scale, float mean) {
     struct tensor t = shaped(dt, a, b);
     const int64_t n = tensor_count(t);
     char *host = xmalloc((size_t)n * dtype_size(dt) + 1);
+    float drawn[2];
     for (int64_t i = 0; i < n; i++) {
-        const float v = mean + scale * rng_normal(&r->rng);
+        if (i % 2 == 0) draw(r, drawn);
+        const float v = mean + scale * drawn[i % 2];
         if (dt == DT_BF16) ((uint16_t *)(void *)host)[i] = f32_to_bf16(v);
         else ((float *)(void *)host)[i] = v;
     }
