@@ -251,4 +251,4 @@ def render(request):
 
 
 if __name__ == "__main__":
-    serve(handle, init)
+    serve(handle, init, own_code=True)

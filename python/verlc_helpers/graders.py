@@ -129,4 +129,4 @@ def handle_with_advice(request):
 
 
 if __name__ == "__main__":
-    serve(handle_with_advice)
+    serve(handle_with_advice, own_code=True)

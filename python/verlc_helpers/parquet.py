@@ -207,4 +207,4 @@ def handle(request):
 
 
 if __name__ == "__main__":
-    serve(handle)
+    serve(handle, own_code=True)
