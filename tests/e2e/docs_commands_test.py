@@ -11,11 +11,11 @@ import pathlib
 import re
 import shlex
 import shutil
-import sqlite3
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from docs_commands_small import GRPO  # noqa: E402
 from verlc_test import ENV, VERLC, Scratch, Tests, run  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
@@ -41,47 +41,14 @@ SKIPPED = [  # the beginning of a command, and why it does not run here
 ]
 PROGRAMS = {"verlc", "echo", "sqlite3", "python3"}
 
-GRPO = ["algorithm.adv_estimator=grpo", "data.train_files=train.jsonl", "data.val_files=test.jsonl", "data.train_batch_size=4",
-        "data.max_prompt_length=64", "data.max_response_length=8", "actor_rollout_ref.model.path=DIR",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        "actor_rollout_ref.rollout.name=verlc", "actor_rollout_ref.rollout.n=2", "trainer.n_gpus_per_node=1",
-        "trainer.logger=[console]"]
-SFT = ["data.train_files=chats.jsonl", "data.train_batch_size=4", "data.max_length=64", "model.path=DIR"]
-WRAPPER = """#!{python}
-import os, sys
-sys.path.insert(0, {here!r})
-sys.argv[0] = "docs_commands_test"
-from docs_commands_test import small
-args = small(sys.argv[1:])
-os.execv({verlc!r}, ["verlc", *args])
+WRAPPER = """#!/bin/sh
+exec {python} -S -E {here}/docs_commands_small.py {verlc} "$@"
 """
-SQLITE = """#!{python}
+SQLITE = """#!{python} -S
 import sqlite3, sys
 for row in sqlite3.connect(f"file:{{sys.argv[1]}}?mode=ro", uri=True).execute(sys.argv[2]):
     print("|".join(map(str, row)))
 """
-
-
-def small(args):
-    """The command in a size that runs in a moment."""
-    keys = SFT if args[0] == "sft" or any("sft_trainer" in a for a in args) else GRPO
-    args = [b for a in args for b in (keys if a in ("...", "KEYS", "KEY=VALUE...") else [a.replace("{...}", "{}")])]
-    program, rest = args[0], args[1:]
-    if program in ("ppo", "sft") and not {"--help", "--cfg"} & set(rest):
-        return ["plan", program, *rest]
-    if program == "exec" and any(a.endswith("data_preprocessing.py") for a in rest) or program == "data":
-        return [*args, "--local_dataset_path", "raw"]
-    if program == "exec" and "--plan" not in rest:
-        return ["exec", "--plan", *rest]
-    if program == "generate" and any("=" in a for a in rest):
-        server = any(a.startswith("actor_rollout_ref.") for a in rest)
-        return [*args, ("actor_rollout_ref." if server else "") + "rollout.response_length=4"]
-    if program == "show":  # the run here has one step, and prompts of its own
-        uid, k = sqlite3.connect("RUN/run.db").execute("SELECT uid, sample FROM samples WHERE validation=0").fetchone()
-        return [{"12": "1", "33.1": f"{uid}.{k}"}.get(a, a) for a in args]
-    if program == "selftest":  # run by make test
-        return [program, "--help"]
-    return args
 
 
 def commands(text):
