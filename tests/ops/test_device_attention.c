@@ -14,10 +14,10 @@ struct geometry {
     bool latent; /* values are the keys */
 };
 static const struct geometry geometries[] = {
-    {1, 1, 16, 0, false},   {2, 1, 32, 0, false},   {14, 2, 64, 0, false},   {2, 2, 80, 0, false},
-    {2, 1, 128, 0, false},  {2, 1, 64, 1, false},   {4, 2, 64, 50, false},   {7, 1, 32, 64, false},
-    {2, 1, 64, 100, false}, {8, 2, 128, 70, false}, {2, 2, 128, 0, false},   {18, 1, 32, 0, false},
-    {4, 2, 96, 64, false},  {2, 1, 192, 0, false},  {2, 1, 256, 100, false}, {2, 1, 18, 40, false},
+    {1, 1, 16, 0, false},  {2, 1, 32, 0, false},  {14, 2, 64, 0, false}, {2, 2, 80, 0, false},   {2, 1, 128, 0, false},
+    {2, 1, 64, 1, false},  {4, 2, 64, 50, false}, {7, 1, 32, 64, false}, {2, 1, 64, 100, false}, {8, 2, 128, 70, false},
+    {2, 2, 128, 0, false}, {18, 1, 32, 0, false}, {4, 2, 96, 64, false}, {2, 1, 192, 0, false},  {2, 1, 256, 100, false},
+    {2, 1, 18, 40, false}, {8, 2, 256, 0, false},
 };
 static const struct geometry latent[] = {{3, 1, 576, 0, true}, {5, 1, 264, 50, true}, {2, 1, 64, 0, true}};
 static bool latent_alone; /* the device is one of test_device_ops_threads' kind, which has nothing else, and that in bf16 */
