@@ -60,8 +60,9 @@ void threads_block_barrier();
 typedef char lane_bytes[64];
 const lane_bytes *threads_exchange(const void *mine, size_t bytes);
 extern "C" char threads_shared[];
-/* Whether what is asynchronous happens at once in this block, and not as late as it may. */
-bool threads_eager();
+/* Whether copies, or WGMMAs, happen at once in this block, and not as late as they may. */
+enum { THREADS_COPY = 1, THREADS_WGMMA = 2 };
+bool threads_eager(int what);
 uint64_t threads_block_number();
 void threads_named_barrier(int id, int threads, bool wait);
 

@@ -28,7 +28,7 @@ static ucontext_t caller;
 static jmp_buf scheduler;
 static unsigned current;
 static const std::function<void()> *body;
-static bool eager;
+static int eager; /* of THREADS_COPY, THREADS_WGMMA */
 static uint64_t block_number;
 static struct {
     int arrived;
@@ -49,7 +49,7 @@ static void fiber_main() {
     fiber[current].wait = ENDED;
     _longjmp(scheduler, 1);
 }
-bool threads_eager() { return eager; }
+bool threads_eager(int what) { return eager & what; }
 uint64_t threads_block_number() { return block_number; }
 void threads_named_barrier(int id, int threads, bool wait) {
     auto &bar = named[id];
@@ -106,7 +106,7 @@ static void run_block(unsigned n) {
         makecontext(&f->start, fiber_main, 0);
         f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
     }
-    eager = draw() & 1, block_number++;
+    eager = (int)(draw() >> 40 & 3), block_number++;
     memset(threads_shared, 0xff, sizeof threads_shared); /* NaN */
     for (;;) {
         unsigned ended = 0;

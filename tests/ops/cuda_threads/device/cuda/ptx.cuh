@@ -58,7 +58,7 @@ static inline void threads_copy_issue(const threads_copy &c) {
         fprintf(stderr, "cp_async: an address is not aligned\n");
         abort();
     }
-    if (threads_eager()) threads_copy_run(c);
+    if (threads_eager(THREADS_COPY)) threads_copy_run(c);
     else threads_copies.issue(c);
 }
 static inline void cp_async16(uint32_t dst, const void *src, bool take) { threads_copy_issue({dst, src, 16, take}); }

@@ -65,7 +65,7 @@ static inline void threads_wgmma_run(const threads_wgmma &w) {
         }
 }
 static inline void threads_wgmma_issue(const threads_wgmma &w) {
-    if (threads_eager()) threads_wgmma_run(w);
+    if (threads_eager(THREADS_WGMMA)) threads_wgmma_run(w);
     else threads_wgmmas.issue(w);
 }
 
