@@ -12,14 +12,16 @@ static const int64_t seq_len[N_SEQS] = {1, 17, 64, 130, 200};
 struct geometry {
     int64_t hq, hk, dim, window;
     bool latent; /* values are the keys */
+    float softcap;
 };
 static const struct geometry geometries[] = {
-    {1, 1, 16, 0, false},  {2, 1, 32, 0, false},  {14, 2, 64, 0, false}, {2, 2, 80, 0, false},   {2, 1, 128, 0, false},
-    {2, 1, 64, 1, false},  {4, 2, 64, 50, false}, {7, 1, 32, 64, false}, {2, 1, 64, 100, false}, {8, 2, 128, 70, false},
-    {2, 2, 128, 0, false}, {18, 1, 32, 0, false}, {4, 2, 96, 64, false}, {2, 1, 192, 0, false},  {2, 1, 256, 100, false},
-    {2, 1, 18, 40, false}, {8, 2, 256, 0, false},
+    {1, 1, 16, 0, false, 0},   {2, 1, 32, 0, false, 0},      {14, 2, 64, 0, false, 0},   {2, 2, 80, 0, false, 0},
+    {2, 1, 128, 0, false, 0},  {2, 1, 64, 1, false, 0},      {4, 2, 64, 50, false, 0},   {7, 1, 32, 64, false, 0},
+    {2, 1, 64, 100, false, 0}, {8, 2, 128, 70, false, 0},    {2, 2, 128, 0, false, 0},   {18, 1, 32, 0, false, 0},
+    {4, 2, 96, 64, false, 0},  {2, 1, 192, 0, false, 0},     {2, 1, 256, 100, false, 0}, {2, 1, 18, 40, false, 0},
+    {8, 2, 256, 0, false, 0},  {4, 2, 256, 70, false, 1.5f},
 };
-static const struct geometry latent[] = {{3, 1, 576, 0, true}, {5, 1, 264, 50, true}, {2, 1, 64, 0, true}};
+static const struct geometry latent[] = {{3, 1, 576, 0, true, 0}, {5, 1, 264, 50, true, 0}, {2, 1, 64, 0, true, 0}};
 static bool latent_alone; /* the device is one of test_device_ops_threads' kind, which has nothing else, and that in bf16 */
 
 /* Rows [lo, hi) of sequence seq, which see keys [0, hi). */
@@ -98,6 +100,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
                           .n_kv_heads = g->hk,
                           .head_dim = g->dim,
                           .window = g->window,
+                          .softcap = g->softcap,
                           .scale = 1.0f / sqrtf((float)g->dim),
                           .seqs.n = n};
     CHECK(n <= MAX_CALL);
@@ -294,7 +297,7 @@ static void test_textbook(void **state) {
     (void)state;
     struct scene s;
     float *out, *lse;
-    const struct geometry g = {4, 2, 64, 50, false};
+    const struct geometry g = {4, 2, 64, 50, false, 0};
     scene_init(&s, &g, DT_F32);
     assert_int_equal(all_rows(packed, &two.dev[0], &s, &out, &lse), 0);
     for (int64_t i = 0, row = 0; i < N_SEQS; i++)

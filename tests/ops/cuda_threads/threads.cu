@@ -164,15 +164,13 @@ static int op_weight_pack(struct dev *, struct weight w, struct tensor src) {
     memcpy(w.data, src.data, (size_t)(w.n * w.k) * dtype_size(w.dt));
     return 0;
 }
-extern "C" int ref_attn_fwd(struct dev *d, const struct attn_args *a);
-/* Attention whose values are the keys, and what WGMMA serves; where that is the backward alone, the forward is ref's. */
+/* Attention whose values are the keys, and what WGMMA serves. */
 static int op_attn_fwd(struct dev *d, const struct attn_args *a) {
     struct cuda_attn p;
     bool ran = false;
     TRY(attn_params("attn_fwd", a, &p));
     if (attn_is_latent(a)) return cuda_attn_fwd_latent(cuda_of(d), a, p);
     if (attn_on_tensor_cores(a)) TRY(cuda_attn_fwd_sm90(cuda_of(d), a, p, &ran));
-    if (!ran && attn_on_tensor_cores(a) && cuda_attn_bwd_sm90_bytes(cuda_of(d), a, p)) return ref_attn_fwd(d, a);
     if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
     return 0;
 }

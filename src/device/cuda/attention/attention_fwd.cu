@@ -482,7 +482,7 @@ template <int SIZE> static int fwd_size(struct cuda *c, const struct attn_args *
                        {a->seqs.n, 1, prefill_shape<SIZE>::WARPS * 32, prefill_shape<SIZE>::SMEM, true}, p);
 }
 
-/* Under a softcap: two sizes, and no kernels of Hopper's. */
+/* Under a softcap: two sizes, and none of Hopper's kernels for decode. */
 template <int SIZE> static int fwd_capped(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using shape = prefill_shape<SIZE>;
     const int tiles = attn_tiles(a, 16);
@@ -493,6 +493,9 @@ template <int SIZE> static int fwd_capped(struct cuda *c, const struct attn_args
         TRY((decode_launch<SIZE, 1, true>(c, a, p)));
         if (only_decode) return 0;
     }
+    bool ran;
+    TRY(cuda_attn_fwd_sm90(c, a, p, &ran));
+    if (ran) return 0;
     p.n_tiles = attn_tiles(a, shape::ROWS);
     return attn_launch(c, fwd_prefill<SIZE, true>, {a->seqs.n, 1, shape::WARPS * 32, shape::SMEM, true}, p);
 }

@@ -1,6 +1,6 @@
 /* attention_fwd_sm90.cu - forward of causal attention over packed sequences on Hopper's WGMMA, for heads of 64, 128 and
- * 256 with contiguous keys: training and log-prob passes.  attention_fwd.cu serves everything else, a paged KV cache
- * included.
+ * 256 (these under a softcap too) with contiguous keys: training and log-prob passes.  attention_fwd.cu serves everything else, a
+ * paged KV cache included.
  *
  * A warpgroup has 64 packed rows; two (three, with heads of 128) make a block and share its tiles of K and V in a
  * cp.async pipeline.  Probabilities stay in registers as the A operand of P.V, which is in flight while the
@@ -82,7 +82,8 @@ static __device__ __forceinline__ void pv_accumulate(float (&acc)[D / 8][4], con
 }
 
 /* Block (tile of rows, sequence; kv head). The last rows of all sequences, which see most keys, start first. */
-template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) fwd_kernel(const struct cuda_attn a) {
+template <int D, bool CAP>
+__global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::BLOCKS) fwd_kernel(const struct cuda_attn a) {
     using sh = shape<D>;
     const int n_seqs = (int)gridDim.x / a.n_tiles, head = (int)blockIdx.y;
     pdl_launch_dependents();
@@ -129,6 +130,7 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
         wgmma_commit();
         wgmma_wait<0>(); /* P.V of the tile before, too */
         wgmma_fence_registers(score), wgmma_fence_registers(x.acc);
+        if constexpr (CAP) cap_scores(a, score);
         const int j = now * TILE;
         if (j + TILE - 1 > p_min || j < from_max) mask_scores(a, score, p, j);
         softmax_tile<D>(x, weight, score, a.scale_log2);
@@ -143,17 +145,19 @@ template <int D> __global__ void __launch_bounds__(shape<D>::THREADS, shape<D>::
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    return cuda_hopper(c) && (p.dim == 64 || p.dim == 128 || p.dim == 256) && p.kv_start && p.n_kv_blocks == 1 && p.softcap == 0;
+    const bool heads = p.dim == 256 || ((p.dim == 64 || p.dim == 128) && p.softcap == 0);
+    return cuda_hopper(c) && heads && p.kv_start && p.n_kv_blocks == 1;
 }
 
-template <int D> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
+template <int D, bool CAP = false> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     using sh = shape<D>;
     p.n_tiles = attn_tiles(a, sh::ROWS);
-    return attn_launch(c, fwd_kernel<D>, {a->seqs.n, 1, sh::THREADS, sh::SMEM, true}, p);
+    return attn_launch(c, fwd_kernel<D, CAP>, {a->seqs.n, 1, sh::THREADS, sh::SMEM, true}, p);
 }
 
 int cuda_attn_fwd_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
     *ran = takes(c, p);
     if (!*ran) return 0;
-    return p.dim == 64 ? run<64>(c, a, p) : p.dim == 128 ? run<128>(c, a, p) : run<256>(c, a, p);
+    if (p.dim == 256) return p.softcap > 0 ? run<256, true>(c, a, p) : run<256>(c, a, p);
+    return p.dim == 64 ? run<64>(c, a, p) : run<128>(c, a, p);
 }
