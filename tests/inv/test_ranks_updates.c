@@ -17,7 +17,7 @@
 
 extern char **environ;
 
-enum { N = 9, MAX_LEN = 24, LIST = 3, STEPS = 4, MOST_RANKS = 4 };
+enum { N = 9, MAX_LEN = 12, LIST = 3, STEPS = 4, MOST_RANKS = 4 };
 #define EACH(i, array) for (size_t i = 0; i < sizeof(array) / sizeof *(array); i++)
 
 /* Sequences and the micro-batch's limit of each step: more micro-batches than ranks, fewer, one. */

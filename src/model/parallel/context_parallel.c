@@ -438,7 +438,8 @@ int model__context_rows(const struct model_batch *b, struct tensor *ids, struct 
     struct model_context *const x = b->context;
     struct dev *const d = x->m->dev;
     const int64_t rows = x->parts.cut[x->size], h = x->m->cfg.hidden, own = b->n_rows;
-    const int times = dx->dim[0] > own ? 2 : 1; /* an MTP layer's rows behind the others */
+    const struct model_config *const c = &x->m->cfg;
+    const int times = c->mtp && !c->mtp_detached ? 2 : 1; /* an MTP layer's rows behind the others; a rank may have none */
     const size_t row = (size_t)h * sizeof(float);
     size_t at[2 * (MODEL_MOST_PARTS + 1)];
     for (int i = 0; i < times; i++) {
