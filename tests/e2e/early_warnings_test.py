@@ -58,14 +58,15 @@ def unusual(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "digits.py").write_text(DIGITS_REWARD)
         (s.dir / "constant.py").write_text("def compute_score(**given):\n    return 1.0\n")
         (s.dir / "broken.py").write_text(
             "def compute_score(solution_str, **given):\n    return len(solution_str) / (0 if len(solution_str) % 2 else 1)\n")
 
-        p = ppo(s, test, "learns", **{ACTOR + "optim.lr": 3e-3, "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 8,
-                                      ACTOR + "ppo_mini_batch_size": 8})
+        tiny = {"actor_rollout_ref.model.path": s.dir / "tiny"}  # the small model is slow to learn and to be led astray
+        p = ppo(s, test, "learns", **tiny, **{ACTOR + "optim.lr": 3e-3, ACTOR + "ppo_mini_batch_size": 8,
+                                              "data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 8})
         test("a run that learns: none", said(s, test, "learns", p) == {}, p.stderr)
 
         keys = {"reward.custom_reward_function.path": s.dir / "constant.py"}
@@ -79,7 +80,7 @@ def main():
         errors = w.get("reward_errors", "")
         test("a scorer that fails on many samples", "of 16" in errors and "reward.on_error" in errors, w)
 
-        w = said(s, test, "far", ppo(s, test, "far", **{ACTOR + "optim.lr": 0.03, ACTOR + "ppo_mini_batch_size": 1,
+        w = said(s, test, "far", ppo(s, test, "far", **tiny, **{ACTOR + "optim.lr": 0.03, ACTOR + "ppo_mini_batch_size": 1,
                                                         ACTOR + "ppo_micro_batch_size_per_gpu": 4}))
         test("a learning rate far too high, four optimizer steps a step", {"large_update", "entropy_collapse"} < set(w), w)
 

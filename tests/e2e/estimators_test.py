@@ -18,7 +18,7 @@ REWARD = '''
 import hashlib
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     h = hashlib.sha256(solution_str.encode()).digest()
-    return {"score": h[0] / 64, "a": h[1] / 100, "b": h[2] % 2 == 1}
+    return {"score": (1 + h[0]) / 64, "a": h[1] / 100, "b": h[2] % 2 == 1}
 '''
 # scores the first sample of each prompt alone
 LONE = '''
@@ -76,7 +76,7 @@ FORMULAS = {"grpo": grpo, "grpo_vectorized": grpo, "rloo": leave_one_out, "rloo_
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "score.py").write_text(REWARD)
         base = {"reward.custom_reward_function.path": s.dir / "score.py", "reward.num_workers": 1, "actor_rollout_ref.rollout.n": N,
                 "actor_rollout_ref.actor.use_kl_loss": False, "trainer.total_training_steps": 1,

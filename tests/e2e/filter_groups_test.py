@@ -39,7 +39,7 @@ def groups(run_dir, step):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "odd.py").write_text(REWARD)
         base = {"reward.custom_reward_function.path": s.dir / "odd.py", "reward.custom_reward_function.name": "odd",
                 "reward.num_workers": 1, "data.shuffle": False, "actor_rollout_ref.actor.use_kl_loss": False,

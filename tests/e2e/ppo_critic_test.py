@@ -28,7 +28,8 @@ def gae(s):
 
 def learns(s, test):
     steps = 40
-    keys = {**gae(s), "data.train_batch_size": 32, "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 2,
+    tiny = {"actor_rollout_ref.model.path": s.dir / "tiny", "critic.model.path": s.dir / "tiny"}  # the small model hardly learns
+    keys = {**gae(s), **tiny, "data.train_batch_size": 32, "data.max_response_length": 8, "actor_rollout_ref.rollout.n": 2,
             ACTOR + "ppo_mini_batch_size": 32, ACTOR + "ppo_micro_batch_size_per_gpu": 32, ACTOR + "optim.lr": 3e-3,
             "critic.ppo_mini_batch_size": 16, "critic.ppo_micro_batch_size_per_gpu": 16, "trainer.critic_warmup": 4,
             "trainer.total_training_steps": steps, "trainer.save_freq": -1}
@@ -108,8 +109,9 @@ def adapters(s, test):
     config = json.loads((critic / "adapter_config.json").read_text())
     test("critic/ is an adapter for peft's token classifier", config["task_type"] == "TOKEN_CLS" and
          config["modules_to_save"] == ["classifier", "score"] and not (critic / "model.safetensors").exists(), str(config))
-    one = {**keys, "actor_rollout_ref.model.lora_rank": 4, "trainer.total_training_steps": 2, "trainer.save_freq": 2}
-    shutil.copytree(s.dir / "model", s.dir / "model_again")
+    one = {**keys, "actor_rollout_ref.model.lora_rank": 4, "trainer.total_training_steps": 2, "trainer.save_freq": 2,
+           "actor_rollout_ref.model.path": s.dir / "tiny", "critic.model.path": s.dir / "tiny"}  # MiB that the plan's figures show
+    shutil.copytree(s.dir / "tiny", s.dir / "model_again")
     p, q = run(*s.ppo("one_base", **one)), run(*s.ppo("two_bases", **{**one, "critic.model.path": s.dir / "model_again"}))
     size = [next(float(x.split()[1]) for x in r.stderr.splitlines() if x.strip().startswith("critic ")) for r in (p, q)]
     test("policy and critic with adapters on one directory have one base", "frozen weights are the policy's" in p.stderr and
@@ -138,7 +140,7 @@ def adapters(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "digits.py").write_text(REWARD)
         learns(s, test)
         balanced(s, test)

@@ -89,7 +89,7 @@ def refusals(s, test, rm):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         rm = reward_dir(s, "rm")
         learns(s, test, rm)
         cuts(s, test, rm)

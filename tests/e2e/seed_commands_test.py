@@ -147,7 +147,7 @@ def check_dump(test, name, path, rows, step):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         made = run("data", "arith", "--out", s.dir / "data", "--n-train", 1100, "--n-test", 32, "--format", "parquet", check=False)
         if made.returncode != 0 and "pyarrow" in made.stderr:
             print("skipped: parquet needs pyarrow, which scripts/setup.sh installs")

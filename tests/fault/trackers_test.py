@@ -501,7 +501,7 @@ def main():
     checks = [check_job_stop, check_hang, check_kept, check_sync, check_down, check_kill, check_mlflow, check_missing, check_wandb,
               check_logged_in, check_refused]
     checks = [c for c in checks if not sys.argv[1:] or c.__name__ in sys.argv[1:]]
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         test = at_once(*[functools.partial(check, s) for check in checks])
     test.end()
 
