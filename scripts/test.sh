@@ -3,10 +3,12 @@
 set -u
 cd "$(dirname "$0")/.."
 log=build/test.log
-python3 tools/lint.py >build/lint.log || { cat build/lint.log; exit 1; }
-# One more than there are cores: many tests wait, for a deadline or a signal.
-ctest --test-dir build/release --output-on-failure -j "$(($(nproc) + 1))" "$@" | tee "$log"
+python3 tools/lint.py >build/lint.log 2>&1 & # beside the tests
+lint=$!
+# Two more than there are cores: many tests wait, for a deadline or a signal.
+ctest --test-dir build/release --output-on-failure -j "$(($(nproc) + 2))" "$@" | tee "$log"
 rc=${PIPESTATUS[0]}
+wait "$lint" || { cat build/lint.log; rc=1; }
 failed=$(grep -cE '\*\*\*(Failed|Timeout|Exception|Not Run)' "$log")
 passed=$(grep -cE ' Passed ' "$log")
 skipped=$(grep -cE '\*\*\*Skipped' "$log")
