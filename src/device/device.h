@@ -188,7 +188,8 @@ int dev_heads_dw(struct dev *d, const struct heads_dw_args *a);
 int dev_qk_norm_bwd(struct dev *d, const struct qk_norm_args *a, const struct qk_norm_bwd_args *g);
 int dev_rope_norm_bwd(struct dev *d, const struct rope_norm_args *a, const struct qk_norm_bwd_args *g);
 /* a.out and a.lse are the forward's. dout (T, Hq*D) act -> dq (T, Hq*D) act, dk, dv f32 shaped
- * as kv (overwritten at the slots of these sequences). Only packed seqs (no block table) with pos0 = 0. */
+ * as kv (overwritten at the slots of these sequences' keys, those before pos0 included). Only packed seqs (no block table); where
+ * one has pos0 > 0, max_kv is above max_q. */
 int dev_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                  struct tensor dv);
 int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, struct tensor gate_up);

@@ -456,16 +456,22 @@ static inline int qkv_bwd(struct run *r) {
 
 /* ---- attention over packed sequences, one KV block as long as the batch ---- */
 
+/* k: keys that each sequence has before the first of its rows. */
+static inline int64_t attn_keys(const struct run *r) {
+    int64_t n = r->rows;
+    for (int64_t i = 0; i < COUNT(r->s->lens) && r->s->lens[i]; i++) n += r->s->k;
+    return n;
+}
 static inline void attn_setup(struct run *r) {
     const struct op_shape *s = r->s;
     add_in(r, "q", shape_2d(r->act, r->rows, s->hq * s->dim), true, 1.5f, 0);
-    add_in(r, "k", shape_4d(r->act, 1, s->hk, r->rows, s->dim), false, 1.5f, 0);
-    add_in(r, "v", shape_4d(r->act, 1, s->hk, r->rows, s->dim), false, 1, 0);
+    add_in(r, "k", shape_4d(r->act, 1, s->hk, attn_keys(r), s->dim), false, 1.5f, 0);
+    add_in(r, "v", shape_4d(r->act, 1, s->hk, attn_keys(r), s->dim), false, 1, 0);
     add_gout(r, "dout", shape_2d(r->act, r->rows, s->hq * s->dim), true);
 }
 static inline struct attn_args attn_args(struct run *r) {
     const struct op_shape *s = r->s;
-    int32_t start[COUNT(s->lens) + 1] = {0}, zero[COUNT(s->lens)] = {0};
+    int32_t start[COUNT(s->lens) + 1] = {0}, kv_start[COUNT(s->lens)] = {0}, pos0[COUNT(s->lens)] = {0};
     struct attn_args a = {.n_q_heads = s->hq,
                           .n_kv_heads = s->hk,
                           .head_dim = s->dim,
@@ -477,14 +483,17 @@ static inline struct attn_args attn_args(struct run *r) {
     if (s->flags & S_LATENT) a.kv.v = a.kv.k;
     while (a.seqs.n < COUNT(s->lens) && s->lens[a.seqs.n]) {
         const int64_t n = s->lens[a.seqs.n];
+        kv_start[a.seqs.n] = (int32_t)(start[a.seqs.n] + a.seqs.n * s->k);
+        pos0[a.seqs.n] = (int32_t)s->k;
         start[a.seqs.n + 1] = (int32_t)(start[a.seqs.n] + n);
         a.seqs.n++;
-        if (n > a.seqs.max_q) a.seqs.max_q = a.seqs.max_kv = n;
+        if (n > a.seqs.max_q) a.seqs.max_q = n;
+        if (n + s->k > a.seqs.max_kv) a.seqs.max_kv = n + s->k;
     }
     CHECK(start[a.seqs.n] == r->rows);
     a.seqs.q_start = up_i32(r, shape_1d(DT_I32, a.seqs.n + 1), start);
-    a.seqs.pos0 = up_i32(r, shape_1d(DT_I32, a.seqs.n), zero);
-    a.seqs.kv_start = up_i32(r, shape_1d(DT_I32, a.seqs.n), start);
+    a.seqs.pos0 = up_i32(r, shape_1d(DT_I32, a.seqs.n), pos0);
+    a.seqs.kv_start = up_i32(r, shape_1d(DT_I32, a.seqs.n), kv_start);
     a.out = dev_new(r, slot_shape(&r->in[0]), true);
     a.lse = dev_new(r, shape_2d(DT_F32, r->rows, s->hq), true);
     return a;
@@ -683,11 +692,14 @@ static const struct op_shape shapes_qkv[] = {
 static const struct op_shape shapes_latent[] = {
     {.rows = 70, .hq = 3, .hk = 1, .dim = 576, .lens = {3, 67}, .flags = S_LATENT},
     {.rows = 45, .hq = 16, .hk = 1, .dim = 264, .window = 20, .lens = {44, 1}, .flags = S_LATENT},
+    {.rows = 23, .hq = 3, .hk = 1, .dim = 576, .lens = {20, 3}, .k = 41, .flags = S_LATENT},
+    {.rows = 33, .hq = 16, .hk = 1, .dim = 264, .window = 20, .lens = {30, 3}, .k = 37, .flags = S_LATENT},
 };
 static const struct op_shape shapes_attn[] = {
     {.rows = 1, .hq = 1, .hk = 1, .dim = 16, .lens = {1}},
     {.rows = 7, .hq = 2, .hk = 1, .dim = 32, .lens = {7}},
     {.rows = 17, .hq = 7, .hk = 1, .dim = 64, .lens = {17}},
+    {.rows = 19, .hq = 2, .hk = 1, .dim = 24, .lens = {12, 7}, .k = 70, .flags = S_LATENT},
     {.rows = 33, .hq = 14, .hk = 2, .dim = 64, .lens = {33}},
     {.rows = 65, .hq = 2, .hk = 2, .dim = 80, .lens = {65}},
     {.rows = 100, .hq = 2, .hk = 1, .dim = 128, .lens = {100}},

@@ -349,8 +349,8 @@ static void put_grads(const struct part *p, struct tensor t, const float *grads,
     }
 }
 static void zero_grads(const struct part *p) {
-    for (int64_t key = 0, run, row; key < p->s.n_rows; key += run) {
-        run = key_run(p, key, p->s.n_rows - key, &row);
+    for (int64_t key = 0, end = p->s.pos0 + p->s.n_rows, run, row; key < end; key += run) {
+        run = key_run(p, key, end - key, &row);
         memset((float *)p->j->dk.data + row * p->j->dim, 0, (size_t)(run * p->j->dim) * sizeof(float));
         memset((float *)p->j->dv.data + row * p->j->dim, 0, (size_t)(run * p->j->dim) * sizeof(float));
     }

@@ -229,7 +229,7 @@ static void attend_dq(const struct attn_args *a, const struct attn_grads *g, con
     const struct tensor dout = g->dout, dq = g->dq;
     double *const dqr = g->acc;
     const int64_t dim = a->head_dim, kv_head = head / (a->n_q_heads / a->n_kv_heads);
-    const int64_t p = row - s->row0, q = (row * a->n_q_heads + head) * dim;
+    const int64_t p = s->pos0 + row - s->row0, q = (row * a->n_q_heads + head) * dim;
     const double delta = dot(dout, q, a->out, q, dim);
     for (int64_t c = 0; c < dim; c++) dqr[c] = 0;
     for (int64_t j = first_key(a, p); j <= p; j++) {
@@ -248,9 +248,9 @@ static void attend_dkv(const struct attn_args *a, const struct attn_grads *g, co
     const int64_t kv = kv_offset(a->kv.k, slot_of(a, s, j), kv_head);
     double *dkr = acc, *dvr = acc + dim;
     for (int64_t c = 0; c < 2 * dim; c++) acc[c] = 0;
-    for (int64_t p = j; p < s->n_rows && first_key(a, p) <= j; p++)
+    for (int64_t p = j > s->pos0 ? j : s->pos0; p < s->pos0 + s->n_rows && first_key(a, p) <= j; p++)
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
-            const int64_t row = s->row0 + p, q = (row * a->n_q_heads + h) * dim;
+            const int64_t row = s->row0 + p - s->pos0, q = (row * a->n_q_heads + h) * dim;
             const struct pair e = pair_at(a, dout, row, h, kv, dot(dout, q, a->out, q, dim));
             for (int64_t c = 0; c < dim; c++) {
                 dkr[c] += e.ds * a->scale * ref_at(a->q, q + c);
@@ -269,10 +269,9 @@ int ref_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, s
     const struct attn_grads g = {dout, dq, dk, dv, xcalloc((size_t)a->head_dim * 2, sizeof *g.acc)};
     for (int64_t i = 0; i < a->seqs.n; i++) {
         const struct seq s = seq_at(a, i);
-        CHECK(s.pos0 == 0);
         for (int64_t row = s.row0; row < s.row0 + s.n_rows; row++)
             for (int64_t h = 0; h < a->n_q_heads; h++) attend_dq(a, &g, &s, row, h);
-        for (int64_t j = 0; j < s.n_rows; j++)
+        for (int64_t j = 0; j < s.pos0 + s.n_rows; j++)
             for (int64_t h = 0; h < a->n_kv_heads; h++) attend_dkv(a, &g, &s, j, h);
     }
     free(g.acc);

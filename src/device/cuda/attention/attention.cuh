@@ -290,6 +290,12 @@ static inline int attn_tiles(const struct attn_args *a, int64_t rows) {
     return (int)((longest + rows - 1) / rows);
 }
 
+/* Of the longest sequence's keys, in backward. */
+static inline int attn_key_tiles(const struct attn_args *a, int64_t keys) {
+    const int64_t longest = a->seqs.max_kv > a->seqs.max_q ? a->seqs.max_kv : a->seqs.max_q;
+    return (int)((longest + keys - 1) / keys);
+}
+
 struct attn_grid { /* (seqs * p.n_tiles, KV heads, parts) blocks */
     int64_t n_seqs;
     int parts, threads;

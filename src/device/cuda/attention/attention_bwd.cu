@@ -337,7 +337,8 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) bwd_
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int r = (int)(blockIdx.x % (unsigned)a.n_tiles) * ATTN_PLAIN_WARPS + (int)threadIdx.x / 32;
     if (r >= s.packed) return;
-    const int lane = (int)threadIdx.x % 32, head = (int)blockIdx.y, col = (int)blockIdx.z * ATTN_PLAIN_COLS + lane, p = r / a.group;
+    const int lane = (int)threadIdx.x % 32, head = (int)blockIdx.y, col = (int)blockIdx.z * ATTN_PLAIN_COLS + lane;
+    const int p = s.pos0 + r / a.group;
     const int64_t at = packed_index(a, s, head, r);
     float dq[N] = {};
     for (int j = first_key(a, p); j <= p; j += 32) {
@@ -362,11 +363,11 @@ template <class T> __global__ void __launch_bounds__(ATTN_PLAIN_WARPS * 32) bwd_
     constexpr int N = ATTN_PLAIN_COLS / 32;
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int j = (int)(blockIdx.x % (unsigned)a.n_tiles) * ATTN_PLAIN_WARPS + (int)threadIdx.x / 32;
-    if (j >= s.n) return;
+    if (j >= s.pos0 + s.n) return;
     const int lane = (int)threadIdx.x % 32, head = (int)blockIdx.y, col = (int)blockIdx.z * ATTN_PLAIN_COLS + lane;
-    const int key = key_row(a, s.seq, head, j), end = rows_end(a, s, j);
+    const int key = key_row(a, s.seq, head, j), end = rows_end(a, s, j - s.pos0);
     float dk[N] = {}, dv[N] = {};
-    for (int r = j * a.group; r < end; r += 32) {
+    for (int r = max(j - s.pos0, 0) * a.group; r < end; r += 32) {
         const bool seen = r + lane < end;
         const int at = seen ? (int)packed_index(a, s, head, r + lane) : 0; /* T Hq < 2^31: attn_params */
         const float2 e = plain_pair<T>(a, at, key, seen);
@@ -411,7 +412,7 @@ template <class T> static int bwd_plain(struct cuda *c, const struct attn_args *
     const int parts = (p.dim + ATTN_PLAIN_COLS - 1) / ATTN_PLAIN_COLS, threads = ATTN_PLAIN_WARPS * 32;
     bwd_delta_plain<T><<<(unsigned)((n + 255) / 256), 256, 0, c->stream>>>(p, n);
     CU_LAUNCHED();
-    p.n_tiles = (int)((a->seqs.max_q + ATTN_PLAIN_WARPS - 1) / ATTN_PLAIN_WARPS);
+    p.n_tiles = attn_key_tiles(a, ATTN_PLAIN_WARPS);
     TRY(attn_launch(c, bwd_keys_plain<T>, {a->seqs.n, parts, threads, 0, false}, p));
     p.n_tiles = attn_tiles(a, ATTN_PLAIN_WARPS);
     return attn_launch(c, bwd_rows_plain<T>, {a->seqs.n, parts, threads, 0, false}, p);
@@ -432,7 +433,9 @@ int cuda_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, 
     p.dq = dq.data;
     p.dk = (float *)dk.data;
     p.dv = (float *)dv.data;
-    if (!attn_on_tensor_cores(a)) return a->q.dt == DT_F32 ? bwd_plain<float>(c, a, p) : bwd_plain<bf16_bits>(c, a, p);
+    const bool after = a->seqs.max_kv > a->seqs.max_q; /* keys before the rows: of latent attention alone */
+    if (!attn_on_tensor_cores(a) || (after && !attn_is_latent(a)))
+        return a->q.dt == DT_F32 ? bwd_plain<float>(c, a, p) : bwd_plain<bf16_bits>(c, a, p);
     if (attn_is_latent(a)) return cuda_attn_bwd_latent(c, a, p);
     if (p.softcap > 0) return p.dim <= 128 ? bwd_size<128, true>(c, a, p) : bwd_size<256, true>(c, a, p);
     if (p.dim <= 32) return bwd_size<32>(c, a, p);

@@ -202,7 +202,7 @@ static __global__ void __launch_bounds__(THREADS) latent_delta(const struct cuda
     if (threadIdx.x % 32 == 0) a.stat[at] = make_float2(__fmul_rn(a.lse[at], LOG2_E), sum);
 }
 
-/* End of the packed rows that see key j, which start at j * group. */
+/* End of the packed rows that see the key j keys behind the first row's own, which start at j * group. */
 static __device__ __forceinline__ int rows_end(const struct cuda_attn &a, const struct seq_rows &s, int j) {
     return a.window > 0 && j < s.n - a.window ? (j + a.window) * a.group : s.packed;
 }
@@ -212,12 +212,13 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
     pdl_launch_dependents();
     pdl_wait();
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
-    const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * ROWS;
-    if (first >= s.n) return;
+    const int first = (int)(blockIdx.x % (unsigned)a.n_tiles) * ROWS, n_keys = s.pos0 + s.n;
+    if (first >= n_keys) return;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = warp / 4, quarter = warp % 4, t = lane % 4;
     const int j = first + part * 16 + lane / 4;
-    const int2 see[2] = {{j * a.group, rows_end(a, s, j)}, {(j + 8) * a.group, rows_end(a, s, j + 8)}};
-    const int end = rows_end(a, s, min(first + ROWS, s.n) - 1);
+    const int at = j - s.pos0; /* from the first row's own key */
+    const int2 see[2] = {{at * a.group, rows_end(a, s, at)}, {(at + 8) * a.group, rows_end(a, s, at + 8)}};
+    const int end = rows_end(a, s, min(first + ROWS, n_keys) - 1 - s.pos0);
     char *const base = &dynamic_shared<char>(), *const p_base = base + ROWS_BYTES + STAGES * KEYS_STAGE,
                 *const ds_base = p_base + ROWS * PAIR_STRIDE;
     const uint32_t keys = smem_addr(base) + (uint32_t)(part * 16 * STRIDE), col = (uint32_t)(quarter * COLS * 2);
@@ -237,8 +238,8 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
     fill_zero(dk);
     fill_zero(dv);
     load_rows<ROWS>(a, a.k, smem_addr(base),
-                    [&](int i) -> int64_t { return first + i < s.n ? key_row(a, s.seq, 0, first + i) : -1; });
-    int r = first * a.group / ROWS * ROWS;
+                    [&](int i) -> int64_t { return first + i < n_keys ? key_row(a, s.seq, 0, first + i) : -1; });
+    int r = max(first - s.pos0, 0) * a.group / ROWS * ROWS;
     char *stage = base + ROWS_BYTES, *other = stage + (STAGES - 1) * KEYS_STAGE;
     queue(r, stage);
     for (; r < end; r += ROWS) {
@@ -284,14 +285,14 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
     cp_wait<0>();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (j + 8 * i >= s.n) continue;
-        const int64_t at = (int64_t)key_row(a, s.seq, 0, j + 8 * i) * a.dim + 2 * t;
+        if (j + 8 * i >= n_keys) continue;
+        const int64_t to = (int64_t)key_row(a, s.seq, 0, j + 8 * i) * a.dim + 2 * t;
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             const int c = quarter * COLS + n * 8;
             if (c >= a.dim) continue;
-            *(float2 *)(a.dk + at + c) = make_float2(__fmul_rn(dk[n][2 * i], a.scale), __fmul_rn(dk[n][2 * i + 1], a.scale));
-            *(float2 *)(a.dv + at + c) = make_float2(dv[n][2 * i], dv[n][2 * i + 1]);
+            *(float2 *)(a.dk + to + c) = make_float2(__fmul_rn(dk[n][2 * i], a.scale), __fmul_rn(dk[n][2 * i + 1], a.scale));
+            *(float2 *)(a.dv + to + c) = make_float2(dv[n][2 * i], dv[n][2 * i + 1]);
         }
     }
 }
@@ -303,10 +304,10 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
     const struct seq_rows s = seq_rows_of(a, (int)(blockIdx.x / (unsigned)a.n_tiles));
     const int first = (a.n_tiles - 1 - (int)(blockIdx.x % (unsigned)a.n_tiles)) * ROWS;
     if (first >= s.packed) return;
-    const int last = min(first + ROWS, s.packed) - 1, end = last / a.group + 1;
+    const int last = min(first + ROWS, s.packed) - 1, end = s.pos0 + last / a.group + 1;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = warp / 4, quarter = warp % 4, t = lane % 4;
     const int r = first + part * 16 + lane / 4;
-    const int at[2] = {min(r, last) / a.group, min(r + 8, last) / a.group};
+    const int at[2] = {s.pos0 + min(r, last) / a.group, s.pos0 + min(r + 8, last) / a.group};
     const int from[2] = {first_key(a, at[0]), first_key(a, at[1])};
     const float2 stat[2] = {a.stat[packed_index(a, s, 0, min(r, last))], a.stat[packed_index(a, s, 0, min(r + 8, last))]};
     char *const base = &dynamic_shared<char>(), *const ds_base = base + (2 + STAGES) * ROWS_BYTES;
@@ -314,14 +315,15 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
     const uint32_t ds_tile = smem_addr(ds_base) + (uint32_t)(part * 16 * PAIR_STRIDE);
     const auto of = [&](int i) -> int64_t { return first + i <= last ? packed_index(a, s, 0, first + i) : -1; };
     const auto queue = [&](int j, uint32_t to) {
-        if (j < end) load_rows<ROWS>(a, a.k, to, [&](int i) -> int64_t { return j + i < s.n ? key_row(a, s.seq, 0, j + i) : -1; });
+        if (j < end)
+            load_rows<ROWS>(a, a.k, to, [&](int i) -> int64_t { return j + i < s.pos0 + s.n ? key_row(a, s.seq, 0, j + i) : -1; });
         cp_commit();
     };
     float dq[COLS / 8][4];
     fill_zero(dq);
     load_rows<ROWS>(a, a.q, smem_addr(base), of);
     load_rows<ROWS>(a, a.dout, smem_addr(base) + ROWS_BYTES, of);
-    int j = first_key(a, first / a.group) / ROWS * ROWS;
+    int j = first_key(a, s.pos0 + first / a.group) / ROWS * ROWS;
     uint32_t stage = smem_addr(base) + 2 * ROWS_BYTES, other = stage + (STAGES - 1) * ROWS_BYTES;
     queue(j, stage);
     for (; j < end; j += ROWS) {
@@ -393,7 +395,7 @@ int cuda_attn_bwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_
     const int64_t n = a->q.dim[0] * a->n_q_heads;
     const bool two_keys = (size_t)keys_bytes(2) <= c->smem_max, two_rows = (size_t)rows_bytes(2) <= c->smem_max;
     CU_TRY(cuda_launch_pdl(c, latent_delta, (unsigned)((n + WARPS - 1) / WARPS), THREADS, 0, p, n));
-    p.n_tiles = (int)((a->seqs.max_q + ROWS - 1) / ROWS);
+    p.n_tiles = attn_key_tiles(a, ROWS);
     TRY(attn_launch(c, two_keys ? bwd_latent_keys<2> : bwd_latent_keys<1>,
                     {a->seqs.n, 1, THREADS, (size_t)keys_bytes(two_keys ? 2 : 1), true}, p));
     p.n_tiles = attn_tiles(a, ROWS);
