@@ -136,6 +136,7 @@ static inline int64_t model_query_dim(const struct model_config *c) {
 static inline int64_t model_rope_dim(const struct model_config *c) { return c->mla.kv_rank ? c->mla.rope : c->head_dim; }
 /* Of a KV cache: K and V, or keys that are the values too. */
 static inline int64_t model_kv_sides(const struct model_config *c) { return c->mla.kv_rank ? 1 : 2; }
+static inline bool model_is_latent(const struct model_config *c) { return c->mla.kv_rank > 0; }
 int64_t model_config_params(const struct model_config *c);        /* number of parameters */
 int64_t model_config_linear_params(const struct model_config *c); /* those of the layers' matrices that a token meets */
 /* What scores of latent attention are multiplied by besides, of rope's "mscale_all_dim". */

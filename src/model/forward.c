@@ -29,6 +29,7 @@ static void softmax_layout(struct model_stage *s, const struct model_acts *a, st
                            enum dtype act) {
     const int64_t q = c->n_q_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, rows = a->max_rows;
     const bool train = a->keep.train, shared = a->keep.context > 1;
+    const int64_t attending = model_is_latent(c) ? rows : a->all_rows;
     int64_t heads = c->n_q_heads, keys = c->n_kv_heads; /* that attend here */
     if (shared) model_context_heads(c, a->keep.context, &heads, &keys);
     if (model_kv_sides(c) == 2) s->qkv = model__take2(m, act, rows, q + 2 * kv);
@@ -37,12 +38,12 @@ static void softmax_layout(struct model_stage *s, const struct model_acts *a, st
     if (row_norms || rope_norms) s->raw = model__take2(m, act, rows, q + 2 * kv);
     if (row_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, 2);
     if (rope_norms && train) s->qk_rstd = model__take2(m, DT_F32, rows, c->n_q_heads + c->n_kv_heads);
-    s->q = model__take2(m, act, a->all_rows, heads * c->head_dim);
+    s->q = model__take2(m, act, attending, heads * c->head_dim);
     s->kv.k = take_kv(m, act, c, keys, a->all_rows);
     s->kv.v = model_kv_sides(c) == 2 ? take_kv(m, act, c, keys, a->all_rows) : s->kv.k;
     s->att = model__take2(m, act, rows, q);
-    if (shared) s->context_att = model__take2(m, act, a->all_rows, heads * c->head_dim);
-    if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, a->all_rows, heads);
+    if (shared && !model_is_latent(c)) s->context_att = model__take2(m, act, a->all_rows, heads * c->head_dim);
+    if (train || model_has_group(c, offsetof(struct model_layer, sinks))) s->lse = model__take2(m, DT_F32, attending, heads);
     model__gate_layout(&s->gate, m, c, act, rows, train);
     model__mla_layout(&s->mla, m, c, act, rows, train);
 }
@@ -113,7 +114,7 @@ static void backward_layout(struct model_acts *a, struct arena *m, const struct 
     model__hybrid_backward_layout(a, m, c, act);
     int64_t heads = c->n_q_heads, keys;
     if (a->keep.context > 1) model_context_heads(c, a->keep.context, &heads, &keys);
-    a->datt = model__take2(m, act, a->all_rows, heads * c->head_dim);
+    a->datt = model__take2(m, act, model_is_latent(c) ? rows : a->all_rows, heads * c->head_dim);
     a->dq = model__take2(m, act, rows, q);
     a->dk = take_kv(m, DT_F32, c, c->n_kv_heads, rows);
     a->dv = take_kv(m, DT_F32, c, c->n_kv_heads, rows);

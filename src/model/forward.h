@@ -45,6 +45,7 @@ struct model_batch { /* T packed rows; arrays on the device */
      * slots count from 0, and seqs are of the whole micro-batch. */
     const struct model_parts *parts;
     struct model_context *context;
+    const struct attn_seqs *part_seqs; /* latent attention, where rows are cut: of each part the sequences that it has rows of */
 };
 
 /* What a training forward keeps of its layers until backward. The rest is recomputed there by the same code, so

@@ -45,6 +45,12 @@ void model__mla_backward_layout(struct model_acts *a, struct arena *m, const str
     a->mla.dcn = model__take2(m, act, rows, r);
     a->mla.dy = model__take2(m, act, rows, model_dim(c, MODEL_MLA_V));
     a->mla.dx = model__take2(m, DT_F32, rows, c->hidden);
+    if (a->keep.parts <= 1 || a->keep.context > 1) return;
+    struct tensor *const part[] = {&a->mla.dk, &a->mla.dv};
+    for (int i = 0; i < 2; i++) {
+        *part[i] = (struct tensor){NULL, DT_F32, 4, {1, 1, rows, c->head_dim}};
+        part[i]->data = arena_take(m, SIZE_OF(rows, c->head_dim, (int64_t)sizeof(float)));
+    }
 }
 
 static struct model_mla_stage stage_of(const struct model_acts *a, int64_t l, int64_t n) {
@@ -192,7 +198,7 @@ int model__mla_forward(struct model *m, const struct model_batch *b, struct mode
     const struct half queries = half_of(m, false, s.q, qkv.q);
     TRY(half_product(m, y->mla_kv, &queries, true, base));
     TRY(dev_mla_join_fwd(d, &join));
-    TRY(b->context ? model__context_attn_fwd(b, &attn, NULL, att) : dev_attn_fwd(d, &attn));
+    TRY(b->context ? model__context_latent_fwd(b, &attn) : dev_attn_fwd(d, &attn));
     const struct half values = half_of(m, true, m->tp ? model__tp_part(m, MODEL_TP_HEADS, b->n_rows) : s.y, att);
     return half_product(m, y->mla_kv, &values, false, base);
 }
@@ -258,17 +264,18 @@ static int adapter_dw(struct model *m, const struct lora_group *g, const struct 
 /* The gradient of kv_b_proj, or of its adapter, a part of the rows after the other. */
 static int kv_b_backward(struct model *m, const struct model_group *kv_b, const struct halves *x, const struct model_grads *g) {
     for (int i = 0; i < model__n_parts(g); i++) {
+        const struct model_grads own = model__summand(g, i);
         const struct model_range r = model__part(g, i, x->q.latent.dim[0]);
         struct halves p = *x;
         struct tensor *const rows[] = {&p.q.per_row, &p.q.latent, &p.v.per_row, &p.v.latent};
         if (!m->lora) {
             for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) *rows[k] = model__range(*rows[k], r);
-            TRY(half_dw(m, &p.q, model__grad(m, g, kv_b), g->add || i > 0));
-            TRY(half_dw(m, &p.v, model__grad(m, g, kv_b), g->add || i > 0));
+            TRY(half_dw(m, &p.q, model__grad(m, &own, kv_b), own.add));
+            TRY(half_dw(m, &p.v, model__grad(m, &own, kv_b), own.add));
         } else if (kv_b->lora && r.hi > r.lo) {
             TRY(adapter_dw(m, kv_b->lora, &p.q, r, false));
             TRY(adapter_dw(m, kv_b->lora, &p.v, r, true));
-            TRY(model__add_adapter_grads(m, kv_b->lora, g));
+            TRY(model__add_adapter_grads(m, kv_b->lora, &own));
         }
     }
     return 0;
@@ -288,13 +295,29 @@ static int projections_backward(struct model *m, struct model_acts *a, int64_t l
     return model__linear_bwd(m, &(struct linear_bwd_args){y->mla_q_a, dx, dqan, xn, g, true});
 }
 
+/* On one rank: the parts' dk and dv, added one after the other. */
+static int attention_backward(struct model *m, const struct model_batch *b, const struct model_acts *a,
+                              const struct attn_args *attn, struct tensor datt, const struct qkv_bwd_args *out) {
+    const int parts = b->parts ? b->parts->n : 1;
+    if (b->context) return model__context_latent_bwd(b, attn, datt, out);
+    if (parts == 1) return dev_attn_bwd(m->dev, attn, datt, out->dq, out->dk, out->dv);
+    TRY(model__latent_part_bwd(m, b, 0, attn, datt, out));
+    for (int i = 1; i < parts; i++) {
+        const struct qkv_bwd_args part = {.dq = out->dq, .dk = a->mla.dk, .dv = a->mla.dv};
+        TRY(model__latent_part_bwd(m, b, i, attn, datt, &part));
+        TRY(dev_axpby(m->dev, out->dk, 1, part.dk, 1));
+        TRY(dev_axpby(m->dev, out->dv, 1, part.dv, 1));
+    }
+    return 0;
+}
+
 int model__mla_backward(struct model *m, const struct model_batch *b, struct model_acts *a, int64_t l, struct tensor dy,
                         const struct model_grads *g) {
     struct dev *d = m->dev;
     const struct model_layer *y = &m->layers[l];
     const int64_t n = b->n_rows;
     const struct model_mla_stage s = stage_of(a, l, n);
-    const struct tensor datt = b->context ? model__context_datt(b) : model__top(a->datt, n), dq = model__top(a->dq, n);
+    const struct tensor datt = model__top(a->datt, n), dq = model__top(a->dq, n);
     const struct tensor dcn = model__top(a->mla.dcn, n), dc = model__top(a->mla.dc, n), dout = model__top(a->mla.dy, n);
     struct qkv_bwd_args dqkv = {.dq = dq, .dk = a->dk, .dv = a->dv};
     struct qkv_args qkv;
@@ -305,8 +328,7 @@ int model__mla_backward(struct model *m, const struct model_batch *b, struct mod
     TRY(dev_zero(d, datt.data, (size_t)tensor_count(datt) * dtype_size(datt.dt))); /* what is turned of a value is read by nobody */
     TRY(half_product(m, y->mla_kv, &values, true, false));
     if (b->context) dqkv.dk.dim[2] = dqkv.dv.dim[2] = n;
-    const struct context_bwd_args rows = {&attn, NULL, TENSOR_NONE, a->datt, &dqkv};
-    TRY(b->context ? model__context_attn_bwd(b, &rows) : dev_attn_bwd(d, &attn, datt, dq, a->dk, a->dv));
+    TRY(attention_backward(m, b, a, &attn, datt, &dqkv));
     struct mla_join_args join = join_of(m, &qkv);
     join.heads = model__top(a->mla.dq, n);
     join.latent = model__top(a->mla.dlatent, n);

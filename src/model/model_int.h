@@ -313,7 +313,8 @@ struct model_stage {
     struct tensor att;         /* (T, Hq D) act */
     struct tensor lse;         /* (T, Hq) f32 */
     struct tensor context_att; /* (A, q D) act   with a context: attention's own output; q, kv and lse are of all A rows
-                                  then, and of a rank's q and kv heads; absent without */
+                                  then, and of a rank's q and kv heads; absent without, and with latent attention, where kv alone
+                                  is of all rows */
     struct tensor x_mid;       /* (T, h) f32       residual after attention */
     struct tensor xn2;         /* (T, h) act */
     struct tensor rstd2;       /* (T) f32 */
@@ -407,6 +408,7 @@ struct model_acts {
         struct tensor dc, dcn;   /* (T, r) f32, act */
         struct tensor dy;        /* (T, Hq v) act */
         struct tensor dx;        /* (T, h) f32: of the normalised input */
+        struct tensor dk, dv;    /* as acts' dk: of a part of the rows, where one rank has several; else absent */
     } mla;
     struct {
         struct tensor joint;         /* as in: what a joint matrix gives, and its gradient; absent without */
@@ -508,6 +510,16 @@ int model__norm_backward(struct model *m, const struct model_grads *g, const str
 /* ---- rows over ranks (parallel/context_parallel.c): b->context ---- */
 /* Completes model__attn_args: qkv's q, K and V go where they are exchanged, attention has all rows of this rank's heads. */
 void model__context_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn);
+/* Latent attention: each rank has its rows of it, and of what they all read, which is the keys of one head, all rows. Forward:
+ * the keys go from where model__context_args has them to attn. Backward, from datt of own rows: dq, and dk and dv of own keys. Each
+ * part's dk and dv of all keys are a summand, in the order of parts. */
+int model__context_latent_fwd(const struct model_batch *b, const struct attn_args *attn);
+int model__context_latent_bwd(const struct model_batch *b, const struct attn_args *attn, struct tensor datt,
+                              const struct qkv_bwd_args *out);
+/* Attention's backward of the rows of part i: dq (T, Hq D) of all rows here; dk, dv: of all keys, zeros where the part sees none.
+ * Without a context too. */
+int model__latent_part_bwd(const struct model *m, const struct model_batch *b, int i, const struct attn_args *attn,
+                           struct tensor datt, const struct qkv_bwd_args *out);
 /* After dev_qkv_fwd: attention, with sinks (NULL: none); att (T, Hq D): of own rows. */
 int model__context_attn_fwd(const struct model_batch *b, const struct attn_args *attn, const struct model_group *sinks,
                             struct tensor att);

@@ -52,7 +52,7 @@ json_t *rank_plan_print(const struct rank_plan *r, struct buf *out) {
     if (each > 1)
         buf_addf(out, "  context parallel: %lld ranks compute a micro-batch together, each a part of its rows", (long long)each);
     if (each > 1 && r->parts > each) buf_addf(out, "; gradients are summed in %lld parts", (long long)r->parts);
-    if (each > 1 && each > r->key_heads)
+    if (each > 1 && r->key_heads > 0 && each > r->key_heads)
         buf_addf(out, "; %lld of them for attention, which has so many key heads", (long long)r->key_heads);
     if (each > 1) buf_adds(out, "\n");
     buf_addf(out, "  an optimizer step at full length: %lld micro-batches%s in %lld wave%s, %lld rank%s idle in the last%s\n",

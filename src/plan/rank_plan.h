@@ -25,7 +25,7 @@ struct rank_plan {
     int64_t micro;     /* micro-batches of an optimizer step at full length */
     int64_t chunk;     /* consecutive ones that a rank computes in a wave */
     int64_t context;   /* ranks that compute a micro-batch together, each a part of its rows; 0, 1: each its own */
-    int64_t key_heads; /* of its attention, whole on one of these ranks */
+    int64_t key_heads; /* of its attention, whole on one of these ranks; 0: rows are, of latent attention */
     int64_t parts;     /* that it is cut into, where they are more than those ranks */
     double uneven;     /* the largest shard over the mean, as a share of it */
     enum weight_layout layout;

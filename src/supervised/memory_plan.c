@@ -230,7 +230,7 @@ static json_t *ranks_table(const struct plan *p, const struct query *q, struct b
                               rank_plan_micro_batches(k->data.cut, p->a.max_rows, k->data.max_length, k->data.train_batch_size),
                           .chunk = k->data.grad_chunk,
                           .context = p->a.keep.context,
-                          .key_heads = q->c->n_kv_heads,
+                          .key_heads = model_is_latent(q->c) ? 0 : q->c->n_kv_heads,
                           .parts = p->a.parts,
                           .uneven = p->model.uneven,
                           .limit = p->limit,

@@ -33,6 +33,9 @@ bool micro_batch_limits_lower(struct micro_batch_limits *l, int64_t longest) {
 /* Of all rows. */
 static int64_t routes_count(const struct pack *p) { return model_router_layers(p->routed) * p->max_rows * p->routed->n_choices; }
 
+/* Of a part: q_start, pos0 and kv_start. */
+static int64_t part_words(const struct pack *p) { return 3 * p->max_seqs + 1; }
+
 void micro_batch_layout(struct pack *p, struct arena *a) {
     const size_t rows = SIZE_OF(p->max_rows, 4), seqs = SIZE_OF(p->max_seqs, 4);
     p->d_ids = arena_take(a, rows);
@@ -42,6 +45,7 @@ void micro_batch_layout(struct pack *p, struct arena *a) {
     p->d_pos0 = arena_take(a, seqs);
     p->d_kv_start = arena_take(a, seqs);
     if (p->routed) p->d_routes = arena_take(a, (size_t)routes_count(p) * sizeof *p->d_routes);
+    if (p->most_parts) p->d_parts = arena_take(a, (size_t)(p->most_parts * part_words(p)) * sizeof *p->d_parts);
 }
 
 void micro_batch_alloc_host(struct pack *p) {
@@ -182,6 +186,40 @@ int micro_batch_fill(struct pack *p, const struct packed_seq *seqs, const struct
                  .kv_start = tensor_1d(p->d_kv_start, DT_I32, n_seqs)},
     };
     return fill_routes(p, seqs, m, b);
+}
+
+static int64_t within(int64_t x, struct model_range r) { return x < r.lo ? r.lo : x > r.hi ? r.hi : x; }
+
+/* The sequences with rows in r, whose rows count from r.lo on; their keys are where the micro-batch has them. */
+static int part_seqs(const struct pack *p, const struct attn_seqs *all, struct model_range r, int32_t *at, struct attn_seqs *s) {
+    int32_t *const host = xmalloc((size_t)part_words(p) * sizeof *host);
+    int32_t *const q_start = host, *const pos0 = host + p->max_seqs + 1, *const kv_start = pos0 + p->max_seqs;
+    *s = (struct attn_seqs){0};
+    for (int64_t i = 0; i < all->n; i++) {
+        const int64_t lo = within(p->q_start[i], r), hi = within(p->q_start[i + 1], r), before = lo - p->q_start[i];
+        if (lo == hi) continue;
+        q_start[s->n] = (int32_t)(lo - r.lo);
+        pos0[s->n] = (int32_t)before;
+        kv_start[s->n++] = p->q_start[i];
+        if (hi - lo > s->max_q) s->max_q = hi - lo;
+        if (before + hi - lo > s->max_kv) s->max_kv = before + hi - lo;
+    }
+    q_start[s->n] = (int32_t)(r.hi - r.lo);
+    s->q_start = tensor_1d(at, DT_I32, s->n + 1);
+    s->pos0 = tensor_1d(at + p->max_seqs + 1, DT_I32, s->n);
+    s->kv_start = tensor_1d(at + 2 * p->max_seqs + 1, DT_I32, s->n);
+    const int rc = dev_copy_in(p->dev, at, host, (size_t)part_words(p) * sizeof *host);
+    free(host);
+    return rc;
+}
+
+int micro_batch_part_seqs(struct pack *p, const struct model_parts *parts, int64_t first, struct model_batch *b) {
+    CHECK(parts->n <= p->most_parts);
+    for (int i = 0; i < parts->n; i++)
+        TRY(part_seqs(p, &b->seqs, (struct model_range){first + parts->cut[i], first + parts->cut[i + 1]},
+                      p->d_parts + i * part_words(p), &p->part_seqs[i]));
+    b->part_seqs = p->part_seqs;
+    return 0;
 }
 
 struct pack_targets micro_batch_targets(const struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i) {

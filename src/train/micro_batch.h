@@ -53,6 +53,11 @@ struct pack {
     const struct model_config *routed;
     int32_t *d_routes, *routes;
     bool keep_routes; /* the passes to come keep what routers choose */
+    /* Of each part of this rank's rows the sequences, where attention asks for them (model_batch.part_seqs): of so many parts at
+     * most, 0: none. */
+    int most_parts;
+    int32_t *d_parts; /* device */
+    struct attn_seqs part_seqs[MODEL_MOST_PARTS];
 };
 /* Claims the device arrays: measure, then bind (base/arena.h). */
 void micro_batch_layout(struct pack *p, struct arena *a);
@@ -80,7 +85,9 @@ struct pack_targets {
 };
 /* Those that are read from the rows of part i, after micro_batch_fill. */
 struct pack_targets micro_batch_targets(const struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i);
-/* The same; leaves the part's rows in b, and in row those of its targets among them. */
+/* b->part_seqs: of parts whose first row is `first` of the micro-batch; after micro_batch_fill. */
+int micro_batch_part_seqs(struct pack *p, const struct model_parts *parts, int64_t first, struct model_batch *b);
+/* As micro_batch_targets; leaves the part's rows in b, and in row those of its targets among them. */
 struct pack_targets micro_batch_part(struct pack *p, const struct pack_micro *m, const struct model_parts *cut, int i,
                                      struct model_batch *b);
 

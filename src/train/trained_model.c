@@ -68,8 +68,15 @@ struct trained_model {
 
 static struct model_keep keep_of(const struct trained_model_args *a) {
     struct model_keep k = a->train ? a->keep : (struct model_keep){.context = a->keep.context};
-    k.parts = a->train && k.context > 1 ? (int)a->parts : 0;
+    k.parts = a->train && a->parts > 1 ? (int)a->parts : 0;
     return k;
+}
+
+/* Of a rank's rows, where attention asks for the sequences of each part. */
+static int most_parts(const struct model_config *c, const struct trained_model_args *a) {
+    const struct model_keep k = keep_of(a);
+    const int ranks = k.context > 1 ? k.context : 1, parts = k.parts > ranks ? k.parts : ranks;
+    return model_is_latent(c) && parts > 1 ? model_parts_times(parts, ranks) : 0;
 }
 
 static const struct model_config *routed(const struct model_config *c, const struct trained_model_args *a) {
@@ -86,7 +93,7 @@ static size_t context_bytes(const struct model_config *c, enum dtype act, const 
 }
 
 size_t trained_model_block_bytes(const struct model_config *c, enum dtype act, const struct trained_model_args *a) {
-    struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a)};
+    struct pack p = {.max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(c, a), .most_parts = most_parts(c, a)};
     struct arena m = {0};
     struct model_list list;
     const enum quant_kind quant = a->model ? model_stream_shape(a->model, a->stream, 0).quant : a->quant;
@@ -207,7 +214,11 @@ int trained_model_create(struct trained_model **out, const struct trained_model_
     t->context.size = keep_of(a).context > 1 ? keep_of(a).context : 1;
     t->collective = a->stream == MODEL_STREAM_RANKS || t->context.size > 1;
     t->group = a->group && collective_size(a->group) > 1 ? a->group : NULL;
-    t->pack = (struct pack){.dev = a->dev, .max_rows = a->max_rows, .max_seqs = a->max_seqs, .routed = routed(&m->cfg, a)};
+    t->pack = (struct pack){.dev = a->dev,
+                            .max_rows = a->max_rows,
+                            .max_seqs = a->max_seqs,
+                            .routed = routed(&m->cfg, a),
+                            .most_parts = most_parts(&m->cfg, a)};
     t->block_bytes = trained_model_block_bytes(&m->cfg, m->act, a);
     void *block = a->block;
     if (!block) {
@@ -365,12 +376,13 @@ static int take_part(struct trained_model *t, const struct pack_micro *m, int pa
     model_parts_cut(&all, m->n_rows, parts);
     *cut = all;
     b->parts = cut;
-    if (!t->context.ranks) return 0;
+    if (!t->context.ranks) return t->pack.most_parts ? micro_batch_part_seqs(&t->pack, cut, 0, b) : 0;
     const int ranks = t->context.size, rank = collective_rank(t->context.group);
     model_parts_of_ranks(cut, &all, ranks);
     model_parts_own(&t->context.own, &all, ranks, rank);
     t->context.first = model_parts_first(parts, ranks, rank);
     b->parts = &t->context.own;
+    if (t->pack.most_parts) TRY(micro_batch_part_seqs(&t->pack, b->parts, cut->cut[rank], b));
     TRY(model_context_begin(t->context.ranks, cut, b->ids));
     b->context = t->context.ranks;
     at[0] = 0;

@@ -54,8 +54,16 @@ def main():
         p = run("plan", *s.ppo(s.dir / "plan", **{k.replace(".", "__"): v for k, v in {
             A + "model.path": s.dir / "deepseek_v3", "trainer.ranks": 2, PARTS: 2,
             "trainer.device": "cpu"}.items()})[1:], check=False)
-        test("a plan says that one rank attends", "; 1 of them for attention, which has so many key heads" in p.stdout,
-             p.stdout[-1500:] + p.stderr[-500:])
+        test("a plan has all ranks attend, by rows", "2 ranks compute a micro-batch together" in p.stdout and
+             "for attention" not in p.stdout, p.stdout[-1500:] + p.stderr[-500:])
+        latent = {A + "model.path": s.dir / "deepseek_v3", A + "actor.ppo_micro_batch_size_per_gpu": 4,
+                  A + "actor.fsdp_config.dtype": "float32"}
+        norms = [series(compare("latent attention", 4, 2, **latent), "actor/grad_norm")]
+        go("latent attention whole", s.dir / "latent_whole", 1, 1, **latent)
+        norms.append(series(s.dir / "latent_whole", "actor/grad_norm"))
+        # other orders of f32 sums
+        test("the parts' gradients are the whole's", norms[0] and abs(norms[0][0] / norms[1][0] - 1) < 1e-4, norms)
+        compare("latent attention with an adapter", 3, 2, **latent, **{A + "model.lora_rank": 4})
         model = experts_model(s).rename(s.dir / "experts")
         keys = {A + "model.path": model, A + "actor.fsdp_config.dtype": "float32"}
         balanced = {A + "model.override_config.output_router_logits": True, A + "model.override_config.router_aux_loss_coef": 0.1}

@@ -20,7 +20,7 @@ enum { DELTA_QKV, DELTA_BA, DELTA_V, DELTA_ARRAYS };
 struct model_context {
     const struct model *m;
     struct collective *group;
-    int rank, size;
+    int rank, size, n_parts; /* n_parts: of all ranks, in backward */
     int64_t max_rows;
     char *shared;
     size_t shared_bytes;
@@ -142,14 +142,22 @@ static int64_t most_channels(const struct model_config *c, int size) { return mo
 static size_t up(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
+/* The dk and dv of latent attention of a part, one after the other; a part is of all keys. */
+static size_t latent_bytes(const struct model_config *c, int64_t rows) {
+    return SIZE_OF(rows, c->head_dim, (int64_t)sizeof(float));
+}
+
+static int all_parts(struct model_context_shape s) { return s.parts > 0 ? s.parts : s.ranks; }
+
 /* The largest exchange: queries, K and V; in training their gradients, and rows of the token embedding. */
-static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t rows, bool train) {
+static size_t shared_bytes(const struct model_config *c, enum dtype act, struct model_context_shape s, int64_t rows, bool train) {
     const int64_t unit = (int64_t)dtype_size(act), d = c->head_dim;
     const size_t q = up(SIZE_OF(rows, c->n_q_heads * d, unit)), kv = up(SIZE_OF(rows, c->n_kv_heads * d, unit)),
                  dkv = up(SIZE_OF(rows, c->n_kv_heads * d, (int64_t)sizeof(float)));
     const int64_t channels = model_dim(c, MODEL_DELTA_QKV), ba = 2 * c->delta.v_heads;
     const size_t delta = c->delta.v_heads ? up(SIZE_OF(rows, channels, unit)) + up(SIZE_OF(rows, ba, unit)) : 0;
-    const size_t attention = q + 2 * (train ? larger(kv, dkv) : kv), most = larger(attention, delta);
+    const size_t latent = train ? larger(kv, 2 * up((size_t)all_parts(s) * latent_bytes(c, rows))) : kv;
+    const size_t attention = model_is_latent(c) ? latent : q + 2 * (train ? larger(kv, dkv) : kv), most = larger(attention, delta);
     const size_t dx = up(SIZE_OF(model_embedded_rows(c, rows), c->hidden, (int64_t)sizeof(float)));
     return train ? larger(most, dx) : most;
 }
@@ -157,6 +165,7 @@ static size_t shared_bytes(const struct model_config *c, enum dtype act, int64_t
 static int64_t index_count(const struct model_config *c, struct model_context_shape s, int64_t rows) {
     const int size = s.ranks;
     int64_t q, kv;
+    if (model_is_latent(c)) return 0;
     model_context_heads(c, size, &q, &kv);
     int64_t own = q + kv, all = c->n_q_heads + c->n_kv_heads;
     for (int i = 0; i < DELTA_ARRAYS && c->delta.v_heads; i++) {
@@ -178,23 +187,25 @@ static size_t taps_bytes(const struct model_config *c, int size) {
 
 size_t model_context_bytes(const struct model_config *c, enum dtype act, struct model_context_shape s, int64_t max_rows,
                            bool train) {
-    return shared_bytes(c, act, max_rows, train) + taps_bytes(c, s.ranks) + ids_bytes(c, max_rows) +
+    return shared_bytes(c, act, s, max_rows, train) + taps_bytes(c, s.ranks) + ids_bytes(c, max_rows) +
            (size_t)index_count(c, s, max_rows) * sizeof(int32_t);
 }
 
 int model_context_open(struct model_context **out, const struct model_context_args *a) {
     struct model_context *const x = *out = xcalloc(1, sizeof *x);
     const struct model *const m = x->m = a->model;
+    const struct model_context_shape shape = {collective_size(a->group), a->parts};
     x->group = a->group;
     x->rank = collective_rank(a->group);
-    x->size = collective_size(a->group);
+    x->size = shape.ranks;
+    x->n_parts = all_parts(shape);
     x->max_rows = a->max_rows;
     x->shared = a->room;
-    x->shared_bytes = shared_bytes(&m->cfg, m->act, a->max_rows, a->train);
+    x->shared_bytes = shared_bytes(&m->cfg, m->act, shape, a->max_rows, a->train);
     x->taps = x->shared + x->shared_bytes;
     x->both = (int32_t *)(void *)(x->taps + taps_bytes(&m->cfg, x->size));
     x->index = (int32_t *)(void *)((char *)x->both + ids_bytes(&m->cfg, a->max_rows));
-    x->host = xmalloc((size_t)index_count(&m->cfg, (struct model_context_shape){x->size, a->parts}, a->max_rows) * sizeof *x->host);
+    x->host = xmalloc((size_t)(index_count(&m->cfg, shape, a->max_rows) + 1) * sizeof *x->host);
     return collective_share(a->group, x->shared, x->shared_bytes);
 }
 
@@ -254,6 +265,7 @@ int model_context_begin(struct model_context *x, const struct model_parts *parts
     x->parts = *parts;
     x->ids = ids;
     x->next = TENSOR_NONE;
+    if (model_is_latent(c)) return 0;
     const int64_t r0 = parts->cut[x->rank], n = part_rows(x, x->rank);
     for (int64_t t = 0; t < rows; t++) /* ranges by rows, one after the other, are the matrix of all rows */
         for (int64_t h = own.q0; h < own.q1; h++) *to++ = (int32_t)(t * hq + h);
@@ -345,11 +357,22 @@ static void qkv_areas(const struct model_context *x, enum dtype q, enum dtype kv
     place(x, v, AREAS);
 }
 
-/* Of the forward pass: values that are the keys are not sent again. */
-static int areas_of(const struct model_context *x) { return model_kv_sides(&x->m->cfg) == 2 ? AREAS : AREAS - 1; }
-
 static struct tensor keys(void *p, enum dtype dt, int64_t heads, int64_t rows, int64_t dim) {
     return (struct tensor){p, dt, 4, {1, heads, rows, dim}};
+}
+
+/* Keys that are the values too, of one head: the ranks' rows one after the other are those of the micro-batch. */
+static struct area latent_area(const struct model_context *x) {
+    struct area a = {.dt = x->m->act, .heads = 1, .width = x->m->cfg.head_dim, .keys = true};
+    place(x, &a, 1);
+    return a;
+}
+
+static void latent_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn) {
+    const struct model_context *const x = b->context;
+    const struct area own = latent_area(x);
+    qkv->kv.k = qkv->kv.v = keys(own_place(x, &own), x->m->act, 1, b->n_rows, qkv->head_dim);
+    attn->kv.k = attn->kv.v = keys(s->kv.k.data, x->m->act, 1, x->parts.cut[x->size], qkv->head_dim);
 }
 
 void model__context_args(const struct model_batch *b, const struct model_stage *s, struct qkv_args *qkv, struct attn_args *attn) {
@@ -358,10 +381,14 @@ void model__context_args(const struct model_batch *b, const struct model_stage *
     const int64_t rows = x->parts.cut[x->size], d = qkv->head_dim, q = own.q1 - own.q0, kv = own.kv1 - own.kv0;
     const enum dtype act = x->m->act;
     struct area v[AREAS];
+    if (model_is_latent(&x->m->cfg)) {
+        latent_args(b, s, qkv, attn);
+        return;
+    }
     qkv_areas(x, act, act, false, v);
     qkv->q = tensor_2d(own_place(x, &v[0]), act, b->n_rows, qkv->n_q_heads * d);
     qkv->kv.k = keys(own_place(x, &v[1]), act, qkv->n_kv_heads, b->n_rows, d);
-    qkv->kv.v = areas_of(x) == AREAS ? keys(own_place(x, &v[2]), act, qkv->n_kv_heads, b->n_rows, d) : qkv->kv.k;
+    qkv->kv.v = keys(own_place(x, &v[2]), act, qkv->n_kv_heads, b->n_rows, d);
     attn->n_q_heads = q;
     attn->n_kv_heads = kv;
     attn->q = tensor_2d(s->q.data, act, rows, q * d);
@@ -391,10 +418,10 @@ int model__context_attn_fwd(const struct model_batch *b, const struct attn_args 
     struct dev *const d = x->m->dev;
     struct area v[AREAS], out;
     qkv_areas(x, x->m->act, x->m->act, false, v);
-    TRY(gather(x, v, areas_of(x)));
+    TRY(gather(x, v, AREAS));
     TRY(pick(x, &v[0], x->rows_q, attn->q));
     TRY(pick(x, &v[1], x->rows_kv, attn->kv.k));
-    if (areas_of(x) == AREAS) TRY(pick(x, &v[2], x->rows_kv, attn->kv.v));
+    TRY(pick(x, &v[2], x->rows_kv, attn->kv.v));
     if (attn->n_kv_heads > 0) TRY(dev_attn_fwd(d, attn));
     if (attn->n_kv_heads > 0 && sinks)
         TRY(dev_attn_sink_fwd(d, &(struct attn_sink_args){attn->out, attn->lse, own_part(x, sinks->vec)}));
@@ -402,6 +429,66 @@ int model__context_attn_fwd(const struct model_batch *b, const struct attn_args 
     TRY(dev_copy(d, own_place(x, &out), attn->out.data, out.at[x->rank + 1] - out.at[x->rank]));
     TRY(gather(x, &out, 1));
     return pick(x, &out, x->heads_q, att);
+}
+
+int model__context_latent_fwd(const struct model_batch *b, const struct attn_args *attn) {
+    struct model_context *const x = b->context;
+    const struct area all = latent_area(x);
+    TRY(gather(x, &all, 1));
+    TRY(dev_copy(x->m->dev, attn->kv.k.data, all.base, all.at[x->size] - all.at[0]));
+    CHECK(b->part_seqs);
+    for (int i = 0; i < b->parts->n; i++) {
+        const struct model_range r = {b->parts->cut[i], b->parts->cut[i + 1]};
+        struct attn_args part = *attn;
+        part.seqs = b->part_seqs[i];
+        part.q = model__range(part.q, r);
+        part.out = model__range(part.out, r);
+        part.lse = model__range(part.lse, r);
+        TRY(dev_attn_fwd(x->m->dev, &part));
+    }
+    return 0;
+}
+
+int model__latent_part_bwd(const struct model *m, const struct model_batch *b, int i, const struct attn_args *attn,
+                           struct tensor datt, const struct qkv_bwd_args *out) {
+    const struct model_range r = {b->parts->cut[i], b->parts->cut[i + 1]};
+    struct attn_args part = *attn;
+    CHECK(b->part_seqs);
+    part.seqs = b->part_seqs[i];
+    part.q = model__range(part.q, r);
+    part.out = model__range(part.out, r);
+    part.lse = model__range(part.lse, r);
+    TRY(dev_zero(m->dev, out->dk.data, (size_t)tensor_count(out->dk) * sizeof(float)));
+    TRY(dev_zero(m->dev, out->dv.data, (size_t)tensor_count(out->dv) * sizeof(float)));
+    return dev_attn_bwd(m->dev, &part, model__range(datt, r), model__range(out->dq, r), out->dk, out->dv);
+}
+
+int model__context_latent_bwd(const struct model_batch *b, const struct attn_args *attn, struct tensor datt,
+                              const struct qkv_bwd_args *out) {
+    struct model_context *const x = b->context;
+    const int64_t all = attn->kv.k.dim[2], d = attn->head_dim, r0 = x->parts.cut[x->rank];
+    const int first = model_parts_first(x->n_parts, x->size, x->rank);
+    const size_t part = latent_bytes(&x->m->cfg, all), side = up((size_t)x->n_parts * part);
+    const struct tensor *const sums[] = {&out->dk, &out->dv};
+    size_t at[2 * (MODEL_MOST_PARTS + 1)];
+    CHECK(2 * side <= x->shared_bytes && b->parts->n == model_parts_first(x->n_parts, x->size, x->rank + 1) - first);
+    for (int i = 0; i < b->parts->n; i++) {
+        char *const to = x->shared + (size_t)(first + i) * part;
+        const struct qkv_bwd_args own = {
+            .dq = out->dq, .dk = keys(to, DT_F32, 1, all, d), .dv = keys(to + side, DT_F32, 1, all, d)};
+        TRY(model__latent_part_bwd(x->m, b, i, attn, datt, &own));
+    }
+    for (int k = 0; k < 2; k++)
+        for (int r = 0; r <= x->size; r++)
+            at[k * (x->size + 1) + r] = (size_t)k * side + (size_t)model_parts_first(x->n_parts, x->size, r) * part;
+    TRY(collective_all_gather(x->group, x->shared, at, 2));
+    for (int k = 0; k < 2; k++) /* own keys of all parts */
+        for (int i = 0; i < x->n_parts; i++) {
+            char *const from = x->shared + (size_t)k * side + (size_t)i * part + (size_t)(r0 * d) * sizeof(float);
+            if (i > 0) TRY(dev_axpby(x->m->dev, *sums[k], 1, keys(from, DT_F32, 1, b->n_rows, d), 1));
+            else TRY(dev_copy(x->m->dev, sums[k]->data, from, (size_t)(b->n_rows * d) * sizeof(float)));
+        }
+    return 0;
 }
 
 struct tensor model__context_datt(const struct model_batch *b) {

@@ -2,11 +2,12 @@
  *
  * Sequence parallelism by heads (Jacobs et al. 2023, DeepSpeed Ulysses): a rank has consecutive rows of the micro-batch for all
  * that works row by row, and its key heads, with their queries or values, of all rows for attention and the delta rule. Between
- * both, rows travel. Each output is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is
- * cut into as many parts as the configuration says, each part's gradient is one summand of the fold of gradients
+ * both, rows travel. Latent attention has one key head: its keys, which are the values too, go to all ranks, and each attends for
+ * its own rows. Each output is computed as one rank computes it. A gradient of weights is a sum over rows: the micro-batch is cut
+ * into as many parts as the configuration says, each part's gradient is one summand of the fold of gradients
  * (train/gradient_all_reduce.h). Where ranks are fewer, each has a run of consecutive parts and gives a summand of each; a rank
  * that has all parts adds them one after the other. What belongs to heads (sinks, the convolution and decay of gated delta nets)
- * has one summand a micro-batch, on the heads' rank. Knows no losses.
+ * has one summand a micro-batch, on the heads' rank; the gradient of latent attention's keys has one of each part. Knows no losses.
  * Invariant: numbers depend on the parts, never on how many ranks have them. */
 #ifndef VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H
 #define VERLC_MODEL_PARALLEL_CONTEXT_PARALLEL_H

@@ -232,7 +232,7 @@ struct rank_plan plan_ranks(const struct memory_plan *p, const struct ppo_worker
                           .micro = rank_plan_micro_batches(k->actor.update_cut, p->max_rows_update, p->max_len, mini),
                           .chunk = k->actor.grad_chunk,
                           .context = p->keep.context > 1 ? p->keep.context : 1,
-                          .key_heads = s->policy.n_kv_heads,
+                          .key_heads = model_is_latent(&s->policy) ? 0 : s->policy.n_kv_heads,
                           .parts = p->parts,
                           .uneven = p->policy.uneven,
                           .limit = p->limit,
