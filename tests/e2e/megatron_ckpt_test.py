@@ -90,7 +90,7 @@ def latents(test, dir):
     """DeepSeek-V3 under the names of either kind of modules; what is missing, and what has another shape."""
     bias, norm = "decoder.layers.0.mlp.router.expert_bias", "decoder.layers.0.self_attention.kv_layernorm.weight"
     for i, (te, change, words) in enumerate((
-            (False, {}, None), (True, {}, None),
+            (False, {}, None), (True, {"mtp.layers.0.eh_proj.weight": (4, 8)}, None),
             (False, {bias: None}, "no tensor becomes model.layers.0.mlp.gate.e_score_correction_bias"),
             (False, {bias: (3,)}, "becomes model.layers.0.mlp.gate.e_score_correction_bias of shape (3, 1)"),
             (False, {norm: None}, "no tensor becomes model.layers.0.self_attn.kv_a_layernorm.weight"),
@@ -108,6 +108,7 @@ def latents(test, dir):
         got = read(dir / f"latent{i}_out/model.safetensors")
         test(f"DeepSeek-V3, te {te}: the correction bias is f32, all else bf16", p.returncode == 0 and
              {k for k, (t, _, _) in got.items() if t == "F32"} == {"model.layers.0.mlp.gate.e_score_correction_bias"}, p.stderr)
+        test("MTP layers are noted" if change else "no note without", ("MTP layers" in p.stderr) == bool(change), p.stderr)
 
 
 def start(test, s):

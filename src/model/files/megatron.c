@@ -29,7 +29,7 @@ struct megatron {
     struct megatron_tensor *tensors;
     int64_t n, cap;
     struct map by_name;
-    bool no_head, has_score;
+    bool no_head, has_score, has_mtp;
     const char *dir;
     char *at; /* where .metadata is: dir/dist_ckpt, or dir */
 };
@@ -150,8 +150,9 @@ static bool begins(const char *name, const char *with) { return strncmp(name, wi
 
 /* dcp_choice: weights of the model; what is the optimizer's, or of random numbers, is left. */
 static int choose(void *arg, const char *name) {
-    const struct megatron *m = arg;
+    struct megatron *m = arg;
     struct place place;
+    m->has_mtp |= begins(name, "mtp.");
     if (!begins(name, "decoder.") && !begins(name, "embedding.") && !begins(name, "output_layer.")) return 0;
     if (m->no_head && begins(name, "output_layer.")) return 0;
     const struct rule *rule = rule_of(m, name, &place);
@@ -424,6 +425,7 @@ int megatron_open(struct megatron **out, const struct megatron_args *a) {
     TRYG(dcp_open(&m->dcp, m->at, choose, m), out);
     for (int64_t i = 0; i < dcp_count(m->dcp); i++) TRYG(add_tensor(m, dcp_at(m->dcp, i)), out);
     TRYG(check_weights(m), out);
+    if (m->has_mtp) log_note("%s: the weights of its MTP layers (mtp...) are not read", m->at);
 out:
     free(link);
     m->dir = NULL; /* the caller's */
