@@ -98,6 +98,12 @@ static inline void __nanosleep(unsigned) {
     abort();
 }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
+static inline bool __any_sync(unsigned, bool v) {
+    const lane_bytes *const all = threads_exchange(&v, sizeof v);
+    bool any = false;
+    for (int i = 0; i < 32; i++) any |= *all[i] != 0;
+    return any;
+}
 
 /* The compiler fuses nothing (-ffp-contract=off). */
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }

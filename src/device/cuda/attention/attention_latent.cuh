@@ -7,6 +7,7 @@
 #define VERLC_DEV_CUDA_ATTENTION_LATENT_CUH
 
 #include "device/cuda/attention/online_softmax.cuh"
+#include "device/cuda/wgmma.cuh"
 
 enum { LATENT_SIZE = 576, /* most elements of a head; the rest is zeros */ LATENT_STEPS = LATENT_SIZE / 16 };
 static constexpr int LATENT_STRIDE = tile_stride(LATENT_SIZE);
@@ -21,7 +22,48 @@ static __device__ __forceinline__ void load_a(uint32_t (&x)[4], uint32_t rows, i
     ldmatrix_x4(x, rows + (uint32_t)(lane % 16 * stride + lane / 16 * 16 + step * 32));
 }
 
-/* attention_latent_decode.cu: one row of each sequence. *ran: false, it does not take this device or batch. */
+/* ---- 64 rows as nine panels of 64 columns (wgmma.cuh), eight rows by each of eight warps ---- */
+
+enum {
+    LATENT_WARPS = 8,
+    LATENT_PANELS = LATENT_SIZE / 64,
+    LATENT_PANEL = 64 * PANEL_ROW,
+    LATENT_ROWS = LATENT_PANELS * LATENT_PANEL
+};
+
+/* Queues the copy of this warp's rows of src, by lane % 8 rows number `mine`, zeros where that is negative. */
+static __device__ __forceinline__ void latent_copy(const struct cuda_attn &a, const void *src, int mine, uint32_t to) {
+    const int lane = (int)threadIdx.x % 32;
+    const auto copy = [&](int row, int of_row, int chunk) {
+        const bool take = of_row >= 0 && chunk * 8 < a.dim;
+        cp_async16(to + (uint32_t)(chunk / 8 * LATENT_PANEL) + panel_offset(row, chunk % 8),
+                   (const uint16_t *)src + (take ? (int64_t)of_row * a.dim + chunk * 8 : 0), take);
+    };
+    to += (uint32_t)((int)threadIdx.x / 32 * 8 * PANEL_ROW);
+#pragma unroll
+    for (int row = 0; row < 8; row++) { /* 72 chunks: 32, 32 and 8 */
+        const int of_row = __shfl_sync(WARP_ALL, mine, row);
+        copy(row, of_row, lane);
+        copy(row, of_row, lane + 32);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = half * 4 + lane / 8;
+        copy(row, __shfl_sync(WARP_ALL, mine, row), 64 + lane % 8);
+    }
+}
+/* Where this lane's key of a tile is, for latent_copy; -1: not one of [lo, hi). */
+static __device__ __forceinline__ int latent_key(const struct cuda_attn &a, int seq, int tile, int lo, int hi) {
+    const int j = tile * DEV_KEY_TILE + (int)threadIdx.x / 32 * 8 + (int)threadIdx.x % 8;
+    return j >= lo && j < hi ? key_row(a, seq, 0, j) : -1;
+}
+static_assert(DEV_KEY_TILE == 64 && LATENT_SIZE == 576, "a tile of keys is 64 rows, of nine panels");
+
+/* ---- host; *ran: false, it does not take this device or batch ---- */
+
+/* attention_latent_decode.cu: one row of each sequence. */
 int cuda_attn_decode_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+/* attention_latent_fwd_sm90.cu */
+int cuda_attn_fwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 
 #endif

@@ -6,48 +6,18 @@
  * MMAs are issued in turn, while cp.async brings the one after that. In a CUDA graph all but the newest key of the first tiles are
  * asked for before the kernel in front, which makes that, has ended (device/graph.h allows it).
  *
- * Row r of a tile has 72 chunks of 16 bytes; of each eight of them, number c lies at place c ^ (r % 8).
- *
  * Invariant: a row's operations are those of attention_latent.cuh, in that order. */
 #include "device/cuda/attention/attention_latent.cuh"
 
-enum { ROWS = 16, WARPS = 8, THREADS = 32 * WARPS, STAGES = 3, COLS = LATENT_SIZE / WARPS, CHUNKS = LATENT_SIZE / 8 };
-enum { PREFETCH = 2 /* tiles that are queued before the first is waited for */, KEYS = DEV_KEY_TILE / WARPS /* a warp copies */ };
-enum { LINE = 128, STRIDE = LATENT_SIZE * 2, LINES = STRIDE / LINE }; /* bytes of eight chunks; of a row */
-static_assert(CHUNKS == 72 && COLS == 72 && KEYS == 8, "a row is copied by a warp as 32, 32 and 8 chunks");
+enum { ROWS = 16, WARPS = LATENT_WARPS, THREADS = 32 * WARPS, STAGES = 3, COLS = LATENT_SIZE / WARPS };
+enum { PREFETCH = 2 /* tiles that are queued before the first is waited for */ };
+enum { MOST_HEADS = 32 /* with more, blocks of 64 heads (attention_latent_fwd_sm90.cu) */ };
 static_assert(STAGES == PREFETCH + 1, "a stage is refilled when all warps are past its P.V");
-static constexpr int KEYS_BYTES = DEV_KEY_TILE * STRIDE, P_STRIDE = tile_stride(DEV_KEY_TILE);
+static constexpr int KEYS_BYTES = LATENT_ROWS, P_STRIDE = tile_stride(DEV_KEY_TILE);
 static constexpr int HALF = ROWS * DEV_KEY_TILE; /* numbers */
 /* tiles, both halves of the scores, probabilities, a number of each row */
 static constexpr int SCORES_AT = STAGES * KEYS_BYTES, P_AT = SCORES_AT + 2 * HALF * 4, BY_ROW_AT = P_AT + ROWS * P_STRIDE;
 static constexpr int SMEM = BY_ROW_AT + ROWS * 4;
-
-/* Where this lane's key of a tile is (lane % 8 of the warp's): its number of rows of k, -1 where the row does not see it. */
-static __device__ __forceinline__ int lane_key(const struct cuda_attn &a, int seq, int tile, int lo, int hi) {
-    const int j = tile * DEV_KEY_TILE + (int)threadIdx.x / 32 * KEYS + (int)threadIdx.x % KEYS;
-    return j >= lo && j < hi ? key_row(a, seq, 0, j) : -1;
-}
-/* Queues the copy of this warp's keys of a tile, rows `key` of k by lane. */
-static __device__ __forceinline__ void copy_keys(const struct cuda_attn &a, int key, uint32_t to) {
-    const int lane = (int)threadIdx.x % 32;
-    const auto copy = [&](int row, int of_row, int chunk) {
-        const bool take = of_row >= 0 && chunk * 8 < a.dim;
-        cp_async16(to + (uint32_t)(row * STRIDE + (chunk ^ row) * 16),
-                   (const uint16_t *)a.k + (take ? (int64_t)of_row * a.dim + chunk * 8 : 0), take);
-    };
-    to += (uint32_t)((int)threadIdx.x / 32 * KEYS * STRIDE);
-#pragma unroll
-    for (int row = 0; row < KEYS; row++) {
-        const int of_row = __shfl_sync(WARP_ALL, key, row);
-        copy(row, of_row, lane);
-        copy(row, of_row, lane + 32);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = half * 4 + lane / 8;
-        copy(row, __shfl_sync(WARP_ALL, key, row), 64 + lane % 8);
-    }
-}
 
 /* This warp's half of the columns of the block's rows as A fragments, zeros beyond the last row and beyond the head's end. */
 static __device__ __forceinline__ void load_queries(const struct cuda_attn &a, int64_t first, int rows,
@@ -73,19 +43,19 @@ template <bool QK, bool PV>
 static __device__ __forceinline__ void multiply(float (&s)[2][4], const uint32_t (&q)[LATENT_STEPS / 2][4], uint32_t keys,
                                                 float (&acc)[COLS / 8][4], uint32_t p_tile, uint32_t values) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, swap = lane % 8;
-    const int chunk = warp % 2 * 4 + lane / 8 % 2; /* of the line; the half's other two are 2 on */
-    const uint32_t row = keys + (uint32_t)((warp / 2 * 16 + lane / 16 * 8 + lane % 8) * STRIDE);
+    const int chunk = warp % 2 * 4 + lane / 8 % 2; /* of a panel; the half's other two are 2 on */
+    const uint32_t row = keys + (uint32_t)((warp / 2 * 16 + lane / 16 * 8 + lane % 8) * PANEL_ROW);
     const uint32_t x_at[2] = {row + (uint32_t)((chunk ^ swap) * 16), row + (uint32_t)(((chunk + 2) ^ swap) * 16)};
     uint32_t p[2][4]; /* of 32 keys */
-    values += (uint32_t)(lane * STRIDE);
+    values += (uint32_t)(lane * PANEL_ROW);
     fill_zero(s);
 #pragma unroll
     for (int i = 0; i < LATENT_STEPS / 2; i++) {
         uint32_t x[4], y[4];
-        const int n = i % (COLS / 8), by = i / (COLS / 8);
+        const int n = i % (COLS / 8), by = i / (COLS / 8), of = warp * (COLS / 8) + n; /* columns 8 of and on */
         if (PV && n == 0) load_a(p[0], p_tile, P_STRIDE, 2 * by), load_a(p[1], p_tile, P_STRIDE, 2 * by + 1);
-        if (QK) ldmatrix_x4(x, x_at[i % 2] + (uint32_t)(i / 2 * LINE));
-        if (PV) ldmatrix_x4_trans(y, values + (uint32_t)(((warp * (COLS / 8) + n) ^ swap) * 16 + by * 32 * STRIDE));
+        if (QK) ldmatrix_x4(x, x_at[i % 2] + (uint32_t)(i / 2 * LATENT_PANEL));
+        if (PV) ldmatrix_x4_trans(y, values + (uint32_t)(of / 8 * LATENT_PANEL + (of % 8 ^ swap) * 16 + by * 32 * PANEL_ROW));
         if (QK) mma_bf16(s[0], q[i], x[0], x[1]);
         if (PV) mma_bf16(acc[n], p[0], y[0], y[1]);
         if (QK) mma_bf16(s[1], q[i], x[2], x[3]);
@@ -93,7 +63,7 @@ static __device__ __forceinline__ void multiply(float (&s)[2][4], const uint32_t
     }
 }
 static_assert(LATENT_STEPS / 2 == COLS / 8 * (DEV_KEY_TILE / 32), "as many MMAs of scores as of values");
-static_assert(latent_half(1) == 0 && latent_half(2) == 1 && latent_half(3) == 1 && latent_half(4) == 0, "halves of a line");
+static_assert(latent_half(1) == 0 && latent_half(2) == 1 && latent_half(3) == 1 && latent_half(4) == 0, "halves of a panel");
 
 /* Where the score of a row and key is in a half: the groups of 8 keys are swapped by the row, for the banks. */
 static __device__ __forceinline__ int score_at(int row, int key) { return row * DEV_KEY_TILE + (key ^ row % 8 * 8); }
@@ -112,7 +82,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
     const auto stage = [&](int tile) { return smem + (uint32_t)(tile % STAGES * KEYS_BYTES); };
     int tile = lo / DEV_KEY_TILE, key[PREFETCH];
 #pragma unroll
-    for (int i = 0; i < PREFETCH; i++) key[i] = lane_key(a, s.seq, tile + i, lo, hi);
+    for (int i = 0; i < PREFETCH; i++) key[i] = latent_key(a, s.seq, tile + i, lo, hi);
     bool waited = false;
 #pragma unroll
     for (int i = 0; i < PREFETCH; i++) {
@@ -120,12 +90,12 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
             pdl_wait(); /* the newest key */
             waited = true;
         }
-        if (tile + i < end) copy_keys(a, key[i], stage(tile + i));
+        if (tile + i < end) latent_copy(a, a.k, key[i], stage(tile + i));
         cp_commit();
     }
     if (!waited) pdl_wait();
     if (s.n == 0) return;
-    int next = lane_key(a, s.seq, tile + PREFETCH, lo, hi);
+    int next = latent_key(a, s.seq, tile + PREFETCH, lo, hi);
     const int64_t at = (int64_t)s.first * a.n_q_heads + first;
     uint32_t q[LATENT_STEPS / 2][4];
     load_queries(a, at, rows, q);
@@ -178,9 +148,9 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
     for (; tile + 1 < end; tile++) {
         cp_wait<0>();
         __syncthreads();
-        if (tile + PREFETCH < end) copy_keys(a, next, stage(tile + PREFETCH));
+        if (tile + PREFETCH < end) latent_copy(a, a.k, next, stage(tile + PREFETCH));
         cp_commit();
-        next = lane_key(a, s.seq, tile + PREFETCH + 1, lo, hi);
+        next = latent_key(a, s.seq, tile + PREFETCH + 1, lo, hi);
         rescale();
         multiply<true, true>(score, q, stage(tile + 1), acc, p_tile, stage(tile));
         softmax(tile + 1);
@@ -209,7 +179,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
 }
 
 int cuda_attn_decode_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran) {
-    *ran = a->seqs.max_q == 1 && c->smem_max >= (size_t)SMEM;
+    *ran = a->seqs.max_q == 1 && c->smem_max >= (size_t)SMEM && (p.group <= MOST_HEADS || !cuda_hopper(c));
     if (!*ran) return 0;
     p.n_tiles = attn_tiles(a, ROWS);
     const int64_t blocks = a->seqs.n * p.n_tiles;

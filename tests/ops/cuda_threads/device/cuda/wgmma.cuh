@@ -15,6 +15,7 @@ static inline uint64_t panels_desc_mn(uint32_t addr, int next) {
     return (uint64_t)((addr & 0x3ffffu) >> 4) | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 static inline uint64_t panel_desc(uint32_t addr) { return panels_desc_mn(addr, 16); }
+static inline uint32_t panel_desc_low(uint32_t addr) { return (uint32_t)panel_desc(addr); }
 
 /* d (64, n) = (add ? d : 0) + A . B^T over 16 columns. */
 struct threads_wgmma {
@@ -84,6 +85,10 @@ static inline void wgmma_m64n64_rs(float (&d)[8][4], const uint32_t (&a)[4], uin
 }
 static inline void wgmma_m64n256_rs(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
     threads_wgmma_issue({d[0], 256, true, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
+}
+template <int NB> static inline void wgmma_small_n(float (&d)[NB][4], uint32_t a, uint32_t b) {
+    const uint64_t upper = (uint64_t)0x40000040 << 32;
+    threads_wgmma_issue({d[0], 8 * NB, true, false, false, {}, upper | a, upper | b});
 }
 
 #endif
