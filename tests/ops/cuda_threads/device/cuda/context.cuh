@@ -38,7 +38,6 @@ static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P
                                           A... args) {
     return cuda_launch_plain(c, kernel, grid, threads, smem, args...);
 }
-static inline bool cuda_hopper(const struct cuda *c) { return c->smem_max >= (size_t)227 << 10; }
 template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
     return cuda_launch_plain(c, kernel, grid, threads, smem, args...);
