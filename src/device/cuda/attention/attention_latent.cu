@@ -1,5 +1,5 @@
 /* attention_latent.cu - attention whose values are its keys, with heads of more than 256 elements (latent attention): forward of
- * training, prefill and decode where no other file serves them (attention_latent_decode.cu, attention_latent_fwd_sm90.cu); backward.
+ * training, prefill and decode where attention_latent_decode.cu and attention_latent_fwd_sm90.cu do not serve them; backward.
  *
  * bf16 on mma.sync. A block has 32 packed rows (or, for dk and dv, 32 keys) and 8 warps: two groups of 16 rows, in each four warps
  * that share the scores of a tile by quarters, and the columns of the result. Scores go through shared memory to all four. A tile
@@ -202,11 +202,6 @@ static __global__ void __launch_bounds__(THREADS) latent_delta(const struct cuda
     if (threadIdx.x % 32 == 0) a.stat[at] = make_float2(__fmul_rn(a.lse[at], LOG2_E), sum);
 }
 
-/* End of the packed rows that see the key j keys behind the first row's own, which start at j * group. */
-static __device__ __forceinline__ int rows_end(const struct cuda_attn &a, const struct seq_rows &s, int j) {
-    return a.window > 0 && j < s.n - a.window ? (j + a.window) * a.group : s.packed;
-}
-
 /* Block (32 keys of a sequence): dk and dv, of which a warp has 16 keys and COLS columns. */
 template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_latent_keys(const struct cuda_attn a) {
     pdl_launch_dependents();
@@ -397,6 +392,9 @@ int cuda_attn_bwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_
     const int64_t n = a->q.dim[0] * a->n_q_heads;
     const bool two_keys = (size_t)keys_bytes(2) <= c->smem_max, two_rows = (size_t)rows_bytes(2) <= c->smem_max;
     CU_TRY(cuda_launch_pdl(c, latent_delta, (unsigned)((n + WARPS - 1) / WARPS), THREADS, 0, p, n));
+    bool ran;
+    TRY(cuda_attn_bwd_latent_sm90(c, a, p, &ran));
+    if (ran) return 0;
     p.n_tiles = attn_key_tiles(a, ROWS);
     TRY(attn_launch(c, two_keys ? bwd_latent_keys<2> : bwd_latent_keys<1>,
                     {a->seqs.n, 1, THREADS, (size_t)keys_bytes(two_keys ? 2 : 1), true}, p));

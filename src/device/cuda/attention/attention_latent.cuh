@@ -22,33 +22,31 @@ static __device__ __forceinline__ void load_a(uint32_t (&x)[4], uint32_t rows, i
     ldmatrix_x4(x, rows + (uint32_t)(lane % 16 * stride + lane / 16 * 16 + step * 32));
 }
 
-/* ---- 64 rows as nine panels of 64 columns (wgmma.cuh), eight rows by each of eight warps ---- */
+/* ---- tiles of 64 or 32 rows as nine panels of 64 columns (wgmma.cuh), which eight warps copy ---- */
 
-enum {
-    LATENT_WARPS = 8,
-    LATENT_PANELS = LATENT_SIZE / 64,
-    LATENT_PANEL = 64 * PANEL_ROW,
-    LATENT_ROWS = LATENT_PANELS * LATENT_PANEL
-};
+enum { LATENT_WARPS = 8, LATENT_PANELS = LATENT_SIZE / 64 };
+static constexpr __host__ __device__ int latent_panel(int rows) { return rows * PANEL_ROW; } /* bytes */
+enum { LATENT_PANEL = 64 * PANEL_ROW, LATENT_ROWS = LATENT_PANELS * LATENT_PANEL };
 
-/* Queues the copy of this warp's rows of src, by lane % 8 rows number `mine`, zeros where that is negative. */
+/* Queues the copy of this warp's N of 8 N rows of src, by lane % N rows number `mine`, zeros where that is negative. */
+template <int N>
 static __device__ __forceinline__ void latent_copy(const struct cuda_attn &a, const void *src, int mine, uint32_t to) {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * N;
     const auto copy = [&](int row, int of_row, int chunk) {
         const bool take = of_row >= 0 && chunk * 8 < a.dim;
-        cp_async16(to + (uint32_t)(chunk / 8 * LATENT_PANEL) + panel_offset(row, chunk % 8),
+        cp_async16(to + (uint32_t)(chunk / 8 * latent_panel(LATENT_WARPS * N)) + panel_offset(first + row, chunk % 8),
                    (const uint16_t *)src + (take ? (int64_t)of_row * a.dim + chunk * 8 : 0), take);
     };
-    to += (uint32_t)((int)threadIdx.x / 32 * 8 * PANEL_ROW);
+    static_assert(N == 4 || N == 8, "of each row 72 chunks: 32, 32, and 8 of four rows at a time");
 #pragma unroll
-    for (int row = 0; row < 8; row++) { /* 72 chunks: 32, 32 and 8 */
+    for (int row = 0; row < N; row++) {
         const int of_row = __shfl_sync(WARP_ALL, mine, row);
         copy(row, of_row, lane);
         copy(row, of_row, lane + 32);
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = half * 4 + lane / 8;
+    for (int four = 0; four < N; four += 4) {
+        const int row = four + lane / 8;
         copy(row, __shfl_sync(WARP_ALL, mine, row), 64 + lane % 8);
     }
 }
@@ -59,11 +57,17 @@ static __device__ __forceinline__ int latent_key(const struct cuda_attn &a, int 
 }
 static_assert(DEV_KEY_TILE == 64 && LATENT_SIZE == 576, "a tile of keys is 64 rows, of nine panels");
 
+/* End of the packed rows that see the key j keys behind the first row's own, which start at j * group. */
+static __device__ __forceinline__ int rows_end(const struct cuda_attn &a, const struct seq_rows &s, int j) {
+    return a.window > 0 && j < s.n - a.window ? (j + a.window) * a.group : s.packed;
+}
+
 /* ---- host; *ran: false, it does not take this device or batch ---- */
 
 /* attention_latent_decode.cu: one row of each sequence. */
 int cuda_attn_decode_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
-/* attention_latent_fwd_sm90.cu */
+/* attention_latent_fwd_sm90.cu, attention_latent_bwd_sm90.cu; backward reads p.stat. */
 int cuda_attn_fwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+int cuda_attn_bwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 
 #endif

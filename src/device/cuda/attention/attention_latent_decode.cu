@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
             pdl_wait(); /* the newest key */
             waited = true;
         }
-        if (tile + i < end) latent_copy(a, a.k, key[i], stage(tile + i));
+        if (tile + i < end) latent_copy<8>(a, a.k, key[i], stage(tile + i));
         cp_commit();
     }
     if (!waited) pdl_wait();
@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
     for (; tile + 1 < end; tile++) {
         cp_wait<0>();
         __syncthreads();
-        if (tile + PREFETCH < end) latent_copy(a, a.k, next, stage(tile + PREFETCH));
+        if (tile + PREFETCH < end) latent_copy<8>(a, a.k, next, stage(tile + PREFETCH));
         cp_commit();
         next = latent_key(a, s.seq, tile + PREFETCH + 1, lo, hi);
         rescale();

@@ -57,12 +57,12 @@ template <int N> static __device__ __forceinline__ void group_rows(const struct 
     const auto stage = [&](int tile) { return smem + (uint32_t)(KEYS_AT + tile % STAGES * LATENT_ROWS); };
     int tile = w.lo / DEV_KEY_TILE, key = latent_key(a, w.s.seq, tile, w.lo, w.hi);
     const auto queue = [&](int of) {
-        if (of < end) latent_copy(a, a.k, key, stage(of));
+        if (of < end) latent_copy<8>(a, a.k, key, stage(of));
         cp_commit();
         key = latent_key(a, w.s.seq, of + 1, w.lo, w.hi);
     };
     const int mine = w.first + (int)threadIdx.x / 32 * 8 + lane % 8;
-    latent_copy(a, a.q, mine <= w.last ? (int)packed_index(a, w.s, 0, mine) : -1, smem);
+    latent_copy<8>(a, a.q, mine <= w.last ? (int)packed_index(a, w.s, 0, mine) : -1, smem);
     queue(tile);
     float m[2] = {-INFINITY, -INFINITY}, l[2][2] = {}, acc[N][8][4], correction[2];
 #pragma unroll
