@@ -2,9 +2,9 @@
  * its heads a block. attention_latent.cu serves everything else, and GPUs whose blocks have less than 227 KiB of shared memory.
  *
  * A block has eight warps. For Q.K^T each has 16 keys of a tile and half of the columns, with the queries in registers; for the
- * softmax two rows; for P.V 72 columns of the output. Three tiles are in shared memory: P.V of one and Q.K^T of the next, whose
- * MMAs are issued in turn, while cp.async brings the one after that. In a CUDA graph all but the newest key of the first tiles are
- * asked for before the kernel in front, which makes that, has ended (device/graph.h allows it).
+ * softmax two rows; for P.V 72 columns of the output. Three tiles are in shared memory: one, and two that cp.async brings
+ * meanwhile. In a CUDA graph all but the newest key of the first tiles are asked for before the kernel in front, which makes that,
+ * has ended (device/graph.h allows it).
  *
  * Invariant: a row's operations are those of attention_latent.cuh, in that order. */
 #include "device/cuda/attention/attention_latent.cuh"
@@ -37,33 +37,41 @@ static __device__ __forceinline__ void load_queries(const struct cuda_attn &a, i
     }
 }
 
-/* QK: s (16 rows, 16 keys) = this warp's half of q . K^T, for its keys of the tile at `keys`. PV: acc (16, COLS) += p . V of the
- * tile at `values`, of which this warp has COLS columns. */
-template <bool QK, bool PV>
-static __device__ __forceinline__ void multiply(float (&s)[2][4], const uint32_t (&q)[LATENT_STEPS / 2][4], uint32_t keys,
-                                                float (&acc)[COLS / 8][4], uint32_t p_tile, uint32_t values) {
+/* s (16 rows, 16 keys) = this warp's half of q . K^T, for its keys of the tile at `keys`. */
+static __device__ __forceinline__ void scores_of(float (&s)[2][4], const uint32_t (&q)[LATENT_STEPS / 2][4], uint32_t keys) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, swap = lane % 8;
     const int chunk = warp % 2 * 4 + lane / 8 % 2; /* of a panel; the half's other two are 2 on */
-    const uint32_t row = keys + (uint32_t)((warp / 2 * 16 + lane / 16 * 8 + lane % 8) * PANEL_ROW);
-    const uint32_t x_at[2] = {row + (uint32_t)((chunk ^ swap) * 16), row + (uint32_t)(((chunk + 2) ^ swap) * 16)};
-    uint32_t p[2][4]; /* of 32 keys */
-    values += (uint32_t)(lane * PANEL_ROW);
+    keys += (uint32_t)((warp / 2 * 16 + lane / 16 * 8 + lane % 8) * PANEL_ROW);
+    const uint32_t at[2] = {keys + (uint32_t)((chunk ^ swap) * 16), keys + (uint32_t)(((chunk + 2) ^ swap) * 16)};
     fill_zero(s);
 #pragma unroll
     for (int i = 0; i < LATENT_STEPS / 2; i++) {
-        uint32_t x[4], y[4];
-        const int n = i % (COLS / 8), by = i / (COLS / 8), of = warp * (COLS / 8) + n; /* columns 8 of and on */
-        if (PV && n == 0) load_a(p[0], p_tile, P_STRIDE, 2 * by), load_a(p[1], p_tile, P_STRIDE, 2 * by + 1);
-        if (QK) ldmatrix_x4(x, x_at[i % 2] + (uint32_t)(i / 2 * LATENT_PANEL));
-        if (PV) ldmatrix_x4_trans(y, values + (uint32_t)(of / 8 * LATENT_PANEL + (of % 8 ^ swap) * 16 + by * 32 * PANEL_ROW));
-        if (QK) mma_bf16(s[0], q[i], x[0], x[1]);
-        if (PV) mma_bf16(acc[n], p[0], y[0], y[1]);
-        if (QK) mma_bf16(s[1], q[i], x[2], x[3]);
-        if (PV) mma_bf16(acc[n], p[1], y[2], y[3]);
+        uint32_t x[4];
+        ldmatrix_x4(x, at[i % 2] + (uint32_t)(i / 2 * LATENT_PANEL));
+        mma_bf16(s[0], q[i], x[0], x[1]);
+        mma_bf16(s[1], q[i], x[2], x[3]);
     }
 }
-static_assert(LATENT_STEPS / 2 == COLS / 8 * (DEV_KEY_TILE / 32), "as many MMAs of scores as of values");
 static_assert(latent_half(1) == 0 && latent_half(2) == 1 && latent_half(3) == 1 && latent_half(4) == 0, "halves of a panel");
+
+/* acc (16, COLS) += p . V of the tile at `values`, of which this warp has COLS columns. */
+static __device__ __forceinline__ void add_values(float (&acc)[COLS / 8][4], uint32_t p_tile, uint32_t values) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    uint32_t p[DEV_KEY_TILE / 16][4];
+#pragma unroll
+    for (int k = 0; k < DEV_KEY_TILE / 16; k++) load_a(p[k], p_tile, P_STRIDE, k);
+    values += (uint32_t)(lane * PANEL_ROW);
+#pragma unroll
+    for (int by = 0; by < DEV_KEY_TILE / 32; by++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++) {
+            const int of = warp * (COLS / 8) + n; /* columns 8 of and on */
+            uint32_t y[4];
+            ldmatrix_x4_trans(y, values + (uint32_t)(of / 8 * LATENT_PANEL + ((of ^ lane) % 8) * 16 + by * 32 * PANEL_ROW));
+            mma_bf16(acc[n], p[2 * by], y[0], y[1]);
+            mma_bf16(acc[n], p[2 * by + 1], y[2], y[3]);
+        }
+}
 
 /* Where the score of a row and key is in a half: the groups of 8 keys are swapped by the row, for the banks. */
 static __device__ __forceinline__ int score_at(int row, int key) { return row * DEV_KEY_TILE + (key ^ row % 8 * 8); }
@@ -140,24 +148,19 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
 #pragma unroll
             for (int e = 0; e < 4; e++) acc[n][e] = __fmul_rn(acc[n][e], correction[e / 2]);
     };
-    cp_wait<PREFETCH - 1>();
-    __syncthreads();
-    multiply<true, false>(score, q, stage(tile), acc, p_tile, 0);
-    softmax(tile);
 #pragma unroll 1
-    for (; tile + 1 < end; tile++) {
-        cp_wait<0>();
+    for (; tile < end; tile++) {
+        cp_wait<PREFETCH - 1>();
         __syncthreads();
         if (tile + PREFETCH < end) latent_copy<8>(a, a.k, next, stage(tile + PREFETCH));
         cp_commit();
         next = latent_key(a, s.seq, tile + PREFETCH + 1, lo, hi);
+        scores_of(score, q, stage(tile));
+        softmax(tile);
+        __syncthreads();
         rescale();
-        multiply<true, true>(score, q, stage(tile + 1), acc, p_tile, stage(tile));
-        softmax(tile + 1);
+        add_values(acc, p_tile, stage(tile));
     }
-    __syncthreads();
-    rescale();
-    multiply<false, true>(score, q, 0, acc, p_tile, stage(tile));
     l = quad_sum(l);
     l = __fadd_rn(l, __shfl_xor_sync(WARP_ALL, l, 4));
     l = __fadd_rn(l, __shfl_xor_sync(WARP_ALL, l, 8));
