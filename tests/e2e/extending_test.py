@@ -199,7 +199,7 @@ def bad(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         test("the page's code", blocks(s) == ["my_adv.c", "my_loss.c", "my_adv.py", "my_loss.py", "positive.c"])
         one_line(s, test)
         bad(s, test)

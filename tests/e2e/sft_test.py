@@ -118,7 +118,7 @@ def check_no_target(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         s.write("chats.jsonl", chats())
         sft(s, "whole")
         check_formats(s, test)

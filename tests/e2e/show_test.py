@@ -225,7 +225,7 @@ def check_turns(s, test):
 
 def main():
     test = Tests()
-    with Scratch(n_train=32, n_test=4) as s:
+    with Scratch(n_train=32, n_test=4, small=True) as s:
         (s.dir / "own.py").write_text(REWARD)
         keys = {"data__train_batch_size": 4, "actor_rollout_ref__rollout__n": 4,
                 "actor_rollout_ref__actor__ppo_mini_batch_size": 4, "actor_rollout_ref__actor__optim__lr": 1e-3,

@@ -149,7 +149,7 @@ def refused(s, test):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         (s.dir / "loops.py").write_text(LOOPS)
         (s.dir / "loops.yaml").write_text('- name: two_turns\n  _target_: loops.TwoTurns\n  hint: " 1 + 1 "\n')
         (s.dir / "reward.py").write_text(REWARD)

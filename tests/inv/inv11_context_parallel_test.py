@@ -61,7 +61,7 @@ def plan_7b(s, parts):
 
 def main():
     test = Tests()
-    with Scratch() as s:
+    with Scratch(small=True) as s:
         def line(d, n, parts, **keys):
             keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": STEPS, "trainer.device": "cpu", "trainer.ranks": n,
                     PARTS: parts, **keys}
