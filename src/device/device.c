@@ -31,27 +31,28 @@ int dev_weight_pack(struct dev *d, struct weight w, struct tensor src) {
     HAVE(weight_pack);
     return TRACED(weight_pack, (d, w, src), w.n, w.k, 0);
 }
-int dev_weight_stack_pack(struct dev *d, struct weight_stack w, struct tensor src) {
-    const size_t bytes = dev_weight_bytes(d, w.w.dt, w.w.n, w.w.k);
-    TRY(want2("weight_stack_pack", "src", src, ACT, w.count * w.w.n, w.w.k));
-    if (d->ops->caps.plain_weights) { /* one matrix */
-        struct weight all = w.w;
-        all.n = w.count * w.w.n;
-        return dev_weight_pack(d, all, src);
-    }
-    for (int64_t i = 0; i < w.count; i++) {
-        struct weight one = w.w;
-        one.data = (char *)w.w.data + (size_t)i * bytes;
-        TRY(dev_weight_pack(d, one, tensor_rows(src, i * one.n, one.n)));
-    }
-    return 0;
-}
 int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w) {
     TRY(want_weight("weight_unpack", w, ACT, ANY, ANY));
     TRY(want2("weight_unpack", "dst", dst, F32 | set_of(w.dt), w.n, w.k));
     HAVE(weight_unpack);
     return d->ops->weight_unpack(d, dst, w);
 }
+/* Where weights are plain a stack is one matrix; else its matrices one by one. */
+static int each_of_stack(struct dev *d, struct weight_stack w, struct tensor rows, bool pack) {
+    const size_t bytes = dev_weight_bytes(d, w.w.dt, w.w.n, w.w.k);
+    const bool whole = d->ops->caps.plain_weights;
+    TRY(want2("weight_stack", "rows", rows, ACT, w.count * w.w.n, w.w.k));
+    for (int64_t i = 0; i < (whole ? 1 : w.count); i++) {
+        struct weight one = w.w;
+        one.data = (char *)w.w.data + (size_t)i * bytes;
+        if (whole) one.n *= w.count;
+        const struct tensor own = tensor_rows(rows, i * one.n, one.n);
+        TRY(pack ? dev_weight_pack(d, one, own) : dev_weight_unpack(d, own, one));
+    }
+    return 0;
+}
+int dev_weight_stack_pack(struct dev *d, struct weight_stack w, struct tensor src) { return each_of_stack(d, w, src, true); }
+int dev_weight_stack_unpack(struct dev *d, struct tensor dst, struct weight_stack w) { return each_of_stack(d, w, dst, false); }
 
 /* ---- forward ---- */
 

@@ -94,6 +94,7 @@ int dev_weight_pack(struct dev *d, struct weight w, struct tensor src);
 int dev_weight_stack_pack(struct dev *d, struct weight_stack w, struct tensor src);
 /* w -> dst (n, k) f32 or w.dt, row-major on the device; exact. */
 int dev_weight_unpack(struct dev *d, struct tensor dst, struct weight w);
+int dev_weight_stack_unpack(struct dev *d, struct tensor dst, struct weight_stack w); /* likewise */
 
 int dev_cast(struct dev *d, struct tensor dst, struct tensor src); /* f32 <-> bf16, or equal; same count */
 /* x (T, h) f32 = rows ids (T) i32 of w (V, h). ids must be in [0, V). */

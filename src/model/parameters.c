@@ -191,12 +191,6 @@ size_t model__group_bytes(const struct model *m, const struct model_group *g) {
     return (size_t)g->count * dev_weight_bytes(m->dev, m->act, g->n / g->count, g->k);
 }
 
-/* Matrix e of a group, and its rows of all of them. */
-static struct weight matrix_of(const struct model *m, const struct model_group *g, struct weight first, int64_t e) {
-    first.data = (char *)first.data + (size_t)e * dev_weight_bytes(m->dev, m->act, first.n, g->k);
-    return first;
-}
-
 int model__pack(const struct model *m, const struct model_group *g, struct tensor rows) {
     return dev_weight_stack_pack(m->dev, (struct weight_stack){g->mat, g->count}, rows);
 }
@@ -204,8 +198,7 @@ int model__pack(const struct model *m, const struct model_group *g, struct tenso
 int model__unpack(const struct model *m, const struct model_group *g, struct tensor rows) {
     struct weight w;
     TRY(model__weight(m, g, &w));
-    for (int64_t e = 0; e < g->count; e++) TRY(dev_weight_unpack(m->dev, tensor_rows(rows, e * w.n, w.n), matrix_of(m, g, w, e)));
-    return 0;
+    return dev_weight_stack_unpack(m->dev, rows, (struct weight_stack){w, g->count});
 }
 
 int model__group_from(struct model *m, const struct model_group *g, float *flat) {

@@ -174,7 +174,7 @@ static void test_add_block(void **state) {
     on_gpu(check_stack);
 }
 
-/* A packed stack has the bytes of its matrices, packed one by one. */
+/* A packed stack has the bytes of its matrices, packed one by one; unpacked, their rows. */
 static void check_pack(struct dev *d) {
     enum { COUNT = 3, N = 48, K = 70 };
     float *rows = random_floats(COUNT * N * K, 9);
@@ -192,6 +192,13 @@ static void check_pack(struct dev *d) {
         OK(dev_copy_out(d, want, each, COUNT * one));
         OK(dev_copy_out(d, got, stack, COUNT * one));
         assert_memory_equal(got, want, COUNT * one);
+        float *back = xcalloc(COUNT * N * K, sizeof *back);
+        void *back_dev = up(d, back, sizeof(float) * COUNT * N * K);
+        OK(dev_weight_stack_unpack(d, tensor_2d(back_dev, DT_F32, COUNT * N, K), all));
+        OK(dev_copy_out(d, back, back_dev, sizeof(float) * COUNT * N * K));
+        for (int i = 0; i < COUNT * N * K; i++) assert_true(back[i] == (dt ? bf16_to_f32(f32_to_bf16(rows[i])) : rows[i]));
+        dev_free(d, back_dev, sizeof(float) * COUNT * N * K);
+        free(back);
         assert_int_equal(dev_weight_stack_pack(d, all, tensor_2d(src, DT_F32, N, K)), ERR_INVAL);
         dev_free(d, each, COUNT * one);
         dev_free(d, stack, COUNT * one);
