@@ -28,14 +28,17 @@ enum { LATENT_WARPS = 8, LATENT_PANELS = LATENT_SIZE / 64 };
 static constexpr __host__ __device__ int latent_panel(int rows) { return rows * PANEL_ROW; } /* bytes */
 enum { LATENT_PANEL = 64 * PANEL_ROW, LATENT_ROWS = LATENT_PANELS * LATENT_PANEL };
 
-/* Queues the copy of this warp's N of 8 N rows of src, by lane % N rows number `mine`, zeros where that is negative. */
-template <int N>
-static __device__ __forceinline__ void latent_copy(const struct cuda_attn &a, const void *src, int mine, uint32_t to) {
+/* Queues the copy of this warp's N of 8 N rows of src, by lane % N rows number `mine`, zeros where that is negative. WHOLE: it is
+ * nowhere, and a head has all its elements: a copy is then few instructions, which those that compute wait for. */
+template <int N, bool WHOLE>
+static __device__ __forceinline__ void latent_copy_rows(const struct cuda_attn &a, const void *src, int mine, uint32_t to) {
     const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * N;
     const auto copy = [&](int row, int of_row, int chunk) {
-        const bool take = of_row >= 0 && chunk * 8 < a.dim;
-        cp_async16(to + (uint32_t)(chunk / 8 * latent_panel(LATENT_WARPS * N)) + panel_offset(first + row, chunk % 8),
-                   (const uint16_t *)src + (take ? (int64_t)of_row * a.dim + chunk * 8 : 0), take);
+        const bool take = WHOLE || (of_row >= 0 && chunk * 8 < a.dim);
+        const uint16_t *const from = (const uint16_t *)src + (WHOLE  ? (int64_t)of_row * LATENT_SIZE + chunk * 8
+                                                              : take ? (int64_t)of_row * a.dim + chunk * 8
+                                                                     : 0);
+        cp_async16(to + (uint32_t)(chunk / 8 * latent_panel(LATENT_WARPS * N)) + panel_offset(first + row, chunk % 8), from, take);
     };
     static_assert(N == 4 || N == 8, "of each row 72 chunks: 32, 32, and 8 of four rows at a time");
 #pragma unroll
@@ -49,6 +52,11 @@ static __device__ __forceinline__ void latent_copy(const struct cuda_attn &a, co
         const int row = four + lane / 8;
         copy(row, __shfl_sync(WARP_ALL, mine, row), 64 + lane % 8);
     }
+}
+template <int N>
+static __device__ __forceinline__ void latent_copy(const struct cuda_attn &a, const void *src, int mine, uint32_t to) {
+    if (a.dim < LATENT_SIZE || __any_sync(WARP_ALL, mine < 0)) latent_copy_rows<N, false>(a, src, mine, to);
+    else latent_copy_rows<N, true>(a, src, mine, to);
 }
 /* Where this lane's key of a tile is, for latent_copy; -1: not one of [lo, hi). */
 static __device__ __forceinline__ int latent_key(const struct cuda_attn &a, int seq, int tile, int lo, int hi) {
