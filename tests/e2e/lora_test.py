@@ -8,7 +8,7 @@ import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import DIGITS_REWARD, Scratch, Tests, run, series, start  # noqa: E402
+from verlc_test import DIGITS_REWARD, Scratch, Tests, run, series, start, waited  # noqa: E402
 
 STEPS = 30
 MODEL = "actor_rollout_ref.model."
@@ -108,8 +108,7 @@ def resume(s, test):
     test("exclude_modules takes a module out", len(tensors(s.dir / "whole/global_step_6/actor/adapter_model.safetensors")) ==
          2 * 11)
     p = start(s.ppo("broken", **keys))
-    while p.poll() is None and not (s.dir / "broken/global_step_2").exists():
-        pass
+    waited(lambda: p.poll() is not None or (s.dir / "broken/global_step_2").exists())
     p.kill()
     p.wait()
     p.stderr.close()
