@@ -358,7 +358,7 @@ def killed_writing(s):
         waited(lambda: p.p.poll() is not None or (p.dir / "global_step_1").exists())  # noqa: B023
         pid = p.rank(0)
         while p.p.poll() is None and not any(f.name.endswith(".tmp") for f in os.scandir(p.dir) if f.name.startswith("global_")):
-            pass
+            time.sleep(0.0002)  # to spin would take the time of those who write
         begin = time.time()
         try:
             os.kill(pid, signal.SIGKILL)
