@@ -15,7 +15,7 @@
 
 #include <stdio.h>
 
-enum { WARM = 3, COPIED = 1 << 30, COPIES = 8 };
+enum { WARM = 3, COPIED = 1 << 30, COPIES = 8, QUIET_S = 2 };
 
 struct decode_bench {
     struct comm *comm;
@@ -30,7 +30,14 @@ struct decode_bench {
     int gpu;            /* -1: none */
     size_t weights, kv; /* bytes that a step reads; kv: of the KV cache at the middle of a sample */
     double first_s, token_s, step_s, alone_s, bytes_per_s; /* alone_s: below 0: not measured */
+    double begun;
 };
+
+/* Where it takes long, as where ranks share a GPU: repetition i of n was done, so many seconds each. By one rank. */
+static void say(const struct decode_bench *b, const char *what, int64_t i, int64_t n, double seconds) {
+    if (comm_rank(b->comm) == 0 && clock_now() - b->begun > QUIET_S)
+        log_child("%s, %lld of %lld: %.3f ms", what, (long long)i + 1, (long long)n, 1e3 * seconds);
+}
 
 static int read_args(struct decode_bench *b, const struct comm_call *call) {
     const json_t *const a = call->args;
@@ -127,6 +134,7 @@ static int draw_all(struct decode_bench *b) {
     for (int64_t i = 0; i <= b->steps; i++) { /* the first one warms up */
         double first_s, token_s;
         TRY(draw(b, &first_s, &token_s));
+        say(b, "a token of all samples", i, b->steps + 1, token_s);
         if (i == 1 || (i > 1 && first_s < b->first_s)) b->first_s = first_s;
         if (i == 1 || (i > 1 && token_s < b->token_s)) b->token_s = token_s;
     }
@@ -134,7 +142,7 @@ static int draw_all(struct decode_bench *b) {
 }
 
 /* The least seconds of a step, of some turns of as many steps as a sample has tokens. */
-static int time_steps(struct decode_bench *b, struct decode_graphs *graphs, double *seconds) {
+static int time_steps(struct decode_bench *b, struct decode_graphs *graphs, const char *what, double *seconds) {
     *seconds = 0;
     TRY(decoder_repeat(b->decoder, graphs, WARM));
     TRY(dev_sync(&b->dev));
@@ -144,13 +152,14 @@ static int time_steps(struct decode_bench *b, struct decode_graphs *graphs, doub
         TRY(dev_sync(&b->dev));
         const double s = (clock_now() - start) / (double)b->len;
         if (i == 0 || s < *seconds) *seconds = s;
+        say(b, what, i, b->steps, s);
     }
     return 0;
 }
 
-static int repeat(struct decode_bench *b, double *seconds) {
+static int repeat(struct decode_bench *b, const char *what, double *seconds) {
     struct decode_graphs graphs = {.n = 0};
-    const int rc = time_steps(b, &graphs, seconds);
+    const int rc = time_steps(b, &graphs, what, seconds);
     decode_graphs_free(&graphs, &b->dev);
     return rc;
 }
@@ -161,7 +170,7 @@ static int repeat_together(struct decode_bench *b) {
     if (b->graph && comm_rank(b->comm) == 0 && !to) FAIL(ERR_IO, "cannot write %s", b->graph);
     dev_graph_list(&b->dev, to);
     int rc = comm_barrier(b->comm);
-    if (rc == 0) rc = repeat(b, &b->step_s);
+    if (rc == 0) rc = repeat(b, "a step, repeated", &b->step_s);
     dev_graph_list(&b->dev, NULL);
     if (to && fclose(to) != 0 && rc == 0) FAIL(ERR_IO, "cannot write %s", b->graph);
     if (rc == 0 && b->m->tp) rc = model_tp_on_time(b->m);
@@ -175,7 +184,7 @@ static int repeat_alone(struct decode_bench *b) {
         TRY(comm_barrier(b->comm));
         if (r != comm_rank(b->comm)) continue;
         model_tp_leave_out_gathers(b->m, true);
-        const int rc = repeat(b, &b->alone_s);
+        const int rc = repeat(b, "a step without gathers", &b->alone_s);
         model_tp_leave_out_gathers(b->m, false);
         TRY(rc);
     }
@@ -220,7 +229,7 @@ static int measure(struct decode_bench *b) {
 }
 
 int bench_decode_rank(struct comm *comm, const struct comm_call *call, struct ctl_result *out) {
-    struct decode_bench b = {.comm = comm};
+    struct decode_bench b = {.comm = comm, .begun = clock_now()};
     int rc = 0;
     log_set_level(LOG_WARN); /* the controller says which device it is */
     TRYG(read_args(&b, call), out);
