@@ -174,10 +174,19 @@ static struct env make_env(const char *dir) {
 
 static int set_nonblock(int fd) { return fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
+/* `python -m MODULE`, but what the current directory has of that name does not come before ours. */
+static const char RUN_MODULE[] = "import sys\n"
+                                 "path = sys.path\n"
+                                 "here = path[0] == ''\n"
+                                 "if here: del path[0]\n"
+                                 "import runpy\n"
+                                 "if here: path.insert(1, '')\n"
+                                 "runpy.run_module(sys.argv.pop(), run_name='__main__', alter_sys=True)\n";
+
 int helper__spawn(struct helper__proc *p, const struct helper__spawn_args *a) {
     int sv[2] = {-1, -1}, ep[2] = {-1, -1}, rc = 0;
     struct env env = make_env(a->dir);
-    const char *const argv[] = {a->python, "-m", a->module, NULL};
+    const char *const argv[] = {a->python, "-c", RUN_MODULE, a->module, NULL};
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sv) < 0 || pipe2(ep, O_CLOEXEC) < 0)
         FAILG(out, ERR_HELPER, "helper %s: cannot make its socket: %s", a->module, strerror(errno));

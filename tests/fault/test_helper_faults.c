@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -267,6 +268,25 @@ static void missing_pieces(void **state) {
     assert_int_equal(helper_create(&h, &(struct helper_args){.module = "faulty_helper"}), ERR_HELPER);
     assert_non_null(strstr(err_msg(), "VERLC_HELPERS_DIR=/tmp"));
     setenv("VERLC_HELPERS_DIR", dir, 1);
+}
+
+/* A package of our name where the program is started is not ours; a module that only lies there is found. */
+static void the_current_directory_comes_after_ours(void **state) {
+    (void)state;
+    char here[64] = "/tmp/verlc_beside_XXXXXX", package[96], file[128], *back = getcwd(NULL, 0);
+    assert_non_null(mkdtemp(here));
+    snprintf(package, sizeof package, "%s/verlc_helpers", here);
+    snprintf(file, sizeof file, "%s/__init__.py", package);
+    assert_int_equal(mkdir(package, 0700), 0);
+    FILE *f = fopen(file, "w");
+    assert_true(f && fputs("raise SystemExit(3)\n", f) >= 0 && fclose(f) == 0);
+    assert_int_equal(chdir(here), 0);
+    struct helper *h = make(NULL);
+    expect_ok(h);
+    helper_destroy(h);
+    assert_int_equal(chdir(back), 0);
+    free(back);
+    assert_true(unlink(file) == 0 && rmdir(package) == 0 && rmdir(here) == 0);
 }
 
 static void pipelined_requests_keep_order_and_fail_together(void **state) {
@@ -590,6 +610,7 @@ int main(void) {
         cmocka_unit_test(processor_time_is_limited),
         cmocka_unit_test(start_failures),
         cmocka_unit_test(missing_pieces),
+        cmocka_unit_test(the_current_directory_comes_after_ours),
         cmocka_unit_test(pipelined_requests_keep_order_and_fail_together),
         cmocka_unit_test(pool_loses_only_the_bad_request),
         cmocka_unit_test(pool_serves_many_at_once),
