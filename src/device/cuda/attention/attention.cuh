@@ -320,5 +320,14 @@ static inline int attn_launch(struct cuda *c, void (*kernel)(struct cuda_attn), 
     else CU_TRY(cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)g.threads), args, g.smem, c->stream));
     return 0;
 }
+/* Queues kernel(args), which waits as cuda_launch_pdl asks; its blocks are numbers of one dimension. */
+template <class... P, class... A>
+static inline int attn_launch_blocks(struct cuda *c, void (*kernel)(P...), int64_t blocks, int threads, size_t smem, A... args) {
+    if (blocks == 0) return 0;
+    if (blocks > INT32_MAX) FAIL(ERR_INVAL, "attention on the GPU: %lld blocks: too many for one call", (long long)blocks);
+    CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    CU_TRY(cuda_launch_pdl(c, kernel, dim3((unsigned)blocks), threads, smem, args...));
+    return 0;
+}
 
 #endif

@@ -12,7 +12,7 @@
  * sequence's gradients do not depend on its place in the batch. */
 #include "device/cuda/attention/attention_bwd_sm90.cuh"
 
-enum { THREADS = WARPGROUP, HEADS_OF_256 = 1 }; /* HEADS_OF_256: 0 leaves them to attention_bwd.cu */
+enum { THREADS = WARPGROUP };
 
 template <int D> struct shape {
     static constexpr int PANELS = D / 64, OPERAND = PANELS * PANEL; /* bytes of 64 rows of D */
@@ -83,44 +83,16 @@ static __device__ __forceinline__ void keys_weights(uint32_t (&p)[4][4], uint32_
     }
 }
 
-/* acc * factor to the lane's two keys of the n from row number `first` on; more: added to what is there. */
-template <int D>
-static __device__ __forceinline__ void store_keys(float *to, int64_t first, int n, const float (&acc)[D / 64][8][4], float factor,
-                                                  bool more) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int k = lane_row() + 8 * i;
-        if (k >= n) continue;
-        float *row = to + (first + k) * D;
-#pragma unroll
-        for (int g = 0; g < D / 8; g++) {
-            float2 *at = (float2 *)(row + pair_col(g));
-            float2 v = make_float2(__fmul_rn(acc[g / 8][g % 8][2 * i], factor), __fmul_rn(acc[g / 8][g % 8][2 * i + 1], factor));
-            if (more) {
-                const float2 old = __ldcg(at); /* another multiprocessor wrote it: past L1 */
-                v.x = __fadd_rn(old.x, v.x), v.y = __fadd_rn(old.y, v.y);
-            }
-            *at = v;
-        }
-    }
-}
-
-/* Blocks by tile of keys, the first, which most rows see, before the others; then half, sequence, KV head. The rows that see a
- * tile are divided into two halves, for load balance. The second half adds its sums to the first's, whose block has a lower
- * number and so was scheduled before. half_done: a semaphore for each tile (flags_of), 0 before. */
+/* half_done: keys_walk_flag's. */
 template <int D>
 static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int block, int n_seqs, int *half_done) {
     using sh = shape<D>;
-    const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
-    const int tile = block / per_tile / 2, half = block / per_tile % 2;
-    const int key = tile * TILE;
-    const int64_t key_first = (int64_t)head * a.block_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded with s */
-    const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
-    if (key >= s.n) return;
-    const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
-    const int tiles = (end - key + TILE - 1) / TILE, steps = tiles * a.group, first = half ? steps - steps / 2 : 0;
-    int left = half ? steps / 2 : steps - steps / 2;
-    if (left == 0) return;
+    struct keys_walk w;
+    if (!keys_walk_of(w, a, block, n_seqs)) return;
+    const struct seq_rows s = w.s;
+    const int key = w.key, end = w.end;
+    const int64_t key_first = w.key_first;
+    int left = w.left;
     const uint32_t smem = smem_addr(panel_memory());
     float dk[D / 64][8][4], dv[D / 64][8][4];
 #pragma unroll
@@ -137,7 +109,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         cp_commit();
     };
     load_pair<D>(smem, a.k, a.v, key_first, 1, s.n - key);
-    int pos = key + first % tiles * TILE, h = head * a.group + first / tiles, stage = 0;
+    int pos = key + w.first % w.tiles * TILE, h = w.head * a.group + w.first / w.tiles, stage = 0;
     queue(pos, h, 0);
 #pragma unroll 1
     for (; left > 0; left--, stage ^= 1) {
@@ -169,19 +141,11 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         wgmma_wait<0>();
         fence_accumulators<D>(dv), fence_accumulators<D>(dk);
     }
-    int *done = bwd_sm90_flag(a, s, half_done, tile, head);
-    if (half) {
-        if (threadIdx.x == 0)
-            while (*(volatile int *)done == 0) __nanosleep(64);
-        __syncthreads();
-        __threadfence();
-    }
-    store_keys<D>(a.dk, key_first, s.n - key, dk, a.scale, half);
-    store_keys<D>(a.dv, key_first, s.n - key, dv, 1.0f, half);
-    if (half) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) *(volatile int *)done = 1;
+    volatile int *const done = keys_walk_flag(w, a, half_done);
+    keys_walk_wait(w, done);
+    store_keys<D>(w, a.dk, a.scale, [&](int g, int e) { return dk[g / 8][g % 8][e]; });
+    store_keys<D>(w, a.dv, 1.0f, [&](int g, int e) { return dv[g / 8][g % 8][e]; });
+    keys_walk_signal(w, done);
 }
 
 /* ---- dq ---- */
@@ -275,18 +239,13 @@ __global__ void __launch_bounds__(THREADS, shape<D>::BLOCKS)
 }
 
 template <int D> static int run(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, int *half_done) {
-    const int64_t keys = a->seqs.n * p.n_tiles * p.n_kv_heads * 2, blocks = keys + a->seqs.n * p.n_tiles * p.n_q_heads;
-    if (blocks == 0) return 0;
-    if (blocks > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
-             (long long)a->seqs.n, p.n_tiles, (long long)p.n_q_heads);
-    CU_TRY(cudaFuncSetAttribute((const void *)bwd_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<D>::SMEM));
-    CU_TRY(cuda_launch_pdl(c, bwd_kernel<D>, (unsigned)blocks, THREADS, shape<D>::SMEM, p, (int)a->seqs.n, (int)keys, half_done));
-    return 0;
+    const int64_t keys = a->seqs.n * p.n_tiles * p.n_kv_heads * 2;
+    return attn_launch_blocks(c, bwd_kernel<D>, keys + a->seqs.n * p.n_tiles * p.n_q_heads, THREADS, shape<D>::SMEM, p,
+                              (int)a->seqs.n, (int)keys, half_done);
 }
 
 static bool takes(const struct cuda *c, const struct cuda_attn &p) {
-    const bool heads = (HEADS_OF_256 && p.dim == 256) || ((p.dim == 64 || p.dim == 128) && p.softcap == 0);
+    const bool heads = p.dim == 256 || ((p.dim == 64 || p.dim == 128) && p.softcap == 0);
     return cuda_hopper(c) && heads && p.kv_start && p.n_kv_blocks == 1;
 }
 

@@ -111,40 +111,15 @@ static __device__ __forceinline__ void make_ds(float (&dp)[8][4], const float2 *
     }
 }
 
-/* acc * factor to the lane's two keys of the n from row number `first` on; more: added to what is there. */
-static __device__ __forceinline__ void store_keys(float *to, int64_t first, int n, const float (&acc)[D / 8][4], float factor,
-                                                  bool more) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int k = lane_row() + 8 * i;
-        if (k >= n) continue;
-        float *row = to + (first + k) * D;
-#pragma unroll
-        for (int g = 0; g < D / 8; g++) {
-            float2 *at = (float2 *)(row + pair_col(g));
-            float2 v = make_float2(__fmul_rn(acc[g][2 * i], factor), __fmul_rn(acc[g][2 * i + 1], factor));
-            if (more) {
-                const float2 old = __ldcg(at); /* another multiprocessor wrote it: past L1 */
-                v.x = __fadd_rn(old.x, v.x), v.y = __fadd_rn(old.y, v.y);
-            }
-            *at = v;
-        }
-    }
-}
-
-/* Blocks and halves as in attention_bwd_sm90.cu. */
+/* half_done: keys_walk_flag's. */
 template <bool CAP>
 static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int block, int n_seqs, int *half_done) {
-    const int per_tile = n_seqs * a.n_kv_heads, rest = block % per_tile, head = rest % a.n_kv_heads;
-    const int tile = block / per_tile / 2, half = block / per_tile % 2;
-    const int key = tile * TILE;
-    const int64_t key_first = (int64_t)head * a.block_len + a.kv_start[rest / a.n_kv_heads] + key; /* loaded with s */
-    const struct seq_rows s = seq_rows_of(a, rest / a.n_kv_heads);
-    if (key >= s.n) return;
-    const int end = a.window > 0 ? min(s.n, key + TILE - 1 + a.window) : s.n; /* of the positions that see a key */
-    const int tiles = (end - key + TILE - 1) / TILE, steps = tiles * a.group, first = half ? steps - steps / 2 : 0;
-    int left = half ? steps / 2 : steps - steps / 2;
-    if (left == 0) return;
+    struct keys_walk w;
+    if (!keys_walk_of(w, a, block, n_seqs)) return;
+    const struct seq_rows s = w.s;
+    const int key = w.key, end = w.end;
+    const int64_t key_first = w.key_first;
+    int left = w.left;
     const int group = warpgroup();
     const uint32_t smem = smem_addr(panel_memory()), own = smem + (uint32_t)(group * OPERAND);
     float4 *const weights = (float4 *)(panel_memory() + AT_WEIGHTS) + threadIdx.x % WARPGROUP;
@@ -165,7 +140,7 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
     };
     load_tile(smem, a.k, key_first, 1, s.n - key);
     load_tile(smem + OPERAND, a.v, key_first, 1, s.n - key);
-    int pos = key + first % tiles * TILE, h = head * a.group + first / tiles, stage = 0;
+    int pos = key + w.first % w.tiles * TILE, h = w.head * a.group + w.first / w.tiles, stage = 0;
     queue(pos, h, 0);
 #pragma unroll 1
     for (; left > 0; left--, stage ^= 1) {
@@ -201,18 +176,10 @@ static __device__ __forceinline__ void keys_block(const struct cuda_attn &a, int
         wgmma_wait<0>();
         wgmma_fence_registers(acc);
     }
-    int *done = bwd_sm90_flag(a, s, half_done, tile, head);
-    if (half) {
-        if (threadIdx.x == 0)
-            while (*(volatile int *)done == 0) __nanosleep(64);
-        __syncthreads();
-        __threadfence();
-    }
-    store_keys(group ? a.dk : a.dv, key_first, s.n - key, acc, group ? a.scale : 1.0f, half);
-    if (half) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) *(volatile int *)done = 1;
+    volatile int *const done = keys_walk_flag(w, a, half_done);
+    keys_walk_wait(w, done);
+    store_keys<D>(w, group ? a.dk : a.dv, group ? a.scale : 1.0f, [&](int g, int e) { return acc[g][e]; });
+    keys_walk_signal(w, done);
 }
 
 /* ---- dq ---- */
@@ -317,14 +284,8 @@ __global__ void __launch_bounds__(THREADS, 1) bwd_256(const struct cuda_attn a, 
 template <bool CAP> static int run(struct cuda *c, const struct attn_args *a, struct cuda_attn p, int *flags) {
     const int64_t key_tiles = (a->seqs.max_q + TILE - 1) / TILE, keys = a->seqs.n * key_tiles * p.n_kv_heads * 2;
     p.n_tiles = attn_tiles(a, 2 * TILE);
-    const int64_t blocks = keys + a->seqs.n * p.n_tiles * p.n_kv_heads;
-    if (blocks == 0) return 0;
-    if (blocks > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows, %lld heads: too many for one call",
-             (long long)a->seqs.n, p.n_tiles, (long long)p.n_kv_heads);
-    CU_TRY(cudaFuncSetAttribute((const void *)bwd_256<CAP>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
-    CU_TRY(cuda_launch_pdl(c, bwd_256<CAP>, (unsigned)blocks, THREADS, SMEM, p, (int)a->seqs.n, (int)keys, flags));
-    return 0;
+    return attn_launch_blocks(c, bwd_256<CAP>, keys + a->seqs.n * p.n_tiles * p.n_kv_heads, THREADS, SMEM, p, (int)a->seqs.n,
+                              (int)keys, flags);
 }
 
 int cuda_attn_bwd_sm90_256(struct cuda *c, const struct attn_args *a, struct cuda_attn p, int *flags) {

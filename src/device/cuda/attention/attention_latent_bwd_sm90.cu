@@ -184,11 +184,6 @@ int cuda_attn_bwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct 
     *ran = cuda_hopper(c);
     if (!*ran) return 0;
     p.n_tiles = attn_tiles(a, ROWS);
-    const int64_t n = a->seqs.n, keys = attn_key_tiles(a, ROWS) * n * 2, blocks = keys + n * p.n_tiles;
-    if (blocks == 0) return 0;
-    if (blocks > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op attn_bwd: %lld sequences of %d tiles of rows: too many for one call", (long long)n, p.n_tiles);
-    CU_TRY(cudaFuncSetAttribute((const void *)bwd_latent_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
-    CU_TRY(cuda_launch_pdl(c, bwd_latent_sm90, dim3((unsigned)blocks), THREADS, SMEM, p, (int)n, (int)keys));
-    return 0;
+    const int64_t n = a->seqs.n, keys = attn_key_tiles(a, ROWS) * n * 2;
+    return attn_launch_blocks(c, bwd_latent_sm90, keys + n * p.n_tiles, THREADS, SMEM, p, (int)n, (int)keys);
 }

@@ -176,12 +176,5 @@ int cuda_attn_fwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct 
     *ran = cuda_hopper(c);
     if (!*ran) return 0;
     p.n_tiles = attn_tiles(a, ROWS);
-    const int64_t blocks = a->seqs.n * p.n_tiles;
-    if (blocks == 0) return 0;
-    if (blocks > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op attn_fwd: %lld sequences of %d tiles of rows: too many for one call", (long long)a->seqs.n,
-             p.n_tiles);
-    CU_TRY(cudaFuncSetAttribute((const void *)fwd_latent_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
-    CU_TRY(cuda_launch_pdl(c, fwd_latent_sm90, dim3((unsigned)blocks), THREADS, SMEM, p, (int)a->seqs.n));
-    return 0;
+    return attn_launch_blocks(c, fwd_latent_sm90, a->seqs.n * p.n_tiles, THREADS, SMEM, p, (int)a->seqs.n);
 }
