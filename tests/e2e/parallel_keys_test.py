@@ -59,7 +59,7 @@ def check_rules(s, test):
         test(f"the same with sequences over 4 GPUs ({group or 'actor.'})", ok, p.stderr[-600:])
     p = plan("model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
              "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2")
-    test("the same with a model over 2 x 2", p.returncode == 0 and "each rank has the whole model" in p.stderr, p.stderr[-600:])
+    test("the same with a model over 2 x 2", p.returncode == 0 and "ranks take micro-batches in turn" in p.stderr, p.stderr[-600:])
     p = plan(trainer__n_gpus_per_node=2, actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=None,
              actor_rollout_ref__actor__ppo_micro_batch_size=4)
     said = "note: actor_rollout_ref.actor.ppo_micro_batch_size=4: each rank's micro-batches have so many samples, whatever"
