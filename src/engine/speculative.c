@@ -4,7 +4,8 @@
  * follows it is dropped: KV blocks are written again. Other steps make drafts, and verify none.
  *
  * Whether it pays depends on the model, the text and how many samples run, so both ways are timed, and the quicker one is kept
- * until half of the samples have ended. What the MTP layer has not seen meanwhile it drafts without.
+ * until half of the samples have ended. Steps with useless drafts take up to twice as long: a few are timed first, and more of them
+ * only where the two ways come close. What the MTP layer has not seen meanwhile it drafts without.
  * Invariant: drafts change when a token is drawn, never which. */
 #include "engine/engine_int.h"
 
@@ -15,10 +16,15 @@
 #include <string.h>
 
 enum {
-    WARM_CALLS = 4,    /* of a trial: graphs are captured, kernels are tuned */
-    TRIAL_STEPS = 24,  /* that count */
+    WARM_CALLS = 3,    /* of a trial: graphs are captured, kernels are tuned */
+    LOOK_SAMPLES = 48, /* verified at a first look, of all samples, in no less than LOOK_STEPS */
+    LOOK_STEPS = 3,
+    PLAIN_STEPS = 12,  /* compared with them */
+    TRIAL_STEPS = 24,  /* with drafts, where the look does not tell */
     AGAIN_AFTER = 4096 /* steps: texts change */
 };
+
+static const double CLOSE = 0.9; /* a look does not tell paces with such a ratio from one another */
 
 void engine__draft_create(struct engine *e) {
     struct drafting *const d = &e->drafting;
@@ -57,6 +63,14 @@ static bool drafting(const struct engine *e) { return e->drafting.on && e->runni
 
 static double pace(const struct draft_trial *t) { return t->tokens / (t->seconds > 0 ? t->seconds : 1e-9); }
 
+/* Steps of this part of a trial. */
+static int64_t wanted_steps(const struct drafting *d, int64_t running) {
+    if (d->state == DRAFT_PLAIN_TRIAL) return PLAIN_STEPS;
+    const int64_t look = (LOOK_SAMPLES + running - 1) / running;
+    if (d->trial[0].steps > 0 || look > TRIAL_STEPS) return TRIAL_STEPS;
+    return look > LOOK_STEPS ? look : LOOK_STEPS;
+}
+
 static void begin_trial(struct drafting *d) {
     memset(d->trial, 0, sizeof d->trial);
     d->state = DRAFT_TRIAL;
@@ -77,16 +91,18 @@ void engine__draft_timed(struct engine *e, const struct draft_time *x) {
     t->steps += x->steps;
     t->seconds += x->seconds;
     t->tokens += x->tokens / (double)x->running;
-    if (t->steps < TRIAL_STEPS) return;
-    if (d->state == DRAFT_TRIAL) {
-        d->state = DRAFT_PLAIN_TRIAL;
-        d->on = false;
-        return;
+    if (t->steps < wanted_steps(d, x->running)) return;
+    const double gain = pace(&d->trial[1]) / pace(&d->trial[0]);
+    if (d->trial[0].steps == 0) d->state = DRAFT_PLAIN_TRIAL;
+    else if (d->state == DRAFT_PLAIN_TRIAL && gain > CLOSE && gain < 1 / CLOSE && d->trial[1].steps < TRIAL_STEPS) {
+        d->state = DRAFT_TRIAL;
+        d->trial[1].calls = WARM_CALLS - 1; /* the first call has nothing to verify */
+    } else {
+        d->state = DRAFT_CHOSEN;
+        d->chosen_at = x->running;
+        d->since = 0;
     }
-    d->state = DRAFT_CHOSEN;
-    d->on = pace(&d->trial[1]) > pace(&d->trial[0]);
-    d->chosen_at = x->running;
-    d->since = 0;
+    d->on = d->state == DRAFT_TRIAL || (d->state == DRAFT_CHOSEN && gain > 1);
 }
 
 /* ---- steps that make drafts ---- */

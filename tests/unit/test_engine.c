@@ -4,6 +4,7 @@
  * samples is a hash of the whole history read back through the block table, so
  * a wrong block, slot, position or sharing decision changes the result.  The
  * expected result of a request is computed without any engine. */
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/rng.h"
@@ -24,7 +25,9 @@ struct fake {
     int64_t n_blocks, max_rows_seen;
     int fail_at; /* this step fails */
     int steps, bursts, verified, drafted;
-    int64_t lengths[64]; /* of the first bursts */
+    int verify_us, burst_us; /* what a verifying step and a step of a burst take at least */
+    int right;               /* of four drafts; 0: three */
+    int64_t lengths[64];     /* of the first bursts */
     /* the running burst: its results, of rows that are farther apart than there are sequences; -1: drawn by nobody */
     int64_t burst_steps, stride, part, have;
     int32_t id[MAX_RESULTS];
@@ -79,7 +82,13 @@ static int32_t draw(const int32_t *history, int64_t n, float u, float *logp) {
 static int32_t guess(struct fake *f, const int32_t *history, int64_t n, const struct decode_row *w, int64_t after) {
     float logp;
     const int32_t id = draw(history, n, rng_token(w->seed, w->uid, w->sample, w->at + (uint32_t)after), &logp);
-    return f->drafted++ % 4 == 3 ? (id + 1) % VOCAB : id;
+    const int right = f->right == 0 ? 3 : f->right;
+    return f->drafted++ % 4 >= right ? (id + 1) % VOCAB : id;
+}
+
+static void takes(int us) {
+    for (const double end = clock_now() + us * 1e-6; us > 0 && clock_now() < end;) {
+    }
 }
 
 static int fake_step(void *ctx, const struct engine_plan *p, int32_t *id, float *logp, float *logp_kept) {
@@ -127,6 +136,7 @@ static int fake_verify(void *ctx, const struct engine_verify *v) {
     struct fake *f = ctx;
     const int64_t wide = v->most + 1;
     f->verified++;
+    takes(f->verify_us);
     for (int64_t i = 0; i < v->n_seqs; i++)
         for (int64_t j = 0; j <= v->n_draft[i]; j++) {
             const int64_t at = v->pos[i] + j,
@@ -161,6 +171,7 @@ static int fake_burst(void *ctx, const struct engine_burst *b) {
     struct fake *f = ctx;
     assert_int_equal(f->have, f->burst_steps); /* all of the one before was taken */
     f->burst_steps = b->steps;
+    takes(f->burst_us * (int)b->steps);
     f->have = 0;
     f->stride = b->n_seqs + f->bursts % 3;
     if (f->bursts < 64) f->lengths[f->bursts] = b->steps;
@@ -341,6 +352,43 @@ static void test_any_limits(void **state) {
     assert_true(bursts > 200);   /* and most of the decoding went in bursts */
     assert_true(copied > 10);    /* and samples with states began with a copy */
     assert_true(verified > 200 && accepted > 500);
+}
+
+/* Drafts that cost more than they bring end after a first look, those that pay stay; -1: none is right. */
+static void test_drafts_measured(void **state) {
+    (void)state;
+    static const struct {
+        int right, verify_us, burst_us, least, most;
+    } cases[] = {{-1, 4000, 1000, 4, 8}, {1, 8000, 1000, 4, 8}, {4, 2000, 2000, 30, 70}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int32_t prompt[4] = {1, 2, 3, 4};
+        struct fake *f = fake_new(400);
+        f->right = cases[i].right;
+        f->verify_us = cases[i].verify_us;
+        f->burst_us = cases[i].burst_us;
+        struct engine_model model = fake_model(f, 16);
+        model.max_draft = 3;
+        model.draft_seqs = 128;
+        model.verify = fake_verify;
+        const struct engine_request r = {.prompt = prompt,
+                                         .n_prompt = 4,
+                                         .n = 16,
+                                         .max_tokens = 200,
+                                         .temperature = 1,
+                                         .top_p = 1,
+                                         .repetition_penalty = 1,
+                                         .ignore_eos = true};
+        struct seen seen = {.requests = &r};
+        const struct engine_config cfg = {.max_rows = 64, .max_seqs = 16, .done = check_sample, .done_arg = &seen};
+        struct engine *e;
+        assert_int_equal(engine_create(&e, &model, &cfg), 0);
+        assert_int_equal(engine_submit(e, &r, NULL), 0);
+        assert_int_equal(engine_run(e), 0);
+        assert_int_equal(seen.n_done, 16);
+        assert_in_range(f->verified, cases[i].least, cases[i].most);
+        engine_destroy(e);
+        fake_free(f);
+    }
 }
 
 /* The n samples of a prompt compute its full blocks once. */
@@ -901,6 +949,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool),
         cmocka_unit_test(test_any_limits),
+        cmocka_unit_test(test_drafts_measured),
         cmocka_unit_test(test_prompt_computed_once),
         cmocka_unit_test(test_prompt_again),
         cmocka_unit_test(test_refusals),

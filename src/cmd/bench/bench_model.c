@@ -20,6 +20,7 @@ struct model_bench {
     enum dtype act;
     int64_t batch, n, prompt, len, steps, threads, draft, repeat;
     const char *recompute, *draft_mode;
+    enum engine_draft drafting; /* draft_mode */
     struct model_keep keep;
     const char *trace_file;
     struct dev dev;
@@ -35,7 +36,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--prompt", CMD_I64(CMD_COUNT), &b->prompt, "N", "prompt tokens (generate)"},
         {"--len", CMD_I64("int[2,2^28]"), &b->len, "N", "tokens a sequence; new tokens for generate"},
         {"--draft", CMD_I64(CMD_DRAFT), &b->draft, "N", "tokens that the MTP layer drafts at a time (generate)"},
-        {"--draft-mode", CMD_STR, &b->draft_mode, "always|measured", "whether they are always drafted (always)"},
+        {"--draft-mode", CMD_STR, &b->draft_mode, "always|measured|never", "when they are drafted (always)"},
         {"--repeat", CMD_I64("int[0,2^20]"), &b->repeat, "N", "prompts are N random tokens again and again (generate; 0: random)"},
         {"--steps", CMD_I64(CMD_COUNT), &b->steps, "N", "measured repetitions; the best counts"},
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
@@ -47,8 +48,11 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
     const int rc = cmd_parse(&spec, argc, argv);
     if (rc != 0) return rc;
     if (!b->model) FAIL(ERR_INVAL, "--model is missing; usage: %s", usage);
-    if (b->draft_mode && strcmp(b->draft_mode, "always") != 0 && strcmp(b->draft_mode, "measured") != 0)
-        FAIL(ERR_INVAL, "--draft-mode %s; it is always or measured", b->draft_mode);
+    b->drafting = ENGINE_DRAFT_ALWAYS;
+    if (b->draft_mode && strcmp(b->draft_mode, "measured") == 0) b->drafting = ENGINE_DRAFT_MEASURED;
+    else if (b->draft_mode && strcmp(b->draft_mode, "never") == 0) b->drafting = ENGINE_DRAFT_NEVER;
+    else if (b->draft_mode && strcmp(b->draft_mode, "always") != 0)
+        FAIL(ERR_INVAL, "--draft-mode %s; it is always, measured or never", b->draft_mode);
     TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
     if (b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
@@ -174,8 +178,7 @@ static int decode_times(struct engine *e, int64_t batch, int64_t len, struct gen
 }
 
 static int generate_once(struct model_bench *b, struct decoder *d, struct gen_times *times) {
-    const bool measured = b->draft_mode && strcmp(b->draft_mode, "measured") == 0;
-    const struct engine_config cfg = {.draft = measured ? ENGINE_DRAFT_MEASURED : ENGINE_DRAFT_ALWAYS};
+    const struct engine_config cfg = {.draft = b->drafting};
     struct engine *e = NULL;
     int rc = decoder_engine(&e, d, &cfg);
     if (rc == 0)
