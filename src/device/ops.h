@@ -49,6 +49,9 @@ struct attn_seqs {
     struct tensor pos0;        /* (n) */
     struct tensor block_table; /* (n, max_blocks), or TENSOR_NONE: packed */
     struct tensor kv_start;    /* (n), when block_table is TENSOR_NONE */
+    /* Some are rows of one sequence (the tokens that a speculative step verifies), so that one sees the new key of another. Where
+     * it is false, no sequence sees a new key but its own, and in a CUDA graph all others may be read early (device/graph.h). */
+    bool shared_new_keys;
 };
 
 /* Of n = x / rms(x), (T, c) f32, and the weights. */

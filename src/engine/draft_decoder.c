@@ -132,7 +132,8 @@ static struct model_batch batch_of(const struct draft_decoder *t, int32_t *ids, 
                                          .max_kv = t->max_blocks * KV_BLOCK_LEN,
                                          .q_start = ints(t->iota, n + 1),
                                          .pos0 = ints(t->in.pos, n),
-                                         .block_table = tensor_2d(t->table, DT_I32, n, t->max_blocks)},
+                                         .block_table = tensor_2d(t->table, DT_I32, n, t->max_blocks),
+                                         .shared_new_keys = true},
                                 .kv = t->kv};
 }
 

@@ -40,6 +40,7 @@ struct cuda_attn {
     int max_blocks, n_kv_blocks, block_len, block_shift;    /* block_shift: log2(block_len), -1 if there is none */
     int n_q_heads, n_kv_heads, group, dim, window;
     int n_tiles;             /* blocks of one sequence (and head) along blockIdx.x */
+    bool shared_new_keys;    /* attn_seqs' */
     int decode_rows;         /* forward: sequences of up to so many packed rows are the decode kernel's; -1: all, 0: none */
     float scale, scale_log2; /* scale * log2(e) */
     float softcap;           /* 0: none; the kernels' instances CAP */
@@ -278,6 +279,7 @@ static inline int attn_params(const char *op, const struct attn_args *a, struct 
     p->group = (int)(a->n_q_heads / a->n_kv_heads);
     p->dim = (int)a->head_dim;
     p->window = a->window > INT32_MAX ? 0 : (int)a->window;
+    p->shared_new_keys = s->shared_new_keys;
     p->scale = a->scale;
     p->softcap = a->softcap;
     p->scale_log2 = (float)((double)a->scale * 1.4426950408889634);

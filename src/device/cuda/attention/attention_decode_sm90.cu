@@ -8,7 +8,7 @@
  * one unit, or several where there are more units than blocks run at a time: the producers go on from one to the
  * next without draining the pipeline.
  * In a CUDA graph all but the newest keys are loaded before the previous kernel, which makes those, has ended
- * (device/graph.h allows it).
+ * (device/graph.h allows it), unless sequences see each other's.
  * The new rows' queries come from memory, or, with their K and V, from the QKV GEMM before RoPE
  * (dev_qkv_attn_fwd): then a block norms, rotates and stores what its own units need.
  *
@@ -314,7 +314,8 @@ static __device__ __forceinline__ void produce_tiles(const struct cuda_attn &a, 
     const uint64_t usual = l2_evict_normal(),
                    once = l2_evict_first(); /* keys that one unit sees are evicted first, a shared prompt's stay */
     struct pipeline_place at = {0, 1};
-    bool waited = false;
+    bool waited = a.shared_new_keys;
+    if (waited) mbarrier_wait(smem_addr(decode_smem) + shape::READY, 0);
     struct piece next = piece_of(a, runs_of<shape>(0), 0);
 #pragma unroll 1
     for (int u = 0; u < w.n; u++) {
@@ -593,8 +594,8 @@ template <class shape> static __device__ __forceinline__ void init_mbarriers() {
     mbarrier_init_fence();
 }
 
-/* Block (its first unit, KV head). Units have at most `most` sequences and differ by at most one, and no two have a new key in
- * common. Before pdl_wait only what the previous kernel does not write is read: where the sequences and their keys are, and all
+/* Block (its first unit, KV head). Units have at most `most` sequences and differ by at most one, and no two make the same
+ * key. Before pdl_wait only what the previous kernel does not write is read: where the sequences and their keys are, and all
  * keys but the newest. Every lane that has read or written arrives at an mbarrier, not one for its warp, as racecheck does not
  * follow an order through __syncwarp; it costs nothing. */
 template <class shape, int BLOCKS>

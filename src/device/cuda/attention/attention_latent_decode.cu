@@ -4,7 +4,7 @@
  * A block has eight warps. For Q.K^T each has 16 keys of a tile and half of the columns, with the queries in registers; for the
  * softmax two rows; for P.V 72 columns of the output. Three tiles are in shared memory: one, and two that cp.async brings
  * meanwhile. In a CUDA graph all but the newest key of the first tiles are asked for before the kernel in front, which makes that,
- * has ended (device/graph.h allows it).
+ * has ended (device/graph.h allows it), unless sequences see each other's.
  *
  * Invariant: a row's operations are those of attention_latent.cuh, in that order. */
 #include "device/cuda/attention/attention_latent.cuh"
@@ -91,7 +91,8 @@ static __global__ void __launch_bounds__(THREADS, 1) decode_latent(const struct 
     int tile = lo / DEV_KEY_TILE, key[PREFETCH];
 #pragma unroll
     for (int i = 0; i < PREFETCH; i++) key[i] = latent_key(a, s.seq, tile + i, lo, hi);
-    bool waited = false;
+    bool waited = a.shared_new_keys;
+    if (waited) pdl_wait();
 #pragma unroll
     for (int i = 0; i < PREFETCH; i++) {
         if (!waited && (tile + i + 1) * DEV_KEY_TILE > s.pos0) {
