@@ -79,7 +79,8 @@ int dev_delta_fwd(struct dev *d, const struct delta_args *a) {
     if (s->s.data) {
         TRY(want(op, "state.s", s->s, F32, 4, (const int64_t[]){ANY, a->n_v_heads, a->k_dim, a->v_dim}));
         const int64_t n = s->s.dim[0], c = DEV_DELTA_CHUNK;
-        TRY(want(op, "state.k", s->k, F32, 4, (const int64_t[]){n, a->n_k_heads, a->k_dim, c}));
+        TRY(want(op, "state.k", s->k, set_of(a->qkv.dt), 4, (const int64_t[]){n, a->n_k_heads, c, a->k_dim}));
+        TRY(want(op, "state.r", s->r, F32, 3, (const int64_t[]){n, a->n_k_heads, c}));
         TRY(want(op, "state.e", s->e, F32, 4, (const int64_t[]){n, a->n_v_heads, c, a->v_dim}));
         TRY(want(op, "state.g", s->g, F32, 3, (const int64_t[]){n, a->n_v_heads, c}));
         if (a->states.data) FAIL(ERR_INVAL, "dev op %s: with a state nothing is kept for backward", op);

@@ -326,10 +326,12 @@ struct causal_conv_bwd_args { /* no state */
  *   out_i = exp(G_i) S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) e_j
  *   S' = exp(G_C) S + sum_j exp(G_C - G_j) k_j e_j^T, at the end of a whole chunk alone.
  * A row reads rows before it alone, so a decoding step is a row like others, from the state: S and the rows k, e, G of the open
- * chunk, (position modulo DEV_DELTA_CHUNK) of them. Rows of the open chunk can be taken back, those of a whole one cannot. */
+ * chunk, (position modulo DEV_DELTA_CHUNK) of them. A key is kept as it came, with 1 / |k|; their product, rounded, is the k above.
+ * Rows of the open chunk can be taken back, those of a whole one cannot. */
 struct delta_state {
     struct tensor s; /* (slots, Hv, Dk, Dv) f32 */
-    struct tensor k; /* (slots, Hk, Dk, DEV_DELTA_CHUNK) f32 */
+    struct tensor k; /* (slots, Hk, DEV_DELTA_CHUNK, Dk) act: before normalisation */
+    struct tensor r; /* (slots, Hk, DEV_DELTA_CHUNK) f32: 1 / |k| */
     struct tensor e; /* (slots, Hv, DEV_DELTA_CHUNK, Dv) f32 */
     struct tensor g; /* (slots, Hv, DEV_DELTA_CHUNK) f32: G */
 };

@@ -86,12 +86,14 @@ static struct model_state state_layout(struct arena *m, const struct model_confi
     const int64_t channels = model_dim(c, MODEL_DELTA_QKV), inputs = DEV_CONV_TAPS - 1 + back, f = (int64_t)sizeof(float);
     struct model_state s = {.conv = {NULL, act, 3, {slots, inputs, channels, 1}},
                             .delta = {.s = {NULL, DT_F32, 4, {slots, hv, dk, dv}},
-                                      .k = {NULL, DT_F32, 4, {slots, hk, dk, chunk}},
+                                      .k = {NULL, act, 4, {slots, hk, chunk, dk}},
+                                      .r = {NULL, DT_F32, 3, {slots, hk, chunk, 1}},
                                       .e = {NULL, DT_F32, 4, {slots, hv, chunk, dv}},
                                       .g = {NULL, DT_F32, 3, {slots, hv, chunk, 1}}}};
     s.conv.data = arena_take(m, SIZE_OF(slots, inputs, channels, (int64_t)dtype_size(act)));
     s.delta.s.data = arena_take(m, SIZE_OF(slots * hv, dk, dv, f));
-    s.delta.k.data = arena_take(m, SIZE_OF(slots * hk, dk, chunk, f));
+    s.delta.k.data = arena_take(m, SIZE_OF(slots * hk, chunk, dk, (int64_t)dtype_size(act)));
+    s.delta.r.data = arena_take(m, SIZE_OF(slots, hk, chunk, f));
     s.delta.e.data = arena_take(m, SIZE_OF(slots * hv, chunk, dv, f));
     s.delta.g.data = arena_take(m, SIZE_OF(slots, hv, chunk, f));
     return s;
@@ -552,7 +554,7 @@ static int copy_states(void *ctx, int64_t n, const int32_t *from, const int32_t 
     for (int64_t l = 0; l < c->n_layers; l++) {
         if (!model_layer_is_delta(c, l)) continue;
         const struct model_state *const s = &d->states[l];
-        const struct tensor parts[] = {s->conv, s->delta.s, s->delta.k, s->delta.e, s->delta.g};
+        const struct tensor parts[] = {s->conv, s->delta.s, s->delta.k, s->delta.r, s->delta.e, s->delta.g};
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
             const int64_t slots = parts[i].dim[0];
             const struct tensor x = tensor_2d(parts[i].data, parts[i].dt, slots, tensor_count(parts[i]) / slots);

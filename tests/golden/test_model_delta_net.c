@@ -212,8 +212,8 @@ static void check_steps(struct layer *l, const char *backend) {
     const int32_t *start = case_data(l->golden, "q_start", DT_I32, NULL), one[2] = {0, 1}, zero = 0;
     const struct tensor x = golden_of(l, "x", HIDDEN);
     const struct tensor conv_state = rows_of(l, DEV_CONV_TAPS - 1, QKV), s = rows_of(l, HV * DK, DV);
-    const struct tensor k = rows_of(l, HK * DK, DEV_DELTA_CHUNK), e = rows_of(l, HV * DEV_DELTA_CHUNK, DV),
-                        g = rows_of(l, HV, DEV_DELTA_CHUNK);
+    const struct tensor k = rows_of(l, HK * DEV_DELTA_CHUNK, DK), r = rows_of(l, HK, DEV_DELTA_CHUNK),
+                        e = rows_of(l, HV * DEV_DELTA_CHUNK, DV), g = rows_of(l, HV, DEV_DELTA_CHUNK);
     const int base = l->n_all;
     for (int32_t t = 0; t < start[2] - start[1]; t++) {
         struct causal_conv_args conv = {.seqs = {.n = 1, .max_rows = 1}};
@@ -224,7 +224,8 @@ static void check_steps(struct layer *l, const char *backend) {
         conv.seqs.slot = keep(l, case_ints(d, &zero, 1));
         conv.state = (struct tensor){conv_state.data, DT_F32, 3, {1, DEV_CONV_TAPS - 1, QKV, 1}};
         delta.state.s = (struct tensor){s.data, DT_F32, 4, {1, HV, DK, DV}};
-        delta.state.k = (struct tensor){k.data, DT_F32, 4, {1, HK, DK, DEV_DELTA_CHUNK}};
+        delta.state.k = (struct tensor){k.data, DT_F32, 4, {1, HK, DEV_DELTA_CHUNK, DK}};
+        delta.state.r = (struct tensor){r.data, DT_F32, 3, {1, HK, DEV_DELTA_CHUNK, 1}};
         delta.state.e = (struct tensor){e.data, DT_F32, 4, {1, HV, DEV_DELTA_CHUNK, DV}};
         delta.state.g = (struct tensor){g.data, DT_F32, 3, {1, HV, DEV_DELTA_CHUNK, 1}};
         forward(l, tensor_rows(x, start[1] + t, 1), &conv, &delta, &norm, false);

@@ -46,11 +46,12 @@ static void net_state(struct net *t, int64_t back) {
     const struct op_shape *s = t->r.s;
     const struct tensor conv = {NULL, t->r.act, 3, {SLOTS, DEV_CONV_TAPS - 1 + back, t->cols, 1}};
     const struct tensor g = {NULL, DT_F32, 3, {SLOTS, s->hq, DEV_DELTA_CHUNK, 1}};
+    const struct tensor r = {NULL, DT_F32, 3, {SLOTS, s->hk, DEV_DELTA_CHUNK, 1}};
     t->conv_state = dev_new(&t->r, conv, false);
-    t->state = (struct delta_state){dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, s->dim, s->k), false),
-                                    dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hk, s->dim, DEV_DELTA_CHUNK), false),
-                                    dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, DEV_DELTA_CHUNK, s->k), false),
-                                    dev_new(&t->r, g, false)};
+    t->state = (struct delta_state){
+        dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, s->dim, s->k), false),
+        dev_new(&t->r, shape_4d(t->r.act, SLOTS, s->hk, DEV_DELTA_CHUNK, s->dim), false), dev_new(&t->r, r, false),
+        dev_new(&t->r, shape_4d(DT_F32, SLOTS, s->hq, DEV_DELTA_CHUNK, s->k), false), dev_new(&t->r, g, false)};
 }
 
 /* Some rows of a sequence of the shape. */

@@ -129,6 +129,12 @@ struct cpu_delta_grad {
     float *de, *x, *rs, *os;   /* (C, dv) scratch */
     float *st, *et;            /* (dv, dk), (dv, C) scratch */
 };
+/* Rows of a chunk in a state: keys as they came, (C, dk), and 1 / |k| of each. */
+struct cpu_open_keys {
+    int64_t rows, dk;
+    const void *k;
+    const float *r;
+};
 /* y (dim) = x r by, r = 1 / |x|. */
 struct cpu_l2 {
     const float *y;
@@ -187,6 +193,8 @@ struct cpu_kern {
     float (*l2_fwd)(float *y, const void *x, enum dtype dt, int64_t dim, float by); /* y = x / |x| * by; returns 1 / |x| */
     void (*l2_bwd)(void *dx, enum dtype dt, const float *dy, const struct cpu_l2 *p);
     void (*delta_keys)(float *kt, const float *k, int64_t dk); /* kt (dk, C) = k (C, dk), transposed */
+    void (*delta_open_keys)(float *kt, const struct cpu_open_keys *p,
+                            enum dtype dt); /* the first rows of kt, whose others are free */
     void (*delta_dots)(const struct cpu_delta *p);
     void (*delta_fwd)(const struct cpu_delta *p);
     void (*delta_state)(const struct cpu_delta *p, float *next, float *w); /* next may be s; w (dk, C) scratch */

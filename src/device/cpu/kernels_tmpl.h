@@ -30,6 +30,7 @@ const struct cpu_kern KERN_TABLE = {
     .l2_fwd = kern_l2_fwd,
     .l2_bwd = kern_l2_bwd,
     .delta_keys = kern_delta_keys,
+    .delta_open_keys = kern_delta_open_keys,
     .delta_dots = kern_delta_dots,
     .delta_fwd = kern_delta_fwd,
     .delta_state = kern_delta_state,

@@ -97,11 +97,11 @@ int ref_causal_conv_bwd(struct dev *d, const struct causal_conv_args *a, const s
 static void head_row(const struct delta_args *a, int64_t t, int64_t from, int64_t head, int64_t dim, double *out) {
     for (int64_t i = 0; i < dim; i++) out[i] = ref_at(a->qkv, t * a->qkv.dim[1] + from + head * dim + i);
 }
-/* x = x / |x| * by; returns 1 / |x|. */
+/* x = x / |x| * by; returns 1 / |x|, which is f32: a state has it. */
 static double normalize(double *x, int64_t dim, double by) {
     double sum = 0;
     for (int64_t i = 0; i < dim; i++) sum += x[i] * x[i];
-    const double r = 1 / sqrt(sum + DEV_DELTA_EPS);
+    const double r = (float)(1 / sqrt(sum + DEV_DELTA_EPS));
     for (int64_t i = 0; i < dim; i++) x[i] *= r * by;
     return r;
 }
@@ -132,6 +132,22 @@ static void token_at(const struct delta_args *a, int64_t t, int64_t n, struct to
 struct head {
     float *s, *k, *e, *g; /* (Dk, Dv), (Dk, CHUNK), (CHUNK, Dv), (CHUNK) */
 };
+
+/* Element d of row i of the open chunk's keys in a slot, h: slot * Hk + key head. */
+static int64_t open_key(const struct delta_args *a, int64_t h, int64_t i, int64_t d) { return (h * CHUNK + i) * a->k_dim + d; }
+/* k (Dk, CHUNK): the first `rows` rows of those. */
+static void open_keys(const struct delta_args *a, int64_t h, int64_t rows, float *k) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->k_dim; d++)
+            k[d * CHUNK + i] = (float)((double)ref_at(a->state.k, open_key(a, h, i, d)) * ref_f32(a->state.r)[h * CHUNK + i]);
+}
+/* Row t of the batch, as row i of those. */
+static void put_open_key(const struct delta_args *a, int64_t h, int64_t t, int64_t i) {
+    double k[DIM];
+    head_row(a, t, a->n_k_heads * a->k_dim, h % a->n_k_heads, a->k_dim, k);
+    for (int64_t d = 0; d < a->k_dim; d++) ref_put(a->state.k.data, a->state.k.dt, open_key(a, h, i, d), k[d]);
+    ref_f32(a->state.r)[h * CHUNK + i] = (float)normalize(k, a->k_dim, 1);
+}
 
 /* Row i of a chunk; first: of the sequence's first one, whose start state is 0. */
 static void delta_row(const struct delta_args *a, const struct token *x, const struct head *h, int64_t i, bool first, int64_t out) {
@@ -185,13 +201,11 @@ int ref_delta_fwd(struct dev *d, const struct delta_args *a) {
         for (int64_t n = 0; n < hv; n++) {
             const int64_t at = s.slot * hv + n, m = s.slot * hk + n / (hv / hk);
             struct head h = {own, own + dk * dv, own + dk * dv + dk * CHUNK, own + dk * dv + dk * CHUNK + CHUNK * dv};
-            float *const slot_k = s.slot >= 0 ? ref_f32(a->state.k) + m * dk * CHUNK : NULL;
-            /* keys: a copy for each value head, so that all see the open chunk's as they were; all leave the same ones */
             if (s.slot >= 0) {
                 h.s = ref_f32(a->state.s) + at * dk * dv;
                 h.e = ref_f32(a->state.e) + at * CHUNK * dv;
                 h.g = ref_f32(a->state.g) + at * CHUNK;
-                memcpy(h.k, slot_k, (size_t)(dk * CHUNK) * sizeof *h.k);
+                open_keys(a, m, s.pos0 % CHUNK, h.k);
             }
             for (int64_t r = 0; r < s.n_rows; r++) {
                 const int64_t p = s.pos0 + r, t = s.row0 + r, entry = s.row0 / CHUNK + p / CHUNK;
@@ -203,7 +217,9 @@ int ref_delta_fwd(struct dev *d, const struct delta_args *a) {
                 if (a->states.data && r + 1 < s.n_rows)
                     memcpy(ref_f32(a->states) + (entry * hv + n) * dk * dv, h.s, (size_t)(dk * dv) * sizeof(float));
             }
-            if (s.slot >= 0 && (n + 1) % (hv / hk) == 0) memcpy(slot_k, h.k, (size_t)(dk * CHUNK) * sizeof *h.k);
+            if (s.slot < 0 || (n + 1) % (hv / hk) != 0) continue; /* the key head's other value heads read them as they were */
+            for (int64_t r = 0; r < s.n_rows; r++)
+                if ((s.pos0 + r) / CHUNK == (s.pos0 + s.n_rows) / CHUNK) put_open_key(a, m, s.row0 + r, (s.pos0 + r) % CHUNK);
         }
     }
     free(own);

@@ -1,7 +1,7 @@
 /* delta_rule.c - the gated delta rule over packed sequences, from the start or from a state, and its backward.
  *
  * A part is one key head of one sequence, with its value heads: it goes through the chunks in order, forward, or from the last
- * one back.  Where there is a state, its slot holds the open chunk's rows, and the kernel works there.
+ * one back.  Where there is a state, its slot holds the open chunk's rows, and the kernel works there, but for keys.
  * Why the chunk form: 16 heads of 128, 1024 tokens, one core with AVX-512 take 22 ms by chunks and 27 ms by the plain
  * recurrence with blocks of S in the L1 cache; and a decoding step need not write S.
  *
@@ -124,7 +124,7 @@ static void gates(const struct part *p, int64_t n, int64_t t, int64_t n0, int64_
 /* ---- forward ---- */
 
 /* Queries and keys of rows [t, t + rows), which are the chunk's from n0 on: q, kt. */
-static void load_qk(const struct part *p, int64_t t, int64_t n0, int64_t rows, float *kt) {
+static void load_qk(const struct part *p, int64_t t, int64_t n0, int64_t rows) {
     const struct mem *m = &p->m;
     const struct cpu_kern *k = p->j->kern;
     const int64_t dk = p->a->k_dim;
@@ -133,10 +133,10 @@ static void load_qk(const struct part *p, int64_t t, int64_t n0, int64_t rows, f
         m->rq[r] = k->l2_fwd(m->q + r * dk, elem(p->a->qkv, qk_elem(p, t + r, 0)), dt, dk, 1.0f / sqrtf((float)dk));
         m->rk[r] = k->l2_fwd(m->k + r * dk, elem(p->a->qkv, qk_elem(p, t + r, 1)), dt, dk, 1);
     }
-    if (rows == CHUNK) k->delta_keys(kt, m->k, dk);
+    if (rows == CHUNK) k->delta_keys(m->kt, m->k, dk);
     else
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t d = 0; d < dk; d++) kt[d * CHUNK + n0 + r] = m->k[r * dk + d];
+            for (int64_t d = 0; d < dk; d++) m->kt[d * CHUNK + n0 + r] = m->k[r * dk + d];
 }
 
 /* Rows [n0, n1) of chunk number `chunk` of the sequence, the first in row t of the batch. */
@@ -144,7 +144,7 @@ struct rows {
     int64_t chunk, n0, n1, t;
 };
 /* Value head n of them. */
-static void forward_head(const struct part *p, int64_t n, const struct rows *x, const float *kt) {
+static void forward_head(const struct part *p, int64_t n, const struct rows *x) {
     const int64_t chunk = x->chunk, n0 = x->n0, n1 = x->n1, t = x->t;
     const struct delta_args *a = p->a;
     const struct mem *m = &p->m;
@@ -156,8 +156,8 @@ static void forward_head(const struct part *p, int64_t n, const struct rows *x, 
     if (a->states.data) s = chunk ? states_of(p, chunk, n) : NULL, next = states_of(p, chunk + 1, n);
     gates(p, n, t, n0, rows, g);
     for (int64_t r = 0; r < rows; r++) k->widen(m->v + r * dv, elem(a->qkv, v_elem(p, t + r, n)), a->qkv.dt, 1, dv);
-    const struct cpu_delta f = {n0,    n1,    dk,   dv,   kt, m->q, m->v, m->beta, g, chunk ? s : NULL,
-                                m->kk, m->qk, m->a, m->p, e,  m->o, m->u, m->t};
+    const struct cpu_delta f = {n0,    n1,    dk,   dv,   m->kt, m->q, m->v, m->beta, g, chunk ? s : NULL,
+                                m->kk, m->qk, m->a, m->p, e,     m->o, m->u, m->t};
     k->delta_fwd(&f);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t out = ((t + r) * a->n_v_heads + n) * dv;
@@ -167,18 +167,34 @@ static void forward_head(const struct part *p, int64_t n, const struct rows *x, 
     if (n1 == CHUNK && (p->slot >= 0 || t + rows < p->row0 + p->n_rows)) k->delta_state(&f, next, m->w);
 }
 
+/* Keys of the open chunk, from the slot, and rows [n0, n0 + rows) of them, the first in row t of the batch, to it. */
+static void open_keys(const struct part *p, int64_t rows) {
+    const struct tensor k = p->a->state.k;
+    const int64_t at = (p->slot * p->a->n_k_heads + p->head) * CHUNK;
+    const struct cpu_open_keys o = {rows, p->a->k_dim, elem(k, at * p->a->k_dim), f32(p->a->state.r, at)};
+    p->j->kern->delta_open_keys(p->m.kt, &o, k.dt);
+}
+static void put_open_keys(const struct part *p, int64_t t, int64_t n0, int64_t rows) {
+    const struct tensor k = p->a->state.k;
+    const int64_t dk = p->a->k_dim, at = (p->slot * p->a->n_k_heads + p->head) * CHUNK + n0;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(elem(k, (at + r) * dk), elem(p->a->qkv, qk_elem(p, t + r, 1)), (size_t)dk * dtype_size(k.dt));
+    memcpy(f32(p->a->state.r, at), p->m.rk, (size_t)rows * sizeof(float));
+}
+
 static void forward_part(void *arg, int64_t part, int thread) {
     const struct part p = part_of(arg, part, thread);
     const struct delta_args *a = p.a;
-    float *const kt = p.slot >= 0 ? f32(a->state.k, (p.slot * a->n_k_heads + p.head) * a->k_dim * CHUNK) : p.m.kt;
+    if (p.pos0 % CHUNK) open_keys(&p, p.pos0 % CHUNK);
     for (int64_t r = 0, rows; r < p.n_rows; r += rows) {
         const int64_t n0 = (p.pos0 + r) % CHUNK, left = p.n_rows - r, t = p.row0 + r;
         rows = CHUNK - n0 < left ? CHUNK - n0 : left;
-        load_qk(&p, t, n0, rows, kt);
+        load_qk(&p, t, n0, rows);
+        if (p.slot >= 0 && n0 + rows < CHUNK) put_open_keys(&p, t, n0, rows);
         p.j->kern->delta_dots(
-            &(struct cpu_delta){.n0 = n0, .n1 = n0 + rows, .dk = a->k_dim, .kt = kt, .q = p.m.q, .kk = p.m.kk, .qk = p.m.qk});
+            &(struct cpu_delta){.n0 = n0, .n1 = n0 + rows, .dk = a->k_dim, .kt = p.m.kt, .q = p.m.q, .kk = p.m.kk, .qk = p.m.qk});
         for (int64_t n = p.head * p.group; n < (p.head + 1) * p.group; n++)
-            forward_head(&p, n, &(struct rows){(p.pos0 + r) / CHUNK, n0, n0 + rows, t}, kt);
+            forward_head(&p, n, &(struct rows){(p.pos0 + r) / CHUNK, n0, n0 + rows, t});
     }
 }
 
@@ -271,7 +287,7 @@ static void backward_part(void *arg, int64_t part, int thread) {
         p.j->sums[p.seq * 2 * a->n_v_heads + n] = p.j->sums[(p.seq * 2 + 1) * a->n_v_heads + n] = 0;
     for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
         const int64_t t = p.row0 + chunk * CHUNK, left = p.n_rows - chunk * CHUNK, rows = left < CHUNK ? left : CHUNK;
-        load_qk(&p, t, 0, rows, m->kt);
+        load_qk(&p, t, 0, rows);
         k->delta_dots(&(struct cpu_delta){.n1 = rows, .dk = dk, .kt = m->kt, .q = m->q, .kk = m->kk, .qk = m->qk});
         memset(m->dq, 0, (size_t)(rows * dk) * sizeof *m->dq);
         memset(m->dk, 0, (size_t)(rows * dk) * sizeof *m->dk);

@@ -140,6 +140,20 @@ static void transpose(float *dst, int64_t ldd, const float *src, int64_t lds, in
 }
 static void kern_delta_keys(float *kt, const float *k, int64_t dk) { transpose(kt, DELTA_C, k, dk, DELTA_C, dk); }
 
+VEC_FN void open_keys(float *kt, const struct cpu_open_keys *p, enum dtype dt) {
+    for (int64_t i = 0; i < p->rows; i += VEC)
+        for (int64_t d = 0; d < p->dk; d += VEC) {
+            vec r[VEC]; /* rows that are not there become columns that nothing reads */
+            VEC_UNROLL for (int k = 0; k < VEC; k++) r[k] = vmul(vload_act(p->k, dt, (i + k) * p->dk + d), vset1(p->r[i + k]));
+            vtranspose(r);
+            VEC_UNROLL for (int k = 0; k < VEC; k++) vstore(kt + (d + k) * DELTA_C + i, r[k]);
+        }
+}
+static void kern_delta_open_keys(float *kt, const struct cpu_open_keys *p, enum dtype dt) {
+    if (dt == DT_BF16) open_keys(kt, p, DT_BF16);
+    else open_keys(kt, p, DT_F32);
+}
+
 VEC_FN float dot_row(const float *a, const float *b, int64_t n) {
     vec s = vset1(0);
     for (int64_t i = 0; i < n; i += VEC) s = vfma(vload(a + i), vload(b + i), s);

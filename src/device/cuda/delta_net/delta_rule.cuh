@@ -15,7 +15,8 @@ template <typename T> struct delta_job {
     int64_t n_slots;
     const T *qkv, *ba, *a_log, *dt_bias;
     T *out;
-    float *s, *k, *e, *g; /* the state */
+    float *s, *r, *e, *g; /* the state, and its keys */
+    T *k;
     float *states, *kept; /* for backward, or NULL; kept: e of all rows */
     const T *dout;        /* backward */
     T *dqkv, *dba;
@@ -72,21 +73,29 @@ template <typename T> static __device__ __forceinline__ lane_head head_load(cons
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++) h.v[i] = lane + 32 * i < dim ? act_at(x, lane + 32 * i) : 0.0f;
     return h;
 }
-/* y (dim) = x / |x| * by, element i to y[i * stride]; gives 1 / |x|. */
-static __device__ __forceinline__ float head_normalize(float *y, int64_t stride, const lane_head &x, int64_t dim, float by) {
+/* The head as it came, of which nothing is rounded. */
+template <typename T> static __device__ __forceinline__ void head_put(T *y, const lane_head &x, int64_t dim) {
     const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < DEV_DELTA_DIM / 32; i++)
+        if (lane + 32 * i < dim) act_put(y, lane + 32 * i, x.v[i]);
+}
+/* 1 / |x|. */
+static __device__ __forceinline__ float head_scale(const lane_head &x) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++) sum = __fmaf_rn(x.v[i], x.v[i], sum);
     sum = lanes_sum(sum, 32);
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, DEV_DELTA_EPS)));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, DEV_DELTA_EPS)));
+}
+/* y (dim) = x / |x| * by; gives 1 / |x|. With by = 1 a number is x times that, rounded once, as a state's keys are made again. */
+static __device__ __forceinline__ float head_normalize(float *y, const lane_head &x, int64_t dim, float by) {
+    const int lane = threadIdx.x & 31;
+    const float r = head_scale(x);
 #pragma unroll
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++)
-        if (lane + 32 * i < dim) y[(lane + 32 * i) * stride] = __fmul_rn(__fmul_rn(x.v[i], r), by);
+        if (lane + 32 * i < dim) y[lane + 32 * i] = __fmul_rn(__fmul_rn(x.v[i], r), by);
     return r;
-}
-template <typename T> static __device__ __forceinline__ float warp_l2(float *y, int64_t stride, const T *x, int64_t dim, float by) {
-    return head_normalize(y, stride, head_load(x, dim), dim, by);
 }
 /* G of rows [n0, n1), of whose g (in place) one thread makes the sums; before: G of the row before n0. */
 static __device__ __forceinline__ void running_sum(float *g, int n0, int n1, float before) {
@@ -117,7 +126,7 @@ template <typename T> static inline delta_job<T> delta_job_of(const struct delta
     j.qkv = (const T *)a->qkv.data, j.ba = (const T *)a->ba.data + a->ba_at, j.ba_width = a->ba.dim[1];
     j.a_log = (const T *)a->a_log.data, j.dt_bias = (const T *)a->dt_bias.data;
     j.out = (T *)a->out.data;
-    j.s = (float *)a->state.s.data, j.k = (float *)a->state.k.data;
+    j.s = (float *)a->state.s.data, j.k = (T *)a->state.k.data, j.r = (float *)a->state.r.data;
     j.e = (float *)a->state.e.data, j.g = (float *)a->state.g.data;
     j.states = (float *)a->states.data, j.kept = (float *)a->e.data;
     return j;

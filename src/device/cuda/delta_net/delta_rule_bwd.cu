@@ -184,8 +184,8 @@ template <typename T> static __device__ void load_heads(const delta_job<T> &j, b
 #pragma unroll
         for (int x = 0; x < BATCH; x++) {
             const int i = i0 + x * DELTA_WARPS;
-            const float rq = head_normalize(m.q[i], 1, q[x], j.dk, delta_q_scale(j.dk));
-            const float rk = head_normalize(m.k[i], 1, k[x], j.dk, 1.0f);
+            const float rq = head_normalize(m.q[i], q[x], j.dk, delta_q_scale(j.dk));
+            const float rk = head_normalize(m.k[i], k[x], j.dk, 1.0f);
             if (lane == 0) m.rq[i] = rq, m.rk[i] = rk;
         }
     }

@@ -8,6 +8,7 @@
  * The order of every sum, alike in both: k.k, q.k, S^T k, S^T q over the head's elements, ascending; the sums over j ascending;
  * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it. */
 #include "device/cuda/delta_net/delta_rule.cuh"
+#include "device/cuda/ptx.cuh"
 
 typedef __nv_bfloat16 bf16;
 
@@ -59,11 +60,11 @@ static __device__ void load_chunk(const delta_job<T> &j, typename rows_of<CB>::m
             const int i = i0 + b * WARPS;
             if (i >= n1) continue;
             if (i >= n0) {
-                head_normalize(m.q[i], 1, q[b], j.dk, delta_q_scale(j.dk));
-                head_normalize(m.k[i], 1, k[b], j.dk, 1.0f);
+                head_normalize(m.q[i], q[b], j.dk, delta_q_scale(j.dk));
+                head_normalize(m.k[i], k[b], j.dk, 1.0f);
             } else if (x.open) {
-                for (int64_t d = threadIdx.x & 31; d < j.dk; d += 32)
-                    m.k[i][d] = j.k[((s.slot * j.hk + head) * j.dk + d) * DELTA_C + i];
+                const int64_t at = (s.slot * j.hk + head) * DELTA_C + i;
+                for (int64_t d = threadIdx.x & 31; d < j.dk; d += 32) m.k[i][d] = __fmul_rn(act_at(j.k, at * j.dk + d), j.r[at]);
             }
         }
     }
@@ -254,9 +255,13 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
     const int n0 = (int)(s.pos0 > chunk ? s.pos0 - chunk : 0), n1 = (int)(end - chunk);
     const int64_t t = s.row0 + s.n - (n1 - n0); /* the row of n0 */
     if (s.n == 0) return;
-    float *const keys = j.k + (s.slot * j.hk + head) * j.dk * DELTA_C;
-    for (int i = n0 + threadIdx.x / 32; i < n1; i += DELTA_WARPS)
-        warp_l2(keys + i, DELTA_C, j.qkv + (t + i - n0) * j.width + (j.hk + head) * j.dk, j.dk, 1.0f);
+    const int64_t keys = (s.slot * j.hk + head) * DELTA_C;
+    for (int i = n0 + threadIdx.x / 32; i < n1; i += DELTA_WARPS) {
+        const lane_head k = head_load(j.qkv + (t + i - n0) * j.width + (j.hk + head) * j.dk, j.dk);
+        const float r = head_scale(k);
+        head_put(j.k + (keys + i) * j.dk, k, j.dk);
+        if ((threadIdx.x & 31) == 0) j.r[keys + i] = r;
+    }
     for (int64_t n = head * j.group; n < (head + 1) * j.group; n++) {
         float *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
         for (int i = n0 + threadIdx.x; i < n1; i += DELTA_THREADS)
@@ -269,37 +274,50 @@ template <typename T> static __global__ void __launch_bounds__(DELTA_THREADS) de
     }
 }
 
-/* The kernel of one new row. Its first COLUMNS threads have a value column each, the others an earlier row of the open chunk. */
-struct step_memory {
+/* The kernel of one new row. Its first COLUMNS threads have a value column each, the others a row of the open chunk. */
+template <typename T> struct step_memory {
     enum { COLUMNS = DEV_DELTA_DIM, THREADS = COLUMNS + DELTA_C, BATCH = 32, CLOSE = 16 };
-    float k[DEV_DELTA_DIM], q[DEV_DELTA_DIM], a[DELTA_C], p[DELTA_C], g[DELTA_C], e[DELTA_C][DEV_DELTA_DIM];
-    float keys[DELTA_C][CLOSE]; /* of a chunk that ends: k_j times its decay to the end, CLOSE elements at a time */
+    enum { LDK = DEV_DELTA_DIM + 16 / sizeof(T) }; /* rows of keys that eight lanes read are in different banks */
+    float k[DEV_DELTA_DIM], q[DEV_DELTA_DIM];      /* the new row's, normalised */
+    float a[DELTA_C], p[DELTA_C], g[DELTA_C], r[DELTA_C];
+    float e[DELTA_C][DEV_DELTA_DIM];
+    T keys[DELTA_C][LDK];       /* as they came */
+    float left[DELTA_C][CLOSE]; /* of a chunk that ends: k_j times its decay to the end, CLOSE elements at a time */
     float beta, added;
 };
-/* dk numbers, each `stride` floats after the one before it. dk: a multiple of TILE. */
+/* A column of S (dk, dv). dk: a multiple of TILE. */
 struct step_column {
     const float *p;
-    int64_t stride;
-    int dk;
+    int dv, dk;
 };
-/* Numbers [d0, d0 + BATCH) of a column: many loads under way at a time. */
-static __device__ __forceinline__ void load_column(float v[step_memory::BATCH], const step_column &of, int d0) {
-    if (d0 + step_memory::BATCH <= of.dk) {
+/* Its numbers [d0, d0 + BATCH): many loads under way at a time. */
+template <int BATCH> static __device__ __forceinline__ void load_column(float (&v)[BATCH], const step_column &of, int d0) {
+    if (d0 + BATCH <= of.dk) {
 #pragma unroll
-        for (int x = 0; x < step_memory::BATCH; x++) v[x] = of.p[(d0 + x) * of.stride];
+        for (int x = 0; x < BATCH; x++) v[x] = of.p[(d0 + x) * of.dv];
     } else {
 #pragma unroll
-        for (int x = 0; x < step_memory::BATCH; x++) v[x] = d0 + x < of.dk ? of.p[(d0 + x) * of.stride] : 0.0f;
+        for (int x = 0; x < BATCH; x++) v[x] = d0 + x < of.dk ? of.p[(d0 + x) * of.dv] : 0.0f;
     }
 }
+/* `rows` rows of dim numbers to shared memory, not waited for. A thread has the same columns of each of its rows. */
+template <int THREADS, typename T, int LDT>
+static __device__ __forceinline__ void copy_rows(T (*to)[LDT], const T *from, int rows, int dim) {
+    enum { UNIT = 16 / sizeof(T), LANES = DEV_DELTA_DIM / UNIT };
+    const int d = (int)threadIdx.x % LANES * UNIT;
+    if (d >= dim) return;
+    for (int x = (int)threadIdx.x / LANES; x < rows; x += THREADS / LANES)
+        cp_async16(smem_addr(&to[x][d]), from + x * dim + d, true);
+}
 /* Sums of k and q times a column, ascending: v has the first BATCH numbers of it. */
-static __device__ __forceinline__ void two_dots(float *by_k, float *by_q, const step_memory &m, float v[step_memory::BATCH],
-                                                const step_column &of) {
+template <typename T, int BATCH>
+static __device__ __forceinline__ void column_dots(float *by_k, float *by_q, const step_memory<T> &m, float (&v)[BATCH],
+                                                   const step_column &of) {
     float k = 0, q = 0;
-    for (int d0 = 0; d0 < of.dk; d0 += step_memory::BATCH) {
+    for (int d0 = 0; d0 < of.dk; d0 += BATCH) {
         if (d0) load_column(v, of, d0);
 #pragma unroll
-        for (int x = 0; x < step_memory::BATCH; x += TILE) {
+        for (int x = 0; x < BATCH; x += TILE) {
             if (d0 + x >= of.dk) break;
             const float4 y = make_float4(v[x], v[x + 1], v[x + 2], v[x + 3]);
             k = dot4(*(const float4 *)&m.k[d0 + x], y, k), q = dot4(*(const float4 *)&m.q[d0 + x], y, q);
@@ -307,19 +325,36 @@ static __device__ __forceinline__ void two_dots(float *by_k, float *by_q, const 
     }
     *by_k = k, *by_q = q;
 }
-/* S' of a chunk whose last row this is: by passes of CLOSE rows of S; a thread has 4 of them in 4 columns. */
+/* The same with the key of row y. */
 template <typename T>
-static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float *st, const float *keys, float g, bool first) {
-    enum { CLOSE = step_memory::CLOSE };
+static __device__ __forceinline__ void row_dots(float *by_k, float *by_q, const step_memory<T> &m, int y, int dk) {
+    const float r = m.r[y];
+    float k = 0, q = 0;
+#pragma unroll 4
+    for (int d = 0; d < dk; d += CHUNK) {
+        float v[CHUNK];
+        load8<true>(v, &m.keys[y][d], CHUNK);
+#pragma unroll
+        for (int x = 0; x < CHUNK; x += TILE) {
+            const float4 key =
+                make_float4(__fmul_rn(v[x], r), __fmul_rn(v[x + 1], r), __fmul_rn(v[x + 2], r), __fmul_rn(v[x + 3], r));
+            k = dot4(*(const float4 *)&m.k[d + x], key, k), q = dot4(*(const float4 *)&m.q[d + x], key, q);
+        }
+    }
+    *by_k = k, *by_q = q;
+}
+/* S' of a chunk whose last row this is: by passes of CLOSE rows of S; a thread has 4 of them in 4 columns. */
+template <typename T> static __device__ void close_chunk(const delta_job<T> &j, step_memory<T> &m, float *st, float g, bool first) {
+    enum { CLOSE = step_memory<T>::CLOSE };
     const int last = DELTA_C - 1, c = (int)threadIdx.x % 32 * TILE, row = (int)threadIdx.x / 32 * TILE;
     const float by = decay_exp(g);
     for (int64_t d0 = 0; d0 < j.dk; d0 += CLOSE) {
         __syncthreads(); /* keys of the pass before have been read */
-        for (int x = threadIdx.x; x < DELTA_C * CLOSE; x += step_memory::THREADS) {
-            const int y = x % DELTA_C, d = x / DELTA_C;
+        for (int x = threadIdx.x; x < DELTA_C * CLOSE; x += step_memory<T>::THREADS) {
+            const int y = x / CLOSE, d = x % CLOSE;
             if (d0 + d >= j.dk) continue;
-            const float key = y < last ? keys[(d0 + d) * DELTA_C + y] : m.k[d0 + d];
-            m.keys[y][d] = __fmul_rn(key, decay_exp(__fsub_rn(g, y < last ? m.g[y] : g)));
+            const float key = __fmul_rn(act_at(m.keys[y], d0 + d), m.r[y]);
+            m.left[y][d] = __fmul_rn(key, decay_exp(__fsub_rn(g, y < last ? m.g[y] : g)));
         }
         __syncthreads();
         if (row >= CLOSE || d0 + row >= j.dk || c >= j.dv) continue;
@@ -332,7 +367,7 @@ static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float 
         }
 #pragma unroll 4
         for (int y = 0; y < DELTA_C; y++) {
-            const float4 e = *(const float4 *)&m.e[y][c], key = *(const float4 *)&m.keys[y][row];
+            const float4 e = *(const float4 *)&m.e[y][c], key = *(const float4 *)&m.left[y][row];
             fma4(next[0], key.x, e), fma4(next[1], key.y, e), fma4(next[2], key.z, e), fma4(next[3], key.w, e);
         }
 #pragma unroll
@@ -344,45 +379,49 @@ static __device__ void close_chunk(const delta_job<T> &j, step_memory &m, float 
 /* Row `row` of those that a sequence has in the batch, or none: a block has a value head. S, the keys and e of the chunk are read
  * once, and loads are begun before what they are multiplied with is there. */
 template <typename T>
-static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_kernel(const delta_job<T> j, int row) {
-    enum { BATCH = step_memory::BATCH, THREADS = step_memory::THREADS };
+static __global__ void __launch_bounds__(step_memory<T>::THREADS, 4) delta_step_kernel(const delta_job<T> j, int row) {
+    typedef step_memory<T> memory;
+    enum { BATCH = memory::BATCH, THREADS = memory::THREADS };
     pdl_launch_dependents();
     pdl_wait();
-    step_memory &m = dynamic_shared<step_memory>();
+    memory &m = dynamic_shared<memory>();
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     if (row >= s.n) return;
     const int64_t n = blockIdx.x, head = n / j.group, t = s.row0 + row, pos = s.pos0 + row;
     const int i = (int)(pos % DELTA_C), warp = (int)threadIdx.x / 32, dk = (int)j.dk, dv = (int)j.dv;
-    const int c = (int)threadIdx.x, y = c - step_memory::COLUMNS, lane_c = (int)threadIdx.x % 32 * TILE;
+    const int c = (int)threadIdx.x, y = c - memory::COLUMNS;
     const bool first = pos < DELTA_C, column = c < dv;
-    float *const st = j.s + (s.slot * j.hv + n) * dk * dv, *const keys = j.k + (s.slot * j.hk + head) * dk * DELTA_C;
+    float *const st = j.s + (s.slot * j.hv + n) * dk * dv, *const slot_r = j.r + (s.slot * j.hk + head) * DELTA_C;
     float *const slot_e = j.e + (s.slot * j.hv + n) * DELTA_C * dv, *const slot_g = j.g + (s.slot * j.hv + n) * DELTA_C;
-    /* the new row's own key is in shared memory */
-    const step_column of = {y < 0 ? st + c : y < i ? keys + y : m.k, y < 0 ? dv : y < i ? (int)DELTA_C : 1, dk};
-    const bool reads = y < 0 ? column && !first : y <= i;
+    T *const keys = j.k + (s.slot * j.hk + head) * DELTA_C * dk;
     float v[BATCH], by_k = 0, by_q = 0;
-    if (reads && y != i) load_column(v, of, 0);
+    const step_column of = {st + c, dv, dk};
+    if (column && !first) load_column(v, of, 0);
+    copy_rows<THREADS>(m.keys, keys, i, dk);
+    cp_commit();
+    copy_rows<THREADS>(m.e, slot_e, i, dv);
+    cp_commit();
     if (warp < 2) {
-        const T *x = j.qkv + t * j.width + ((warp ? j.hk : 0) + head) * dk;
-        warp_l2(warp ? m.k : m.q, 1, x, dk, warp ? 1.0f : delta_q_scale(dk));
+        const lane_head x = head_load(j.qkv + t * j.width + ((warp ? j.hk : 0) + head) * dk, dk);
+        const float r = head_normalize(warp ? m.k : m.q, x, dk, warp ? 1.0f : delta_q_scale(dk));
+        if (warp) head_put(m.keys[i], x, dk), m.r[i] = r;
     }
-    if (y >= 0 && y < i) m.g[y] = slot_g[y];
+    if (y >= 0 && y < i) m.g[y] = slot_g[y], m.r[y] = slot_r[y];
     if (threadIdx.x == THREADS - 1) {
         m.beta = delta_beta(j, t, n);
         m.added = delta_g(act_at(j.a_log, n), delta_input(j, t, n));
     }
-#pragma unroll 4
-    for (int x = warp; x < i; x += THREADS / 32)
-        if (lane_c < dv) *(float4 *)&m.e[x][lane_c] = *(const float4 *)&slot_e[x * dv + lane_c];
     const float value = column ? act_at(j.qkv, t * j.width + 2 * j.hk * dk + n * dv + c) : 0.0f;
+    cp_wait<1>(); /* the keys */
     __syncthreads();
     const float g = i ? __fadd_rn(m.g[i - 1], m.added) : m.added;
-    if (y == i) load_column(v, of, 0);
-    if (reads) two_dots(&by_k, &by_q, m, v, of);
+    if (column && !first) column_dots(&by_k, &by_q, m, v, of);
     if (y >= 0 && y <= i) {
+        row_dots(&by_k, &by_q, m, y, dk);
         const float decay = decay_exp(__fsub_rn(g, y < i ? m.g[y] : g));
         m.a[y] = __fmul_rn(by_k, decay), m.p[y] = __fmul_rn(by_q, decay);
     }
+    cp_wait<0>();
     __syncthreads();
     if (column) {
         const float by = decay_exp(g);
@@ -396,10 +435,12 @@ static __global__ void __launch_bounds__(step_memory::THREADS, 4) delta_step_ker
         act_put(j.out, (t * j.hv + n) * dv + c, __fmaf_rn(m.p[i], e, o));
         slot_e[i * dv + c] = m.e[i][c] = e;
     }
-    if (n % j.group == 0)
-        for (int d = threadIdx.x; d < dk; d += THREADS) keys[d * DELTA_C + i] = m.k[d];
-    if (y == i) slot_g[i] = g;
-    if (i == DELTA_C - 1) close_chunk(j, m, st, keys, g, first);
+    if (n % j.group == 0 && c < dk) keys[i * dk + c] = m.keys[i][c];
+    if (y == i) {
+        slot_g[i] = g;
+        if (n % j.group == 0) slot_r[i] = m.r[i];
+    }
+    if (i == DELTA_C - 1) close_chunk(j, m, st, g, first);
 }
 
 template <typename T, int CB> static int rows_any(struct cuda *c, const struct delta_args *a, const delta_job<T> &j) {
@@ -425,9 +466,9 @@ template <typename T> static int forward_any(struct cuda *c, const struct delta_
     if (a->seqs.n == 0) return 0;
     if (j.s && a->seqs.max_rows <= FEW_ROWS) {
         const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
-        TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory), a));
+        TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory<T>), a));
         for (int row = 0; row < (int)a->seqs.max_rows; row++)
-            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory::THREADS, sizeof(step_memory), j, row));
+            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory<T>::THREADS, sizeof(step_memory<T>), j, row));
         return 0;
     }
     TRY(rows_by_width<T>(c, a, j));
