@@ -515,7 +515,7 @@ int dev_scale_rows(struct dev *d, struct tensor x, struct tensor factor, struct 
     return tensor_count(x) ? TRACED(scale_rows, (d, x, factor, pos), x.dim[0], x.dim[1], 0) : 0;
 }
 
-int dev_join_columns(struct dev *d, const struct join_columns_args *a) {
+int dev__check_join_columns(const struct join_columns_args *a) {
     static const char *const op = "join_columns";
     TRY(want2(op, "y", a->y, a->from.data ? F32 : ACT, ANY, ANY));
     TRY(want1(op, "x", a->x, set_of(a->y.dt), tensor_count(a->y)));
@@ -524,6 +524,11 @@ int dev_join_columns(struct dev *d, const struct join_columns_args *a) {
     for (int i = 0; fits && i < a->n; i++) fits = a->cut[i] <= a->cut[i + 1];
     if (!fits || a->cut[a->n] != a->y.dim[1])
         FAIL(ERR_INVAL, "dev op %s: %d blocks that are not the %lld columns", op, a->n, (long long)a->y.dim[1]);
+    return 0;
+}
+
+int dev_join_columns(struct dev *d, const struct join_columns_args *a) {
+    TRY(dev__check_join_columns(a));
     HAVE(join_columns);
     return tensor_count(a->y) ? TRACED(join_columns, (d, a), a->y.dim[0], a->y.dim[1], 0) : 0;
 }

@@ -16,6 +16,9 @@ void dev_trace__pause(struct dev *d, bool paused);    /* no trace is fine */
 void dev_trace__drop(struct dev *d);
 void dev_gpu_use__drop(struct dev *d);
 
+/* The checks of dev_join_columns. */
+int dev__check_join_columns(const struct join_columns_args *a);
+
 /* After the checks, so that a bad call is refused on every backend alike. */
 #define HAVE(op)                                                                                      \
     do {                                                                                              \

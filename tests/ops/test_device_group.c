@@ -43,7 +43,8 @@ enum {
     MAX_WIDTH = 900,
     MAX_ROWS = 3000,
     SHIFT = 67,
-    FEW = 30011,
+    FEW_ROWS = 11,
+    FEW = 2728 * FEW_ROWS,
     MOST_TIMES = 3,
     SPARE = 64 * MOST_TIMES
 };
@@ -68,6 +69,7 @@ struct rank {
     struct collective *few;
     uint32_t *few_whole;  /* (FEW), shared there */
     uint32_t *few_source; /* (FEW) device */
+    uint32_t *few_part;   /* the same */
     int n_replays;        /* of gather_part */
     void *graph;          /* of it; NULL: not yet */
     struct comm *opening; /* the group that is opened */
@@ -251,6 +253,7 @@ static int open_few(struct rank *k) {
         FAIL(ERR_INTERNAL, "one group goes through %s, another through %s", collective_way(k->g), collective_way(k->few));
     TRY(alloc(k, FEW, &k->few_whole));
     TRY(alloc(k, FEW, &k->few_source));
+    TRY(alloc(k, FEW, &k->few_part));
     return collective_share(k->few, k->few_whole, FEW * sizeof *k->few_whole);
 }
 
@@ -442,8 +445,6 @@ static int gather_once(struct rank *k, struct rng *rng) {
         TRY(collective_gather_begin(k->g, k->whole, at, parts, &ticket));
         TRY(dev_zero(&k->d, k->copy, (size_t)bytes));
         TRY(collective_gather_end(k->g));
-    } else if (collective_has_graphs(k->g)) {
-        TRY(collective_all_gather_in_graph(k->g, k->whole, at, parts));
     } else {
         TRY(collective_all_gather(k->g, k->whole, at, parts));
     }
@@ -460,6 +461,50 @@ static int gather_once(struct rank *k, struct rng *rng) {
         if (memcmp((char *)k->got + from, (char *)k->expect + from, n) != 0)
             FAIL(ERR_INTERNAL, "all-gather: other bytes in part %lld of %lld, %zu bytes", (long long)i, (long long)parts, n);
     }
+    return 0;
+}
+
+/* Columns of all ranks, also added to others, in place now and then, from memory that no other rank can read; against
+ * dev_join_columns of all of them on one process. */
+static int gather_columns_once(struct rank *k, struct rng *rng) {
+    const struct round w = {.seed = rng_u32(rng)};
+    const int64_t unit = rng_below(rng, 4) ? 8 : 1, most = (k->most / 2 - 1) / unit,
+                  columns = any_size(rng, most < 9000 ? most : 9000);
+    const int64_t rows = any_size(rng, most / columns), all = columns * unit, count = rows * all, shift = rng_below(rng, 4) == 0;
+    const enum dtype dt = rng_below(rng, 2) ? DT_BF16 : DT_F32;
+    const bool from = dt == DT_F32 && rng_below(rng, 2), same = rng_below(rng, 2);
+    const size_t bytes = (size_t)count * dtype_size(dt);
+    float *const base = same ? (float *)(void *)k->copy : k->term;
+    struct join_columns_args a = {.n = k->size}, want;
+    int64_t cut[MOST + 1];
+    if (!collective_has_graphs(k->g)) return 0;
+    draw_cuts(rng, cut, k->size, columns);
+    for (int r = 0; r <= k->size; r++) a.cut[r] = cut[r] * unit;
+    TRY(make(k, &w, 0, 0, count, k->want));
+    const struct tensor blocks = tensor_1d(dt == DT_F32 ? k->want : (float *)(void *)k->whole, dt, count);
+    if (dt == DT_BF16) TRY(dev_cast(&k->d, blocks, tensor_1d(k->want, DT_F32, count)));
+    want = a;
+    want.y = tensor_2d(k->term + k->most / 2 + shift, dt, rows, all);
+    want.x = blocks;
+    if (from) {
+        TRY(make(k, &w, 1, 0, count, base + shift));
+        want.from = tensor_2d(base + shift, DT_F32, rows, all);
+    }
+    TRY(dev_join_columns(&k->d, &want));
+    a.y = tensor_2d((float *)(void *)k->copy + shift, dt, rows, all);
+    a.x = tensor_1d((float *)(void *)k->whole + k->most / 2 + shift, dt, count);
+    a.from = want.from;
+    const size_t lo = (size_t)(a.cut[k->rank] * rows) * dtype_size(dt), hi = (size_t)(a.cut[k->rank + 1] * rows) * dtype_size(dt);
+    TRY(dev_copy(&k->d, (char *)a.x.data + lo, (char *)blocks.data + lo, hi - lo));
+    if (!from) TRY(dev_zero(&k->d, a.y.data, bytes));
+    TRY(collective_gather_columns(k->g, &a));
+    TRY(dev_zero(&k->d, a.x.data, bytes));
+    TRY(dev_copy_out(&k->d, k->got, a.y.data, bytes));
+    TRY(dev_copy_out(&k->d, k->expect, want.y.data, bytes));
+    TRY(collective_on_time(k->g));
+    if (memcmp(k->got, k->expect, bytes) != 0)
+        FAIL(ERR_INTERNAL, "other bits in %lld columns of %lld rows of %zu bytes%s", (long long)all, (long long)rows, bytes,
+             from ? ", added" : "");
     return 0;
 }
 
@@ -494,20 +539,29 @@ static int exchange_once(struct rank *k, struct rng *rng) {
     return 0;
 }
 
+/* Columns of the second group, in FEW_ROWS rows; x: this rank's. */
+static struct join_columns_args few_columns(const struct rank *k, void *x) {
+    const int64_t columns = FEW / FEW_ROWS, n = collective_size(k->few);
+    struct join_columns_args a = {.y = tensor_2d(k->few_whole, DT_F32, FEW_ROWS, columns), .n = (int)n};
+    a.x = tensor_1d(x, DT_F32, FEW);
+    for (int r = 0; r <= n; r++) a.cut[r] = r < n ? columns * r / n / 4 * 4 : columns;
+    return a;
+}
+
 /* This rank's bytes to where they are gathered from; and gathers. */
-static int gather_part(struct rank *k, const size_t *at) {
-    const size_t lo = at[collective_rank(k->few)], n = at[collective_rank(k->few) + 1] - lo;
-    TRY(dev_copy(&k->d, (char *)k->few_whole + lo, (const char *)k->few_source + lo, n));
-    return collective_all_gather_in_graph(k->few, k->few_whole, at, 1);
+static int gather_part(struct rank *k) {
+    const struct join_columns_args a = few_columns(k, k->few_part);
+    TRY(dev_copy(&k->d, k->few_part, k->few_source, FEW * sizeof *k->few_part));
+    return collective_gather_columns(k->few, &a);
 }
 
 /* The same in a CUDA graph, which is made at the second call and replayed, twice each time: the first replay's bytes are not looked
  * at, but written over at once. */
-static int gather_in_graph(struct rank *k, const size_t *at) {
-    if (k->n_replays++ == 0 || !dev_has_graphs(&k->d)) return gather_part(k, at);
+static int gather_in_graph(struct rank *k) {
+    if (k->n_replays++ == 0 || !dev_has_graphs(&k->d)) return gather_part(k);
     if (!k->graph) {
         TRY(dev_graph_begin(&k->d));
-        const int rc = gather_part(k, at), end = dev_graph_end(&k->d, &k->graph);
+        const int rc = gather_part(k), end = dev_graph_end(&k->d, &k->graph);
         TRY(rc);
         TRY(end);
     }
@@ -515,29 +569,40 @@ static int gather_in_graph(struct rank *k, const size_t *at) {
     return 0;
 }
 
-/* An all-gather of the second group, between folds of the first. */
-static int gather_few(struct rank *k, uint32_t seed) {
-    uint32_t *const v = xmalloc(FEW * sizeof *v), *const got = xmalloc(FEW * sizeof *got);
+/* v, of whose blocks this rank sends its own, in rows. */
+static int gather_few_columns(struct rank *k, const uint32_t *v, uint32_t *want) {
+    const struct join_columns_args a = few_columns(k, NULL);
+    const int r = collective_rank(k->few);
+    const size_t lo = (size_t)(a.cut[r] * FEW_ROWS), hi = (size_t)(a.cut[r + 1] * FEW_ROWS);
+    for (int b = 0; b < a.n; b++)
+        for (int64_t row = 0, width = a.cut[b + 1] - a.cut[b]; row < FEW_ROWS; row++)
+            memcpy(want + row * a.y.dim[1] + a.cut[b], v + a.cut[b] * FEW_ROWS + row * width, (size_t)width * sizeof *v);
+    TRY(dev_copy_in(&k->d, k->few_source + lo, v + lo, (hi - lo) * sizeof *v));
+    return gather_in_graph(k);
+}
+
+static int gather_few_bytes(struct rank *k, const uint32_t *v, uint32_t *want) {
     size_t at[MOST + 1];
-    int rc = 0;
-    if (!k->few) goto out;
-    for (uint32_t i = 0; i < FEW; i++) v[i] = (seed + i) * 2654435761u;
     for (int r = 0, n = collective_size(k->few); r <= n; r++) at[r] = (size_t)(FEW * r / n) * sizeof *v;
     const size_t lo = at[collective_rank(k->few)], n = at[collective_rank(k->few) + 1] - lo;
+    memcpy(want, v, FEW * sizeof *v);
+    TRY(dev_copy_in(&k->d, (char *)k->few_whole + lo, (const char *)v + lo, n));
+    return collective_all_gather(k->few, k->few_whole, at, 1);
+}
+
+/* An all-gather of the second group, between folds of the first. */
+static int gather_few(struct rank *k, uint32_t seed) {
+    uint32_t *const v = xmalloc(3 * FEW * sizeof *v), *const got = v + FEW, *const want = got + FEW;
+    int rc = 0;
+    if (!k->few) goto out;
+    for (uint32_t i = 0; i < FEW; i++) v[i] = (seed + i) * 2654435761u & ~1u; /* no word is all ones */
     TRYG(dev_zero(&k->d, k->few_whole, FEW * sizeof *v), out);
-    if (collective_has_graphs(k->few)) {
-        TRYG(dev_copy_in(&k->d, (char *)k->few_source + lo, (char *)v + lo, n), out);
-        TRYG(gather_in_graph(k, at), out);
-    } else {
-        TRYG(dev_copy_in(&k->d, (char *)k->few_whole + lo, (char *)v + lo, n), out);
-        TRYG(collective_all_gather(k->few, k->few_whole, at, 1), out);
-    }
+    TRYG((collective_has_graphs(k->few) ? gather_few_columns : gather_few_bytes)(k, v, want), out);
     TRYG(dev_copy_out(&k->d, got, k->few_whole, FEW * sizeof *got), out);
     TRYG(collective_on_time(k->few), out);
-    if (memcmp(got, v, FEW * sizeof *v) != 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "other bytes in the second group");
+    if (memcmp(got, want, FEW * sizeof *v) != 0) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "other bytes in the second group");
 out:
     free(v);
-    free(got);
     return rc;
 }
 
@@ -554,6 +619,7 @@ static int run_rounds(struct rank *k, int64_t rounds) {
             TRY(collective_reuse(k->g, ticket[slot]));
             TRY(start_fold(k, &w[f], slot, k->own[f] + w[f].shift[1], &ticket[slot]));
             if (rng_below(&rng, 4) == 0) TRY(gather_once(k, &rng));
+            for (uint64_t n = rng_below(&rng, 4); n > 0; n--) TRY(gather_columns_once(k, &rng));
             if (rng_below(&rng, 4) == 0) TRY(exchange_once(k, &rng));
             const uint32_t seed = rng_u32(&rng);
             if (seed % 4 == 0) TRY(gather_few(k, seed));
@@ -604,7 +670,8 @@ static int check_abandoned(struct rank *k) {
         }
         TRY(collective_gather_begin(k->few, k->few_whole, at, 1, &ticket));
         TRY(collective_gather_end(k->few));
-        if (collective_has_graphs(k->few)) TRY(collective_all_gather_in_graph(k->few, k->few_whole, at, 1));
+        const struct join_columns_args columns = few_columns(k, k->few_source);
+        if (collective_has_graphs(k->few)) TRY(collective_gather_columns(k->few, &columns));
         const double start = clock_now();
         collective_close(k->g);
         collective_close(k->few);
@@ -635,6 +702,9 @@ static int bench_once(struct rank *k, int64_t bytes, bool folds, int n_gemms, do
     cut[k->size] = count;
     for (int r = 0; r <= k->size; r++) at[r] = (size_t)cut[r] * 4;
     const struct dev_bucket whole = {.cut = cut, .n = k->size, .own = k->own[0], .add = true};
+    struct join_columns_args columns = {
+        .y = tensor_2d(k->want, DT_F32, 16, count / 16), .x = tensor_1d(k->whole, DT_F32, count / 16 * 16), .n = k->size};
+    for (int r = 0; r <= k->size; r++) columns.cut[r] = r < k->size ? count / 16 * r / k->size / 4 * 4 : count / 16;
     for (int pass = 0; pass < 2; pass++) { /* the first one warms up */
         TRY(dev_sync(&k->d));
         TRY(comm_barrier(k->comm));
@@ -645,7 +715,7 @@ static int bench_once(struct rank *k, int64_t bytes, bool folds, int n_gemms, do
             TRY(gemms(k, n_gemms));
             if (folds) TRY(collective_reuse(k->g, ticket[i % SLOTS]));
             if (folds) TRY(collective_fold(k->g, &b, &ticket[i % SLOTS]));
-            else if (bytes && collective_has_graphs(k->g)) TRY(collective_all_gather_in_graph(k->g, k->whole, at, 1));
+            else if (bytes && collective_has_graphs(k->g)) TRY(collective_gather_columns(k->g, &columns));
             else if (bytes) TRY(collective_all_gather(k->g, k->whole, at, 1));
         }
         TRY(collective_join(k->g));

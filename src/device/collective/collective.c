@@ -151,7 +151,7 @@ static int way_asked(struct collective *g, enum way *way) {
     FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl, host or peers_graph", name);
 }
 
-/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: a barrier's kernel keeps the other ranks of a
+/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: a kernel that waits keeps the other ranks of a
  * GPU that is shared from their turn, and which ranks share one is not known here. */
 enum { GRAPHS_BY_DEFAULT = 0 };
 
@@ -389,11 +389,11 @@ int collective_on_time(const struct collective *g) {
     return 0;
 }
 
-int collective_all_gather_in_graph(struct collective *g, void *whole, const size_t *at, int64_t n_parts) {
-    const void *of[COMM_MOST_RANKS];
-    size_t bytes;
-    CHECK(g->graphs);
-    TRY(check_gather(g, whole, at, n_parts, of, &bytes));
+int collective_gather_columns(struct collective *g, const struct join_columns_args *a) {
+    CHECK(g->graphs && a->n == g->size);
     TRY(collective_on_time(g));
-    return g->d->ops->peers->gather_in_graph(g->peers, (void *const *)of, at, n_parts);
+    TRY(dev__check_join_columns(a));
+    if (tensor_count(a->y) == 0) return 0;
+    dev_trace__open(g->d, "gather_columns", a->y.dim[0], a->y.dim[1], 0);
+    return dev_trace__close(g->d, g->d->ops->peers->gather_columns(g->peers, a));
 }

@@ -71,10 +71,11 @@ int collective_gather_begin(struct collective *g, void *whole, const size_t *at,
 int collective_gather_end(struct collective *g);
 /* Collective. Both, and the compute stream may change this rank's bytes. */
 int collective_all_gather(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
-/* Collective. The same as work of the compute stream alone, which a CUDA graph may hold; only where collective_has_graphs. Also
+/* Collective. dev_join_columns of the blocks that all ranks have in their x, block r of rank r, as work of the compute stream
+ * alone, which a CUDA graph may hold; only where collective_has_graphs. x: any device memory; of a NaN another one may come. Also
  * fails as collective_on_time does. */
 bool collective_has_graphs(const struct collective *g);
-int collective_all_gather_in_graph(struct collective *g, void *whole, const size_t *at, int64_t n_parts);
+int collective_gather_columns(struct collective *g, const struct join_columns_args *a);
 /* Whether all ranks have come to such gathers, as far as the compute stream has done them; else what was gathered is not theirs.
  * ERR_TIMEOUT: a rank did not within comm_deadline_s. ERR_RANK: a group of this device was closed while one waited. */
 int collective_on_time(const struct collective *g);

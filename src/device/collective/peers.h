@@ -34,11 +34,12 @@ struct dev_peer_ops {
     int (*join)(void *peers);
     int (*gather)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
     int (*gathered)(void *peers); /* the compute stream waits for the last one */
-    /* The same on the compute stream alone, between two barriers of the ranks' compute streams, so that a CUDA graph may hold it.
-     * graphs: once, after greeted and before any of these, of at most DEV_MOST_COLUMNS ranks; a barrier waits for deadline_s. */
+    /* dev_join_columns of the blocks that ranks have in their x, on the compute stream alone, so that a CUDA graph may hold it.
+     * graphs: once, after greeted, and on all ranks before any of these, of at most DEV_MOST_COLUMNS ranks; a wait takes deadline_s
+     * at most. */
     int (*graphs)(void *peers, double deadline_s);
-    int (*gather_in_graph)(void *peers, void *const *whole, const size_t *at, int64_t n_parts);
-    /* -1: no such barrier has ended without a rank. A rank: that one did not come in time; size: close has ended it. */
+    int (*gather_columns)(void *peers, const struct join_columns_args *a);
+    /* -1: none of these has ended without a rank. A rank: that one did not come in time; size: close has ended it. */
     int (*lost)(void *peers);
     /* The next operation takes stamps i and i + 1 (dev_ops.stamp): once this rank's bytes are there, and at its end. */
     void (*stamp)(void *peers, int64_t i);

@@ -112,10 +112,15 @@ static inline void cuda_scratch_sizes(const struct cuda_shape *gpu, const struct
         cuda_autotune_bytes(gpu, layer, s->vocab * s->hidden * in, s->hidden * in + 12 * s->vocab, s->decode);
 }
 
-/* A group's ranks that read each other's memory: the two halves of the buffer that peers' bytes are copied to; flags, in a block
- * of the driver's own, since what is exported has no neighbours then; ids of rows and a table of them, usually. */
+/* A group's ranks that read each other's memory: the two halves of the buffer that peers' bytes are copied to; flags, and the slots
+ * of gathers in CUDA graphs, in a block of the driver's own, since what is exported has no neighbours then; ids of rows and a table
+ * of them, usually. */
 enum { CUDA_PEER_HALF = 32 << 20, CUDA_PEER_FLAGS = 2 << 20, CUDA_PEER_ROWS = 4 << 20 };
-static inline size_t cuda_peer_bytes(void) { return 2 * (size_t)CUDA_PEER_HALF + CUDA_PEER_FLAGS + CUDA_PEER_ROWS; }
+enum { CUDA_GATHER_BLOCKS = 128, CUDA_GATHER_THREADS = 256, CUDA_GATHER_LINES = 4 }; /* lines of a round: gather_columns.cu */
+enum { CUDA_GATHER_SLOTS = 2 * CUDA_GATHER_BLOCKS * CUDA_GATHER_THREADS * CUDA_GATHER_LINES * 16 };
+static inline size_t cuda_peer_bytes(void) {
+    return 2 * (size_t)CUDA_PEER_HALF + CUDA_PEER_FLAGS + CUDA_GATHER_SLOTS + CUDA_PEER_ROWS;
+}
 
 /* A group's ranks that send by NCCL: slots of two pieces to receive into and halves of slots to send from, as many as there are
  * other ranks; ids of rows and tables of them, usually. NCCL's own buffers by its source (2.28): 64 MiB for each direction of the

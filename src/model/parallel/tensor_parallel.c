@@ -701,7 +701,8 @@ static int gather(struct model *m, enum model_tp_dim d, struct tensor y, struct 
     if (rows == 0) return 0;
     for (int r = 0; r <= t->size; r++) at[r] = (size_t)(rows * t->cut[d][r]) * dtype_size(y.dt);
     memcpy(a.cut, t->cut[d], sizeof a.cut);
-    if (!t->left_out) TRY((t->in_graph ? collective_all_gather_in_graph : collective_all_gather)(t->group, t->send, at, 1));
+    if (t->in_graph && !t->left_out) return collective_gather_columns(t->group, &a);
+    if (!t->left_out) TRY(collective_all_gather(t->group, t->send, at, 1));
     return dev_join_columns(m->dev, &a);
 }
 

@@ -1,5 +1,5 @@
-/* cuda_runtime.h - what peers.cu, barrier.cu and nccl.cu of src/device/cuda/collective use of CUDA's runtime, for runtime.cu:
- * streams without a GPU. */
+/* cuda_runtime.h - what peers.cu, gather_columns.cu and nccl.cu of src/device/cuda/collective use of CUDA's runtime, for
+ * runtime.cu: streams without a GPU. */
 #ifndef VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 #define VERLC_TESTS_CUDA_STREAMS_RUNTIME_H
 
@@ -50,16 +50,19 @@ void streams_load(const void *kernel);
 /* What s does next, again and again until it says true. */
 void streams_push(cudaStream_t s, std::function<bool()> what);
 
-/* ---- kernels of one block, whose threads run one after the other, each to its end; one that waits has the queue meanwhile ---- */
+/* ---- kernels whose threads run one after the other, each to its end; one that waits has the queue meanwhile ---- */
 
 #define __global__
 #define __device__
+#define __host__
 #define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(n)
 struct dim3 {
-    unsigned x;
-    dim3(unsigned n = 1) : x(n) {}
+    unsigned x, y;
+    dim3(unsigned nx = 1, unsigned ny = 1) : x(nx), y(ny) {}
 };
-extern thread_local dim3 threadIdx;
+extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     cudaStream_t stream;
@@ -71,10 +74,14 @@ template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *ke
     return cudaSuccess;
 }
 template <class A> cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(A), A a) {
-    const unsigned n = config->blockDim.x;
+    const cudaLaunchConfig_t l = *config;
     streams_load((const void *)kernel);
-    streams_push(config->stream, [=] {
-        for (threadIdx.x = 0; threadIdx.x < n; threadIdx.x++) kernel(a);
+    streams_push(l.stream, [=] {
+        gridDim = l.gridDim;
+        blockDim = l.blockDim;
+        for (blockIdx.y = 0; blockIdx.y < l.gridDim.y; blockIdx.y++)
+            for (blockIdx.x = 0; blockIdx.x < l.gridDim.x; blockIdx.x++)
+                for (threadIdx.x = 0; threadIdx.x < l.blockDim.x; threadIdx.x++) kernel(a);
         return true;
     });
     return cudaSuccess;

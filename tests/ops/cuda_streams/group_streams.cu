@@ -1,6 +1,6 @@
-/* group_streams.cu - peers.cu, barrier.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams
+/* group_streams.cu - peers.cu, gather_columns.cu, nccl.cu and collective_staged.c without a GPU: ranks are threads, whose streams
  * (runtime.cu) are late at random. Folds, all-gathers and all-to-alls of random sizes, of two groups that share devices, end in the
- * bits of one process although every buffer is used again at once, those of gathers between barriers too; on as few hardware queues
+ * bits of one process although every buffer is used again at once, slots of gathers in CUDA graphs too; on as few hardware queues
  * as one; and a rank that is left alone closes its groups, or hears which rank is late. Kernels are loaded as by the driver: late,
  * and then it waits for all streams.
  * With thread sanitizer: nothing is read before it is there or written while it is read. */
@@ -28,7 +28,7 @@ enum { ROUNDS = 12 };
 #else
 enum { ROUNDS = 60 };
 #endif
-enum { MOST = 60000, ROWS = 150, WIDTH = 64, SLOTS = 2, FLIGHT = 3, SHARED = 60000, TIMES = 3 };
+enum { MOST = 60000, ROWS = 150, WIDTH = 64, SLOTS = 2, FLIGHT = 3, SHARED = 60000, TIMES = 3, COLUMNS = 2000 };
 
 #define OK(call)                                           \
     do {                                                   \
@@ -71,7 +71,7 @@ struct run {
     int size, queues, rounds;
     unsigned seed;
     bool alone, lost;  /* at the end rank 0 goes on by itself; flags that are written do not come */
-    double deadline_s; /* of a barrier */
+    double deadline_s; /* of a gather in a graph */
     world all, few;
     std::vector<const void *> x[SLOTS], dx[SLOTS], ids[SLOTS];
     std::atomic<int> bad;
@@ -136,10 +136,6 @@ static int fold(struct run *k, struct collective *g, const struct dev_bucket *b,
     if (!g->peers) return collective_staged_fold(g, b);
     return cuda_peers.fold(g->peers, b, b->x ? k->x[slot].data() : NULL, b->ids ? k->ids[slot].data() : NULL,
                            b->ids ? k->dx[slot].data() : NULL);
-}
-/* Between barriers, as a CUDA graph holds it. */
-static int gather_in_graph(struct collective *g, const world *w, const size_t *at, int64_t parts) {
-    return cuda_peers.gather_in_graph(g->peers, w->whole.data(), at, parts);
 }
 static int gather(struct collective *g, const world *w, const size_t *at, int64_t parts, int64_t *ticket) {
     *ticket = ++g->ticket;
@@ -248,6 +244,7 @@ struct rank {
     float *x[SLOTS], *dx[SLOTS], *own[FLIGHT];
     int32_t *ids[SLOTS];
     char *whole, *whole_few;
+    char *columns[3];        /* (COLUMNS) of f32: x, y, from of gathers of columns */
     int64_t read, read_few;  /* tickets of the last all-gathers */
     std::vector<char> taken; /* by an all-to-all */
 };
@@ -299,7 +296,6 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
     struct run *const run = k->k;
     const unsigned seed = (unsigned)rng();
     const int parts = (int)(rng() % 4), n = w->b.size, rank = k->rank;
-    const bool in_graph = rng() % 2 && run->peers && !run->alone; /* an abandoned rank's first barrier comes behind what waits */
     std::vector<size_t> at;
     size_t end = 0;
     for (int i = 0; i < parts; i++) {
@@ -315,8 +311,7 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
                 whole[b] = (char)(seed + b * 7);
         return true;
     });
-    if (in_graph) OK(gather_in_graph(g, w, at.data(), parts));
-    else OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
+    OK(gather(g, w, at.data(), parts, few ? &k->read_few : &k->read));
     streams_push(k->c.stream, [=] {
         bool same = true;
         for (int i = 0; i < parts; i++)
@@ -325,6 +320,71 @@ static void gather_once(struct rank *k, std::mt19937 &rng, bool few) {
         if (!same && run->bad++ < 3) fprintf(stderr, "rank %d: other bytes in an all-gather\n", rank);
         return true;
     });
+}
+
+/* Columns of all ranks, some of none, which may be added to what y has; what this rank has given is written over at once. */
+static void gather_columns_once(struct rank *k, std::mt19937 &rng, bool few) {
+    struct collective *const g = few ? &k->few : &k->all;
+    struct run *const run = k->k;
+    const int n = few ? run->few.b.size : run->all.b.size, rank = k->rank;
+    const unsigned seed = (unsigned)rng(), unit = rng() % 2 ? 8 : 1, shift = rng() % 4 ? 0 : 1;
+    const bool bf16 = rng() % 2, from = !bf16 && rng() % 2, same = rng() % 2;
+    const size_t bytes = bf16 ? 2 : 4, room = COLUMNS * sizeof(float);
+    struct join_columns_args a = {};
+    const int64_t rows = 1 + rng() % 9, columns = 1 + (int64_t)(rng() % (rng() % 2 ? COLUMNS / unit / 9 : 4));
+    const std::vector<int64_t> cut = draw_cuts<int64_t>(rng, n, columns);
+    if (rank >= n) return;
+    char *const x = k->columns[0] + shift * bytes, *const y = k->columns[1] + shift * bytes;
+    char *const base = same ? y : k->columns[2] + shift * bytes;
+    for (int r = 0; r <= n; r++) a.cut[r] = cut[(size_t)r] * unit;
+    const int64_t all = columns * unit, lo = a.cut[rank] * rows, hi = a.cut[rank + 1] * rows;
+    a.n = n;
+    a.y = tensor_2d(y, bf16 ? DT_BF16 : DT_F32, rows, all);
+    a.x = tensor_1d(x, a.y.dt, rows * all);
+    if (from) a.from = tensor_2d(base, DT_F32, rows, all);
+    /* Element i of the blocks; all ones now and then. */
+    const auto bits = [=](int64_t i) -> uint32_t {
+        const uint32_t v = (seed + (uint32_t)i) * 2654435761u, f = (v & 0x807fffffu) | 0x3f000000u | (v & 7) << 24;
+        return v >> 29 == 0 ? UINT32_MAX >> (bf16 ? 16 : 0) : bf16 ? f >> 16 : f;
+    };
+    const auto base_of = [=](int64_t i) { return (float)((seed ^ (uint32_t)i) % 1000) * 0.37f; };
+    streams_push(k->c.stream, [=] {
+        memset(x, 0xcd, room - 8);
+        memset(y, 0xcd, room - 8);
+        for (int64_t i = lo; i < hi; i++) {
+            const uint32_t v = bits(i);
+            memcpy(x + (size_t)i * bytes, &v, bytes);
+        }
+        for (int64_t i = 0; from && i < rows * all; i++) ((float *)base)[i] = base_of(i);
+        return true;
+    });
+    OK(cuda_peers.gather_columns(g->peers, &a));
+    streams_push(k->c.stream, [=] {
+        bool good = true;
+        memset(x, 0xab, room - 8);
+        for (int r = 0; r < n; r++)
+            for (int64_t i = a.cut[r] * rows, width = a.cut[r + 1] - a.cut[r]; i < a.cut[r + 1] * rows; i++) {
+                const int64_t at = (i - a.cut[r] * rows) / width * all + a.cut[r] + (i - a.cut[r] * rows) % width;
+                uint32_t want = bits(i), got = 0;
+                if (want == UINT32_MAX >> (bf16 ? 16 : 0)) want = bf16 ? 0x7fffu : 0x7fffffffu;
+                if (from) want = __float_as_uint(base_of(at) + __uint_as_float(want));
+                memcpy(&got, y + (size_t)at * bytes, bytes);
+                good = good && got == want;
+            }
+        for (size_t b = (size_t)(rows * all) * bytes; b < room - 8 && !(from && same); b++) good = good && y[b] == (char)0xcd;
+        if (!good && run->bad++ < 3) fprintf(stderr, "rank %d: other columns in a gather of %d ranks\n", rank, n);
+        return true;
+    });
+}
+
+/* Of one row, a column of each rank, for which nobody looks. */
+static int gather_a_row(struct collective *g, char *const *columns) {
+    struct join_columns_args a = {};
+    a.n = g->size;
+    a.y = tensor_2d(columns[1], DT_F32, 1, g->size);
+    a.x = tensor_1d(columns[0], DT_F32, g->size);
+    for (int r = 0; r <= g->size; r++) a.cut[r] = r;
+    return cuda_peers.gather_columns(g->peers, &a);
 }
 
 /* Each rank has something for each other one, or nothing; what it gave is written over at once. */
@@ -391,6 +451,9 @@ static void run_rounds(struct rank *k) {
             OK(fold(k->k, &k->all, &b, (size_t)slot, &ticket[slot]));
             for (const bool few : {false, true})
                 if (rng() % 3 == 0) gather_once(k, rng, few);
+            /* An abandoned rank's first such gather comes behind what waits. */
+            for (const bool few : {false, true})
+                for (unsigned n = run->peers && !run->alone ? (unsigned)rng() % 4 : 0; n > 0; n--) gather_columns_once(k, rng, few);
             if (rng() % 3 == 0) exchange_once(k, rng);
         }
         OK(join(&k->all));
@@ -417,17 +480,15 @@ static void go_on_alone(struct rank *k) {
     std::vector<size_t> at;
     for (int r = 0; r <= k->few.size; r++) at.push_back((size_t)r * 100);
     OK(gather(&k->few, &k->k->few, at.data(), 1, &k->read_few));
-    if (k->k->peers) OK(gather_in_graph(&k->few, &k->k->few, at.data(), 1));
+    if (k->k->peers) OK(gather_a_row(&k->few, k->columns));
 }
 
-/* The first barrier of some ends after its deadline, the others at once. */
+/* The first gather of some ends after its deadline, the others at once. */
 static void wait_in_vain(struct rank *k) {
     enum { GATHERS = 30 };
-    std::vector<size_t> at;
-    for (int r = 0; r <= k->all.size; r++) at.push_back((size_t)r * 100);
     const int before = cuda_peers.lost(k->all.peers);
     const uint64_t start = now_ns();
-    for (int i = 0; i < GATHERS; i++) OK(gather_in_graph(&k->all, &k->k->all, at.data(), 1));
+    for (int i = 0; i < GATHERS; i++) OK(gather_a_row(&k->all, k->columns));
     cudaStreamSynchronize(k->c.stream);
     const double s = (double)(now_ns() - start) * 1e-9, least = k->k->deadline_s;
     const int after = cuda_peers.lost(k->all.peers);
@@ -456,6 +517,7 @@ static void go_on_with_one(struct rank *k) {
     close_group(&k->few);
     k->k->all.b.wait(); /* what close sets no other rank has written meanwhile */
     for (int i = 0; i < 4; i++) gather_once(k, rng, false);
+    for (int i = 0; i < 4; i++) gather_columns_once(k, rng, false);
     streams_idle();
     if (cuda_peers.lost(k->all.peers) != -1) k->k->bad++;
 }
@@ -476,6 +538,7 @@ static void be_rank(struct run *run, int number) {
     for (float *&own : k.own) own = memory<float>(MOST);
     k.whole = memory<char>(SHARED);
     k.whole_few = memory<char>(SHARED);
+    for (char *&columns : k.columns) columns = memory<char>(COLUMNS * sizeof(float));
     open_group(run, &k.all, &run->all, &k.d, number, k.whole);
     if (number < run->few.b.size) open_group(run, &k.few, &run->few, &k.d, number, k.whole_few);
     run_rounds(&k);
@@ -489,6 +552,7 @@ static void be_rank(struct run *run, int number) {
     for (size_t s = 0; s < SLOTS; s++)
         for (void *p : {(void *)k.x[s], (void *)k.dx[s], (void *)k.ids[s]}) cudaFree(p);
     for (float *own : k.own) cudaFree(own);
+    for (char *columns : k.columns) cudaFree(columns);
     cudaFree(k.whole);
     cudaFree(k.whole_few);
     streams_end();

@@ -52,7 +52,7 @@ struct event {
     std::shared_ptr<std::atomic<bool>> there; /* of the last record */
 };
 static thread_local device *here;
-thread_local dim3 threadIdx;
+thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 void streams_device(int queues) {
     static std::atomic<unsigned> seed;

@@ -4,11 +4,11 @@
  * peers' bytes by copy engines, `fold` adds them up and says that they are read. Flags are 32-bit counters in device memory, which
  * hold the ticket of the last operation: a rank writes its own in the memory of every peer and waits for the peers' in its own
  * memory, both by stream memory operations, so the host waits for nothing. A write is behind what it vouches for in its stream,
- * with a fence of the system's scope. Bytes are always read from where they were written, never pushed, so no copy can pass its
- * flag.
+ * with a fence of the system's scope. Bytes with a flag are read from where they were written, never pushed, so no copy can pass
+ * its flag.
  *
- * A gather that a CUDA graph holds is work of the compute stream: a barrier (barrier.cu), copies, and a barrier again, before the
- * next one's bytes may be written. The barriers' counts lie behind the flags.
+ * A gather that a CUDA graph holds is one kernel of the compute stream (gather_columns.cu). Its counts lie behind the flags, and
+ * behind these its slots, the one thing that is pushed to a peer.
  *
  * Rows of the token embedding are read where they lie, by the kernel that adds them: only those of ids that this rank owns.
  * Invariant: a stream that waits for a flag waits for work that every rank has queued without waiting for this operation or a
@@ -17,14 +17,15 @@
 #include "device/cuda/context.cuh"
 
 #include "base/log.h"
-#include "device/cuda/collective/barrier.cuh"
+#include "device/cuda/collective/gather_columns.cuh"
 #include "device/collective/peers.h"
 
 #include <cuda.h>
 #include <stdlib.h>
 #include <time.h>
 
-enum { HALF = CUDA_PEER_HALF, FLAG_BYTES = CUDA_PEER_FLAGS, ROW_BYTES = CUDA_PEER_ROWS, COUNTS_AT = FLAG_BYTES / 2 };
+enum { HALF = CUDA_PEER_HALF, FLAG_BYTES = CUDA_PEER_FLAGS, ROW_BYTES = CUDA_PEER_ROWS };
+enum { COUNTS_AT = FLAG_BYTES / 2, SHARED_BYTES = FLAG_BYTES + CUDA_GATHER_SLOTS }; /* flags, counts of gathers, their slots */
 enum { QUEUES = 8 };                /* hardware queues of a process, and the streams that it has at most */
 enum flag { READY, READ, N_FLAGS }; /* of a rank: its bytes are there; it has read the others' */
 
@@ -56,10 +57,10 @@ struct peers {
     char *staging;                    /* 2 x HALF */
     void *rows;
     size_t row_bytes;
-    uint32_t **flags;               /* (size) of each rank, (size, N_FLAGS): row r is what rank r says */
-    struct tensor *x;               /* (size, DEV_BUCKET_TIMES) pieces, by rank and summand, without gaps */
-    struct cuda_barrier_host *host; /* of barriers; NULL: no graph holds a gather */
-    uint64_t deadline_ns;           /* of a barrier */
+    uint32_t **flags;              /* (size) of each rank, (size, N_FLAGS): row r is what rank r says */
+    struct tensor *x;              /* (size, DEV_BUCKET_TIMES) pieces, by rank and summand, without gaps */
+    struct cuda_gather_host *host; /* NULL: no graph holds a gather */
+    uint64_t deadline_ns;          /* of such a gather's wait */
     void **mapped;
     int n_mapped;
 };
@@ -206,12 +207,12 @@ static int open_all(struct peers *p, struct dev_peer_memory *flags) {
     TRY(open_events(p));
     TRY(cuda_hold(p->c, 2 * (size_t)HALF, (void **)&p->staging));
     TRY(hold_rows(p, ROW_BYTES));
-    TRY(cuda_hold(p->c, FLAG_BYTES, &at));
+    TRY(cuda_hold(p->c, SHARED_BYTES, &at));
     p->flags[p->rank] = (uint32_t *)at;
     CU_TRY(cudaMemsetAsync(at, 0, FLAG_BYTES, p->pull));
     CU_TRY(cudaStreamSynchronize(p->pull)); /* before a peer hears of it */
     TRY(greet(p, p->rank));
-    return peers_share(p, at, FLAG_BYTES, flags);
+    return peers_share(p, at, SHARED_BYTES, flags);
 }
 
 static void peers_close(void *peers);
@@ -247,16 +248,16 @@ static int is_idle(const struct peers *p, bool *idle) {
     return 0;
 }
 
-/* Whether barriers go on by themselves: a word of host memory that kernels look at, so no stream is needed. */
-static void end_barriers(const struct peers *p, bool end) {
+/* Whether gathers in graphs wait no more: a word of host memory that kernels look at, so no stream is needed. */
+static void end_gathers(const struct peers *p, bool end) {
     if (p->host) __atomic_store_n(&p->host->end, (uint32_t)end, __ATOMIC_SEQ_CST);
 }
 
 /* Every wait of every group of this GPU is over. By stream memory operations, since a copy may be queued behind one that waits,
- * and on `rescue`, since each other stream may be behind the compute stream, and that wait for a peer. Barriers first: what is
- * queued on `rescue` may come behind a kernel that waits. */
+ * and on `rescue`, since each other stream may be behind the compute stream, and that wait for a peer. Gathers in graphs first:
+ * what is queued on `rescue` may come behind a kernel that waits. */
 static int set_flags(const struct cuda_peer_streams *s) {
-    for (const struct peers *g = s->groups; g; g = g->next) end_barriers(g, true);
+    for (const struct peers *g = s->groups; g; g = g->next) end_gathers(g, true);
     for (const struct peers *g = s->groups; g; g = g->next)
         for (int i = 0; g->flags[g->rank] && i < g->size * N_FLAGS; i++) TRY(write_flag(g, s->rescue, &g->flags[g->rank][i]));
     CU_TRY(cudaStreamSynchronize(s->rescue));
@@ -264,17 +265,17 @@ static int set_flags(const struct cuda_peer_streams *s) {
 }
 
 /* What is queued may wait for an ended peer: it comes to its end. A peer that is late may write over a flag, so until all is
- * done they are set again. Barriers that other groups queue afterwards wait as before; one that was ended here is lost. */
+ * done they are set again. Gathers that other groups queue afterwards wait as before; one that was ended here is lost. */
 static int release(struct peers *p) {
     const struct timespec nap = {0, 1000000};
-    end_barriers(p, true);
+    end_gathers(p, true);
     for (bool idle;;) {
         TRY(is_idle(p, &idle));
         if (idle) break;
         TRY(set_flags(p->streams));
         nanosleep(&nap, NULL);
     }
-    for (const struct peers *g = p->streams->groups; g; g = g->next) end_barriers(g, g == p);
+    for (const struct peers *g = p->streams->groups; g; g = g->next) end_gathers(g, g == p);
     return 0;
 }
 
@@ -290,7 +291,7 @@ static void peers_close(void *peers) {
     leave_streams(p);
     if (p->host) (void)cudaFreeHost(p->host);
     (void)cuda_drop(p->c, p->staging, 2 * (size_t)HALF);
-    (void)cuda_drop(p->c, p->flags[p->rank], FLAG_BYTES);
+    (void)cuda_drop(p->c, p->flags[p->rank], SHARED_BYTES);
     (void)cuda_drop(p->c, p->rows, p->row_bytes);
     cudaGetLastError();
     free(p->flags);
@@ -494,42 +495,31 @@ static int peers_gathered(void *peers) {
 
 /* ---- all-gather in a CUDA graph ---- */
 
+static char *slots(const struct peers *p, int rank) { return (char *)p->flags[rank] + FLAG_BYTES; }
+
 static int peers_graphs(void *peers, double deadline_s) {
     struct peers *const p = (struct peers *)peers;
-    static_assert(CUDA_BARRIER_WORDS * sizeof(uint64_t) <= FLAG_BYTES - COUNTS_AT && COUNTS_AT % 8 == 0, "counts fit");
-    static_assert((int)CUDA_BARRIER_RANKS >= (int)DEV_MOST_COLUMNS, "a word for each rank");
-    TRY(cuda_load_barrier());
+    static_assert(CUDA_GATHER_WORDS * sizeof(uint32_t) <= FLAG_BYTES - COUNTS_AT, "counts fit");
+    TRY(cuda_load_gather());
     CU_TRY(cudaHostAlloc((void **)&p->host, sizeof *p->host, cudaHostAllocMapped));
     memset(p->host, 0, sizeof *p->host);
     p->deadline_ns = (uint64_t)(deadline_s * 1e9);
+    CU_TRY(cudaMemsetAsync(slots(p, p->rank), 0xff, CUDA_GATHER_SLOTS, p->pull));
+    CU_TRY(cudaStreamSynchronize(p->pull)); /* before a peer hears of it */
     return 0;
-}
-
-static int barrier(const struct peers *p) {
-    struct cuda_barrier b = {p->rank, p->size, {}, p->host, p->deadline_ns};
-    for (int r = 0; r < p->size; r++) b.at[r] = (uint64_t *)((char *)p->flags[r] + COUNTS_AT);
-    return cuda_barrier_on(p->c->stream, &b);
 }
 
 static int peers_lost(void *peers) {
     const struct peers *const p = (const struct peers *)peers;
     const uint32_t lost = __atomic_load_n(&p->host->lost, __ATOMIC_SEQ_CST);
-    return lost == CUDA_BARRIER_ENDED ? p->size : (int)lost - 1;
+    return lost == CUDA_GATHER_ENDED ? p->size : (int)lost - 1;
 }
 
-static int peers_gather_in_graph(void *peers, void *const *whole, const size_t *at, int64_t n_parts) {
+static int peers_gather_columns(void *peers, const struct join_columns_args *a) {
     const struct peers *const p = (const struct peers *)peers;
-    char *const own = (char *)whole[p->rank];
-    TRY(barrier(p));
-    for (int i = 1; i < p->size; i++) {
-        const int r = (p->rank + i) % p->size;
-        for (int64_t k = 0; k < n_parts; k++) {
-            const size_t lo = at[k * (p->size + 1) + r], hi = at[k * (p->size + 1) + r + 1];
-            const char *const from = (const char *)whole[r] + lo;
-            if (lo < hi) CU_TRY(cudaMemcpyAsync(own + lo, from, hi - lo, cudaMemcpyDefault, p->c->stream));
-        }
-    }
-    return barrier(p);
+    struct cuda_gather g = {p->rank, p->size, {}, p->flags[p->rank] + COUNTS_AT / sizeof(uint32_t), p->host, p->deadline_ns};
+    for (int r = 0; r < p->size; r++) g.slots[r] = slots(p, r);
+    return cuda_gather_columns(p->c, &g, a);
 }
 
 static const struct dev_peer_ops make_peers(void) {
@@ -547,7 +537,7 @@ static const struct dev_peer_ops make_peers(void) {
     o.gather = peers_gather;
     o.gathered = peers_gathered;
     o.graphs = peers_graphs;
-    o.gather_in_graph = peers_gather_in_graph;
+    o.gather_columns = peers_gather_columns;
     o.lost = peers_lost;
     o.stamp = peers_stamp;
     return o;

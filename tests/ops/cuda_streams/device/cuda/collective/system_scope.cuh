@@ -5,10 +5,31 @@
 #include <time.h>
 #include <unistd.h>
 
-static inline void store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-static inline uint64_t load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static inline uint32_t load_host(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-static inline void store_host(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+struct alignas(16) line {
+    uint32_t word[4];
+};
+/* A thread is late at random. */
+static inline unsigned line_turn() {
+    static thread_local unsigned x = (unsigned)(uintptr_t)&x;
+    x = x * 1664525u + 1013904223u;
+    if (x >> 24 == 0) usleep(x >> 16 & 127);
+    return x >> 24;
+}
+/* Words in some order: nothing may depend on it. */
+static inline void store_line(struct line *p, const struct line &v) {
+    const unsigned turn = line_turn();
+    for (unsigned k = 0; k < 4; k++) __atomic_store_n(&p->word[(k + turn) % 4], v.word[(k + turn) % 4], __ATOMIC_SEQ_CST);
+}
+static inline struct line load_line(const struct line *p) {
+    struct line v;
+    (void)line_turn();
+    for (int k = 0; k < 4; k++) v.word[k] = __atomic_load_n(&p->word[k], __ATOMIC_SEQ_CST);
+    return v;
+}
+static inline void write_line(struct line *p, const struct line &v) { *p = v; }
+static inline void fence_system() {}
+static inline uint32_t load_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static inline void store_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline uint64_t now_ns() {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
