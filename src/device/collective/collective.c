@@ -49,6 +49,7 @@ struct step {
     char why[400];
     struct dev_peer_memory flags;
     unsigned char id[DEV_NCCL_ID]; /* rank 0's */
+    char gpu[sizeof((struct dev *)0)->id];
 };
 
 /* *whole: no rank has failed at this step. why: the first that has, appended. */
@@ -90,12 +91,28 @@ static void close_transport(struct collective *g) {
     g->t = NULL;
 }
 
-/* Leaves g->peers NULL on all ranks where one of them cannot. graphs: gathers that CUDA graphs hold, too. */
-static int try_peers(struct collective *g, bool graphs, struct step *all, struct buf *why) {
-    bool whole = false;
+enum way { ANY, PEERS, NCCL, HOST, PEERS_GRAPH };
+static const char *const names[] = {"", "peers", "nccl", "host", "peers_graph"};
+
+/* Whether groups that nobody has asked otherwise, of ranks with a GPU each, have gathers that CUDA graphs hold. A kernel that waits
+ * keeps the other ranks of a GPU that is shared from their turn. */
+enum { GRAPHS_BY_DEFAULT = 0 };
+
+static bool a_gpu_each(const struct step *all, int size) {
+    for (int r = 0; r < size; r++)
+        for (int i = 0; i <= r; i++)
+            if (i < r ? strcmp(all[i].gpu, all[r].gpu) == 0 : !all[r].gpu[0]) return false;
+    return true;
+}
+
+/* Leaves g->peers NULL on all ranks where one of them cannot. */
+static int try_peers(struct collective *g, enum way asked, struct step *all, struct buf *why) {
+    bool whole = false, graphs = asked == PEERS_GRAPH;
     int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, g->d->ops->peers->greeted(g->peers), &whole, why);
+    if (asked == ANY && GRAPHS_BY_DEFAULT && rc >= 0 && whole) graphs = a_gpu_each(all, g->size);
+    graphs = graphs && g->size <= DEV_MOST_COLUMNS;
     if (rc >= 0 && whole && graphs) rc = agree(g, all, g->d->ops->peers->graphs(g->peers, comm_deadline_s(g->comm)), &whole, why);
     if (rc < 0 || !whole) close_peers(g);
     g->graphs = graphs && g->peers;
@@ -134,9 +151,6 @@ static int try_nccl(struct collective *g, struct step *all, struct buf *why) {
     return rc;
 }
 
-enum way { ANY, PEERS, NCCL, HOST, PEERS_GRAPH };
-static const char *const names[] = {"", "peers", "nccl", "host", "peers_graph"};
-
 /* Rank 0's VERLC_GROUP, on all ranks. */
 static int way_asked(struct collective *g, enum way *way) {
     const char *env = g->rank == 0 ? getenv("VERLC_GROUP") : NULL;
@@ -151,15 +165,10 @@ static int way_asked(struct collective *g, enum way *way) {
     FAIL(ERR_INVAL, "VERLC_GROUP=%s: expected peers, nccl, host or peers_graph", name);
 }
 
-/* Whether groups that nobody has asked otherwise have gathers that CUDA graphs hold: a kernel that waits keeps the other ranks of a
- * GPU that is shared from their turn, and which ranks share one is not known here. */
-enum { GRAPHS_BY_DEFAULT = 0 };
-
 static int open_way(struct collective *g, enum way asked, struct step *all, struct buf *why) {
     const bool peers = asked == PEERS || asked == PEERS_GRAPH || (asked == ANY && g->d->ops->peers);
-    const bool graphs = peers && g->size <= DEV_MOST_COLUMNS && (asked == PEERS_GRAPH || (asked == ANY && GRAPHS_BY_DEFAULT));
     const bool nccl = asked == NCCL || (asked == ANY && g->d->ops->nccl);
-    if (peers) TRY(try_peers(g, graphs, all, why));
+    if (peers) TRY(try_peers(g, asked, all, why));
     if (nccl && !g->peers) TRY(try_nccl(g, all, why));
     if (g->peers || g->t) return 0;
     if (asked == PEERS || asked == PEERS_GRAPH || asked == NCCL)
@@ -174,6 +183,7 @@ static int choose_way(struct collective *g) {
     struct buf why = {0};
     enum way asked = HOST;
     int rc = 0;
+    snprintf(all[g->rank].gpu, sizeof all->gpu, "%s", g->d->id);
     if (g->size > 1) TRYG(way_asked(g, &asked), out);
     TRYG(open_way(g, asked, all, &why), out);
     if (g->rank == 0 && g->size > 1 && (g->d->ops->peers || g->d->ops->nccl))
