@@ -444,7 +444,7 @@ static int burst_step(void *ctx, int64_t n) {
         .logp_kept = tensor_2d(d->burst_kept, DT_F32, d->max_burst, n),
     };
     TRY(model_forward(d->model, &b, d->acts));
-    TRY(model_hidden(d->model, d->acts, tensor_1d(d->iota, DT_I32, n), hidden));
+    TRY(model_hidden(d->model, d->acts, TENSOR_NONE, hidden));
     if (split) TRY(model_logits(d->model, next.logits, hidden));
     return dev_decode_next(dev, &next);
 }

@@ -200,7 +200,7 @@ static int verify_rows(void *ctx, int64_t n) {
     if (t->dummy_state >= 0)
         b.state_seqs = (struct row_seqs){n, t->most + 1, ints(t->in.start, n + 1), ints(t->in.pos0, n), ints(t->in.state, n)};
     TRY(model_forward(t->model, &b, t->acts));
-    TRY(model_hidden(t->model, t->acts, all, tensor_2d(t->hidden, t->model->act, n, t->model->cfg.hidden)));
+    TRY(model_hidden(t->model, t->acts, TENSOR_NONE, tensor_2d(t->hidden, t->model->act, n, t->model->cfg.hidden)));
     TRY(draw(t, t->hidden, n, false));
     TRY(model_mtp_forward(t->model, &after, t->acts, TENSOR_NONE));
     TRY(model_mtp_hidden(t->model, t->acts, all, tensor_2d(t->state, t->model->act, n, t->model->cfg.hidden)));

@@ -453,6 +453,7 @@ static int final_norm(struct model *m, struct model_acts *a, struct tensor idx, 
 }
 
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out) {
+    if (!idx.nd) return model__norm(m, out, TENSOR_NONE, model__top(a->x[a->n_layers], out.dim[0]), m->final_norm, TENSOR_NONE);
     for (int64_t lo = 0; lo < idx.dim[0]; lo += a->head_rows) {
         const int64_t n = idx.dim[0] - lo < a->head_rows ? idx.dim[0] - lo : a->head_rows;
         TRY(final_norm(m, a, tensor_rows(idx, lo, n), tensor_rows(out, lo, n), TENSOR_NONE));

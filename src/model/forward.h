@@ -78,7 +78,7 @@ void model_acts_destroy(struct model_acts *a);
 
 /* Runs the decoder. The residual stream after the last layer stays in `a`. */
 int model_forward(struct model *m, const struct model_batch *b, struct model_acts *a);
-/* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward. */
+/* out (R, h) act: final norm of rows idx (R) i32 of the last model_forward; without idx of the first R. */
 int model_hidden(struct model *m, struct model_acts *a, struct tensor idx, struct tensor out);
 /* logits (R, V) f32 raw of such rows x (R, h) act. */
 int model_logits(struct model *m, struct tensor logits, struct tensor x);
