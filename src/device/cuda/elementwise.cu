@@ -202,12 +202,31 @@ int cuda_join_columns(struct dev *d, const struct join_columns_args *a) {
     return a->y.dt == DT_BF16 ? join_columns_any<__nv_bfloat16>(cuda_of(d), a) : join_columns_any<float>(cuda_of(d), a);
 }
 
-int cuda_copy_columns(struct dev *d, const struct copy_columns_args *a) {
-    const size_t unit = dtype_size(a->y.dt);
-    CU_TRY(cudaMemcpy2DAsync((char *)a->y.data + (size_t)a->y_at * unit, (size_t)a->y.dim[1] * unit,
-                             (const char *)a->x.data + (size_t)a->x_at * unit, (size_t)a->x.dim[1] * unit, (size_t)a->n * unit,
-                             (size_t)a->y.dim[0], cudaMemcpyDeviceToDevice, cuda_of(d)->stream));
+/* Rows of n units of type U, whatever they mean, between matrices with so many units to a row. A kernel, not a 2D copy: in a CUDA
+ * graph a copy's node keeps its neighbours from starting early. */
+template <typename U>
+static __global__ void copy_columns_kernel(U *to, int64_t to_row, const U *from, int64_t from_row, int64_t n) {
+    const int64_t r = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    pdl_launch_dependents();
+    pdl_wait();
+    if (i < n) to[r * to_row + i] = from[r * from_row + i];
+}
+template <typename U> static int copy_columns_any(struct cuda *c, const struct copy_columns_args *a) {
+    const int64_t unit = (int64_t)dtype_size(a->y.dt), to_row = a->y.dim[1] * unit / (int64_t)sizeof(U);
+    const int64_t from_row = a->x.dim[1] * unit / (int64_t)sizeof(U), n = a->n * unit / (int64_t)sizeof(U);
+    U *const to = (U *)((char *)a->y.data + a->y_at * unit);
+    const U *const from = (const U *)((const char *)a->x.data + a->x_at * unit);
+    const int threads = warps_for(n, 128);
+    CU_TRY(
+        cuda_launch_pdl(c, copy_columns_kernel<U>, row_grid(a->y.dim[0], n, threads), threads, 0, to, to_row, from, from_row, n));
     return 0;
+}
+int cuda_copy_columns(struct dev *d, const struct copy_columns_args *a) {
+    const int64_t unit = (int64_t)dtype_size(a->y.dt);
+    bool wide = aligned16(a->y.data) && aligned16(a->x.data);
+    for (int64_t cols : {a->y.dim[1], a->x.dim[1], a->y_at, a->x_at, a->n}) wide = wide && cols * unit % 16 == 0;
+    if (wide) return copy_columns_any<uint4>(cuda_of(d), a);
+    return unit == 2 ? copy_columns_any<uint16_t>(cuda_of(d), a) : copy_columns_any<uint32_t>(cuda_of(d), a);
 }
 
 /* ---- rows that are copied within a matrix ---- */
