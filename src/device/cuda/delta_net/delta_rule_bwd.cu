@@ -12,7 +12,7 @@
  *   dS = exp(G_C) dS' - sum_i y_i k_i r_i^T + sum_i y_i q_i do_i^T
  * dS takes the place of S in states.
  *
- * Products are on tensor cores (tf32x3.cuh).  A warp has 16 rows of a chunk and half of the columns: of heads 64, of squares 32.
+ * Products are on tensor cores (tf32x3.cuh).  A warp has 16 rows of a chunk and a quarter of the columns: of heads 32, of squares 16.
  * x comes in parts of 16 rows, from the last: within a part a thread has a column, the parts before take a part's by a product.
  * Invariant: each sum has one order, whatever else is in the batch. */
 #include "device/cuda/delta_net/delta_rule.cuh"
@@ -21,22 +21,28 @@
 typedef __nv_bfloat16 bf16;
 
 enum {
-    PART = 16,                /* rows of a warp, and of a part of x */
-    PARTS = DELTA_C / PART,   /* warps are PARTS by 2 */
-    HALF = DEV_DELTA_DIM / 2, /* columns of a warp */
-    WIDE = HALF / 8,          /* tiles of them */
-    NARROW = DELTA_C / 2 / 8, /* tiles of half of a square */
-    LD = DEV_DELTA_DIM + 4,   /* floats between rows of heads in shared memory, */
-    LDX = DELTA_C + 4,        /* and between rows of squares: the rows of a tile are in different banks */
+    BWD_THREADS = 512,
+    BWD_WARPS = BWD_THREADS / 32,
+    PART = 16,                      /* rows of a warp, and of a part of x */
+    PARTS = DELTA_C / PART,         /* warps are PARTS by ACROSS */
+    ACROSS = BWD_WARPS / PARTS,     /* warps that share rows */
+    COLS = DEV_DELTA_DIM / ACROSS,  /* columns of a warp, */
+    SQUARE_COLS = DELTA_C / ACROSS, /* and of a square */
+    WIDE = COLS / 8,                /* tiles of them */
+    NARROW = SQUARE_COLS / 8,
+    DEEP = DEV_DELTA_DIM / PART,                   /* of a state: warps over its rows, */
+    STATE_COLS = DEV_DELTA_DIM * DEEP / BWD_WARPS, /* columns of a warp */
+    LD = DEV_DELTA_DIM + 4,                        /* floats between rows of heads in shared memory, */
+    LDX = DELTA_C + 4,                             /* and between rows of squares: the rows of a tile are in different banks */
 };
-static_assert(DELTA_WARPS == 2 * PARTS && DEV_DELTA_DIM == DELTA_WARPS * PART, "a warp has 16 rows");
+static_assert(ACROSS * PARTS == BWD_WARPS && BWD_WARPS % DEEP == 0 && NARROW > 0, "a warp has 16 rows");
 
 struct bwd_memory {
     float k[DELTA_C][LD], q[DELTA_C][LD], e[DELTA_C][LD], x[DELTA_C][LD], square[DELTA_C][LDX];
     float beta[DELTA_C], g[DELTA_C], by[DELTA_C], left[DELTA_C], rk[DELTA_C], rq[DELTA_C];
-    float start[2][DELTA_C], after[2][DELTA_C], pairs[PARTS][DELTA_C], whole; /* the parts of dg; of both halves of columns */
-    float keys[2][DELTA_C];                                                   /* of start: -y_i k_i.(S r_i) */
-    float low[DELTA_C];                                                       /* a row's sum over the left half of a square */
+    float start[ACROSS][DELTA_C], after[ACROSS][DELTA_C], pairs[PARTS][DELTA_C], whole; /* the parts of dg; of a warp's columns */
+    float keys[ACROSS][DELTA_C];                                                        /* of start: -y_i k_i.(S r_i) */
+    float low[ACROSS][DELTA_C]; /* a row's sum over a warp's columns of a square */
     float red[32], da_log, ddt_bias;
 };
 /* Where shared memory is large enough, with a copy of S or of dS'. */
@@ -55,15 +61,15 @@ struct bwd_chunk {
 struct bwd_size {
     int n, dk, dv;
 };
-/* A warp's place: its rows, its half of the columns of a head and of a square. ALL: heads have DEV_DELTA_DIM elements. */
+/* A warp's place: its rows, its columns of a head and of a square. ALL: heads have DEV_DELTA_DIM elements. */
 template <bool ALL> struct bwd_warp {
-    int row, half, col, narrow;
+    int row, part, col, narrow;
     __device__ __forceinline__ tile_place<ALL> head(int64_t cols) const { return {row, col, (int)cols}; }
     __device__ __forceinline__ tile_place<true> square() const { return {row, narrow, DELTA_C}; }
 };
 template <bool ALL> static __device__ __forceinline__ bwd_warp<ALL> warp_place() {
     const int w = (int)threadIdx.x / 32;
-    return {w % PARTS * PART, w / PARTS, w / PARTS * HALF, w / PARTS * (DELTA_C / 2)};
+    return {w % PARTS * PART, w / PARTS, w / PARTS * COLS, w / PARTS * SQUARE_COLS};
 }
 
 /* S or dS' as products read it. */
@@ -77,7 +83,7 @@ static __device__ bwd_state stage_state(float *to, const float *from, int64_t dk
     __syncthreads(); /* what was there has been read */
     const int c = (int)threadIdx.x % 32 * 4;
 #pragma unroll 8
-    for (int d = (int)threadIdx.x / 32; d < dk; d += DELTA_WARPS)
+    for (int d = (int)threadIdx.x / 32; d < dk; d += BWD_WARPS)
         if (c < dv) *(float4 *)&to[d * LD + c] = *(const float4 *)&from[d * dv + c];
     __syncthreads();
     return {to, LD};
@@ -99,7 +105,7 @@ static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int dk,
             m.square[i][j] = on ? __fmul_rn(acc[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
         }
 }
-/* Each number of a warp's half of a square becomes the sum of those before it in its row. Collective; m.low is free before and
+/* Each number of a warp's columns of a square becomes the sum of those before it in its row. Collective; m.low is free before and
  * after a barrier. */
 static __device__ void before_in_row(bwd_memory &m, const bwd_warp<true> &w, float (&a)[NARROW][4]) {
     const int t = (int)threadIdx.x & 3;
@@ -119,14 +125,16 @@ static __device__ void before_in_row(bwd_memory &m, const bwd_warp<true> &w, flo
             a[y][h + 1] = __fadd_rn(a[y][h], first);
             carry = __fadd_rn(carry, all);
         }
-        if (!w.half && t == 0) m.low[w.row + tile_row(h)] = carry;
+        if (t == 0) m.low[w.part][w.row + tile_row(h)] = carry;
     }
     __syncthreads();
-    if (!w.half) return;
 #pragma unroll
-    for (int y = 0; y < NARROW; y++)
+    for (int h = 0; h < 4; h += 2) {
+        float before = 0;
+        for (int p = 0; p < w.part; p++) before = __fadd_rn(before, m.low[p][w.row + tile_row(h)]);
 #pragma unroll
-        for (int x = 0; x < 4; x++) a[y][x] = __fadd_rn(m.low[w.row + tile_row(x)], a[y][x]);
+        for (int y = 0; y < NARROW; y++) a[y][h] = __fadd_rn(before, a[y][h]), a[y][h + 1] = __fadd_rn(before, a[y][h + 1]);
+    }
 }
 /* square = a(i, c) . e_j decayed, likewise; pairs[y][x] += the sum over the lane's rows i and j < t <= i of that times row i of
  * `of` . k_j, t the lane's column x of tile y. Collective. */
@@ -172,18 +180,18 @@ static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
 template <typename T> static __device__ void load_heads(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
     enum { BATCH = 4 }; /* rows that a warp loads at a time */
     const int lane = threadIdx.x & 31;
-    for (int i0 = threadIdx.x / 32; i0 < DELTA_C; i0 += BATCH * DELTA_WARPS) {
+    for (int i0 = threadIdx.x / 32; i0 < DELTA_C; i0 += BATCH * BWD_WARPS) {
         lane_head q[BATCH], k[BATCH];
 #pragma unroll
         for (int x = 0; x < BATCH; x++) {
-            const int i = i0 + x * DELTA_WARPS;
+            const int i = i0 + x * BWD_WARPS;
             const T *row = j.qkv + (b.t + i) * j.width;
             q[x] = k[x] = {};
             if (i < b.n) q[x] = head_load(row + b.head * j.dk, j.dk), k[x] = head_load(row + (j.hk + b.head) * j.dk, j.dk);
         }
 #pragma unroll
         for (int x = 0; x < BATCH; x++) {
-            const int i = i0 + x * DELTA_WARPS;
+            const int i = i0 + x * BWD_WARPS;
             const float rq = head_normalize(m.q[i], q[x], j.dk, delta_q_scale(j.dk));
             const float rk = head_normalize(m.k[i], k[x], j.dk, 1.0f);
             if (lane == 0) m.rq[i] = rq, m.rk[i] = rk;
@@ -193,18 +201,18 @@ template <typename T> static __device__ void load_heads(const delta_job<T> &j, b
 template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
     const int c = ((int)threadIdx.x & 31) * 4, dv = (int)j.dv;
 #pragma unroll 8
-    for (int i = threadIdx.x / 32; i < DELTA_C; i += DELTA_WARPS) {
+    for (int i = threadIdx.x / 32; i < DELTA_C; i += BWD_WARPS) {
         const float4 zero = make_float4(0, 0, 0, 0);
         if (c < dv) *(float4 *)&m.e[i][c] = i < b.n ? *(const float4 *)&j.kept[((b.t + i) * j.hv + b.value_head) * dv + c] : zero;
     }
-    for (int i = threadIdx.x; i < DELTA_C; i += DELTA_THREADS) {
+    for (int i = threadIdx.x; i < DELTA_C; i += BWD_THREADS) {
         m.beta[i] = i < b.n ? delta_beta(j, b.t + i, b.value_head) : 0.0f;
         m.g[i] = i < b.n ? delta_g(act_at(j.a_log, b.value_head), delta_input(j, b.t + i, b.value_head)) : 0.0f;
     }
     __syncthreads();
     if (threadIdx.x == 0) running_sum(m.g, 0, b.n, 0);
     __syncthreads();
-    for (int i = threadIdx.x; i < DELTA_C; i += DELTA_THREADS) {
+    for (int i = threadIdx.x; i < DELTA_C; i += BWD_THREADS) {
         m.by[i] = i < b.n ? decay_exp(m.g[i]) : 0.0f;
         m.left[i] = i < b.n ? decay_exp(__fsub_rn(m.g[b.n - 1], m.g[i])) : 0.0f;
     }
@@ -230,7 +238,7 @@ static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *st
             acc, w.head(j.dk), (int)j.dv, [&](int i, int c) { return __fmul_rn(m.left[i], m.e[i][c]); },
             [&](int c, int d) { return ds.p[d * ds.ld + c]; });
     }
-    tiles_row_sums(m.after[w.half], acc, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+    tiles_row_sums(m.after[w.part], acc, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -282,7 +290,7 @@ static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chu
                 [&](int r, int i) { return -__fmul_rn(m.square[part * PART + i][r], m.beta[part * PART + i]); },
                 [&](int i, int c) { return m.x[part * PART + i][c]; });
     }
-    for (int i = threadIdx.x / 32; i < b.n; i += DELTA_WARPS) {
+    for (int i = threadIdx.x / 32; i < b.n; i += BWD_WARPS) {
         float dot = 0;
         for (int64_t c = lane; c < j.dv; c += 32) {
             dot = __fmaf_rn(m.x[i][c], m.e[i][c], dot);
@@ -313,7 +321,7 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
     if (b.s)
         tiles_mm(
             acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
-    tiles_row_sums(m.start[w.half], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
+    tiles_row_sums(m.start[w.part], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -329,7 +337,7 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
     if (b.s)
         tiles_mm(
             acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], minus_r(r, c)); }, state);
-    tiles_row_sums(m.keys[w.half], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+    tiles_row_sums(m.keys[w.part], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -340,7 +348,7 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
     if (b.s && b.ds) {
         const int c = ((int)threadIdx.x & 31) * 4;
 #pragma unroll 8
-        for (int d = (int)threadIdx.x / 32; d < n_dk; d += DELTA_WARPS) {
+        for (int d = (int)threadIdx.x / 32; d < n_dk; d += BWD_WARPS) {
             if (c >= n_dv) break;
             const float4 v = *(const float4 *)&s.p[d * s.ld + c], to = *(const float4 *)&b.ds[d * n_dv + c];
             whole = __fmaf_rn(v.x, to.x, whole), whole = __fmaf_rn(v.y, to.y, whole);
@@ -353,14 +361,14 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
     __syncthreads();
 }
 
-/* The gradient of the state at the chunk's start, to where that is. A warp has 16 rows of it. */
+/* The gradient of the state at the chunk's start, to where that is. A warp has 16 rows of it and STATE_COLS columns. */
 template <bool ALL, typename T>
 static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float *to) {
-    const int row = (int)threadIdx.x / 32 * PART, dv = (int)j.dv;
+    const int warp = (int)threadIdx.x / 32, row = warp % DEEP * PART, end = (warp / DEEP + 1) * STATE_COLS, dv = (int)j.dv;
     const T *dout = dout_of(j, b);
     const int64_t step = j.hv * j.dv;
     if (row >= j.dk) return;
-    for (int col = 0; col < dv; col += HALF) {
+    for (int col = end - STATE_COLS; col < end && col < dv; col += COLS) {
         const tile_place<ALL> at = {row, col, dv};
         float acc[WIDE][4];
 #pragma unroll
@@ -386,6 +394,13 @@ static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bw
     }
 }
 
+/* What the warps that share a row have of it, in order. */
+static __device__ __forceinline__ float warps_sum(const float (*part)[DELTA_C], int row) {
+    float sum = part[0][row];
+#pragma unroll
+    for (int p = 1; p < ACROSS; p++) sum = __fadd_rn(sum, part[p][row]);
+    return sum;
+}
 /* Sums of v over the lanes up to each, in a fixed order. */
 static __device__ __forceinline__ float lanes_scan(float v) {
     const int lane = threadIdx.x & 31;
@@ -405,8 +420,7 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
 #pragma unroll
     for (int h = 1; h >= 0; h--) { /* start: over the rows from each on */
         const int i = 31 - lane + 32 * h;
-        const float v =
-            lanes_scan(i < b.n ? __fadd_rn(__fadd_rn(m.start[0][i], m.start[1][i]), __fadd_rn(m.keys[0][i], m.keys[1][i])) : 0.0f);
+        const float v = lanes_scan(i < b.n ? __fadd_rn(warps_sum(m.start, i), warps_sum(m.keys, i)) : 0.0f);
         start[h] = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31 - lane));
         sum = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31));
     }
@@ -414,8 +428,7 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
 #pragma unroll
     for (int h = 0; h < 2; h++) { /* after: over the rows before each */
         const int i = lane + 32 * h;
-        const float v = lanes_scan(i < b.n ? __fadd_rn(m.after[0][i], m.after[1][i]) : 0.0f),
-                    before = __shfl_up_sync(WARP_ALL, v, 1);
+        const float v = lanes_scan(i < b.n ? warps_sum(m.after, i) : 0.0f), before = __shfl_up_sync(WARP_ALL, v, 1);
         after[h] = lane ? __fadd_rn(sum, before) : sum;
         sum = __fadd_rn(sum, __shfl_sync(WARP_ALL, v, 31));
     }
@@ -435,7 +448,7 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
     if (lane == 0) m.da_log = __fadd_rn(m.da_log, da_log), m.ddt_bias = __fadd_rn(m.ddt_bias, ddt_bias);
 }
 
-/* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. part: (2, DELTA_C), free.
+/* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. part: free.
  * Collective. */
 template <bool ALL, typename T>
 static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, float (*part)[DELTA_C], const bwd_chunk &b,
@@ -444,13 +457,13 @@ static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, flo
     const float(*const y)[LD] = key ? m.k : m.q, *const rn = key ? m.rk : m.rq;
     const float by = key ? 1.0f : delta_q_scale(j.dk), inv = __fdiv_rn(1.0f, by);
     const int64_t head = (key ? j.hk : 0) + b.head;
-    tiles_row_sums(part[w.half], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
+    tiles_row_sums(part[w.part], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
     __syncthreads();
 #pragma unroll
     for (int x = 0; x < 4; x++) {
         const int i = w.row + tile_row(x);
         if (i >= b.n) continue;
-        const float dot = __fmul_rn(__fadd_rn(part[0][i], part[1][i]), inv), scale = __fmul_rn(rn[i], by);
+        const float dot = __fmul_rn(warps_sum(part, i), inv), scale = __fmul_rn(rn[i], by);
 #pragma unroll
         for (int c = 0; c < WIDE; c++) {
             const int d = w.col + 8 * c + tile_col(x);
@@ -462,7 +475,7 @@ static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, flo
 }
 
 template <typename T, bool STAGED, bool ALL>
-static __global__ void __launch_bounds__(DELTA_THREADS) delta_bwd_kernel(const delta_job<T> job) {
+static __global__ void __launch_bounds__(BWD_THREADS) delta_bwd_kernel(const delta_job<T> job) {
     delta_job<T> j = job;
     if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
     bwd_memory &m = STAGED ? dynamic_shared<bwd_memory_staged>().m : dynamic_shared<bwd_memory>();
@@ -522,7 +535,7 @@ template <typename T> static int backward_any(struct cuda *c, const struct delta
                                                 : delta_bwd_kernel<T, false, false>;
     const size_t bytes = staged ? sizeof(bwd_memory_staged) : sizeof(bwd_memory);
     TRY(delta_shared(c, (const void *)kernel, bytes, a));
-    CU_TRY(cuda_launch_plain(c, kernel, dim3((unsigned)j.hk, (unsigned)a->seqs.n), DELTA_THREADS, bytes, j));
+    CU_TRY(cuda_launch_plain(c, kernel, dim3((unsigned)j.hk, (unsigned)a->seqs.n), BWD_THREADS, bytes, j));
     CU_TRY(cuda_launch_plain(c, delta_sums_kernel, dim3((unsigned)ceil_div(2 * j.hv, 128)), 128, 0, (float *)b->da_log.data,
                              (float *)b->ddt_bias.data, (const float *)j.sums, a->seqs.n, j.hv));
     return 0;
