@@ -12,7 +12,8 @@
  *   dS = exp(G_C) dS' - sum_i y_i k_i r_i^T + sum_i y_i q_i do_i^T
  * dS takes the place of S in states.
  *
- * Products are on tensor cores (tf32x3.cuh).  A warp has 16 rows of a chunk and a quarter of the columns: of heads 32, of squares 16.
+ * Products are on tensor cores (tf32x3.cuh); q, k and do are as they came, bf16 where TF32 holds them, and what they are multiplied
+ * with (1 / |k|, 1 / |q| / sqrt(Dk), y, z) is taken into the other operand or the result.  A warp has 16 rows of a chunk and a quarter of the columns: of heads 32, of squares 16.
  * x comes in parts of 16 rows, from the last: within a part a thread has a column, the parts before take a part's by a product.
  * Invariant: each sum has one order, whatever else is in the batch. */
 #include "device/cuda/delta_net/delta_rule.cuh"
@@ -37,17 +38,21 @@ enum {
 };
 static_assert(ACROSS * PARTS == BWD_WARPS && BWD_WARPS % DEEP == 0 && NARROW > 0, "a warp has 16 rows");
 
-struct bwd_memory {
-    float k[DELTA_C][LD], q[DELTA_C][LD], e[DELTA_C][LD], x[DELTA_C][LD], square[DELTA_C][LDX];
-    float beta[DELTA_C], g[DELTA_C], by[DELTA_C], left[DELTA_C], rk[DELTA_C], rq[DELTA_C];
+template <typename T> struct bwd_memory {
+    enum { STAGED = sizeof(T) == 2, LDT = DEV_DELTA_DIM + 16 / sizeof(T) };
+    float e[DELTA_C][LD], x[DELTA_C][LD], square[DELTA_C][LDX];
+    T k[DELTA_C][LDT], q[DELTA_C][LDT]; /* as they came */
+    T dout[STAGED ? DELTA_C : 1][LDT];  /* f32 is read where it is */
+    float beta[DELTA_C], g[DELTA_C], by[DELTA_C], left[DELTA_C];
+    float rk[DELTA_C], rq[DELTA_C], sq[DELTA_C];                                        /* 1 / |k|, 1 / |q|, that / sqrt(Dk) */
     float start[ACROSS][DELTA_C], after[ACROSS][DELTA_C], pairs[PARTS][DELTA_C], whole; /* the parts of dg; of a warp's columns */
     float keys[ACROSS][DELTA_C];                                                        /* of start: -y_i k_i.(S r_i) */
     float low[ACROSS][DELTA_C]; /* a row's sum over a warp's columns of a square */
     float red[32], da_log, ddt_bias;
 };
 /* Where shared memory is large enough, with a copy of S or of dS'. */
-struct bwd_memory_staged {
-    bwd_memory m;
+template <typename T> struct bwd_memory_staged {
+    bwd_memory<T> m;
     alignas(16) float s[DEV_DELTA_DIM][LD];
 };
 
@@ -89,25 +94,35 @@ static __device__ bwd_state stage_state(float *to, const float *from, int64_t dk
     return {to, LD};
 }
 
+/* Element d of row i's normalised key. */
+template <typename T> static __device__ __forceinline__ float key_at(const bwd_memory<T> &m, int i, int d) {
+    return __fmul_rn(act_at(m.k[i], d), m.rk[i]);
+}
+/* Rows of k or q, and what makes them normalised ones. */
+template <typename T> struct bwd_rows {
+    const T (*row)[bwd_memory<T>::LDT];
+    const float *by;
+};
 /* square = dots of rows of `of` with keys, decayed; 0 from the diagonal on (strict) or behind it. */
-static __device__ void dots(bwd_memory &m, const float (*of)[LD], int n, int dk, bool strict) {
+template <typename T> static __device__ void dots(bwd_memory<T> &m, const bwd_rows<T> &of, int n, int dk, bool strict) {
     const bwd_warp<true> w = warp_place<true>();
     float acc[NARROW][4];
     tiles_zero(acc);
     tiles_mm(
-        acc, w.square(), dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int c) { return m.k[c][d]; });
+        acc, w.square(), dk, [&](int i, int d) { return tf32_of(of.row[i][d]); }, [&](int d, int c) { return tf32_of(m.k[c][d]); });
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) {
             const int i = w.row + tile_row(x), j = w.narrow + 8 * y + tile_col(x);
             const bool on = i < n && (strict ? j < i : j <= i);
-            m.square[i][j] = on ? __fmul_rn(acc[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
+            const float dot = __fmul_rn(acc[y][x], __fmul_rn(of.by[i], m.rk[j]));
+            m.square[i][j] = on ? __fmul_rn(dot, decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
         }
 }
 /* Each number of a warp's columns of a square becomes the sum of those before it in its row. Collective; m.low is free before and
  * after a barrier. */
-static __device__ void before_in_row(bwd_memory &m, const bwd_warp<true> &w, float (&a)[NARROW][4]) {
+template <typename T> static __device__ void before_in_row(bwd_memory<T> &m, const bwd_warp<true> &w, float (&a)[NARROW][4]) {
     const int t = (int)threadIdx.x & 3;
 #pragma unroll
     for (int h = 0; h < 4; h += 2) {
@@ -138,15 +153,16 @@ static __device__ void before_in_row(bwd_memory &m, const bwd_warp<true> &w, flo
 }
 /* square = a(i, c) . e_j decayed, likewise; pairs[y][x] += the sum over the lane's rows i and j < t <= i of that times row i of
  * `of` . k_j, t the lane's column x of tile y. Collective. */
-template <class A>
-static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict, const A &a, const float (*of)[LD],
+template <typename T, class A>
+static __device__ void value_dots(bwd_memory<T> &m, const bwd_size &z, bool strict, const A &a, const bwd_rows<T> &of,
                                   float (&pairs)[NARROW][2]) {
     const bwd_warp<true> w = warp_place<true>();
     float value[NARROW][4], dot[NARROW][4];
     tiles_zero(value), tiles_zero(dot);
     tiles_mm(value, w.square(), z.dv, a, [&](int c, int j) { return m.e[j][c]; });
     tiles_mm(
-        dot, w.square(), z.dk, [&](int i, int d) { return of[i][d]; }, [&](int d, int j) { return m.k[j][d]; });
+        dot, w.square(), z.dk, [&](int i, int d) { return tf32_of(of.row[i][d]); },
+        [&](int d, int j) { return tf32_of(m.k[j][d]); });
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
@@ -155,7 +171,7 @@ static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict,
             const bool on = i < z.n && (strict ? j < i : j <= i);
             const float v = on ? __fmul_rn(value[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
             m.square[i][j] = v;
-            dot[y][x] = on && j < i ? __fmul_rn(v, dot[y][x]) : 0.0f;
+            dot[y][x] = on && j < i ? __fmul_rn(v, __fmul_rn(dot[y][x], __fmul_rn(of.by[i], m.rk[j]))) : 0.0f;
         }
     before_in_row(m, w, dot);
 #pragma unroll
@@ -165,7 +181,7 @@ static __device__ void value_dots(bwd_memory &m, const bwd_size &z, bool strict,
             if (w.narrow + 8 * y + tile_col(x) <= w.row + tile_row(x)) pairs[y][x & 1] = __fadd_rn(pairs[y][x & 1], dot[y][x]);
 }
 /* The lanes' sums over all rows of the warp, to m.pairs. */
-static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
+template <typename T> static __device__ void pairs_put(bwd_memory<T> &m, float (&pairs)[NARROW][2]) {
     const bwd_warp<true> w = warp_place<true>();
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
@@ -177,7 +193,7 @@ static __device__ void pairs_put(bwd_memory &m, float (&pairs)[NARROW][2]) {
         }
 }
 
-template <typename T> static __device__ void load_heads(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
+template <typename T> static __device__ void load_heads(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
     enum { BATCH = 4 }; /* rows that a warp loads at a time */
     const int lane = threadIdx.x & 31;
     for (int i0 = threadIdx.x / 32; i0 < DELTA_C; i0 += BATCH * BWD_WARPS) {
@@ -192,18 +208,30 @@ template <typename T> static __device__ void load_heads(const delta_job<T> &j, b
 #pragma unroll
         for (int x = 0; x < BATCH; x++) {
             const int i = i0 + x * BWD_WARPS;
-            const float rq = head_normalize(m.q[i], q[x], j.dk, delta_q_scale(j.dk));
-            const float rk = head_normalize(m.k[i], k[x], j.dk, 1.0f);
-            if (lane == 0) m.rq[i] = rq, m.rk[i] = rk;
+            const float rq = head_scale(q[x]), rk = head_scale(k[x]);
+            head_put(m.q[i], q[x], j.dk), head_put(m.k[i], k[x], j.dk);
+            if (lane == 0) m.rq[i] = rq, m.sq[i] = __fmul_rn(rq, delta_q_scale(j.dk)), m.rk[i] = rk;
         }
     }
 }
-template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
+template <typename T> static __device__ __forceinline__ const T *dout_of(const delta_job<T> &j, const bwd_chunk &b) {
+    return j.dout + (b.t * j.hv + b.value_head) * j.dv;
+}
+
+template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
     const int c = ((int)threadIdx.x & 31) * 4, dv = (int)j.dv;
 #pragma unroll 8
     for (int i = threadIdx.x / 32; i < DELTA_C; i += BWD_WARPS) {
         const float4 zero = make_float4(0, 0, 0, 0);
         if (c < dv) *(float4 *)&m.e[i][c] = i < b.n ? *(const float4 *)&j.kept[((b.t + i) * j.hv + b.value_head) * dv + c] : zero;
+    }
+    if (bwd_memory<T>::STAGED) {
+        enum { UNIT = 16 / sizeof(T), LANES = DEV_DELTA_DIM / UNIT };
+        const int d = (int)threadIdx.x % LANES * UNIT;
+        const T *const from = dout_of(j, b);
+#pragma unroll
+        for (int i = (int)threadIdx.x / LANES; i < DELTA_C; i += BWD_THREADS / LANES)
+            if (d < dv) *(uint4 *)&m.dout[i][d] = i < b.n ? *(const uint4 *)&from[i * j.hv * dv + d] : uint4{0, 0, 0, 0};
     }
     for (int i = threadIdx.x; i < DELTA_C; i += BWD_THREADS) {
         m.beta[i] = i < b.n ? delta_beta(j, b.t + i, b.value_head) : 0.0f;
@@ -218,13 +246,34 @@ template <typename T> static __device__ void load_values(const delta_job<T> &j, 
     }
     __syncthreads();
 }
-template <typename T> static __device__ __forceinline__ const T *dout_of(const delta_job<T> &j, const bwd_chunk &b) {
-    return j.dout + (b.t * j.hv + b.value_head) * j.dv;
+/* do: element c of row i of the chunk, 0 behind its last one. */
+template <typename T> struct bwd_dout {
+    const bwd_memory<T> &m;
+    const T *from;
+    int64_t step;
+    int n;
+    __device__ __forceinline__ auto operator()(int i, int c) const {
+        if (bwd_memory<T>::STAGED) return tf32_of(m.dout[i][c]);
+        return tf32_of(i < n ? from[i * step + c] : T{});
+    }
+};
+template <typename T>
+static __device__ __forceinline__ bwd_dout<T> dout_as(const delta_job<T> &j, const bwd_memory<T> &m, const bwd_chunk &b) {
+    return {m, dout_of(j, b), j.hv * j.dv, b.n};
+}
+/* A warp's rows times a number each. */
+template <int N, class F> static __device__ __forceinline__ void tiles_scale(float (&acc)[N][4], int row, const F &by) {
+#pragma unroll
+    for (int h = 0; h < 4; h += 2) {
+        const float s = by(row + tile_row(h));
+#pragma unroll
+        for (int y = 0; y < N; y++) acc[y][h] = __fmul_rn(acc[y][h], s), acc[y][h + 1] = __fmul_rn(acc[y][h + 1], s);
+    }
 }
 
 /* What dS' gives: de = z_j dS'^T k_j, and to dk and `after` z_i dS' e_i. */
 template <bool ALL, typename T>
-static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4],
+static __device__ void from_next(const delta_job<T> &j, bwd_memory<T> &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4],
                                  float (&dk)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
     float acc[WIDE][4];
@@ -232,13 +281,15 @@ static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *st
     if (b.ds) {
         const bwd_state ds = stage_state(stage, b.ds, j.dk, j.dv);
         tiles_mm(
-            de, w.head(j.dv), (int)j.dk, [&](int i, int d) { return __fmul_rn(m.left[i], m.k[i][d]); },
+            de, w.head(j.dv), (int)j.dk, [&](int i, int d) { return tf32_of(m.k[i][d]); },
             [&](int d, int c) { return ds.p[d * ds.ld + c]; });
         tiles_mm(
-            acc, w.head(j.dk), (int)j.dv, [&](int i, int c) { return __fmul_rn(m.left[i], m.e[i][c]); },
+            acc, w.head(j.dk), (int)j.dv, [&](int i, int c) { return m.e[i][c]; },
             [&](int c, int d) { return ds.p[d * ds.ld + c]; });
+        tiles_scale(de, w.row, [&](int i) { return __fmul_rn(m.left[i], m.rk[i]); });
+        tiles_scale(acc, w.row, [&](int i) { return m.left[i]; });
     }
-    tiles_row_sums(m.after[w.part], acc, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+    tiles_row_sums(m.after[w.part], acc, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, key_at(m, i, d)); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -246,7 +297,7 @@ static __device__ void from_next(const delta_job<T> &j, bwd_memory &m, float *st
 }
 
 /* A column of a part of x, from de less what the parts after it take: x_j = de_j - sum_{i>j} A_ij beta_i x_i. */
-static __device__ __forceinline__ void part_x(bwd_memory &m, int part, int c) {
+template <typename T> static __device__ __forceinline__ void part_x(bwd_memory<T> &m, int part, int c) {
     float v[PART];
 #pragma unroll
     for (int r = 0; r < PART; r++) v[r] = m.x[part * PART + r][c];
@@ -261,18 +312,15 @@ static __device__ __forceinline__ void part_x(bwd_memory &m, int part, int c) {
 }
 /* x of all rows, to m.x; and the gradients of beta and v. */
 template <bool ALL, typename T>
-static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
+static __device__ void solve(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
     const int lane = threadIdx.x & 31, dk = (int)j.dk, dv = (int)j.dv;
-    const T *dout = dout_of(j, b);
-    const int64_t step = j.hv * j.dv;
-    dots(m, m.q, b.n, dk, false);
+    dots<T>(m, {m.q, m.sq}, b.n, dk, false);
     __syncthreads();
     tiles_mm(
-        de, w.head(dv), DELTA_C, [&](int r, int i) { return m.square[i][r]; },
-        [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
+        de, w.head(dv), DELTA_C, [&](int r, int i) { return m.square[i][r]; }, dout_as(j, m, b));
     __syncthreads();
-    dots(m, m.k, b.n, dk, true);
+    dots<T>(m, {m.k, m.rk}, b.n, dk, true);
     __syncthreads();
     for (int part = PARTS - 1; part >= 0; part--) {
         if (w.row == part * PART)
@@ -303,47 +351,46 @@ static __device__ void solve(const delta_job<T> &j, bwd_memory &m, const bwd_chu
 
 /* dq, dk += a value head's, and the parts of dg. */
 template <bool ALL, typename T>
-static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *stage, const bwd_chunk &b, float (&dq)[WIDE][4],
+static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float *stage, const bwd_chunk &b, float (&dq)[WIDE][4],
                                   float (&dk)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
     const int n_dk = (int)j.dk, n_dv = (int)j.dv;
-    const T *dout = dout_of(j, b);
-    const int64_t step = j.hv * j.dv;
-    const auto dout_at = [&](int r, int c) { return r < b.n ? act_at(dout, r * step + c) : 0.0f; };
+    const bwd_dout<T> dout = dout_as(j, m, b);
     const auto minus_r = [&](int r, int c) { return -__fmul_rn(m.beta[r], m.x[r][c]); };
-    const auto key = [&](int i, int d) { return m.k[i][d]; };
-    const auto square = [&](int r, int i) { return m.square[r][i]; };
-    const auto transposed = [&](int r, int i) { return m.square[i][r]; };
+    const auto key = [&](int i, int d) { return tf32_of(m.k[i][d]); };
+    const auto square = [&](int r, int i) { return __fmul_rn(m.square[r][i], m.rk[i]); };
     float acc[WIDE][4], pairs[NARROW][2] = {};
     const bwd_state s = stage_state(stage, b.s, j.dk, j.dv);
     const auto state = [&](int c, int d) { return s.p[d * s.ld + c]; };
     tiles_zero(acc);
-    if (b.s)
-        tiles_mm(
-            acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], dout_at(r, c)); }, state);
-    tiles_row_sums(m.start[w.part], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.q[i][d]); });
+    if (b.s) tiles_mm(acc, w.head(n_dk), n_dv, dout, state);
+    tiles_scale(acc, w.row, [&](int i) { return m.by[i]; });
+    tiles_row_sums(m.start[w.part], acc, w.head(n_dk),
+                   [&](int i, int d, float v) { return __fmul_rn(v, __fmul_rn(act_at(m.q[i], d), m.sq[i])); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) dq[y][x] = __fadd_rn(dq[y][x], acc[y][x]);
-    value_dots(m, {b.n, n_dk, n_dv}, false, dout_at, m.q, pairs);
+    value_dots<T>(m, {b.n, n_dk, n_dv}, false, dout, {m.q, m.sq}, pairs);
     __syncthreads();
     tiles_mm(dq, w.head(n_dk), DELTA_C, square, key);
-    tiles_mm(dk, w.head(n_dk), DELTA_C, transposed, [&](int i, int d) { return m.q[i][d]; });
+    tiles_mm(
+        dk, w.head(n_dk), DELTA_C, [&](int r, int i) { return __fmul_rn(m.square[i][r], m.sq[i]); },
+        [&](int i, int d) { return tf32_of(m.q[i][d]); });
     __syncthreads();
-    value_dots(m, {b.n, n_dk, n_dv}, true, minus_r, m.k, pairs);
+    value_dots<T>(m, {b.n, n_dk, n_dv}, true, minus_r, {m.k, m.rk}, pairs);
     pairs_put(m, pairs);
     tiles_zero(acc);
-    if (b.s)
-        tiles_mm(
-            acc, w.head(n_dk), n_dv, [&](int r, int c) { return __fmul_rn(m.by[r], minus_r(r, c)); }, state);
-    tiles_row_sums(m.keys[w.part], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, m.k[i][d]); });
+    if (b.s) tiles_mm(acc, w.head(n_dk), n_dv, minus_r, state);
+    tiles_scale(acc, w.row, [&](int i) { return m.by[i]; });
+    tiles_row_sums(m.keys[w.part], acc, w.head(n_dk), [&](int i, int d, float v) { return __fmul_rn(v, key_at(m, i, d)); });
 #pragma unroll
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) dk[y][x] = __fadd_rn(dk[y][x], acc[y][x]);
     tiles_mm(dk, w.head(n_dk), DELTA_C, square, key);
-    tiles_mm(dk, w.head(n_dk), DELTA_C, transposed, key);
+    tiles_mm(
+        dk, w.head(n_dk), DELTA_C, [&](int r, int i) { return __fmul_rn(m.square[i][r], m.rk[i]); }, key);
     float whole = 0;
     if (b.s && b.ds) {
         const int c = ((int)threadIdx.x & 31) * 4;
@@ -363,10 +410,8 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory &m, float *s
 
 /* The gradient of the state at the chunk's start, to where that is. A warp has 16 rows of it and STATE_COLS columns. */
 template <bool ALL, typename T>
-static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b, float *to) {
+static __device__ void state_back(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b, float *to) {
     const int warp = (int)threadIdx.x / 32, row = warp % DEEP * PART, end = (warp / DEEP + 1) * STATE_COLS, dv = (int)j.dv;
-    const T *dout = dout_of(j, b);
-    const int64_t step = j.hv * j.dv;
     if (row >= j.dk) return;
     for (int col = end - STATE_COLS; col < end && col < dv; col += COLS) {
         const tile_place<ALL> at = {row, col, dv};
@@ -380,11 +425,11 @@ static __device__ void state_back(const delta_job<T> &j, bwd_memory &m, const bw
                 acc[y][x] = __fmul_rn(m.by[b.n - 1], next.x), acc[y][x + 1] = __fmul_rn(m.by[b.n - 1], next.y);
             }
         tiles_mm(
-            acc, at, DELTA_C, [&](int d, int i) { return -__fmul_rn(__fmul_rn(m.by[i], m.beta[i]), m.k[i][d]); },
-            [&](int i, int c) { return m.x[i][c]; });
+            acc, at, DELTA_C, [&](int d, int i) { return tf32_of(m.k[i][d]); },
+            [&](int i, int c) { return -__fmul_rn(__fmul_rn(__fmul_rn(m.by[i], m.beta[i]), m.rk[i]), m.x[i][c]); });
         tiles_mm(
-            acc, at, DELTA_C, [&](int d, int i) { return __fmul_rn(m.by[i], m.q[i][d]); },
-            [&](int i, int c) { return i < b.n ? act_at(dout, i * step + c) : 0.0f; });
+            acc, at, DELTA_C, [&](int d, int i) { return __fmul_rn(__fmul_rn(m.by[i], m.sq[i]), act_at(m.q[i], d)); },
+            dout_as(j, m, b));
 #pragma unroll
         for (int y = 0; y < WIDE; y++)
 #pragma unroll
@@ -412,7 +457,7 @@ static __device__ __forceinline__ float lanes_scan(float v) {
     return v;
 }
 /* From the parts of dg the gradients of a, a_log and dt_bias. By one warp: a lane has row `lane` and the one 32 later. */
-template <typename T> static __device__ void gates_back(const delta_job<T> &j, bwd_memory &m, const bwd_chunk &b) {
+template <typename T> static __device__ void gates_back(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
     const int lane = threadIdx.x;
     if (lane >= 32) return;
     const float a_log = act_at(j.a_log, b.value_head), decay = -expf(a_log);
@@ -448,28 +493,27 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
     if (lane == 0) m.da_log = __fadd_rn(m.da_log, da_log), m.ddt_bias = __fadd_rn(m.ddt_bias, ddt_bias);
 }
 
-/* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = y / by. part: free.
- * Collective. */
+/* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = x r. part: free. Collective. */
 template <bool ALL, typename T>
-static __device__ void norm_back(const delta_job<T> &j, const bwd_memory &m, float (*part)[DELTA_C], const bwd_chunk &b,
+static __device__ void norm_back(const delta_job<T> &j, const bwd_memory<T> &m, float (*part)[DELTA_C], const bwd_chunk &b,
                                  const float (&dy)[WIDE][4], bool key) {
     const bwd_warp<ALL> w = warp_place<ALL>();
-    const float(*const y)[LD] = key ? m.k : m.q, *const rn = key ? m.rk : m.rq;
-    const float by = key ? 1.0f : delta_q_scale(j.dk), inv = __fdiv_rn(1.0f, by);
+    const auto &x = key ? m.k : m.q;
+    const float *const r = key ? m.rk : m.rq, *const by = key ? m.rk : m.sq; /* by: r by of the above */
     const int64_t head = (key ? j.hk : 0) + b.head;
-    tiles_row_sums(part[w.part], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, y[i][d]); });
+    const auto normal = [&](int i, int d) { return __fmul_rn(act_at(x[i], d), r[i]); };
+    tiles_row_sums(part[w.part], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, normal(i, d)); });
     __syncthreads();
 #pragma unroll
-    for (int x = 0; x < 4; x++) {
-        const int i = w.row + tile_row(x);
+    for (int h = 0; h < 4; h++) {
+        const int i = w.row + tile_row(h);
         if (i >= b.n) continue;
-        const float dot = __fmul_rn(warps_sum(part, i), inv), scale = __fmul_rn(rn[i], by);
+        const float dot = warps_sum(part, i), scale = by[i];
 #pragma unroll
         for (int c = 0; c < WIDE; c++) {
-            const int d = w.col + 8 * c + tile_col(x);
+            const int d = w.col + 8 * c + tile_col(h);
             if (d >= j.dk) continue;
-            const float n = __fmul_rn(y[i][d], inv);
-            act_put(j.dqkv, (b.t + i) * j.width + head * j.dk + d, __fmul_rn(scale, __fmaf_rn(-n, dot, dy[c][x])));
+            act_put(j.dqkv, (b.t + i) * j.width + head * j.dk + d, __fmul_rn(scale, __fmaf_rn(-normal(i, d), dot, dy[c][h])));
         }
     }
 }
@@ -478,8 +522,8 @@ template <typename T, bool STAGED, bool ALL>
 static __global__ void __launch_bounds__(BWD_THREADS) delta_bwd_kernel(const delta_job<T> job) {
     delta_job<T> j = job;
     if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
-    bwd_memory &m = STAGED ? dynamic_shared<bwd_memory_staged>().m : dynamic_shared<bwd_memory>();
-    float *const stage = STAGED ? dynamic_shared<bwd_memory_staged>().s[0] : NULL;
+    bwd_memory<T> &m = STAGED ? dynamic_shared<bwd_memory_staged<T>>().m : dynamic_shared<bwd_memory<T>>();
+    float *const stage = STAGED ? dynamic_shared<bwd_memory_staged<T>>().s[0] : NULL;
     const delta_seq s = delta_seq_at(j, blockIdx.y);
     const int64_t head = blockIdx.x, chunks = (s.n + DELTA_C - 1) / DELTA_C;
     for (int64_t n = head * j.group; n < (head + 1) * j.group && threadIdx.x == 0; n++)
@@ -529,11 +573,11 @@ template <typename T> static int backward_any(struct cuda *c, const struct delta
     if (a->seqs.n == 0) return 0;
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(a->seqs.n * 2 * j.hv) * sizeof(float), &sums));
     j.dout = (const T *)b->dout.data, j.dqkv = (T *)b->dqkv.data, j.dba = (T *)b->dba.data + a->ba_at, j.sums = (float *)sums;
-    const bool all = j.dk == DEV_DELTA_DIM && j.dv == DEV_DELTA_DIM, staged = all && sizeof(bwd_memory_staged) <= c->smem_max;
+    const bool all = j.dk == DEV_DELTA_DIM && j.dv == DEV_DELTA_DIM, staged = all && sizeof(bwd_memory_staged<T>) <= c->smem_max;
     void (*const kernel)(delta_job<T>) = staged ? delta_bwd_kernel<T, true, true>
                                          : all  ? delta_bwd_kernel<T, false, true>
                                                 : delta_bwd_kernel<T, false, false>;
-    const size_t bytes = staged ? sizeof(bwd_memory_staged) : sizeof(bwd_memory);
+    const size_t bytes = staged ? sizeof(bwd_memory_staged<T>) : sizeof(bwd_memory<T>);
     TRY(delta_shared(c, (const void *)kernel, bytes, a));
     CU_TRY(cuda_launch_plain(c, kernel, dim3((unsigned)j.hk, (unsigned)a->seqs.n), BWD_THREADS, bytes, j));
     CU_TRY(cuda_launch_plain(c, delta_sums_kernel, dim3((unsigned)ceil_div(2 * j.hv, 128)), 128, 0, (float *)b->da_log.data,

@@ -1,5 +1,6 @@
 /* tf32x3.cuh - products of f32 matrices on tensor cores, each as three of TF32 (Ootomo & Yokota 2022): x = hi + lo with 11 bits
- * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-22 of a term.  A warp has 16 rows and N tiles of 8 columns.
+ * each, a.b = lo.hi + hi.lo + hi.hi; lo.lo is left out, 2^-22 of a term.  What was bf16 has no lo, and no product with one is made.
+ * A warp has 16 rows and N tiles of 8 columns.
  *
  * Invariant: a number is one chain of instructions over k, ascending, whose order the hardware fixes. */
 #ifndef VERLC_DEV_CUDA_TF32X3_CUH
@@ -19,6 +20,16 @@ static __device__ __forceinline__ tf32_pair tf32_split(float x) {
     return p;
 }
 
+/* A number that TF32 holds. */
+struct tf32_whole {
+    float x;
+};
+static __device__ __forceinline__ tf32_pair tf32_split(tf32_whole x) { return {__float_as_uint(x.x), 0}; }
+template <class X> struct tf32_parts { enum { LO = 1 }; };
+template <> struct tf32_parts<tf32_whole> { enum { LO = 0 }; };
+static __device__ __forceinline__ float tf32_of(float x) { return x; }
+static __device__ __forceinline__ tf32_whole tf32_of(__nv_bfloat16 x) { return {__bfloat162float(x)}; }
+
 /* Where a lane's numbers of a tile are: acc[i] in row g + 8 (i / 2), column 2t + i % 2. */
 static __device__ __forceinline__ int tile_row(int i) { return ((int)threadIdx.x & 31) / 4 + (i & 2 ? 8 : 0); }
 static __device__ __forceinline__ int tile_col(int i) { return ((int)threadIdx.x & 3) * 2 + (i & 1); }
@@ -35,9 +46,10 @@ template <int N> static __device__ __forceinline__ void tiles_zero(float (&acc)[
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] = 0;
 }
-/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements. k: a multiple of 8. */
+/* acc += a (rows, k) . b (k, columns); a(i, k) and b(k, j) give elements, f32 or tf32_whole. k: a multiple of 8. */
 template <int N, bool ALL, class A, class B>
 static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_place<ALL> &at, int k, const A &a, const B &b) {
+    enum { A_LO = tf32_parts<decltype(a(0, 0))>::LO, B_LO = tf32_parts<decltype(b(0, 0))>::LO };
     const int g = ((int)threadIdx.x & 31) / 4, t = (int)threadIdx.x & 3;
     for (int x = 0; x < k; x += 8) {
         const tf32_pair p[4] = {tf32_split(a(at.row + g, x + t)), tf32_split(a(at.row + g + 8, x + t)),
@@ -47,8 +59,8 @@ static __device__ __forceinline__ void tiles_mm(float (&acc)[N][4], const tile_p
         for (int n = 0; n < N; n++) {
             if (!at.has(n)) break;
             const tf32_pair b0 = tf32_split(b(x + t, at.col + 8 * n + g)), b1 = tf32_split(b(x + t + 4, at.col + 8 * n + g));
-            mma_tf32(acc[n], lo, b0.hi, b1.hi);
-            mma_tf32(acc[n], hi, b0.lo, b1.lo);
+            if (A_LO) mma_tf32(acc[n], lo, b0.hi, b1.hi);
+            if (B_LO) mma_tf32(acc[n], hi, b0.lo, b1.lo);
             mma_tf32(acc[n], hi, b0.hi, b1.hi);
         }
     }
