@@ -25,8 +25,12 @@ struct tf32_whole {
     float x;
 };
 static __device__ __forceinline__ tf32_pair tf32_split(tf32_whole x) { return {__float_as_uint(x.x), 0}; }
-template <class X> struct tf32_parts { enum { LO = 1 }; };
-template <> struct tf32_parts<tf32_whole> { enum { LO = 0 }; };
+template <class X> struct tf32_parts {
+    enum { LO = 1 };
+};
+template <> struct tf32_parts<tf32_whole> {
+    enum { LO = 0 };
+};
 static __device__ __forceinline__ float tf32_of(float x) { return x; }
 static __device__ __forceinline__ tf32_whole tf32_of(__nv_bfloat16 x) { return {__bfloat162float(x)}; }
 
