@@ -95,16 +95,40 @@ static __device__ __forceinline__ void conv_weights(float w[TAPS][CHUNK], const 
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) w[t][i] = flat[(i * TAPS + t) / CHUNK][(i * TAPS + t) % CHUNK];
 }
-/* u of a row, whose inputs are x. */
-template <typename T>
-static __device__ __forceinline__ void conv_sum(float u[CHUNK], const float x[TAPS][CHUNK], const float w[TAPS][CHUNK]) {
+/* A chunk as it is in memory. */
+template <typename T> struct alignas(16) conv_chunk { T v[CHUNK]; };
+/* Forward: the last rows of x, and the next ones, whose loads are under way. A row has a place by its distance from where the run
+ * began, modulo TAPS, so none is moved. */
+template <typename T> struct conv_rows {
+    float x[TAPS][CHUNK];
+    conv_chunk<T> coming[TAPS];
+    int64_t c;
+    int n;
+};
+template <bool VEC, typename T> static __device__ __forceinline__ void conv_get_chunk(conv_chunk<T> &to, const T *p, int n) {
+    if (VEC) to = *(const conv_chunk<T> *)p;
+    else
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
+}
+/* y of row r, which has place P. */
+template <int P, bool VEC, typename T>
+static __device__ __forceinline__ void conv_put_y(conv_rows<T> &o, const conv_job<T> &j, const conv_seq<T> &s,
+                                                  const float w[TAPS][CHUNK], int64_t r, int64_t end) {
+    const conv_chunk<T> row = o.coming[P];
+    float u[CHUNK];
+    if (r + TAPS < end) conv_get_chunk<VEC>(o.coming[P], j.x + (r + TAPS) * j.x_width + o.c, o.n);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) o.x[P][i] = one(row.v, i);
+    if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + o.c, o.x[P], o.n); /* its place was a row before these */
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
-        float s = 0;
+        float sum = 0;
 #pragma unroll
-        for (int t = 0; t < TAPS; t++) s = __fmaf_rn(w[t][i], x[t][i], s);
-        u[i] = round_to<T>(s);
+        for (int t = 0; t < TAPS; t++) sum = __fmaf_rn(w[t][i], o.x[(P + 1 + t) % TAPS][i], sum);
+        u[i] = silu(round_to<T>(sum));
     }
+    store8<VEC>(j.y + r * j.cols + o.c, u, o.n);
 }
 
 /* grid (column blocks, row blocks) */
@@ -114,29 +138,33 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
     if (c >= j.cols) return;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
-    const int n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
-    float w[TAPS][CHUNK], x[TAPS][CHUNK], u[CHUNK];
-    conv_weights<VEC>(w, j, c, n);
+    float w[TAPS][CHUNK];
+    conv_rows<T> o;
+    o.c = c, o.n = j.cols - c < CHUNK ? (int)(j.cols - c) : CHUNK;
+    conv_weights<VEC>(w, j, c, o.n);
     conv_seq<T> s = conv_find(j, lo);
-    for (int64_t r = lo, loaded = -1; r < hi; r++) {
+    for (int64_t r = lo, end; r < hi; r = end) {
         conv_next(j, s, r);
         if (s.i == j.n) return;
-        if (r < s.lo) continue;
-        if (loaded != r - 1 || r == s.lo) { /* else the last three are there */
+        if (r < s.lo) r = s.lo; /* rows of no sequence */
+        end = hi < s.hi ? hi : s.hi;
 #pragma unroll
-            for (int t = 1; t < TAPS; t++) conv_load<VEC>(x[t], j, s, r - TAPS + t, c, n);
+        for (int a = 0; a < TAPS; a++)
+            if (r + a < end) conv_get_chunk<VEC>(o.coming[a], j.x + (r + a) * j.x_width + c, o.n);
+        if (r >= end) continue;
+#pragma unroll
+        for (int t = 1; t < TAPS; t++) conv_load<VEC>(o.x[t], j, s, r - TAPS + t, c, o.n);
+        static_assert(TAPS == 4, "the places below");
+#pragma unroll 1
+        for (int64_t to = r; to < end; to += TAPS) {
+            conv_put_y<0, VEC>(o, j, s, w, to, end);
+            if (to + 1 >= end) break;
+            conv_put_y<1, VEC>(o, j, s, w, to + 1, end);
+            if (to + 2 >= end) break;
+            conv_put_y<2, VEC>(o, j, s, w, to + 2, end);
+            if (to + 3 >= end) break;
+            conv_put_y<3, VEC>(o, j, s, w, to + 3, end);
         }
-#pragma unroll
-        for (int t = 0; t < TAPS - 1; t++)
-#pragma unroll
-            for (int i = 0; i < CHUNK; i++) x[t][i] = x[t + 1][i];
-        conv_load<VEC>(x[TAPS - 1], j, s, r, c, n);
-        loaded = r;
-        if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + c, x[TAPS - 1], n); /* its place was a row before these */
-        conv_sum<T>(u, x, w);
-#pragma unroll
-        for (int i = 0; i < CHUNK; i++) u[i] = silu(u[i]);
-        store8<VEC>(j.y + r * j.cols + c, u, n);
     }
 }
 
@@ -159,7 +187,7 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
 }
 
 /* Backward: a thread has COLS columns, of which it keeps the weights, their gradients and a window of rows in registers. */
-enum { COLS = 4, COMING = 3 };
+enum { COLS = 4 };
 template <typename T> struct alignas(COLS * sizeof(T)) conv_cols { T v[COLS]; };
 template <bool VEC, typename T> static __device__ __forceinline__ void conv_get(conv_cols<T> &to, const T *p, int n) {
     if (VEC) to = *(const conv_cols<T> *)p;
@@ -185,10 +213,11 @@ static __device__ __forceinline__ void conv_get_row(conv_row<T> &to, const conv_
     conv_get<VEC>(to.x, j.x + r * j.x_width + c, n);
     conv_get<VEC>(to.dy, j.dy + r * j.cols + c, n);
 }
-/* Rows r - TAPS + 1 to r, of which du, the gradient of u, is 0 behind the sequence; and the rows after them. */
+/* Rows r - TAPS + 1 to r, of which du, the gradient of u, is 0 behind the sequence; and the TAPS rows after them. A row has a place
+ * by its distance from where the run began, modulo TAPS, so none is moved while it is under way. */
 template <typename T> struct conv_window {
-    float x[TAPS][COLS], du[TAPS][COLS];
-    conv_row<T> coming[COMING];
+    float x[TAPS][COLS], du[TAPS][COLS], dw[TAPS][COLS];
+    conv_row<T> coming[TAPS];
     int64_t c; /* its columns: n from c on */
     int n;
 };
@@ -203,28 +232,40 @@ static __device__ __forceinline__ void conv_begin(conv_window<T> &o, const conv_
         for (int i = 0; i < COLS; i++) o.x[t][i] = one(x.v, i);
     }
 #pragma unroll
-    for (int a = 0; a < COMING; a++) conv_get_row<VEC>(o.coming[a], j, r + a, o.c, o.n);
+    for (int a = 0; a < TAPS; a++) conv_get_row<VEC>(o.coming[a], j, r + a, o.c, o.n);
 }
-/* On to row r, which is in the sequence or behind it. */
-template <bool VEC, typename T>
+/* On to row r of place P, which is in the sequence or behind it; those before end count for the weights. */
+template <int P, bool VEC, typename T>
 static __device__ __forceinline__ void conv_go_on(conv_window<T> &o, const conv_job<T> &j, const conv_seq<T> &s,
-                                                  const float w[TAPS][COLS], int64_t r) {
-    const conv_row<T> row = o.coming[0];
-#pragma unroll
-    for (int t = 0; t < TAPS - 1; t++)
-#pragma unroll
-        for (int i = 0; i < COLS; i++) o.x[t][i] = o.x[t + 1][i], o.du[t][i] = o.du[t + 1][i];
-#pragma unroll
-    for (int a = 0; a < COMING - 1; a++) o.coming[a] = o.coming[a + 1];
-    conv_get_row<VEC>(o.coming[COMING - 1], j, r + COMING, o.c, o.n);
+                                                  const float w[TAPS][COLS], int64_t r, int64_t end) {
+    const conv_row<T> row = o.coming[P];
+    conv_get_row<VEC>(o.coming[P], j, r + TAPS, o.c, o.n);
 #pragma unroll
     for (int i = 0; i < COLS; i++) {
         float u = 0;
-        o.x[TAPS - 1][i] = one(row.x.v, i);
+        o.x[P][i] = one(row.x.v, i);
 #pragma unroll
-        for (int t = 0; t < TAPS; t++) u = __fmaf_rn(w[t][i], o.x[t][i], u); /* as conv_sum */
-        o.du[TAPS - 1][i] = r < s.hi ? __fmul_rn(one(row.dy.v, i), silu_slope(round_to<T>(u))) : 0.0f;
+        for (int t = 0; t < TAPS; t++) u = __fmaf_rn(w[t][i], o.x[(P + 1 + t) % TAPS][i], u); /* as forward */
+        o.du[P][i] = r < s.hi ? __fmul_rn(one(row.dy.v, i), silu_slope(round_to<T>(u))) : 0.0f;
     }
+    if (r >= end) return;
+#pragma unroll
+    for (int t = 0; t < TAPS; t++)
+#pragma unroll
+        for (int i = 0; i < COLS; i++) o.dw[t][i] = __fmaf_rn(o.du[P][i], o.x[(P + 1 + t) % TAPS][i], o.dw[t][i]);
+}
+/* dx of the first row of a window whose last one has place P. */
+template <int P, bool VEC, typename T>
+static __device__ __forceinline__ void conv_put_dx(const conv_window<T> &o, const conv_job<T> &j, const float w[TAPS][COLS],
+                                                   int64_t r) {
+    float dx[COLS];
+#pragma unroll
+    for (int i = 0; i < COLS; i++) {
+        dx[i] = 0;
+#pragma unroll
+        for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], o.du[(P + TAPS - t) % TAPS][i], dx[i]);
+    }
+    conv_put<VEC>(j.dx + r * j.x_width + o.c, dx, o.n);
 }
 
 /* A row of x and of dy is read once, but for those at the ends of a block's run. */
@@ -235,43 +276,42 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
     if (c >= j.cols) return;
     const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
     const int n = j.cols - c < COLS ? (int)(j.cols - c) : COLS;
-    float w[TAPS][COLS], dw[TAPS][COLS] = {};
+    float w[TAPS][COLS];
     conv_window<T> o;
     o.c = c, o.n = n;
 #pragma unroll
     for (int i = 0; i < COLS; i++)
 #pragma unroll
-        for (int t = 0; t < TAPS; t++) w[t][i] = i < n ? one(j.w, (c + i) * TAPS + t) : 0.0f;
+        for (int t = 0; t < TAPS; t++) w[t][i] = i < n ? one(j.w, (c + i) * TAPS + t) : 0.0f, o.dw[t][i] = 0;
     conv_seq<T> s = conv_find(j, lo);
-    for (int64_t r = lo, ready = -1; r < hi; r++) {
+    for (int64_t r = lo, end; r < hi; r = end) {
         conv_next(j, s, r);
         if (s.i == j.n) break;
-        if (r < s.lo) continue;
-        const bool begins = ready != r || r == s.lo;
-        if (begins) conv_begin<VEC>(o, j, s, r);
+        if (r < s.lo) r = s.lo; /* rows of no sequence */
+        end = hi < s.hi ? hi : s.hi;
+        if (r >= end) continue;
+        conv_begin<VEC>(o, j, s, r);
+        const int64_t last = end + TAPS - 1, ready = r + TAPS - 1;
+        static_assert(TAPS == 4, "the places below");
 #pragma unroll 1
-        for (int64_t to = begins ? r : r + TAPS - 1; to < r + TAPS; to++) {
-            conv_go_on<VEC>(o, j, s, w, to);
-            if (to >= hi || to >= s.hi) continue;
-#pragma unroll
-            for (int t = 0; t < TAPS; t++)
-#pragma unroll
-                for (int i = 0; i < COLS; i++) dw[t][i] = __fmaf_rn(o.du[TAPS - 1][i], o.x[t][i], dw[t][i]);
+        for (int64_t to = r; to < last; to += TAPS) {
+            conv_go_on<0, VEC>(o, j, s, w, to, end);
+            if (to >= ready) conv_put_dx<0, VEC>(o, j, w, to - TAPS + 1);
+            if (to + 1 >= last) break;
+            conv_go_on<1, VEC>(o, j, s, w, to + 1, end);
+            if (to + 1 >= ready) conv_put_dx<1, VEC>(o, j, w, to - TAPS + 2);
+            if (to + 2 >= last) break;
+            conv_go_on<2, VEC>(o, j, s, w, to + 2, end);
+            if (to + 2 >= ready) conv_put_dx<2, VEC>(o, j, w, to - TAPS + 3);
+            if (to + 3 >= last) break;
+            conv_go_on<3, VEC>(o, j, s, w, to + 3, end);
+            conv_put_dx<3, VEC>(o, j, w, to);
         }
-        float dx[COLS];
-#pragma unroll
-        for (int i = 0; i < COLS; i++) {
-            dx[i] = 0;
-#pragma unroll
-            for (int t = 0; t < TAPS; t++) dx[i] = __fmaf_rn(w[t][i], o.du[TAPS - 1 - t][i], dx[i]);
-        }
-        conv_put<VEC>(j.dx + r * j.x_width + c, dx, n);
-        ready = r + 1;
     }
     float *const part = j.parts + (int64_t)blockIdx.y * j.cols * TAPS;
 #pragma unroll
     for (int i = 0; i < COLS; i++)
-        if (i < n) *(float4 *)(part + (c + i) * TAPS) = make_float4(dw[0][i], dw[1][i], dw[2][i], dw[3][i]);
+        if (i < n) *(float4 *)(part + (c + i) * TAPS) = make_float4(o.dw[0][i], o.dw[1][i], o.dw[2][i], o.dw[3][i]);
 }
 
 template <typename T> static conv_job<T> conv_job_of(const struct causal_conv_args *a) {
@@ -367,45 +407,81 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gated_no
     }
     if (j.rstd && (threadIdx.x & 31) == 0) j.rstd[p.t] = rs;
 }
-/* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_bwd_kernel(const norm_job<T> j) {
-    pdl_launch_dependents();
-    pdl_wait();
-    norm_place p;
-    if (!norm_place_of(j, p)) return;
-    const int64_t row = p.t * j.cols;
-    float sum = 0;
-    const float rs = j.rstd[p.t];
-    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
-        const float g = __fmul_rn(__fmul_rn(one(j.dy, row + c), silu(one(j.z, p.z + c))), one(j.w, c));
-        sum = __fmaf_rn(g, __fmul_rn(one(j.x, row + c), rs), sum);
-    }
-    const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
-    for (int64_t c = threadIdx.x & 31; c < j.cols; c += 32) {
-        const float dy = one(j.dy, row + c), z = one(j.z, p.z + c), w = one(j.w, c), n = __fmul_rn(one(j.x, row + c), rs);
-        put(j.dx, row + c, __fmul_rn(rs, __fmaf_rn(-n, mean, __fmul_rn(__fmul_rn(dy, silu(z)), w))));
-        put(j.dz, p.z + c, __fmul_rn(__fmul_rn(dy, __fmul_rn(n, w)), silu_slope(z)));
-    }
+/* n = x rstd, g = dy silu(z): dx = rstd (g w - n mean(g w n)), dz = dy n w silu'(z), dw = sum of g n.
+ * A warp has each NORM_WARPS-th row of the block's run, a lane COLS columns side by side; with ONE no others of a row, and the next
+ * row's are under way. */
+enum { NORM_BWD_THREADS = 512, NORM_WARPS = NORM_BWD_THREADS / 32, WARP_COLS = 32 * COLS, NORM_BWD_SHARED = 48 << 10 };
+template <typename T> struct norm_cols { conv_cols<T> x, z, dy; };
+template <bool VEC, typename T>
+static __device__ __forceinline__ void norm_get(norm_cols<T> &v, const norm_job<T> &j, const norm_place &p, int64_t c) {
+    const int n = j.cols - c < COLS ? (int)(j.cols - c) : COLS;
+    conv_get<VEC>(v.x, j.x + p.t * j.cols + c, n), conv_get<VEC>(v.z, j.z + p.z + c, n),
+        conv_get<VEC>(v.dy, j.dy + p.t * j.cols + c, n);
 }
-/* grid (column blocks, row blocks): the block's sum of g n. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) gated_norm_dw_kernel(const norm_job<T> j) {
+template <typename T, bool VEC, bool ONE>
+static __global__ void __launch_bounds__(NORM_BWD_THREADS, 2) gated_norm_bwd_kernel(const norm_job<T> j) {
     pdl_launch_dependents();
     pdl_wait();
-    const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x, lo = (int64_t)blockIdx.y * j.per;
-    const int64_t hi = lo + j.per < j.rows ? lo + j.per : j.rows;
-    int64_t head = lo % j.heads, z = lo / j.heads * j.z_width + head * j.cols + c;
-    const int64_t next = j.z_width - (j.heads - 1) * j.cols; /* from a token's last head to the first one after it */
-    float sum = 0;
-    if (c >= j.cols) return;
-#pragma unroll 4
-    for (int64_t t = lo; t < hi; t++) {
-        const float g = __fmul_rn(one(j.dy, t * j.cols + c), silu(one(j.z, z)));
-        const bool last = ++head == j.heads;
-        z += last ? next : j.cols;
-        if (last) head = 0;
-        sum = __fmaf_rn(g, __fmul_rn(one(j.x, t * j.cols + c), j.rstd[t]), sum);
+    float *const sums = &dynamic_shared<float>(); /* (NORM_WARPS, cols, to a multiple of COLS) */
+    const int64_t c0 = (int64_t)(threadIdx.x & 31) * COLS, width = (j.cols + COLS - 1) / COLS * COLS;
+    const int64_t lo = (int64_t)blockIdx.x * j.per, hi = lo + j.per < j.rows ? lo + j.per : j.rows;
+    const int warp = threadIdx.x / 32;
+    float w[COLS], dw[COLS] = {};
+    for (int64_t c = c0; c < width; c += WARP_COLS)
+#pragma unroll
+        for (int i = 0; i < COLS; i++) {
+            w[i] = c + i < j.cols ? one(j.w, c + i) : 0.0f;
+            sums[warp * width + c + i] = 0;
+        }
+    int64_t token = (lo + warp) / j.heads, head = (lo + warp) % j.heads;
+    norm_place next = {lo + warp, token * j.z_width + head * j.cols};
+    norm_cols<T> coming = {};
+    if (ONE && next.t < hi && c0 < width) norm_get<VEC>(coming, j, next, c0);
+    while (next.t < hi) {
+        const norm_place p = next;
+        const float rs = j.rstd[p.t];
+        norm_cols<T> v = coming;
+        float sum = 0;
+        for (head += NORM_WARPS; head >= j.heads; head -= j.heads) token++;
+        next = {p.t + NORM_WARPS, token * j.z_width + head * j.cols};
+        if (ONE && next.t < hi && c0 < width) norm_get<VEC>(coming, j, next, c0);
+        for (int64_t c = c0; c < width; c += WARP_COLS) {
+            if (!ONE) norm_get<VEC>(v, j, p, c);
+#pragma unroll
+            for (int i = 0; i < COLS; i++) {
+                const float by = ONE ? w[i] : c + i < j.cols ? one(j.w, c + i) : 0.0f;
+                const float g = __fmul_rn(__fmul_rn(one(v.dy.v, i), silu(one(v.z.v, i))), by);
+                sum = __fmaf_rn(g, __fmul_rn(one(v.x.v, i), rs), sum);
+            }
+            if (ONE) break;
+        }
+        const float mean = __fdiv_rn(lanes_sum(sum, 32), (float)j.cols);
+        for (int64_t c = c0; c < width; c += WARP_COLS) {
+            const int n = j.cols - c < COLS ? (int)(j.cols - c) : COLS;
+            float dx[COLS], dz[COLS];
+            if (!ONE) norm_get<VEC>(v, j, p, c);
+#pragma unroll
+            for (int i = 0; i < COLS; i++) {
+                const float dy = one(v.dy.v, i), z = one(v.z.v, i), g = __fmul_rn(dy, silu(z)), x = __fmul_rn(one(v.x.v, i), rs);
+                const float by = ONE ? w[i] : c + i < j.cols ? one(j.w, c + i) : 0.0f;
+                dx[i] = __fmul_rn(rs, __fmaf_rn(-x, mean, __fmul_rn(g, by)));
+                dz[i] = __fmul_rn(__fmul_rn(dy, __fmul_rn(x, by)), silu_slope(z));
+                if (ONE) dw[i] = __fmaf_rn(g, x, dw[i]);
+                else sums[warp * width + c + i] = __fmaf_rn(g, x, sums[warp * width + c + i]);
+            }
+            conv_put<VEC>(j.dx + p.t * j.cols + c, dx, n), conv_put<VEC>(j.dz + p.z + c, dz, n);
+            if (ONE) break;
+        }
     }
-    j.parts[(int64_t)blockIdx.y * j.cols + c] = sum;
+    if (ONE && c0 < width)
+#pragma unroll
+        for (int i = 0; i < COLS; i++) sums[warp * width + c0 + i] = dw[i];
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < j.cols; c += NORM_BWD_THREADS) {
+        float sum = 0;
+        for (int i = 0; i < NORM_WARPS; i++) sum = __fadd_rn(sum, sums[i * width + c]);
+        j.parts[(int64_t)blockIdx.x * j.cols + c] = sum;
+    }
 }
 
 template <typename T> static norm_job<T> norm_job_of(const struct gated_norm_args *a) {
@@ -428,12 +504,20 @@ template <typename T>
 static int gated_norm_bwd_any(struct cuda *c, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {
     norm_job<T> j = norm_job_of<T>(a);
     void *parts;
-    j.per = ceil_div(j.rows, (int64_t)c->n_sm * 4);
+    j.per = ceil_div(j.rows, (int64_t)c->n_sm * 2); /* as many blocks as run at a time */
     const int64_t n = ceil_div(j.rows, j.per);
+    const size_t sums = (size_t)(NORM_WARPS * ceil_div(j.cols, COLS) * COLS) * sizeof(float);
+    if (sums > NORM_BWD_SHARED)
+        FAIL(ERR_UNSUPPORTED, "cuda gated norm: rows of %lld columns, at most %d", (long long)j.cols,
+             (int)(NORM_BWD_SHARED / sizeof(float) / NORM_WARPS));
     TRY(cuda_scratch(c, CUDA_SCRATCH_ROW, (size_t)(n * j.cols) * sizeof(float), &parts));
     j.dy = (const T *)b->dy.data, j.dx = (T *)b->dx.data, j.dz = (T *)b->dz.data + a->z_at, j.parts = (float *)parts;
-    CU_TRY(cuda_launch_pdl(c, gated_norm_bwd_kernel<T>, norm_grid(j), THREADS, 0, j));
-    CU_TRY(cuda_launch_pdl(c, gated_norm_dw_kernel<T>, dim3((unsigned)ceil_div(j.cols, THREADS), (unsigned)n), THREADS, 0, j));
+    const bool vec = j.cols % COLS == 0 && j.z_width % COLS == 0 && aligned16(j.x) && aligned16(j.dy) && aligned16(j.dx) &&
+                     aligned16(j.z) && aligned16(j.dz);
+    void (*const kernel)(norm_job<T>) = j.cols > WARP_COLS ? gated_norm_bwd_kernel<T, false, false>
+                                        : vec              ? gated_norm_bwd_kernel<T, true, true>
+                                                           : gated_norm_bwd_kernel<T, false, true>;
+    CU_TRY(cuda_launch_pdl(c, kernel, dim3((unsigned)n), NORM_BWD_THREADS, sums, j));
     return cuda_add_parts(c, (float *)b->dw.data, j.parts, n, j.cols, j.cols);
 }
 int cuda_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *b) {

@@ -13,7 +13,8 @@
  * dS takes the place of S in states.
  *
  * Products are on tensor cores (tf32x3.cuh); q, k and do are as they came, bf16 where TF32 holds them, and what they are multiplied
- * with (1 / |k|, 1 / |q| / sqrt(Dk), y, z) is taken into the other operand or the result.  A warp has 16 rows of a chunk and a quarter of the columns: of heads 32, of squares 16.
+ * with (1 / |k|, 1 / |q| / sqrt(Dk), y, z) is taken into the other operand or the result.
+ * A warp has 16 rows of a chunk and a quarter of the columns: of heads 32, of squares 16.
  * x comes in parts of 16 rows, from the last: within a part a thread has a column, the parts before take a part's by a product.
  * Invariant: each sum has one order, whatever else is in the batch. */
 #include "device/cuda/delta_net/delta_rule.cuh"
