@@ -67,15 +67,26 @@ struct bwd_chunk {
 struct bwd_size {
     int n, dk, dv;
 };
-/* A warp's place: its rows, its columns of a head and of a square. ALL: heads have DEV_DELTA_DIM elements. */
+/* A warp's place: its rows and columns of a head. Warps of a scheduler have different rows, since of a triangle they have more or
+ * less to do. ALL: heads have DEV_DELTA_DIM elements. */
 template <bool ALL> struct bwd_warp {
-    int row, part, col, narrow;
+    int row, part, col;
     __device__ __forceinline__ tile_place<ALL> head(int64_t cols) const { return {row, col, (int)cols}; }
-    __device__ __forceinline__ tile_place<true> square() const { return {row, narrow, DELTA_C}; }
 };
 template <bool ALL> static __device__ __forceinline__ bwd_warp<ALL> warp_place() {
     const int w = (int)threadIdx.x / 32;
-    return {w % PARTS * PART, w / PARTS, w / PARTS * COLS, w / PARTS * SQUARE_COLS};
+    return {(w + w / PARTS) % PARTS * PART, w / PARTS, w / PARTS * COLS};
+}
+/* And its rows and columns of a square; the first warps have what is not above the diagonal. */
+struct square_warp {
+    int row, part, col;
+    bool on;
+    __device__ __forceinline__ tile_place<true> square() const { return {row, col, DELTA_C}; }
+};
+static __device__ __forceinline__ square_warp square_place() {
+    static_assert(PARTS == 4 && ACROSS == 4, "a warp's row and column, two bits each");
+    const int at = (int)(0xb76321fedca98540 >> (int)threadIdx.x / 32 * 4) & 15, row = at / ACROSS, part = at % ACROSS;
+    return {row * PART, part, part * SQUARE_COLS, part <= row};
 }
 
 /* S or dS' as products read it. */
@@ -83,9 +94,10 @@ struct bwd_state {
     const float *p;
     int64_t ld;
 };
-/* Collective: `to` may be NULL, then products read it where it is. */
-static __device__ bwd_state stage_state(float *to, const float *from, int64_t dk, int64_t dv) {
-    if (!to || !from) return {from, dv};
+/* Collective. Not STAGED: products read it where it is. */
+template <bool STAGED>
+static __device__ __forceinline__ bwd_state stage_state(float *to, const float *from, int64_t dk, int64_t dv) {
+    if (!STAGED) return {from, dv};
     __syncthreads(); /* what was there has been read */
     const int c = (int)threadIdx.x % 32 * 4;
 #pragma unroll 8
@@ -104,10 +116,11 @@ template <typename T> struct bwd_rows {
     const T (*row)[bwd_memory<T>::LDT];
     const float *by;
 };
-/* square = dots of rows of `of` with keys, decayed; 0 from the diagonal on (strict) or behind it. */
+/* square = dots of rows of `of` with keys, decayed, in tiles up to the diagonal; 0 from it on (strict) or behind it. */
 template <typename T> static __device__ void dots(bwd_memory<T> &m, const bwd_rows<T> &of, int n, int dk, bool strict) {
-    const bwd_warp<true> w = warp_place<true>();
+    const square_warp w = square_place();
     float acc[NARROW][4];
+    if (!w.on) return;
     tiles_zero(acc);
     tiles_mm(
         acc, w.square(), dk, [&](int i, int d) { return tf32_of(of.row[i][d]); }, [&](int d, int c) { return tf32_of(m.k[c][d]); });
@@ -115,7 +128,7 @@ template <typename T> static __device__ void dots(bwd_memory<T> &m, const bwd_ro
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) {
-            const int i = w.row + tile_row(x), j = w.narrow + 8 * y + tile_col(x);
+            const int i = w.row + tile_row(x), j = w.col + 8 * y + tile_col(x);
             const bool on = i < n && (strict ? j < i : j <= i);
             const float dot = __fmul_rn(acc[y][x], __fmul_rn(of.by[i], m.rk[j]));
             m.square[i][j] = on ? __fmul_rn(dot, decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
@@ -123,7 +136,7 @@ template <typename T> static __device__ void dots(bwd_memory<T> &m, const bwd_ro
 }
 /* Each number of a warp's columns of a square becomes the sum of those before it in its row. Collective; m.low is free before and
  * after a barrier. */
-template <typename T> static __device__ void before_in_row(bwd_memory<T> &m, const bwd_warp<true> &w, float (&a)[NARROW][4]) {
+template <typename T> static __device__ void before_in_row(bwd_memory<T> &m, const square_warp &w, float (&a)[NARROW][4]) {
     const int t = (int)threadIdx.x & 3;
 #pragma unroll
     for (int h = 0; h < 4; h += 2) {
@@ -157,18 +170,20 @@ template <typename T> static __device__ void before_in_row(bwd_memory<T> &m, con
 template <typename T, class A>
 static __device__ void value_dots(bwd_memory<T> &m, const bwd_size &z, bool strict, const A &a, const bwd_rows<T> &of,
                                   float (&pairs)[NARROW][2]) {
-    const bwd_warp<true> w = warp_place<true>();
+    const square_warp w = square_place();
     float value[NARROW][4], dot[NARROW][4];
     tiles_zero(value), tiles_zero(dot);
-    tiles_mm(value, w.square(), z.dv, a, [&](int c, int j) { return m.e[j][c]; });
-    tiles_mm(
-        dot, w.square(), z.dk, [&](int i, int d) { return tf32_of(of.row[i][d]); },
-        [&](int d, int j) { return tf32_of(m.k[j][d]); });
+    if (w.on) {
+        tiles_mm(value, w.square(), z.dv, a, [&](int c, int j) { return m.e[j][c]; });
+        tiles_mm(
+            dot, w.square(), z.dk, [&](int i, int d) { return tf32_of(of.row[i][d]); },
+            [&](int d, int j) { return tf32_of(m.k[j][d]); });
+    }
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) {
-            const int i = w.row + tile_row(x), j = w.narrow + 8 * y + tile_col(x);
+            const int i = w.row + tile_row(x), j = w.col + 8 * y + tile_col(x);
             const bool on = i < z.n && (strict ? j < i : j <= i);
             const float v = on ? __fmul_rn(value[y][x], decay_exp(__fsub_rn(m.g[i], m.g[j]))) : 0.0f;
             m.square[i][j] = v;
@@ -179,18 +194,18 @@ static __device__ void value_dots(bwd_memory<T> &m, const bwd_size &z, bool stri
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++)
-            if (w.narrow + 8 * y + tile_col(x) <= w.row + tile_row(x)) pairs[y][x & 1] = __fadd_rn(pairs[y][x & 1], dot[y][x]);
+            if (w.col + 8 * y + tile_col(x) <= w.row + tile_row(x)) pairs[y][x & 1] = __fadd_rn(pairs[y][x & 1], dot[y][x]);
 }
 /* The lanes' sums over all rows of the warp, to m.pairs. */
 template <typename T> static __device__ void pairs_put(bwd_memory<T> &m, float (&pairs)[NARROW][2]) {
-    const bwd_warp<true> w = warp_place<true>();
+    const square_warp w = square_place();
 #pragma unroll
     for (int y = 0; y < NARROW; y++)
 #pragma unroll
         for (int x = 0; x < 2; x++) {
             float v = pairs[y][x];
             for (int o = 4; o < 32; o <<= 1) v = __fadd_rn(v, __shfl_xor_sync(WARP_ALL, v, o));
-            if ((threadIdx.x & 31) < 4) m.pairs[w.row / PART][w.narrow + 8 * y + tile_col(x)] = v;
+            if ((threadIdx.x & 31) < 4) m.pairs[w.row / PART][w.col + 8 * y + tile_col(x)] = v;
         }
 }
 
@@ -273,14 +288,14 @@ template <int N, class F> static __device__ __forceinline__ void tiles_scale(flo
 }
 
 /* What dS' gives: de = z_j dS'^T k_j, and to dk and `after` z_i dS' e_i. */
-template <bool ALL, typename T>
+template <bool ALL, bool STAGED, typename T>
 static __device__ void from_next(const delta_job<T> &j, bwd_memory<T> &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4],
                                  float (&dk)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
     float acc[WIDE][4];
     tiles_zero(de), tiles_zero(acc);
     if (b.ds) {
-        const bwd_state ds = stage_state(stage, b.ds, j.dk, j.dv);
+        const bwd_state ds = stage_state<STAGED>(stage, b.ds, j.dk, j.dv);
         tiles_mm(
             de, w.head(j.dv), (int)j.dk, [&](int i, int d) { return tf32_of(m.k[i][d]); },
             [&](int d, int c) { return ds.p[d * ds.ld + c]; });
@@ -318,8 +333,10 @@ static __device__ void solve(const delta_job<T> &j, bwd_memory<T> &m, const bwd_
     const int lane = threadIdx.x & 31, dk = (int)j.dk, dv = (int)j.dv;
     dots<T>(m, {m.q, m.sq}, b.n, dk, false);
     __syncthreads();
-    tiles_mm(
-        de, w.head(dv), DELTA_C, [&](int r, int i) { return m.square[i][r]; }, dout_as(j, m, b));
+    const bwd_dout<T> dout = dout_as(j, m, b);
+    tiles_mm(/* rows from the warp's own on */
+             de, w.head(dv), DELTA_C - w.row, [&](int r, int i) { return m.square[w.row + i][r]; },
+             [&](int i, int c) { return dout(w.row + i, c); });
     __syncthreads();
     dots<T>(m, {m.k, m.rk}, b.n, dk, true);
     __syncthreads();
@@ -351,7 +368,7 @@ static __device__ void solve(const delta_job<T> &j, bwd_memory<T> &m, const bwd_
 }
 
 /* dq, dk += a value head's, and the parts of dg. */
-template <bool ALL, typename T>
+template <bool ALL, bool STAGED, typename T>
 static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float *stage, const bwd_chunk &b, float (&dq)[WIDE][4],
                                   float (&dk)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
@@ -360,8 +377,10 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float
     const auto minus_r = [&](int r, int c) { return -__fmul_rn(m.beta[r], m.x[r][c]); };
     const auto key = [&](int i, int d) { return tf32_of(m.k[i][d]); };
     const auto square = [&](int r, int i) { return __fmul_rn(m.square[r][i], m.rk[i]); };
+    const int above = w.row + PART, below = DELTA_C - w.row; /* rows up to the warp's last one, and from its first one on */
     float acc[WIDE][4], pairs[NARROW][2] = {};
-    const bwd_state s = stage_state(stage, b.s, j.dk, j.dv);
+    const bwd_state s = {STAGED ? stage : b.s, STAGED ? (int64_t)LD : j.dv};
+    if (STAGED && b.s) stage_state<STAGED>(stage, b.s, j.dk, j.dv);
     const auto state = [&](int c, int d) { return s.p[d * s.ld + c]; };
     tiles_zero(acc);
     if (b.s) tiles_mm(acc, w.head(n_dk), n_dv, dout, state);
@@ -374,10 +393,10 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float
         for (int x = 0; x < 4; x++) dq[y][x] = __fadd_rn(dq[y][x], acc[y][x]);
     value_dots<T>(m, {b.n, n_dk, n_dv}, false, dout, {m.q, m.sq}, pairs);
     __syncthreads();
-    tiles_mm(dq, w.head(n_dk), DELTA_C, square, key);
+    tiles_mm(dq, w.head(n_dk), above, square, key);
     tiles_mm(
-        dk, w.head(n_dk), DELTA_C, [&](int r, int i) { return __fmul_rn(m.square[i][r], m.sq[i]); },
-        [&](int i, int d) { return tf32_of(m.q[i][d]); });
+        dk, w.head(n_dk), below, [&](int r, int i) { return __fmul_rn(m.square[w.row + i][r], m.sq[w.row + i]); },
+        [&](int i, int d) { return tf32_of(m.q[w.row + i][d]); });
     __syncthreads();
     value_dots<T>(m, {b.n, n_dk, n_dv}, true, minus_r, {m.k, m.rk}, pairs);
     pairs_put(m, pairs);
@@ -389,9 +408,10 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float
     for (int y = 0; y < WIDE; y++)
 #pragma unroll
         for (int x = 0; x < 4; x++) dk[y][x] = __fadd_rn(dk[y][x], acc[y][x]);
-    tiles_mm(dk, w.head(n_dk), DELTA_C, square, key);
+    tiles_mm(dk, w.head(n_dk), above, square, key);
     tiles_mm(
-        dk, w.head(n_dk), DELTA_C, [&](int r, int i) { return __fmul_rn(m.square[i][r], m.rk[i]); }, key);
+        dk, w.head(n_dk), below, [&](int r, int i) { return __fmul_rn(m.square[w.row + i][r], m.rk[w.row + i]); },
+        [&](int i, int d) { return key(w.row + i, d); });
     float whole = 0;
     if (b.s && b.ds) {
         const int c = ((int)threadIdx.x & 31) * 4;
@@ -494,6 +514,9 @@ template <typename T> static __device__ void gates_back(const delta_job<T> &j, b
     if (lane == 0) m.da_log = __fadd_rn(m.da_log, da_log), m.ddt_bias = __fadd_rn(m.ddt_bias, ddt_bias);
 }
 
+/* Two neighbours of a row that begins at an even place. */
+static __device__ __forceinline__ void put_two(float *to, float a, float b) { *(float2 *)to = make_float2(a, b); }
+static __device__ __forceinline__ void put_two(bf16 *to, float a, float b) { *(uint32_t *)to = pack_bf16(a, b); }
 /* The warp's part of dk, or of dq (dy), through the norm: dx = r by (dy - n (n.dy)), n = x r. part: free. Collective. */
 template <bool ALL, typename T>
 static __device__ void norm_back(const delta_job<T> &j, const bwd_memory<T> &m, float (*part)[DELTA_C], const bwd_chunk &b,
@@ -506,15 +529,17 @@ static __device__ void norm_back(const delta_job<T> &j, const bwd_memory<T> &m, 
     tiles_row_sums(part[w.part], dy, w.head(j.dk), [&](int i, int d, float v) { return __fmul_rn(v, normal(i, d)); });
     __syncthreads();
 #pragma unroll
-    for (int h = 0; h < 4; h++) {
+    for (int h = 0; h < 4; h += 2) {
         const int i = w.row + tile_row(h);
         if (i >= b.n) continue;
         const float dot = warps_sum(part, i), scale = by[i];
+        T *const to = j.dqkv + (b.t + i) * j.width + head * j.dk;
 #pragma unroll
         for (int c = 0; c < WIDE; c++) {
-            const int d = w.col + 8 * c + tile_col(h);
+            const int d = w.col + 8 * c + tile_col(0);
             if (d >= j.dk) continue;
-            act_put(j.dqkv, (b.t + i) * j.width + head * j.dk + d, __fmul_rn(scale, __fmaf_rn(-normal(i, d), dot, dy[c][h])));
+            put_two(to + d, __fmul_rn(scale, __fmaf_rn(-normal(i, d), dot, dy[c][h])),
+                    __fmul_rn(scale, __fmaf_rn(-normal(i, d + 1), dot, dy[c][h + 1])));
         }
     }
 }
@@ -545,9 +570,9 @@ static __global__ void __launch_bounds__(BWD_THREADS) delta_bwd_kernel(const del
             __syncthreads();
             if (threadIdx.x == 0) m.da_log = *da_log, m.ddt_bias = *ddt_bias;
             load_values(j, m, b);
-            from_next<ALL>(j, m, stage, b, de, dk);
+            from_next<ALL, STAGED>(j, m, stage, b, de, dk);
             solve<ALL>(j, m, b, de);
-            heads_back<ALL>(j, m, stage, b, dq, dk);
+            heads_back<ALL, STAGED>(j, m, stage, b, dq, dk);
             if (chunk) state_back<ALL>(j, m, b, state);
             gates_back(j, m, b);
             if (threadIdx.x == 0) *da_log = m.da_log, *ddt_bias = m.ddt_bias;
