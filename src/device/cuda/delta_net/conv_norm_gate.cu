@@ -32,7 +32,6 @@ template <typename T> static __device__ __forceinline__ void put(T *p, int64_t i
 template <typename T> struct conv_job {
     int64_t n, rows, cols, n_slots, kept, per; /* sequences; rows of the batch, of a slot, of a block */
     int64_t x_width;                           /* columns from a row of x and dx to the next */
-    bool single;                               /* no sequence has more than one row */
     const int32_t *start, *pos0, *slot;
     const T *x, *w, *dy;
     T *y, *state, *dx;
@@ -112,15 +111,15 @@ template <bool VEC, typename T> static __device__ __forceinline__ void conv_get_
         for (int i = 0; i < CHUNK; i++) put(to.v, i, i < n ? one(p, i) : 0.0f);
 }
 /* y of row r, which has place P. */
-template <int P, bool VEC, typename T>
+template <int P, bool VEC, bool SINGLE, typename T>
 static __device__ __forceinline__ void conv_put_y(conv_rows<T> &o, const conv_job<T> &j, const conv_seq<T> &s,
                                                   const float w[TAPS][CHUNK], int64_t r, int64_t end) {
     const conv_chunk<T> row = o.coming[P];
     float u[CHUNK];
-    if (r + TAPS < end) conv_get_chunk<VEC>(o.coming[P], j.x + (r + TAPS) * j.x_width + o.c, o.n);
+    if (!SINGLE && r + TAPS < end) conv_get_chunk<VEC>(o.coming[P], j.x + (r + TAPS) * j.x_width + o.c, o.n);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) o.x[P][i] = one(row.v, i);
-    if (j.single && j.state) store8<VEC>(conv_state_row(j, s, r) + o.c, o.x[P], o.n); /* its place was a row before these */
+    if (SINGLE && j.state) store8<VEC>(conv_state_row(j, s, r) + o.c, o.x[P], o.n); /* its place was a row before these */
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
         float sum = 0;
@@ -131,8 +130,9 @@ static __device__ __forceinline__ void conv_put_y(conv_rows<T> &o, const conv_jo
     store8<VEC>(j.y + r * j.cols + o.c, u, o.n);
 }
 
-/* grid (column blocks, row blocks) */
-template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS) conv_fwd_kernel(const conv_job<T> j) {
+/* grid (column blocks, row blocks). SINGLE: no sequence has more than one row, and a block has one. */
+template <typename T, bool VEC, bool SINGLE>
+static __global__ void __launch_bounds__(THREADS, VEC ? 4 : 1) conv_fwd_kernel(const conv_job<T> j) {
     pdl_launch_dependents();
     pdl_wait();
     const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * CHUNK, lo = (int64_t)blockIdx.y * j.per;
@@ -147,23 +147,23 @@ template <typename T, bool VEC> static __global__ void __launch_bounds__(THREADS
         conv_next(j, s, r);
         if (s.i == j.n) return;
         if (r < s.lo) r = s.lo; /* rows of no sequence */
-        end = hi < s.hi ? hi : s.hi;
+        end = SINGLE ? r + 1 : hi < s.hi ? hi : s.hi;
+        if (r >= hi) return;
 #pragma unroll
-        for (int a = 0; a < TAPS; a++)
+        for (int a = 0; a < (SINGLE ? 1 : TAPS); a++)
             if (r + a < end) conv_get_chunk<VEC>(o.coming[a], j.x + (r + a) * j.x_width + c, o.n);
-        if (r >= end) continue;
 #pragma unroll
         for (int t = 1; t < TAPS; t++) conv_load<VEC>(o.x[t], j, s, r - TAPS + t, c, o.n);
         static_assert(TAPS == 4, "the places below");
 #pragma unroll 1
         for (int64_t to = r; to < end; to += TAPS) {
-            conv_put_y<0, VEC>(o, j, s, w, to, end);
-            if (to + 1 >= end) break;
-            conv_put_y<1, VEC>(o, j, s, w, to + 1, end);
+            conv_put_y<0, VEC, SINGLE>(o, j, s, w, to, end);
+            if (SINGLE || to + 1 >= end) break;
+            conv_put_y<1, VEC, false>(o, j, s, w, to + 1, end);
             if (to + 2 >= end) break;
-            conv_put_y<2, VEC>(o, j, s, w, to + 2, end);
+            conv_put_y<2, VEC, false>(o, j, s, w, to + 2, end);
             if (to + 3 >= end) break;
-            conv_put_y<3, VEC>(o, j, s, w, to + 3, end);
+            conv_put_y<3, VEC, false>(o, j, s, w, to + 3, end);
         }
     }
 }
@@ -330,13 +330,13 @@ template <typename T> static bool wide(const conv_job<T> &j, const void *a, cons
 
 template <typename T> static int conv_fwd_any(struct cuda *c, const struct causal_conv_args *a) {
     conv_job<T> j = conv_job_of<T>(a);
-    j.single = a->seqs.max_rows == 1;
-    if (j.single) j.per = 1; /* each row would look up its own sequence, one after the other */
+    const bool single = a->seqs.max_rows == 1, vec = wide(j, j.x, j.w, j.y, j.state);
+    if (single) j.per = 1; /* each row would look up its own sequence, one after the other */
     const dim3 grid(column_blocks(j.cols), (unsigned)ceil_div(j.rows, j.per)), states(grid.x, (unsigned)j.n);
-    const bool vec = wide(j, j.x, j.w, j.y, j.state);
-    if (vec) CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, true>, grid, THREADS, 0, j));
-    else CU_TRY(cuda_launch_pdl(c, conv_fwd_kernel<T, false>, grid, THREADS, 0, j));
-    if (!j.state || j.n == 0 || j.single) return 0;
+    void (*const kernel)(conv_job<T>) = single ? (vec ? conv_fwd_kernel<T, true, true> : conv_fwd_kernel<T, false, true>)
+                                               : (vec ? conv_fwd_kernel<T, true, false> : conv_fwd_kernel<T, false, false>);
+    CU_TRY(cuda_launch_pdl(c, kernel, grid, THREADS, 0, j));
+    if (!j.state || j.n == 0 || single) return 0;
     if (vec) CU_TRY(cuda_launch_pdl(c, conv_state_kernel<T, true>, states, THREADS, 0, j));
     else CU_TRY(cuda_launch_pdl(c, conv_state_kernel<T, false>, states, THREADS, 0, j));
     return 0;
