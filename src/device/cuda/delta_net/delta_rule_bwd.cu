@@ -107,6 +107,15 @@ static __device__ __forceinline__ bwd_state stage_state(float *to, const float *
     return {to, LD};
 }
 
+/* The same, not waited for: what was there has been read. */
+static __device__ __forceinline__ void begin_state(float *to, const float *from, int64_t dk, int64_t dv) {
+    const int c = (int)threadIdx.x % 32 * 4;
+#pragma unroll 8
+    for (int d = (int)threadIdx.x / 32; d < dk; d += BWD_WARPS)
+        if (c < dv) cp_async16(smem_addr(&to[d * LD + c]), &from[d * dv + c], true);
+    cp_commit();
+}
+
 /* Element d of row i's normalised key. */
 template <typename T> static __device__ __forceinline__ float key_at(const bwd_memory<T> &m, int i, int d) {
     return __fmul_rn(act_at(m.k[i], d), m.rk[i]);
@@ -234,21 +243,26 @@ template <typename T> static __device__ __forceinline__ const T *dout_of(const d
     return j.dout + (b.t * j.hv + b.value_head) * j.dv;
 }
 
-template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
-    const int c = ((int)threadIdx.x & 31) * 4, dv = (int)j.dv;
-#pragma unroll 8
-    for (int i = threadIdx.x / 32; i < DELTA_C; i += BWD_WARPS) {
-        const float4 zero = make_float4(0, 0, 0, 0);
-        if (c < dv) *(float4 *)&m.e[i][c] = i < b.n ? *(const float4 *)&j.kept[((b.t + i) * j.hv + b.value_head) * dv + c] : zero;
-    }
+/* e and do of a value head, whose copies are under way. */
+template <typename T>
+static __device__ __forceinline__ void begin_values(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
+    const int c = (int)threadIdx.x % 32 * 4, dv = (int)j.dv;
+    const float *const e = j.kept + (b.t * j.hv + b.value_head) * dv;
+#pragma unroll
+    for (int i = (int)threadIdx.x / 32; i < DELTA_C; i += BWD_WARPS)
+        if (c < dv) cp_async16(smem_addr(&m.e[i][c]), i < b.n ? &e[i * j.hv * dv + c] : e, i < b.n);
     if (bwd_memory<T>::STAGED) {
         enum { UNIT = 16 / sizeof(T), LANES = DEV_DELTA_DIM / UNIT };
         const int d = (int)threadIdx.x % LANES * UNIT;
         const T *const from = dout_of(j, b);
 #pragma unroll
         for (int i = (int)threadIdx.x / LANES; i < DELTA_C; i += BWD_THREADS / LANES)
-            if (d < dv) *(uint4 *)&m.dout[i][d] = i < b.n ? *(const uint4 *)&from[i * j.hv * dv + d] : uint4{0, 0, 0, 0};
+            if (d < dv) cp_async16(smem_addr(&m.dout[i][d]), i < b.n ? &from[i * j.hv * dv + d] : from, i < b.n);
     }
+    cp_commit();
+}
+/* What begin_values copies, and the head's gates. */
+template <typename T> static __device__ void load_values(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b) {
     for (int i = threadIdx.x; i < DELTA_C; i += BWD_THREADS) {
         m.beta[i] = i < b.n ? delta_beta(j, b.t + i, b.value_head) : 0.0f;
         m.g[i] = i < b.n ? delta_g(act_at(j.a_log, b.value_head), delta_input(j, b.t + i, b.value_head)) : 0.0f;
@@ -260,6 +274,7 @@ template <typename T> static __device__ void load_values(const delta_job<T> &j, 
         m.by[i] = i < b.n ? decay_exp(m.g[i]) : 0.0f;
         m.left[i] = i < b.n ? decay_exp(__fsub_rn(m.g[b.n - 1], m.g[i])) : 0.0f;
     }
+    cp_wait<0>();
     __syncthreads();
 }
 /* do: element c of row i of the chunk, 0 behind its last one. */
@@ -326,13 +341,14 @@ template <typename T> static __device__ __forceinline__ void part_x(bwd_memory<T
 #pragma unroll
     for (int r = 0; r < PART; r++) m.x[part * PART + r][c] = v[r];
 }
-/* x of all rows, to m.x; and the gradients of beta and v. */
-template <bool ALL, typename T>
-static __device__ void solve(const delta_job<T> &j, bwd_memory<T> &m, const bwd_chunk &b, float (&de)[WIDE][4]) {
+/* x of all rows, to m.x; and the gradients of beta and v. S is on its way to shared memory. */
+template <bool ALL, bool STAGED, typename T>
+static __device__ void solve(const delta_job<T> &j, bwd_memory<T> &m, float *stage, const bwd_chunk &b, float (&de)[WIDE][4]) {
     const bwd_warp<ALL> w = warp_place<ALL>();
     const int lane = threadIdx.x & 31, dk = (int)j.dk, dv = (int)j.dv;
     dots<T>(m, {m.q, m.sq}, b.n, dk, false);
     __syncthreads();
+    if (STAGED && b.s) begin_state(stage, b.s, j.dk, j.dv); /* of dS' all is read */
     const bwd_dout<T> dout = dout_as(j, m, b);
     tiles_mm(/* rows from the warp's own on */
              de, w.head(dv), DELTA_C - w.row, [&](int r, int i) { return m.square[w.row + i][r]; },
@@ -380,7 +396,10 @@ static __device__ void heads_back(const delta_job<T> &j, bwd_memory<T> &m, float
     const int above = w.row + PART, below = DELTA_C - w.row; /* rows up to the warp's last one, and from its first one on */
     float acc[WIDE][4], pairs[NARROW][2] = {};
     const bwd_state s = {STAGED ? stage : b.s, STAGED ? (int64_t)LD : j.dv};
-    if (STAGED && b.s) stage_state<STAGED>(stage, b.s, j.dk, j.dv);
+    if (STAGED && b.s) {
+        cp_wait<0>();
+        __syncthreads();
+    }
     const auto state = [&](int c, int d) { return s.p[d * s.ld + c]; };
     tiles_zero(acc);
     if (b.s) tiles_mm(acc, w.head(n_dk), n_dv, dout, state);
@@ -559,19 +578,19 @@ static __global__ void __launch_bounds__(BWD_THREADS) delta_bwd_kernel(const del
         b.n = s.n - chunk * DELTA_C < DELTA_C ? (int)(s.n - chunk * DELTA_C) : DELTA_C;
         float dq[WIDE][4], dk[WIDE][4], de[WIDE][4];
         tiles_zero(dq), tiles_zero(dk);
-        __syncthreads();
-        load_heads(j, m, b);
         for (int64_t n = head * j.group; n < (head + 1) * j.group; n++) {
             float *const state = j.states + ((s.entry + chunk) * j.hv + n) * j.dk * j.dv;
             float *const da_log = j.sums + blockIdx.y * 2 * j.hv + n, *const ddt_bias = da_log + j.hv;
             b.value_head = n;
             b.s = chunk ? state : NULL;
             b.ds = chunk + 1 < chunks ? state + j.hv * j.dk * j.dv : NULL;
-            __syncthreads();
+            __syncthreads(); /* all of the head before, or of the chunk after, has been read */
+            begin_values(j, m, b);
+            if (n == head * j.group) load_heads(j, m, b);
             if (threadIdx.x == 0) m.da_log = *da_log, m.ddt_bias = *ddt_bias;
             load_values(j, m, b);
             from_next<ALL, STAGED>(j, m, stage, b, de, dk);
-            solve<ALL>(j, m, b, de);
+            solve<ALL, STAGED>(j, m, stage, b, de);
             heads_back<ALL, STAGED>(j, m, stage, b, dq, dk);
             if (chunk) state_back<ALL>(j, m, b, state);
             gates_back(j, m, b);
