@@ -355,11 +355,21 @@ static int check_lmhead(const char *op, const struct lmhead_args *a) {
             FAIL(ERR_INVAL, "dev op %s: a list of %lld entries of a vocabulary of %lld", op, (long long)a->list_id.dim[1],
                  (long long)a->w.n);
     }
+    if (a->kept.data) {
+        TRY(want2(op, "kept", a->kept, F32, ANY, dev_kept_cols(a->w.n)));
+        if (a->kept.dim[0] % DEV_KEPT_ROWS || a->kept_at < 0 || a->list_id.data || a->top_id.data)
+            FAIL(ERR_INVAL, "dev op %s: kept logits of %lld rows, from row %lld on, or with lists", op, (long long)a->kept.dim[0],
+                 (long long)a->kept_at);
+    }
     return a->entropy.data ? want1(op, "entropy", a->entropy, F32, n) : 0;
 }
 
+bool dev_keeps_logits(struct dev *d, struct weight w) { return d->ops->keeps_logits && d->ops->keeps_logits(d, w); }
+
 int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     TRY(check_lmhead("lmhead_fwd", a));
+    if (a->kept.data && a->kept_at % DEV_KEPT_ROWS)
+        FAIL(ERR_INVAL, "dev op lmhead_fwd: kept logits from row %lld on", (long long)a->kept_at);
     TRY(want1("lmhead_fwd", "logp", a->logp, F32, a->x.dim[0]));
     if (a->sum_pi_sq.data) TRY(want1("lmhead_fwd", "sum_pi_sq", a->sum_pi_sq, F32, a->x.dim[0]));
     if (a->list_id.data) TRY(want2("lmhead_fwd", "list_logp", a->list_logp, F32, a->x.dim[0], a->list_id.dim[1]));

@@ -222,9 +222,11 @@ int dev_delta_bwd(struct dev *d, const struct delta_args *a, const struct delta_
 /* a.rstd is the forward's; a.y is not read. */
 int dev_gated_norm_bwd(struct dev *d, const struct gated_norm_args *a, const struct gated_norm_bwd_args *g);
 int dev_output_gate_bwd(struct dev *d, const struct output_gate_bwd_args *a);
-/* Logits are recomputed.
+/* Logits are made again, but those that the forward has kept.
  *   dlogp/dz_j = 1[j = target] - p_j;  dH/dz_j = -p_j (log p_j + H);  times inv_temp. */
 int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g);
+/* Whether backward is faster with lmhead_args.kept for a head of this shape; w.data is not read. Elsewhere it may be unused. */
+bool dev_keeps_logits(struct dev *d, struct weight w);
 
 /* sums (S) f64 = the sum of squares of each segment of x (n) f32, in an order that depends on its length alone; NaN and Inf
  * carry through. segments (S, 2) i64 on the device: first element, length of 1 to DEV_SEGMENT; base: the element that x begins

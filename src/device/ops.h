@@ -386,8 +386,9 @@ struct output_gate_bwd_args {
     struct tensor dx, dgate;   /* (T, c) act: the results; dx may be dy */
 };
 
-/* The LM head with log-softmax, never materialising (rows, vocabulary).
+/* The LM head with log-softmax. All logits (rows, vocabulary) are stored at most where the caller has room for them.
  * z = (x . W^T, with w's softcap) * inv_temp; p = softmax(z). */
+enum { DEV_KEPT_ROWS = 128, DEV_KEPT_COLS = 256 };
 struct lmhead_args {
     struct tensor x;         /* (R, h) act */
     struct weight w;         /* (V, h) */
@@ -402,7 +403,20 @@ struct lmhead_args {
                                          row whose logits are NaN gets ids in range and NaN. Both or none. */
     struct tensor list_id, list_logp; /* (R, P) i32 in [0, V), distinct in a row, and f32: z[id] - lse */
     struct tensor dlist;              /* (R, P) f32; backward, with list_id: d loss / d list_logp */
+    /* Kept logits, optional, not with lists: (K, C) f32, raw logits of K rows in the backend's order; K a multiple of
+     * DEV_KEPT_ROWS, C the vocabulary rounded up to one of DEV_KEPT_COLS. This call's first row is row kept_at there, which may be
+     * K or more. The forward, whose kept_at is a multiple of DEV_KEPT_ROWS, writes those of its rows that have a place; a backward
+     * of some of these rows reads them, and makes the others again: the same bits. */
+    struct tensor kept;
+    int64_t kept_at;
 };
+/* K rows of a head of so many entries have places for so many columns. */
+static inline int64_t dev_kept_cols(int64_t vocab) { return (vocab + DEV_KEPT_COLS - 1) / DEV_KEPT_COLS * DEV_KEPT_COLS; }
+/* How many of n rows, the first of which is the call's row `row`, have a place. */
+static inline int64_t dev_kept_rows(const struct lmhead_args *a, int64_t row, int64_t n) {
+    const int64_t left = a->kept.data ? a->kept.dim[0] - a->kept_at - row : 0;
+    return left < 0 ? 0 : left < n ? left : n;
+}
 
 /* Gradients of struct lmhead_args, whose lse (and entropy, when dentropy is given) are the forward's. */
 struct lmhead_bwd_args {
@@ -576,6 +590,7 @@ struct dev_ops {
 
     /* weights */
     size_t (*weight_bytes)(struct dev *d, enum dtype dt, int64_t n, int64_t k);
+    bool (*keeps_logits)(struct dev *d, struct weight w); /* dev_keeps_logits; NULL: never */
     int (*decode_next)(struct dev *d, const struct decode_args *a);
 #define OP(name, ...) int (*name)(struct dev * d, __VA_ARGS__);
 #define OP_FUSED OP

@@ -131,6 +131,7 @@ static int head_part(struct model *m, const struct lmhead_args *of, const struct
     struct tensor *const rows[] = {&h.x,       &h.inv_temp,  &h.target, &h.logp,  &h.entropy,  &h.lse,
                                    &h.list_id, &h.list_logp, &h.dlist,  &g.dlogp, &g.dentropy, &g.dx};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = model__range(*rows[i], r);
+    h.kept_at += r.lo;
     if (!m->lora) g.dw = model__grad(m, own, m->g_head);
     g.add = own->add;
     return dev_lmhead_bwd(m->dev, &h, &g);
@@ -146,6 +147,7 @@ static int head_backward(struct model *m, struct model_acts *a, const struct mod
     const struct tensor d_entropy = dentropy ? model__top(a->head.dentropy, n) : TENSOR_NONE;
     TRY(model__head_input(m, a, l, 0, n));
     struct lmhead_args h = model__head_args(m, a, 0, n, dentropy != NULL);
+    if (a->head_kept) h.kept = a->head.kept;
     if (l->list && l->list->dlogp) {
         TRY(model__list_input(m, l->list, 0, n, &h));
         h.dlist = h.list_logp;

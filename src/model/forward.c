@@ -76,6 +76,11 @@ static void mlp_layout(struct model_stage *s, struct arena *m, const struct mode
     if (post) s->mlp_out_rstd = model__take1(m, DT_F32, rows);
 }
 
+static int64_t kept_rows(int64_t n) { return (n + DEV_KEPT_ROWS - 1) / DEV_KEPT_ROWS * DEV_KEPT_ROWS; }
+size_t model_kept_bytes(const struct model_config *c, int64_t n) {
+    return SIZE_OF(kept_rows(n), dev_kept_cols(c->vocab), (int64_t)sizeof(float));
+}
+
 static void head_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act, bool train) {
     const int64_t h = c->hidden, r = train ? a->max_rows : a->head_rows;
     a->head.x = model__take2(m, DT_F32, a->head_rows, h);
@@ -94,6 +99,7 @@ static void head_layout(struct model_acts *a, struct arena *m, const struct mode
     a->head.dvalue = model__take2(m, act, r, 1);
     a->head.dx = model__take2(m, DT_F32, a->head_rows, h);
     a->head.dnorm = model__take1(m, DT_F32, h);
+    if (a->keep.logits > 0) a->head.kept = model__take2(m, DT_F32, kept_rows(a->keep.logits), dev_kept_cols(c->vocab));
 }
 
 static void backward_layout(struct model_acts *a, struct arena *m, const struct model_config *c, enum dtype act) {
@@ -163,13 +169,21 @@ static struct model_keep bounded(struct model_keep k, int64_t layers) {
     return k;
 }
 
+static int64_t own_rows(int64_t max_rows, struct model_keep keep) {
+    const struct model_context_shape shape = {keep.context, keep.parts};
+    return keep.context > 1 ? model_context_rows(max_rows, shape) : max_rows;
+}
+int64_t model_kept_most(const struct model_config *c, int64_t max_rows, struct model_keep keep) {
+    return keep.train && !c->value ? kept_rows(own_rows(max_rows, keep)) : 0;
+}
+
 static struct model_acts *acts_new(const struct model_config *c, int64_t max_rows, struct model_keep keep) {
     struct model_acts *a = xcalloc(1, sizeof *a);
     CHECK(max_rows > 0);
     a->keep = bounded(keep, c->n_layers - 1); /* the last layer has the shared buffers to itself */
     a->all_rows = max_rows;
-    a->max_rows =
-        keep.context > 1 ? model_context_rows(max_rows, (struct model_context_shape){keep.context, keep.parts}) : max_rows;
+    a->max_rows = own_rows(max_rows, keep);
+    if (a->keep.logits > model_kept_most(c, max_rows, keep)) a->keep.logits = model_kept_most(c, max_rows, keep);
     a->n_layers = c->n_layers;
     a->head_rows = a->max_rows < HEAD_ROWS ? a->max_rows : HEAD_ROWS;
     a->x = xcalloc((size_t)model_layer_places(c) + 1, sizeof *a->x);
@@ -551,12 +565,14 @@ static int list_output(struct model *m, const struct model_list *list, int64_t l
 int model_logp(struct model *m, struct model_acts *a, const struct model_logp_args *l) {
     CHECK(!m->cfg.value);
     TRY(model__check_logp(m, a, l));
+    a->head_kept = l->train && !l->list;
     for (int64_t lo = 0; lo < l->n; lo += a->head_rows) {
         const int64_t n = l->n - lo < a->head_rows ? l->n - lo : a->head_rows;
         TRY(model__head_input(m, a, l, lo, n));
         struct lmhead_args h = model__head_args(m, a, lo, n, l->entropy != NULL);
         if (l->sum_pi_sq) h.sum_pi_sq = tensor_rows(a->head.sum_pi_sq, lo, n);
         if (l->list) TRY(model__list_input(m, l->list, lo, n, &h));
+        if (a->head_kept) h.kept = a->head.kept, h.kept_at = lo;
         TRY(dev_lmhead_fwd(m->dev, &h));
         if (l->list) TRY(list_output(m, l->list, lo, n, &h));
     }

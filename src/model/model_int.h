@@ -372,6 +372,7 @@ struct model_acts {
         struct tensor dvalue;                /* (N, 1) act, backward of a value head */
         struct tensor dx;                    /* (R, h) f32, backward */
         struct tensor dnorm;                 /* (h) f32, backward: of the norm's weight */
+        struct tensor kept;                  /* (K, C) f32: lmhead_args.kept; absent: none */
     } head;
     struct tensor joint; /* (T, (2 Hq + 2 Hk) D) act   with gates: what the matrix gives, and its gradient */
     /* backward: gradients of the buffers of the same name */
@@ -426,7 +427,7 @@ struct model_acts {
     struct tensor dqkv;   /* (T, (Hq+2Hk) D) act; absent with latent attention */
     /* the last forward and head pass, to refuse a backward that does not follow them */
     int64_t n_rows, n_head;
-    bool head_entropy;
+    bool head_entropy, head_kept; /* head_kept: its logits are in head.kept, as far as there is room */
 };
 
 /* The first n rows of a buffer; absent buffers stay absent. */

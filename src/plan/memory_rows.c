@@ -39,6 +39,12 @@ void memory_row_update(const struct memory_rows *r, const char *name, size_t byt
     json_object_set_new(json_array_get(parts, json_array_size(parts) - 1), "gradients", json_integer((json_int_t)grads));
 }
 
+void memory_row_logits(const struct memory_rows *r, const char *name, const struct model_config *c, int64_t n) {
+    char note[96];
+    snprintf(note, sizeof note, "fp32, of %lld tokens; backward reads them", (long long)n);
+    if (n > 0) memory_row(r, name, model_kept_bytes(c, n), note);
+}
+
 void memory_rows_training(const struct memory_rows *r, const struct memory_training *t) {
     const struct model_memory *const m = t->model;
     const size_t chunk = m->shared_chunk + (t->own_grads ? m->chunk : 0);

@@ -22,6 +22,8 @@ void memory_rows_open(struct memory_rows *r, size_t total, size_t limit); /* mak
 void memory_row(const struct memory_rows *r, const char *name, size_t bytes, const char *note);
 /* The same of an update in the block: activations, and gradients of so many bytes. */
 void memory_row_update(const struct memory_rows *r, const char *name, size_t bytes, size_t grads, const char *note);
+/* The logits that an update keeps of n outputs; no row where n is 0. */
+void memory_row_logits(const struct memory_rows *r, const char *name, const struct model_config *c, int64_t n);
 /* A line of the text alone. */
 void memory_row_text(const struct memory_rows *r, const char *name, size_t bytes, const char *note);
 

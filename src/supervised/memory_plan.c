@@ -113,6 +113,9 @@ static int plan_make(struct plan *p, const struct query *q) {
         a->keep = train_keep(RECOMPUTE_AUTO, q->c, k->model.act, a->max_rows, (struct model_keep){0}, p->limit - p->least);
         p->pass = pass_bytes(p, q);
     }
+    const size_t used = p->fixed + p->pass, room = own && used < p->limit ? (p->limit - used) / train_pages(1) * train_pages(1) : 0;
+    a->keep = train_keep_logits(a->keep, q->dev, q->c, k->model.act, a->max_rows, 0, room);
+    p->pass = pass_bytes(p, q);
     const size_t host = plan_host_limit(k->ranks.host_memory) / (size_t)k->ranks.n_local;
     p->copy = plan_checkpoint_copy(&k->trainer->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass,
                                    own ? host : p->limit);
@@ -184,7 +187,8 @@ static json_t *add_rows(const struct plan *p, const struct query *q, struct buf 
     memory_rows_training(&r, &t);
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->a.max_rows,
              train_keep_text(p->a.keep, q->c, kept, sizeof kept));
-    memory_row(&r, "activations, scratch", p->pass, note);
+    memory_row(&r, "activations, scratch", p->pass - model_kept_bytes(q->c, p->a.keep.logits), note);
+    memory_row_logits(&r, "kept logits", q->c, p->a.keep.logits);
     if (p->copy) memory_row(&r, "checkpoint", p->copy, "a copy in host memory, written during the next steps");
     memory_row_text(&r, "total", p->fixed + p->pass, "");
     memory_row_text(&r, "limit", p->limit, "");

@@ -660,7 +660,7 @@ static int mtp_forward(struct trained_model *t, const struct mini_batch *s, cons
 
 /* Forward and loss of a micro-batch with a target; the loss' statistics are in t->record. */
 static int forward_loss(struct trained_model *t, const struct mini_batch *s, const struct pack_micro *m, struct computed *c) {
-    c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL};
+    c->l = (struct model_logp_args){.entropy = s->entropy ? t->entropy : NULL, .train = true};
     int64_t at[MODEL_MOST_PARTS + 1];
     TRY(micro_batch_fill(&t->pack, s->seqs, m, &c->b));
     TRY(take_part(t, m, t->context.parts, &c->b, &c->own, at));

@@ -18,7 +18,7 @@
 struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
     enum dtype act;
-    int64_t batch, n, prompt, len, steps, threads, draft, repeat;
+    int64_t batch, n, prompt, len, steps, threads, draft, repeat, logits;
     const char *recompute, *draft_mode;
     enum engine_draft drafting; /* draft_mode */
     struct model_keep keep;
@@ -43,6 +43,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--threads", CMD_I64(CMD_THREADS), &b->threads, "N", "threads (all)"},
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
+        {"--kept-logits", CMD_I64("int[0,2^28]"), &b->logits, "N", "tokens whose logits the backward need not make again (0; train)"},
     };
     const struct cmd_spec spec = CMD_SPEC(opts, usage, about);
     const int rc = cmd_parse(&spec, argc, argv);
@@ -55,6 +56,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         FAIL(ERR_INVAL, "--draft-mode %s; it is always, measured or never", b->draft_mode);
     TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
+    b->keep.logits = b->logits;
     if (b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
     return cmd_batch_size(b->batch, b->prompt, b->len);
 }

@@ -82,6 +82,11 @@ static void op_close(struct dev *d) {
     free(c);
 }
 
+static bool op_keeps_logits(struct dev *d, struct weight w) {
+    (void)d, (void)w;
+    return true;
+}
+
 static const struct dev_ops cpu_ops = {
     .name = "cpu",
     .close = op_close,
@@ -94,6 +99,7 @@ static const struct dev_ops cpu_ops = {
     .zero = op_zero,
     .working_bytes = op_working_bytes,
     .weight_bytes = cpu_weight_bytes,
+    .keeps_logits = op_keeps_logits,
     .decode_next = host_decode_next,
 #define OP(name, ...) .name = cpu_##name,
 #include "device/ops.def"

@@ -3,6 +3,7 @@
  * Logits exist for one chunk of the vocabulary and one block of rows at a time;
  * the chunks are the outer loop, so that a chunk of the weight is read from
  * memory once and from cache for the following blocks.  GEMMs are gemm.c's.
+ * Kept logits are a chunk of all their rows after the other.
  * Invariant: a row's chunks are merged in order, so blocks and threads do not
  * show in its bits. */
 #include "device/cpu/lm_head.h"
@@ -68,6 +69,8 @@ struct head_job {
     const struct cpu_kern *k;
     float *logits;                    /* (rows of a block, DEV_VOCAB_CHUNK) */
     int64_t row0, n_rows, chunk, len; /* the block and the chunk of now */
+    float *kept;                      /* (n_kept, len): those of the block's first rows; the others are in logits */
+    int64_t n_kept;
     /* forward */
     struct cpu_head_state *state; /* (R) */
     float *raw_target;            /* (R) */
@@ -97,11 +100,24 @@ static void cap_logits(struct cpu *c, struct tensor z, int64_t len, float cap) {
     if (cap > 0) pool_run(c->pool, z.dim[0], cap_part, &j);
 }
 
-/* Logits of the job's block and chunk. */
-static int block_logits(struct cpu *c, const struct head_job *j) {
+/* The block from row0 on, of at most so many rows. */
+static void block_begin(struct head_job *j, int64_t most) {
+    const struct lmhead_args *const a = j->a;
+    j->n_rows = min64(most, a->x.dim[0] - j->row0);
+    j->n_kept = dev_kept_rows(a, j->row0, j->n_rows);
+    if (j->n_kept == 0) return;
+    j->kept = (float *)a->kept.data + j->chunk * DEV_VOCAB_CHUNK * a->kept.dim[0] + (a->kept_at + j->row0) * j->len;
+}
+static float *logits_of(const struct head_job *j, int64_t i) {
+    return i < j->n_kept ? j->kept + i * j->len : j->logits + i * DEV_VOCAB_CHUNK;
+}
+
+/* Logits of rows [lo, hi) of the job's block and chunk, all of which are kept or none. */
+static int rows_logits(struct cpu *c, const struct head_job *j, int64_t lo, int64_t hi) {
     const int64_t n0 = j->chunk * DEV_VOCAB_CHUNK;
-    const struct tensor y = tensor_2d(j->logits, DT_F32, j->n_rows, DEV_VOCAB_CHUNK);
-    TRY(cpu_matmul_cols(c, y, tensor_rows(j->a->x, j->row0, j->n_rows), &j->a->w, n0, n0 + j->len));
+    if (lo == hi) return 0;
+    const struct tensor y = tensor_2d(logits_of(j, lo), DT_F32, hi - lo, lo < j->n_kept ? j->len : DEV_VOCAB_CHUNK);
+    TRY(cpu_matmul_cols(c, y, tensor_rows(j->a->x, j->row0 + lo, hi - lo), &j->a->w, n0, n0 + j->len));
     cap_logits(c, y, j->len, j->a->w.softcap);
     return 0;
 }
@@ -167,7 +183,7 @@ static void forward_part(void *arg, int64_t part, int thread) {
     (void)thread;
     for (int64_t i = part * PART_ROWS; i < min64((part + 1) * PART_ROWS, j->n_rows); i++) {
         const int64_t row = j->row0 + i;
-        const float *raw = j->logits + i * DEV_VOCAB_CHUNK;
+        const float *raw = logits_of(j, i);
         struct cpu_head_sum sum;
         j->k->head_sum(&sum, raw, j->len, ((const float *)j->a->inv_temp.data)[row], j->moments);
         cpu_head_merge(&j->state[row], &sum);
@@ -201,6 +217,7 @@ static struct lmhead_args rows_of(const struct lmhead_args *a, int64_t lo, int64
     struct tensor *const all[] = {&r.x,         &r.inv_temp, &r.target,   &r.logp,    &r.entropy,   &r.lse,
                                   &r.sum_pi_sq, &r.top_id,   &r.top_logp, &r.list_id, &r.list_logp, &r.dlist};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] = opt_rows(*all[i], lo, n);
+    r.kept_at += lo;
     return r;
 }
 
@@ -227,8 +244,9 @@ static int forward_rows(struct dev *d, const struct lmhead_args *a) {
     for (j.chunk = 0; j.chunk < cpu_head_chunks(a->w.n); j.chunk++) {
         j.len = cpu_head_chunk_len(a->w.n, j.chunk);
         for (j.row0 = 0; j.row0 < rows; j.row0 += block) {
-            j.n_rows = min64(block, rows - j.row0);
-            TRY(block_logits(c, &j));
+            block_begin(&j, block);
+            TRY(rows_logits(c, &j, 0, j.n_kept));
+            TRY(rows_logits(c, &j, j.n_kept, j.n_rows));
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, forward_part, &j);
         }
     }
@@ -276,7 +294,7 @@ static void backward_part(void *arg, int64_t part, int thread) {
             .n_list = n_list,
             .first = j->chunk * DEV_VOCAB_CHUNK,
         };
-        j->k->head_dz(j->dz + (size_t)(i * j->len) * dtype_size(a->x.dt), a->x.dt, j->logits + i * DEV_VOCAB_CHUNK, j->len, &g);
+        j->k->head_dz(j->dz + (size_t)(i * j->len) * dtype_size(a->x.dt), a->x.dt, logits_of(j, i), j->len, &g);
     }
 }
 
@@ -318,8 +336,8 @@ int cpu_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
         const int64_t n0 = j.chunk * DEV_VOCAB_CHUNK;
         j.len = cpu_head_chunk_len(a->w.n, j.chunk);
         for (j.row0 = 0; j.row0 < rows; j.row0 += block) {
-            j.n_rows = min64(block, rows - j.row0);
-            TRY(block_logits(c, &j));
+            block_begin(&j, block);
+            TRY(rows_logits(c, &j, j.n_kept, j.n_rows));
             pool_run(c->pool, (j.n_rows + PART_ROWS - 1) / PART_ROWS, backward_part, &j);
             const struct tensor dz = tensor_2d(j.dz, a->x.dt, j.n_rows, j.len);
             TRY(cpu_matmul_dx_cols(c, j.dx + j.row0 * h, dz, &a->w, n0, n0 + j.len));

@@ -76,6 +76,11 @@ static void top_take(int32_t *id, float *top, int64_t k, const float *raw, int64
     }
 }
 
+/* The place of row r's kept logits; NULL: none. */
+static float *kept_row(const struct lmhead_args *a, int64_t r) {
+    return dev_kept_rows(a, r, 1) ? ref_f32(a->kept) + (a->kept_at + r) * a->kept.dim[1] : NULL;
+}
+
 int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
     (void)d;
     float *raw = xmalloc(DEV_VOCAB_CHUNK * sizeof *raw);
@@ -88,11 +93,13 @@ int ref_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
         float *list = n_list ? ref_f32(a->list_logp) + r * n_list : NULL;
         for (int64_t i = 0; i < n_top; i++) top_id[i] = -1;
         const float inv_temp = ref_f32(a->inv_temp)[r];
+        float *const kept = kept_row(a, r);
         struct stats s = STATS_EMPTY;
         float z_target = 0;
         for (int64_t lo = 0, hi; lo < a->w.n; lo = hi) {
             hi = chunk_end(lo, a->w.n);
             logits_chunk(raw, a->x, r, a->w, lo, hi);
+            if (kept) memcpy(kept + lo, raw, (size_t)(hi - lo) * sizeof *raw);
             stats_add(&s, raw, hi - lo, inv_temp);
             if (target >= lo && target < hi) z_target = raw[target - lo] * inv_temp;
             list_take(list, list_id, n_list, raw, lo, hi);
@@ -130,7 +137,7 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
     const int64_t n_list = a->dlist.data ? a->dlist.dim[1] : 0;
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         const int64_t target = ref_index(a->target, r, w.n);
-        const float inv_temp = ref_f32(a->inv_temp)[r];
+        const float inv_temp = ref_f32(a->inv_temp)[r], *const kept = kept_row(a, r);
         const double lse = ref_f32(a->lse)[r], dl = ref_f32(g->dlogp)[r];
         const int32_t *list_id = n_list ? (const int32_t *)a->list_id.data + r * n_list : NULL;
         const float *dlist = n_list ? ref_f32(a->dlist) + r * n_list : NULL;
@@ -141,7 +148,8 @@ int ref_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhe
         for (int64_t k = 0; k < w.k; k++) dxr[k] = 0;
         for (int64_t lo = 0, hi; lo < w.n; lo = hi) {
             hi = chunk_end(lo, w.n);
-            logits_chunk(dz, a->x, r, w, lo, hi);
+            if (kept) memcpy(dz, kept + lo, (size_t)(hi - lo) * sizeof *dz);
+            else logits_chunk(dz, a->x, r, w, lo, hi);
             for (int64_t j = lo; j < hi; j++) {
                 const double log_p = dz[j - lo] * inv_temp - lse, p = exp(log_p);
                 slope[j - lo] = cap_slope(dz[j - lo], w);

@@ -317,6 +317,11 @@ int ref_dequant(struct dev *d, const struct dequant_args *a) {
 
 /* ---- the table ---- */
 
+static bool ref_keeps_logits(struct dev *d, struct weight w) {
+    (void)d, (void)w;
+    return true;
+}
+
 static const struct dev_ops ref_ops = {
     .name = "ref",
     .caps = {.plain_weights = true},
@@ -329,6 +334,7 @@ static const struct dev_ops ref_ops = {
     .copy = ref_copy,
     .zero = ref_zero,
     .weight_bytes = ref_weight_bytes,
+    .keeps_logits = ref_keeps_logits,
     .decode_next = host_decode_next,
 #define OP(name, ...) .name = ref_##name,
 #include "device/ops.def"

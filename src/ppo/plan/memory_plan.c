@@ -502,15 +502,20 @@ static int plan_rollout(struct memory_plan *p, const struct ppo_worker_config *k
     return 0;
 }
 
-/* Where the plan is to choose: the updates keep as many activations as fit next to everything else. On a GPU that
- * is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other programs',
- * so that it is what the block holds in any case. */
+/* Where the plan is to choose: the updates keep as many activations as fit next to everything else, and behind all of them logits.
+ * On a GPU that is up to the limit, for memory that a run leaves is of no use to it. On a CPU the rest of the memory is other
+ * programs', so that it is what the block holds in any case. */
 static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, const struct memory_plan_shapes *s,
                       struct dev *dev) {
     const struct model_config *m = &s->policy, *v = &s->critic;
     const size_t room = dev_has_own_memory(dev) ? block_room(p) : max_size(p->rollout, passes_bytes(p));
     if (p->update > 0 && k->model.recompute == RECOMPUTE_AUTO && room > p->update) {
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, p->keep, room - p->update);
+        p->update = plan_update_bytes(p, k, m, dev, p->keep);
+    }
+    if (p->update > 0 && room > p->update) {
+        p->keep = train_keep_logits(p->keep, dev, m, k->model.act, p->max_rows_update, memory_plan_distill_list(k->distill),
+                                    room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {

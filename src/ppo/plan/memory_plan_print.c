@@ -106,6 +106,7 @@ static void block_rows(const struct memory_rows *b, const struct memory_plan *p,
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_update,
              train_keep_text(p->keep, &s->policy, kept, sizeof kept));
     if (p->update) memory_row_update(b, "  update", p->update, p->policy.grads + p->policy.chunk, note);
+    if (p->update) memory_row_logits(b, "  of the update: kept logits", &s->policy, p->keep.logits);
     if (!p->critic) return;
     snprintf(note, sizeof note, "micro-batch of %lld tokens, %s", (long long)p->max_rows_critic,
              train_keep_text(p->critic_keep, &s->critic, kept, sizeof kept));
