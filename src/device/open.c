@@ -119,6 +119,11 @@ static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
     return cuda_scratch_sum(&h100, s);
 }
 
+static bool planned_logits(struct dev *d, struct weight w) { /* Hopper's */
+    (void)d;
+    return w.dt == DT_BF16 && w.n % 8 == 0 && w.k % 8 == 0 && w.softcap <= 0;
+}
+
 void dev_open_cuda_planned(struct dev *d, size_t mem) {
     static const struct dev_peer_ops peers = {.bytes = cuda_peer_bytes};
     static const struct dev_nccl_ops nccl = {.bytes = cuda_nccl_bytes};
@@ -126,6 +131,7 @@ void dev_open_cuda_planned(struct dev *d, size_t mem) {
                                        .caps = CUDA_CAPS,
                                        .weight_bytes = planned_weight,
                                        .working_bytes = planned_working,
+                                       .keeps_logits = planned_logits,
                                        .peers = &peers,
                                        .nccl = &nccl};
     *d = (struct dev){.ops = &ops, .mem_total = mem};

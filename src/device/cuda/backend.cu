@@ -298,6 +298,7 @@ static struct dev_ops make_ops(void) {
     o.copy_stream_wait = cuda_copy_stream_wait;
     o.copy_stream_sync = cuda_copy_stream_sync;
     o.weight_bytes = cuda_weight_bytes;
+    o.keeps_logits = cuda_keeps_logits;
     o.decode_next = cuda_decode_next;
 #define OP(name, ...) o.name = cuda_##name;
 #define OP_FUSED OP

@@ -31,6 +31,7 @@ enum {
     DZ_LIST = 4, /* entries of a row's list that a thread holds */
 };
 static_assert(HEAD_GEMM_COLS % DEV_VOCAB_CHUNK == 0, "a chunk lies in one GEMM");
+static_assert(DZ_COLS % DEV_KEPT_COLS == 0 && HEAD_ROWS % DEV_KEPT_ROWS == 0, "blocks are whole tiles of kept logits");
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static const char *at_row(struct tensor t, int64_t row) {
@@ -580,9 +581,26 @@ static int dz_from_logits(struct cuda *c, const struct lmhead_args *a, const str
     return 0;
 }
 
+bool cuda_keeps_logits(struct dev *d, struct weight w) {
+    struct tensor x = {};
+    x.dt = w.dt;
+    w.data = NULL;
+    return cuda_head_fused_takes(cuda_of(d), x, w);
+}
+
+/* dz of a block: from kept logits as far as there are some, else from logits made again. */
+static int dz_fused(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
+                    int64_t kept, char *dz) {
+    if (kept > 0) TRY(cuda_head_kept_dz(c, a, g, {b.row, kept, b.lo, b.cols}, dz));
+    if (kept == b.rows) return 0;
+    return cuda_head_fused_dz(c, a, g, {b.row + kept, b.rows - kept, b.lo, b.cols}, dz + (size_t)(kept * b.cols) * 2);
+}
+
 int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
     struct cuda *c = cuda_of(d);
     const bool bf16 = a->x.dt == DT_BF16, fused = !a->dlist.data && cuda_head_fused_takes(c, a->x, a->w);
+    bool kept = false; /* where the forward has written them */
+    if (fused && a->kept.data) TRY(cuda_head_fused(c, a->x, a->w, &kept));
     const int64_t rows = a->x.dim[0], block = min64(rows, HEAD_ROWS), vocab = a->w.n, k = a->w.k;
     const int64_t widest = min64(fused ? DZ_COLS : BWD_COLS, vocab);
     const size_t logits_bytes = fused ? 0 : padded((size_t)(block * widest) * sizeof(float));
@@ -597,7 +615,7 @@ int cuda_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmh
     for (int64_t lo = 0; lo < vocab; lo += widest)
         for (int64_t row = 0; row < rows; row += block) {
             const struct head_block b = {row, min64(block, rows - row), lo, min64(widest, vocab - lo)};
-            if (fused) TRY(cuda_head_fused_dz(c, a, g, b, dz));
+            if (fused) TRY(dz_fused(c, a, g, b, kept ? dev_kept_rows(a, b.row, b.rows) : 0, (char *)dz));
             else TRY(dz_from_logits(c, a, g, b, logits, dz));
             TRY(gemm_dx(c, a, b, dz, sum_dx));
             if (g->dw.data) TRY(gemm_dw(d, a, g, b, dz, sum_dw));

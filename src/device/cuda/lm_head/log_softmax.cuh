@@ -199,7 +199,7 @@ struct head_block { /* of the logits: rows [row, row + rows), entries [lo, lo + 
     int64_t row, rows, lo, cols;
 };
 /* Statistics of the block, all entries, by tile: tiles (head_tiles(vocabulary), rows), moments when asked; and raw_target (rows),
- * the targets' raw logits, NaN for a target outside of the vocabulary. */
+ * the targets' raw logits, NaN for a target outside of the vocabulary. Writes a->kept. */
 int cuda_head_fused_stats(struct cuda *c, const struct lmhead_args *a, const struct head_block &b, bool moments, head_stats *tiles,
                           float *raw_target);
 /* For the sampler: the statistics, without moments, of all rows of x, and the raw logits (rows, vocabulary).
@@ -209,5 +209,9 @@ int cuda_head_fused_logits(struct cuda *c, struct tensor x, struct weight w, con
 /* dz (rows, cols) bf16 of the block, cols a multiple of 8. */
 int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
                        void *dz);
+/* lm_head_kept.cu: the same of kept logits, which all rows of the block have. b.lo is a multiple of DEV_KEPT_COLS. */
+int cuda_head_kept_dz(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
+                      void *dz);
+bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
 
 #endif
