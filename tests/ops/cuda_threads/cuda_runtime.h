@@ -99,6 +99,8 @@ static inline void __nanosleep(unsigned) {
     abort();
 }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
+template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline void __stcs(T *p, T v) { *p = v; }
 static inline bool __any_sync(unsigned, bool v) {
     const lane_bytes *const all = threads_exchange(&v, sizeof v);
     bool any = false;
@@ -110,6 +112,8 @@ static inline bool __any_sync(unsigned, bool v) {
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }

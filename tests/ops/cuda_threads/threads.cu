@@ -199,6 +199,7 @@ static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor d
     if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
     return 0;
 }
+bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
 static void op_close(struct dev *d) { free(d->ctx); }
 /* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */
 extern "C" bool __wrap_dev_cuda_present(char *, size_t) { return true; }
@@ -216,6 +217,7 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
     o.gated_norm_fwd = cuda_gated_norm_fwd, o.gated_norm_bwd = cuda_gated_norm_bwd;
     o.output_gate_fwd = cuda_output_gate_fwd, o.output_gate_bwd = cuda_output_gate_bwd;
+    o.keeps_logits = cuda_keeps_logits, o.lmhead_fwd = cuda_lmhead_fwd, o.lmhead_bwd = cuda_lmhead_bwd;
     o.gate_split = cuda_gate_split, o.gate_join = cuda_gate_join;
     *d = dev{};
     struct cuda *c = (struct cuda *)calloc(1, sizeof *c);

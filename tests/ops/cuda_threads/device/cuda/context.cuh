@@ -4,13 +4,13 @@
 
 #include "base/err.h"
 #include "device/cuda/ptx.cuh"
+#include "device/cuda/scratch_sizes.h"
 #include "device/device.h"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <string.h>
 
-enum cuda_scratch_id { CUDA_SCRATCH_ROW, CUDA_SCRATCH_ATTN, CUDA_N_SCRATCH };
 struct cuda {
     int n_sm;
     size_t smem_max;
