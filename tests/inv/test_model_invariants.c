@@ -351,6 +351,7 @@ static float *gradient(struct rig *r, int micro, struct model_keep keep, bool fo
             }
         }
         OK(model_forward(r->m, &b, a));
+        t->l.train = true;
         OK(model_logp(r->m, a, &t->l));
         struct model_grad_sink sink = {.flat = g, .add = lo > 0};
         if (folded) {
@@ -508,11 +509,12 @@ static char *deep_model(const char *name, int64_t layers, char **top) {
 }
 
 enum { DEEP = 6 };
-/* Nothing recomputed, the MLP or all of some layers, everything: the gradients' bits are the same. */
+/* Nothing recomputed, the MLP or all of some layers, everything, logits of some tokens or of all but none: the gradients' bits are the
+ * same. */
 static void any_keep_gives_the_same_bits(void **state) {
     (void)state;
-    static const int64_t counts[][2] = {{0, 0}, {0, 1},        {0, 3},        {0, DEEP - 1}, {1, 0},
-                                        {2, 2}, {1, DEEP - 2}, {DEEP - 1, 0}, {0, 99}};
+    static const int64_t counts[][3] = {{0, 0},        {0, 1},        {0, 3},  {0, DEEP - 1},     {1, 0},           {2, 2},
+                                        {1, DEEP - 2}, {DEEP - 1, 0}, {0, 99}, {DEEP - 1, 0, 99}, {0, 0, INT64_MAX}};
     static const char *const shapes[] = {"qwen2", "qwen3"};
     EACH(i, shapes) {
         char *top, *dir = deep_model(shapes[i], DEEP, &top);
@@ -525,11 +527,12 @@ static void any_keep_gives_the_same_bits(void **state) {
             for (int64_t k = 0; k < r.m->n_elems; k++) size += fabs((double)want[k]);
             assert_true(size > 1); /* something was computed */
             EACH(k, counts) {
-                float *got =
-                    gradient(&r, 4, (struct model_keep){.train = true, .all = counts[k][0], .attention = counts[k][1]}, false);
+                const struct model_keep keep = {
+                    .train = true, .all = counts[k][0], .attention = counts[k][1], .logits = counts[k][2]};
+                float *got = gradient(&r, 4, keep, false);
                 if (memcmp(got, want, (size_t)r.m->n_elems * sizeof(float)) != 0)
-                    fail_msg("%s %s: %lld layers kept, of %lld the attention: other bits", shapes[i], SETUPS[s].backend,
-                             (long long)counts[k][0], (long long)counts[k][1]);
+                    fail_msg("%s %s: %lld layers kept, of %lld the attention, %lld logits: other bits", shapes[i],
+                             SETUPS[s].backend, (long long)counts[k][0], (long long)counts[k][1], (long long)counts[k][2]);
                 free(got);
             }
             free(want);

@@ -6,6 +6,7 @@
 #include "algo/micro_batch_balance.h"
 #include "algo/policy_loss.h"
 #include "base/rng.h"
+#include "train/activation_recompute.h"
 #include "train/trained_model.h"
 
 enum { N = 11, MAX_LEN = 70, VOCAB = 100 };
@@ -234,6 +235,71 @@ static void gradients_in_a_shared_block(void **state) {
     free(r);
 }
 
+/* Whatever number of logits a mini-batch keeps, and in however many parts its micro-batches are: the bits of none kept. Passes without
+ * backward change nothing that is kept. */
+static void kept_logits(void **state) {
+    (void)state;
+    static const char *const backends[] = {"ref", "cpu", "cuda"};
+    static const int64_t logits[] = {1, 129, INT64_MAX}, parts[] = {1, 3};
+    struct rig *r = xcalloc(1, sizeof *r);
+    float logp[N * MAX_LEN];
+    EACH(b, backends) {
+        if (!case_has(backends[b])) continue;
+        rig_open(r, backends[b]);
+        r->regularized = true;
+        r->agg = (struct algo_agg){
+            .mode = algo_agg_find(AGG_MODES[0]), .batch_num_tokens = valid(r), .global_batch_size = N, .width = MAX_LEN};
+        struct trained_model *const own = r->actor;
+        EACH(p, parts) {
+            struct trained_model_args a = {.dev = &r->c.dev,
+                                           .model = r->c.m,
+                                           .train = true,
+                                           .keep = MODEL_KEEP_ALL,
+                                           .parts = parts[p],
+                                           .max_rows = N * MAX_LEN,
+                                           .max_seqs = N};
+            float *want = NULL;
+            for (size_t k = 0; k <= sizeof logits / sizeof *logits; k++) {
+                int64_t n_micro;
+                a.keep.logits = k ? logits[k - 1] : 0;
+                OK(trained_model_create(&r->actor, &a));
+                const struct micro_batch_limits all = {.max_seqs = N};
+                OK(trained_model_forward(r->actor, r->seqs, N, all, 1, (struct forward_out){.logp = logp}));
+                float *const g = gradient(r, (struct micro_batch_limits){.max_seqs = N - 2}, &n_micro);
+                if (want) assert_memory_equal(g, want, (size_t)r->c.m->n_elems * sizeof(float));
+                else want = g;
+                if (g != want) free(g);
+                trained_model_destroy(r->actor);
+            }
+            free(want);
+        }
+        r->actor = own;
+        rig_close(r);
+    }
+    free(r);
+}
+
+/* What a plan keeps of them: what fits, and only behind all activations. */
+static void kept_logits_fit(void **state) {
+    (void)state;
+    struct rig *r = xcalloc(1, sizeof *r);
+    rig_open(r, "ref");
+    const struct model_config *const c = &r->c.m->cfg;
+    struct dev *const d = &r->c.dev;
+    const size_t one = model_kept_bytes(c, 1);
+    assert_true(one == (size_t)dev_kept_cols(c->vocab) * DEV_KEPT_ROWS * sizeof(float));
+    for (int64_t room = 0; room < 4; room++) {
+        const struct model_keep k = train_keep_logits(MODEL_KEEP_ALL, d, c, DT_F32, 300, 0, (size_t)room * one + one / 2);
+        const size_t without = model_acts_bytes(c, DT_F32, 300, MODEL_KEEP_ALL);
+        assert_int_equal(k.logits, (room < 3 ? room : 3) * DEV_KEPT_ROWS);
+        assert_true(model_acts_bytes(c, DT_F32, 300, k) == without + model_kept_bytes(c, k.logits));
+    }
+    assert_int_equal(train_keep_logits(MODEL_KEEP_LAYER, d, c, DT_F32, 300, 0, 9 * one).logits, 0);
+    assert_int_equal(train_keep_logits(MODEL_KEEP_ALL, d, c, DT_F32, 300, 5, 9 * one).logits, 0);
+    rig_close(r);
+    free(r);
+}
+
 /* The micro-batches that micro_batch_order names are those that micro_batch_next takes, in whatever order the rows came. */
 static void balanced_micro_batches(void **state) {
     (void)state;
@@ -308,6 +374,7 @@ static void update_micro_batches(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(inv03_micro_batches), cmocka_unit_test(gradients_in_a_shared_block),
+                                       cmocka_unit_test(kept_logits), cmocka_unit_test(kept_logits_fit),
                                        cmocka_unit_test(balanced_micro_batches), cmocka_unit_test(update_micro_batches)};
     return cmocka_run_group_tests_name("micro-batches", tests, NULL, NULL);
 }
