@@ -158,6 +158,8 @@ extern const struct dev_nccl_ops cuda_nccl_ops; /* nccl.cu */
 /* What tells a profiler of ranges (nvtx.cu): struct dev's range. NULL: none listens. */
 void (*cuda_range_of(void))(const char *name);
 
+bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu: see dev_keeps_logits */
+
 /* ---- the backend's memory (scratch_memory.cu): see dev_working_bytes and dev_reserve ---- */
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);

@@ -199,7 +199,6 @@ static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor d
     if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
     return 0;
 }
-bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
 static void op_close(struct dev *d) { free(d->ctx); }
 /* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */
 extern "C" bool __wrap_dev_cuda_present(char *, size_t) { return true; }

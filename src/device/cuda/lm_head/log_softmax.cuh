@@ -212,6 +212,5 @@ int cuda_head_fused_dz(struct cuda *c, const struct lmhead_args *a, const struct
 /* lm_head_kept.cu: the same of kept logits, which all rows of the block have. b.lo is a multiple of DEV_KEPT_COLS. */
 int cuda_head_kept_dz(struct cuda *c, const struct lmhead_args *a, const struct lmhead_bwd_args *g, const struct head_block &b,
                       void *dz);
-bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
 
 #endif
