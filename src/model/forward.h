@@ -58,8 +58,8 @@ struct model_keep {
     int context;  /* ranks that share the rows (parallel/context_parallel.h), of which each has a part; 0: whole */
     int parts;    /* these are runs of so many parts; 0: as many as ranks */
     bool experts; /* training: those of layers are on ranks (parallel/expert_dispatch.h), and so is what they compute */
-    /* Training: the logits of the first so many outputs here are kept for backward, rounded up to DEV_KEPT_ROWS; at most all. 0: all
-     * are made again, as are those with a list. */
+    /* Training: the logits of the first so many outputs here are kept for backward, rounded up to DEV_KEPT_ROWS; at most all.
+     * 0: all are made again, as are those with a list. */
     int64_t logits;
 };
 #define MODEL_KEEP_NONE ((struct model_keep){0})
@@ -75,7 +75,8 @@ size_t model_acts_bytes(const struct model_config *c, enum dtype act, int64_t ma
  * like: whose context and experts it has. */
 struct model_keep model_keep_fit(const struct model_config *c, enum dtype act, int64_t max_rows, struct model_keep like,
                                  size_t extra);
-/* Bytes of the kept logits of n outputs, and the most of them that there may be: those of all rows here, or 0 without an LM head. */
+/* Bytes of the kept logits of n outputs, and the most that there may be of these: those of all rows here, or 0 without an LM
+ * head. */
 size_t model_kept_bytes(const struct model_config *c, int64_t n);
 int64_t model_kept_most(const struct model_config *c, int64_t max_rows, struct model_keep keep);
 /* block: model_acts_bytes bytes of device memory, or NULL to allocate (then owned). */

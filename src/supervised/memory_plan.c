@@ -114,7 +114,7 @@ static int plan_make(struct plan *p, const struct query *q) {
         p->pass = pass_bytes(p, q);
     }
     const size_t used = p->fixed + p->pass, room = own && used < p->limit ? (p->limit - used) / train_pages(1) * train_pages(1) : 0;
-    a->keep = train_keep_logits(a->keep, q->dev, q->c, k->model.act, a->max_rows, 0, room);
+    a->keep = train_keep_logits(a->keep, q->dev, q->c, k->model.act, a->max_rows, room);
     p->pass = pass_bytes(p, q);
     const size_t host = plan_host_limit(k->ranks.host_memory) / (size_t)k->ranks.n_local;
     p->copy = plan_checkpoint_copy(&k->trainer->run, k->conf, p->model.copy, own ? p->model.host : p->fixed + p->pass,

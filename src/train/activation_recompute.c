@@ -20,11 +20,11 @@ struct model_keep train_keep(enum train_recompute how, const struct model_config
 }
 
 struct model_keep train_keep_logits(struct model_keep k, struct dev *dev, const struct model_config *c, enum dtype act,
-                                    int64_t max_rows, int64_t list, size_t room) {
+                                    int64_t max_rows, size_t room) {
     const struct weight head = {.dt = act, .n = c->vocab, .k = c->hidden, .softcap = c->logit_softcap};
     const int64_t most = model_kept_most(c, max_rows, k), fit = (int64_t)(room / model_kept_bytes(c, 1)) * DEV_KEPT_ROWS;
     k.logits = 0;
-    if (k.all < c->n_layers - 1 || list > 0 || !dev_keeps_logits(dev, head)) return k;
+    if (k.all < c->n_layers - 1 || !dev_keeps_logits(dev, head)) return k;
     k.logits = fit < most ? fit : most;
     return k;
 }

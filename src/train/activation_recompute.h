@@ -16,10 +16,10 @@ enum train_recompute {
  * RECOMPUTE_LAYER. */
 struct model_keep train_keep(enum train_recompute how, const struct model_config *c, enum dtype act, int64_t max_rows,
                              struct model_keep like, size_t extra);
-/* The same pass with the logits of as many outputs kept as fit `room` bytes beyond k: none where layers are recomputed, which
- * comes first, where the device has no use for them, or with lists of tokens. */
+/* The same pass with the logits of as many outputs kept as fit `room` bytes beyond k: none where layers are recomputed, whose
+ * activations come first, or where the device has no use for them. */
 struct model_keep train_keep_logits(struct model_keep k, struct dev *dev, const struct model_config *c, enum dtype act,
-                                    int64_t max_rows, int64_t list, size_t room);
+                                    int64_t max_rows, size_t room);
 /* "all activations kept", or of how many of the layers what is recomputed. Returns text. */
 const char *train_keep_text(struct model_keep keep, const struct model_config *c, char *text, size_t size);
 

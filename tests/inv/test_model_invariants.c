@@ -509,7 +509,7 @@ static char *deep_model(const char *name, int64_t layers, char **top) {
 }
 
 enum { DEEP = 6 };
-/* Nothing recomputed, the MLP or all of some layers, everything, logits of some tokens or of all but none: the gradients' bits are the
+/* Nothing recomputed, the MLP or all of some layers, everything, logits of no, some or all tokens: the gradients' bits are the
  * same. */
 static void any_keep_gives_the_same_bits(void **state) {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_device_kept_logits.c - kept logits of the LM head change no bit: any number of rows kept, written by forwards of parts of the
- * rows, read by backwards of other parts.  And a backend that says that it keeps them reads them. */
+/* test_device_kept_logits.c - kept logits of the LM head change no bit: any number of rows kept, written by forwards of parts of
+ * the rows, read by backwards of other parts.  And a backend that says that it keeps them reads them. */
 #include "ops/ops_table.h"
 
 static struct backends backends;
@@ -106,7 +106,8 @@ static void check(const char *backend, struct dev *d, const struct op_shape *s, 
                          dtype_name(act), (long long)s->rows, (long long)s->n, c, (long long)at, i, (double)got.v[i][at],
                          (double)want.v[i][at]);
             if (at < 0 && cases[c].spoil && i >= 3)
-                fail_msg("%s %s, %lld x %lld: kept logits are not read", backend, dtype_name(act), (long long)s->rows, (long long)s->n);
+                fail_msg("%s %s, %lld x %lld: kept logits are not read", backend, dtype_name(act), (long long)s->rows,
+                         (long long)s->n);
         }
         results_free(&want);
         results_free(&got);

@@ -43,7 +43,8 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--threads", CMD_I64(CMD_THREADS), &b->threads, "N", "threads (all)"},
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
-        {"--kept-logits", CMD_I64("int[0,2^28]"), &b->logits, "N", "tokens whose logits the backward need not make again (0; train)"},
+        {"--kept-logits", CMD_I64("int[0,2^28]"), &b->logits, "N",
+         "tokens whose logits the backward need not make again (0; train)"},
     };
     const struct cmd_spec spec = CMD_SPEC(opts, usage, about);
     const int rc = cmd_parse(&spec, argc, argv);

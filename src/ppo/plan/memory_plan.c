@@ -513,9 +513,8 @@ static void plan_keep(struct memory_plan *p, const struct ppo_worker_config *k, 
         p->keep = train_keep(RECOMPUTE_AUTO, m, k->model.act, p->max_rows_update, p->keep, room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
-    if (p->update > 0 && room > p->update) {
-        p->keep = train_keep_logits(p->keep, dev, m, k->model.act, p->max_rows_update, memory_plan_distill_list(k->distill),
-                                    room - p->update);
+    if (p->update > 0 && room > p->update && memory_plan_distill_list(k->distill) == 0) { /* with lists none are kept */
+        p->keep = train_keep_logits(p->keep, dev, m, k->model.act, p->max_rows_update, room - p->update);
         p->update = plan_update_bytes(p, k, m, dev, p->keep);
     }
     if (p->critic > 0 && k->critic.recompute == RECOMPUTE_AUTO && room > p->critic_pass) {

@@ -30,7 +30,8 @@ static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4]) {
 }
 
 /* 64 columns from col on of the lane's rows: 64 contiguous bytes of a row by four lanes. */
-static __device__ __forceinline__ void store_piece(const struct kept_job &j, const float (&z)[KEPT_PIECE][4], int64_t row, int64_t col) {
+static __device__ __forceinline__ void store_piece(const struct kept_job &j, const float (&z)[KEPT_PIECE][4], int64_t row,
+                                                   int64_t col) {
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll

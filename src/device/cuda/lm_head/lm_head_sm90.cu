@@ -19,10 +19,10 @@ struct stats_job {
     int64_t kept_first, kept_rows;
 };
 
-enum logits { LOGITS_NONE, LOGITS_ROWS, LOGITS_KEPT }; /* which are stored: none, job.logits, job.kept */
+enum { LOGITS_NONE, LOGITS_ROWS, LOGITS_KEPT }; /* which are stored: none, job.logits, job.kept */
 
 /* Epilogue: the statistics of a lane's two rows, as head_chunk_stats has them; and the targets' raw logits, or all of them. */
-template <bool MOMENTS, enum logits LOGITS> struct stats_epilogue {
+template <bool MOMENTS, int LOGITS> struct stats_epilogue {
     const struct stats_job &j;
     int64_t row;
     float by[2];
@@ -129,7 +129,7 @@ template <bool ENTROPY> struct dz_epilogue {
 
 /* ---- kernels ---- */
 
-template <bool MOMENTS, enum logits LOGITS>
+template <bool MOMENTS, int LOGITS>
 __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
     head_stats_kernel(const struct stats_job j, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
     gemm_block(j.p, &x, &w, stats_epilogue<MOMENTS, LOGITS>{j});
