@@ -119,9 +119,8 @@ static size_t planned_working(struct dev *d, const struct dev_sizes *s) {
     return cuda_scratch_sum(&h100, s);
 }
 
-static bool planned_logits(struct dev *d, struct weight w) { /* Hopper's */
-    (void)d;
-    return w.dt == DT_BF16 && w.n % 8 == 0 && w.k % 8 == 0 && w.softcap <= 0;
+static bool planned_logits(struct dev *d, struct weight w) { /* Hopper's, of which no smaller one is known */
+    return d->mem_total >= (size_t)70 << 30 && w.dt == DT_BF16 && w.n % 8 == 0 && w.k % 8 == 0 && w.softcap <= 0;
 }
 
 void dev_open_cuda_planned(struct dev *d, size_t mem) {

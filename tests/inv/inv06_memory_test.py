@@ -65,17 +65,36 @@ def second_models(s, test):
 
 def recompute_choices(s, test):
     """What the updates recompute is chosen by the limit of a GPU (of one that is not there) or by the keys."""
-    keys = {"actor_rollout_ref.model.path": s.dir / "big", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+    keys = {"actor_rollout_ref__model__path": s.dir / "big", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
             "data.max_prompt_length": 2048, "data.max_response_length": 2048, "actor_rollout_ref.rollout.max_num_seqs": 1,
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 1}
 
-    def plan(check=True, **more):
-        return run("plan", "--gpu", "40GB", *s.ppo("x", **keys, **more)[1:], check=check)
+    def plan(check=True, gpu="40GB", **more):
+        return run("plan", "--gpu", gpu, *s.ppo("x", **{**keys, **more})[1:], check=check)
+
+    def logits(p):
+        m = re.search(r"kept logits +([\d.]+) ([MG]iB)  fp32, of (\d+) tokens", p.stdout)
+        return (float(m[1]) * UNITS[m[2]], int(m[3])) if m else (0, 0)
 
     whole = {how: planned(plan(trainer__recompute=how).stdout) for how in ("none", "mlp", "layer")}
     test("a GPU's plan: the less is recomputed, the more memory", whole["layer"] < whole["mlp"] < whole["none"], whole)
     auto = plan()
     test("where all fits, nothing is recomputed", planned(auto.stdout) == whole["none"] and "all activations kept" in auto.stdout)
+    config = json.loads((s.dir / "big/config.json").read_text())
+    (s.dir / "wide.json").write_text(json.dumps(config | {"vocab_size": 8192}))
+    run("model", "init", "--arch", s.dir / "wide.json", "--out", s.dir / "wide", "--tokenizer", s.dir / "model", "--config-only")
+    bf16 = {"gpu": "80GB", "actor_rollout_ref__actor__fsdp_config__dtype": "bfloat16",
+            "actor_rollout_ref__model__path": s.dir / "wide"}
+    kept = plan(**bf16)
+    size, tokens = logits(kept)
+    test("on a GPU that has a use for them, all logits of a micro-batch are kept", tokens == 4096 and logits(auto) == (0, 0), kept.stdout)
+    rest = planned(kept.stdout) - size
+    for limit, some in ((rest + size / 2, True), (rest - 16, False)):
+        p = plan(**bf16, trainer__device_memory_limit=f"{limit:.0f}MiB")
+        test(f"{limit:.0f} MiB: logits take what is left behind all activations, and go first",
+             (0 < logits(p)[1] < tokens and "all activations kept" in p.stdout if some else logits(p) == (0, 0)) and
+             planned(p.stdout) <= limit + 6, p.stdout)
+    test("with layers recomputed none are kept", logits(plan(**bf16, trainer__recompute="mlp")) == (0, 0))
     layer = (whole["none"] - whole["layer"]) / 7  # of the 8 layers the last one is never recomputed
     for low, high in (("layer", "mlp"), ("mlp", "none")):
         limit = (whole[low] + whole[high]) / 2
