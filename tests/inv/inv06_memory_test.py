@@ -87,7 +87,8 @@ def recompute_choices(s, test):
             "actor_rollout_ref__model__path": s.dir / "wide"}
     kept = plan(**bf16)
     size, tokens = logits(kept)
-    test("on a GPU that has a use for them, all logits of a micro-batch are kept", tokens == 4096 and logits(auto) == (0, 0), kept.stdout)
+    test("on a GPU that has a use for them, all logits of a micro-batch are kept", tokens == 4096 and logits(auto) == (0, 0),
+         kept.stdout)
     rest = planned(kept.stdout) - size
     for limit, some in ((rest + size / 2, True), (rest - 16, False)):
         p = plan(**bf16, trainer__device_memory_limit=f"{limit:.0f}MiB")
