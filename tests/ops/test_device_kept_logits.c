@@ -96,7 +96,7 @@ static void check(const char *backend, struct dev *d, const struct op_shape *s, 
     for (size_t c = 0; c < COUNT(cases); c++) {
         const struct keep none = {0, cases[c].forward, cases[c].backward, false};
         struct results want, got;
-        if (cases[c].spoil && !dev_keeps_logits(d, head)) continue;
+        if ((cases[c].spoil && !dev_keeps_logits(d, head)) || (SANITIZED && c != 3)) continue;
         pass(&r, &none, &want);
         pass(&r, &cases[c], &got);
         for (int i = 0; i < 5; i++) {
