@@ -6,7 +6,8 @@
  * 300 in the backward, and half as much of their gradient.  Columns are the outer loop, so that the weight is
  * read from memory once and from L2 for the following rows.
  *
- * A softcap has stored logits everywhere.
+ * Kept logits (lmhead_args.kept) are those of the fused kernel alone; the backward makes the others again.
+ * A softcap has stored logits everywhere, and keeps none.
  *
  * Invariant: logits come from GEMMs of one shape (n, k) for each range of the vocabulary, in `logits` and
  * `lmhead_fwd` alike, or from a kernel that was seen to give their bits.  A row's bits do not depend on m (cuda_gemm)
