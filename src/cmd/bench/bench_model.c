@@ -9,6 +9,9 @@
 #include "base/rng.h"
 #include "cmd/cmd.h"
 #include "engine/engine.h"
+#include "plan/memory_limit.h"
+#include "plan/model_memory.h"
+#include "train/activation_recompute.h"
 #include "train/trained_model.h"
 
 #include <stdio.h>
@@ -44,7 +47,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--trace", CMD_STR, &b->trace_file, "FILE", "traces the last repetition: Chrome's format to FILE, a table to stderr"},
         {"--recompute", CMD_STR, &b->recompute, BENCH_RECOMPUTE " (none; train)"},
         {"--kept-logits", CMD_I64("int[0,2^28]"), &b->logits, "N",
-         "tokens whose logits the backward need not make again (0; train)"},
+         "tokens whose logits backward need not make again (as many as a run's plan would keep; train)"},
     };
     const struct cmd_spec spec = CMD_SPEC(opts, usage, about);
     const int rc = cmd_parse(&spec, argc, argv);
@@ -57,7 +60,6 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         FAIL(ERR_INVAL, "--draft-mode %s; it is always, measured or never", b->draft_mode);
     TRY(cmd_compute_dtype(b->dtype, &b->act));
     TRY(bench_keep(b->recompute ? b->recompute : "none", &b->keep));
-    b->keep.logits = b->logits;
     if (b->batch % b->n) FAIL(ERR_INVAL, "--n %lld does not divide --batch %lld", (long long)b->n, (long long)b->batch);
     return cmd_batch_size(b->batch, b->prompt, b->len);
 }
@@ -87,6 +89,25 @@ static int make_seqs(const struct model_bench *b, struct packed_seq **seqs, int3
     return 0;
 }
 
+/* The logits that it keeps: those asked for, or what a run's plan would keep on a device with memory of its own. */
+static int keep_logits(struct model_bench *b, struct trained_model_args *a, const struct optim_config *o) {
+    const struct model_config *const c = &b->m->cfg;
+    const struct train_lora none = {0};
+    const struct model_open_args open = {.dir = b->model, .act = b->act, .flags = MODEL_TRAIN, .max_len = b->len};
+    const struct model_memory_args model = {
+        .config = c, .dev = &b->dev, .open = &open, .lora = &none, .optim = o, .max_rows = a->max_rows};
+    const struct dev_sizes sizes = model_dev_sizes(c, b->act, a->max_rows, a->max_rows, 1);
+    struct model_memory m;
+    a->keep.logits = b->logits > 0 ? b->logits : 0;
+    if (b->logits >= 0 || !dev_has_own_memory(&b->dev)) return 0;
+    TRY(model_memory(&m, &model));
+    const size_t used = model_memory_bytes(&m) + dev_driver_bytes(&b->dev) + dev_working_bytes(&b->dev, &sizes) +
+                        train_pages(trained_model_block_bytes(c, b->act, a)),
+                 limit = plan_memory_limit(&b->dev, 0);
+    a->keep = train_keep_logits(a->keep, &b->dev, c, b->act, a->max_rows, limit > used ? limit - used : 0);
+    return 0;
+}
+
 static int run_actor(struct model_bench *b, bool train) {
     struct trained_model *a = NULL;
     struct packed_seq *seqs = NULL;
@@ -94,14 +115,15 @@ static int run_actor(struct model_bench *b, bool train) {
     double best = 1e30, best_step = 1e30;
     int rc = 0;
     TRY(open_model(b, train ? MODEL_TRAIN : MODEL_INFER, b->len));
-    const struct trained_model_args args = {
+    const struct optim_config o = {
+        .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1, .schedule = "constant"};
+    struct trained_model_args args = {
         .dev = &b->dev, .model = b->m, .train = train, .keep = b->keep, .max_rows = b->batch * b->len, .max_seqs = b->batch};
+    if (train) TRYG(keep_logits(b, &args, &o), out);
     TRYG(trained_model_create(&a, &args), out);
     TRYG(make_seqs(b, &seqs, &ids), out);
     float scale = 1.0f / (float)(b->batch * (b->len - 1));
     float *logp = xmalloc((size_t)(b->batch * b->len) * 4);
-    const struct optim_config o = {
-        .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1, .schedule = "constant"};
     const struct mini_batch s = {
         .seqs = seqs, .n = b->batch, .cut = {.max_seqs = b->batch}, .temperature = 1, .loss = bench_loss, .arg = &scale};
     for (int64_t i = 0; i <= b->steps && rc == 0; i++) { /* the first one warms up */
@@ -125,7 +147,7 @@ static int run_actor(struct model_bench *b, bool train) {
         const double tokens = (double)(b->batch * b->len);
         printf("{\"subject\":\"%s\",\"tokens\":%.0f,\"seconds\":%.6f,\"tokens_per_s\":%.2f", train ? "train" : "logprob", tokens,
                best, tokens / best);
-        if (train) printf(",\"optimizer_seconds\":%.6f", best_step);
+        if (train) printf(",\"optimizer_seconds\":%.6f,\"kept_logits\":%lld", best_step, (long long)args.keep.logits);
         printf(",\"peak_bytes\":%zu,\"device\":\"%s\"}\n", b->dev.peak, b->dev.describe);
     }
 out:
@@ -138,7 +160,7 @@ out:
 }
 
 int bench_train(int argc, char **argv) {
-    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2};
+    struct model_bench b = {.dtype = "bf16", .n = 1, .batch = 4, .prompt = 1, .len = 512, .steps = 2, .logits = -1};
     const int rc = parse(&b, argc, argv, "verlc bench train --model DIR [options]",
                          "Forward and backward over --batch packed sequences of --len tokens;\n"
                          "the optimizer step is timed separately.");
