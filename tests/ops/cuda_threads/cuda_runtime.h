@@ -55,12 +55,21 @@ static inline cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, si
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) { return cudaSuccess; }
 
-void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel);
+/* Blocks in clusters of so many along x, whose blocks run side by side. */
+void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel, unsigned cluster = 1);
 void threads_block_barrier();
 /* The values of the warp's 32 lanes; valid until this lane's next exchange but one. */
 typedef char lane_bytes[64];
 const lane_bytes *threads_exchange(const void *mine, size_t bytes);
-extern "C" char threads_shared[];
+/* Shared memory of this block; of the block of that rank in the cluster. The number of this thread among those of the cluster. */
+extern char *threads_shared;
+char *threads_shared_of(unsigned rank);
+unsigned threads_number(), threads_cluster_rank();
+void threads_cluster_barrier();
+/* Waits until another thread wakes all that wait for `what`; whether one does. */
+void threads_wait(const void *what);
+void threads_wake(const void *what);
+bool threads_awaited(const void *what);
 /* Whether copies, or WGMMAs, happen at once in this block, and not as late as they may. */
 enum { THREADS_COPY = 1, THREADS_WGMMA = 2 };
 bool threads_eager(int what);

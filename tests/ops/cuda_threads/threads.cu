@@ -1,4 +1,5 @@
-/* threads.cu - the threads of a block as fibers of one CPU thread, and a device that has the ops of the kernels linked to it.
+/* threads.cu - the threads of a block, or of a cluster of blocks, as fibers of one CPU thread, and a device that has the ops of the
+ * kernels linked to it.
  *
  * Fibers are made by makecontext and switched by setjmp, which keeps no signal mask and so makes no system call. */
 #include "device/cuda/attention/attention.cuh"
@@ -8,11 +9,12 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
-enum { MAX_THREADS = 1024, STACK = 64 << 10, SHARED = 256 << 10, NAMED_BARRIERS = 16 };
-enum wait { READY, WARP, BLOCK, NAMED, ENDED };
+enum { MAX_THREADS = 1024, STACK = 64 << 10, SHARED = 256 << 10, NAMED_BARRIERS = 16, MAX_CLUSTER = 2 };
+enum wait { READY, WARP, BLOCK, CLUSTER, NAMED, EVENT, ENDED };
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-alignas(1024) char threads_shared[SHARED];
+alignas(1024) static char shared_memory[MAX_CLUSTER][SHARED];
+char *threads_shared = shared_memory[0];
 
 struct fiber {
     ucontext_t start;
@@ -20,20 +22,22 @@ struct fiber {
     char *stack;
     enum wait wait;
     bool begun;
-    unsigned turn; /* of its exchanges */
+    const void *event; /* that it waits for */
+    unsigned turn;     /* of its exchanges */
 };
 static struct fiber fiber[MAX_THREADS];
 static lane_bytes exchange[MAX_THREADS / 32][2][32];
 static ucontext_t caller;
 static jmp_buf scheduler;
-static unsigned current;
+static unsigned current, block_threads; /* this thread; threads of a block of the cluster */
+static unsigned first_block;            /* blockIdx.x of the cluster's first */
 static const std::function<void()> *body;
 static int eager; /* of THREADS_COPY, THREADS_WGMMA */
 static uint64_t block_number;
 static struct {
     int arrived;
     bool waits[MAX_THREADS];
-} named[NAMED_BARRIERS];
+} named[MAX_CLUSTER][NAMED_BARRIERS];
 static uint64_t drawn = 88172645463325252u;
 
 static uint64_t draw() { /* xorshift64 */
@@ -52,7 +56,7 @@ static void fiber_main() {
 bool threads_eager(int what) { return eager & what; }
 uint64_t threads_block_number() { return block_number; }
 void threads_named_barrier(int id, int threads, bool wait) {
-    auto &bar = named[id];
+    auto &bar = named[threads_cluster_rank()][id];
     if (++bar.arrived == threads) {
         bar.arrived = 0;
         for (unsigned i = 0; i < MAX_THREADS; i++) {
@@ -65,38 +69,55 @@ void threads_named_barrier(int id, int threads, bool wait) {
     }
 }
 void threads_block_barrier() { pause(BLOCK); }
+void threads_cluster_barrier() { pause(CLUSTER); }
+void threads_wait(const void *what) {
+    fiber[current].event = what;
+    pause(EVENT);
+}
+void threads_wake(const void *what) {
+    for (struct fiber &f : fiber)
+        if (f.wait == EVENT && f.event == what) f.wait = READY;
+}
+bool threads_awaited(const void *what) {
+    bool any = false;
+    for (const struct fiber &f : fiber) any |= f.wait == EVENT && f.event == what;
+    return any;
+}
+unsigned threads_number() { return current; }
+unsigned threads_cluster_rank() { return current / block_threads; }
+char *threads_shared_of(unsigned rank) { return shared_memory[rank]; }
 const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
     lane_bytes *all = exchange[current / 32][fiber[current].turn++ & 1];
     memcpy(all[current % 32], mine, bytes);
     pause(WARP);
     return all;
 }
+/* Releases threads [from, to) that wait for `what` if all of these do that have not ended. */
+static bool release_all(unsigned from, unsigned to, enum wait what) {
+    unsigned waiting = 0, alive = 0;
+    for (unsigned i = from; i < to; i++) alive += fiber[i].wait != ENDED, waiting += fiber[i].wait == what;
+    if (waiting == 0 || waiting < alive) return false;
+    for (unsigned i = from; i < to; i++)
+        if (fiber[i].wait == what) fiber[i].wait = READY;
+    return true;
+}
 /* Releases whoever all of whose partners wait with it; false: nobody could be. */
 static bool release(unsigned n) {
-    bool any = false, all = true;
-    unsigned blocked = 0;
-    for (unsigned w = 0; w * 32 < n; w++) {
-        unsigned waiting = 0, alive = 0;
-        for (unsigned i = w * 32; i < n && i < w * 32 + 32; i++) alive += fiber[i].wait != ENDED, waiting += fiber[i].wait == WARP;
-        if (waiting && waiting == alive)
-            for (unsigned i = w * 32; i < n && i < w * 32 + 32; i++)
-                if (fiber[i].wait == WARP) fiber[i].wait = READY, any = true;
-    }
-    for (unsigned i = 0; i < n; i++) blocked += fiber[i].wait == BLOCK, all &= fiber[i].wait == BLOCK || fiber[i].wait == ENDED;
-    if (all && blocked)
-        for (unsigned i = 0; i < n; i++)
-            if (fiber[i].wait == BLOCK) fiber[i].wait = READY, any = true;
-    return any;
+    bool any = false;
+    for (unsigned i = 0; i < n; i += 32) any |= release_all(i, min(n, i + 32), WARP);
+    for (unsigned i = 0; i < n; i += block_threads) any |= release_all(i, i + block_threads, BLOCK);
+    return release_all(0, n, CLUSTER) || any;
 }
 static void run_fiber(unsigned i) {
     current = i;
-    threadIdx = dim3(i);
+    threadIdx = dim3(i % block_threads), blockIdx.x = first_block + i / block_threads;
+    threads_shared = shared_memory[i / block_threads];
     if (_setjmp(scheduler)) return;
     if (fiber[i].begun) _longjmp(fiber[i].at, 1);
     fiber[i].begun = true;
     setcontext(&fiber[i].start);
 }
-static void run_block(unsigned n) {
+static void run_cluster(unsigned n) {
     static unsigned order[MAX_THREADS];
     for (unsigned i = 0; i < n; i++) {
         struct fiber *f = &fiber[i];
@@ -107,18 +128,20 @@ static void run_block(unsigned n) {
         f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
     }
     eager = (int)(draw() >> 40 & 3), block_number++;
-    memset(threads_shared, 0xff, sizeof threads_shared); /* NaN */
+    const uint32_t slow = (uint32_t)(draw() >> 20 & draw() >> 20 & draw() >> 20); /* warps that run in one of 16 turns */
+    memset(shared_memory, 0xff, n / block_threads * SHARED);                      /* NaN */
     for (;;) {
         unsigned ended = 0;
         for (unsigned i = n; i-- > 1;) {
             const unsigned k = (unsigned)(draw() % (i + 1)), x = order[i];
             order[i] = order[k], order[k] = x;
         }
+        const bool all = (draw() >> 40 & 15) == 0;
         for (volatile unsigned i = 0; i < n; i++)
-            if (fiber[order[i]].wait == READY) run_fiber(order[i]);
+            if (fiber[order[i]].wait == READY && (all || !(slow >> order[i] / 32 & 1))) run_fiber(order[i]);
         for (unsigned i = 0; i < n; i++) ended += fiber[i].wait == ENDED;
         if (ended == n) return;
-        bool ready = false; /* released by a named barrier */
+        bool ready = false; /* released by a named barrier, or woken */
         for (unsigned i = 0; i < n; i++) ready |= fiber[i].wait == READY;
         if (!release(n) && !ready) {
             fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
@@ -126,15 +149,18 @@ static void run_block(unsigned n) {
         }
     }
 }
-void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel) {
-    if (threads > MAX_THREADS || shared > SHARED) abort();
+void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel, unsigned cluster) {
+    if (threads * cluster > MAX_THREADS || shared > SHARED || cluster > MAX_CLUSTER || grid.x % cluster) abort();
+    if (cluster > 1 && threads % 32) abort();
+    block_threads = threads;
     body = &kernel;
     gridDim = grid, blockDim = dim3(threads);
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
+            for (unsigned x = 0; x < grid.x; x += cluster) {
                 blockIdx = dim3(x, y, z);
-                run_block(threads);
+                first_block = x;
+                run_cluster(threads * cluster);
             }
 }
 

@@ -42,6 +42,14 @@ template <class... P, class... A>
 static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, A... args) {
     return cuda_launch_plain(c, kernel, grid, threads, smem, args...);
 }
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_pairs(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                            A... args) {
+    (void)c;
+    threads_run(
+        grid, (unsigned)threads, smem, [&] { kernel(static_cast<P>(args)...); }, 2);
+    return cudaSuccess;
+}
 bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
 int cuda_add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols);
 

@@ -25,7 +25,7 @@ static inline float warp_sum(float v) {
 
 /* A copy happens at once or, in the other half of the blocks, where it is waited for. */
 struct threads_copy {
-    uint32_t dst;
+    char *dst;
     const void *src;
     uint32_t bytes;
     bool take;
@@ -35,7 +35,7 @@ template <class T> struct threads_groups {
     std::vector<std::vector<T>> of[1024];
     uint64_t block[1024];
     std::vector<std::vector<T>> &mine() {
-        const unsigned i = threadIdx.x;
+        const unsigned i = threads_number();
         if (block[i] != threads_block_number()) of[i].clear(), block[i] = threads_block_number(); /* nobody has waited */
         if (of[i].empty()) of[i].emplace_back();
         return of[i];
@@ -49,20 +49,22 @@ template <class T> struct threads_groups {
 };
 static threads_groups<threads_copy> threads_copies;
 static inline void threads_copy_run(const threads_copy &c) {
-    if (c.take) memcpy(threads_shared + c.dst, c.src, c.bytes);
-    else memset(threads_shared + c.dst, 0, c.bytes);
+    if (c.take) memcpy(c.dst, c.src, c.bytes);
+    else memset(c.dst, 0, c.bytes);
 }
 static inline uint32_t smem_addr(const void *p) { return (uint32_t)((const char *)p - threads_shared); }
 static inline void threads_copy_issue(const threads_copy &c) {
-    if (c.dst % c.bytes || (c.take && (uintptr_t)c.src % c.bytes)) {
+    if ((uintptr_t)c.dst % c.bytes || (c.take && (uintptr_t)c.src % c.bytes)) {
         fprintf(stderr, "cp_async: an address is not aligned\n");
         abort();
     }
     if (threads_eager(THREADS_COPY)) threads_copy_run(c);
     else threads_copies.issue(c);
 }
-static inline void cp_async16(uint32_t dst, const void *src, bool take) { threads_copy_issue({dst, src, 16, take}); }
-static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy_issue({dst, src, 8, take}); }
+static inline void cp_async16(uint32_t dst, const void *src, bool take) {
+    threads_copy_issue({threads_shared + dst, src, 16, take});
+}
+static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy_issue({threads_shared + dst, src, 8, take}); }
 static inline void cp_commit() { threads_copies.commit(); }
 template <int N> static inline void cp_wait() { threads_copies.wait(N, threads_copy_run); }
 static inline void named_barrier_sync(int id, int threads) { threads_named_barrier(id, threads, true); }

@@ -71,6 +71,8 @@ static inline void threads_wgmma_issue(const threads_wgmma &w) {
 }
 
 static inline void fence_proxy_async() {}
+template <int N> static inline void setmaxnreg_dec() {}
+template <int N> static inline void setmaxnreg_inc() {}
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() { threads_wgmmas.commit(); }
 template <int N> static inline void wgmma_wait() { threads_wgmmas.wait(N, threads_wgmma_run); }
