@@ -21,7 +21,8 @@ static const struct geometry geometries[] = {
     {4, 2, 96, 64, false, 0},  {2, 1, 192, 0, false, 0},     {2, 1, 256, 100, false, 0}, {2, 1, 18, 40, false, 0},
     {8, 2, 256, 0, false, 0},  {4, 2, 256, 70, false, 1.5f},
 };
-static const struct geometry latent[] = {{3, 1, 576, 0, true, 0}, {5, 1, 264, 50, true, 0}, {2, 1, 64, 0, true, 0}};
+static const struct geometry latent[] = {
+    {3, 1, 576, 0, true, 0}, {5, 1, 264, 50, true, 0}, {17, 1, 264, 50, true, 0}, {2, 1, 64, 0, true, 0}};
 static bool latent_alone; /* the device is one of test_device_ops_threads' kind, which has nothing else, and that in bf16 */
 
 /* Rows [lo, hi) of sequence seq, which see keys [0, hi). */

@@ -102,6 +102,18 @@ static inline cudaError_t cuda_launch(const struct cuda *c, void (*kernel)(P...)
     const cudaLaunchConfig_t config = cuda_launch_config(c, grid, threads, smem, &attr, c->capturing);
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
+/* cuda_launch of blocks in clusters of two along x; Hopper. */
+template <class... P, class... A>
+static inline cudaError_t cuda_launch_pairs(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
+                                            A... args) {
+    cudaLaunchAttribute attr[2] = {};
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim.x = 2, attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = cuda_launch_config(c, grid, threads, smem, &attr[1], c->capturing);
+    config.attrs = attr;
+    config.numAttrs++;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
 template <class... P, class... A>
 static inline cudaError_t cuda_launch_pdl(const struct cuda *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem,
                                           A... args) {

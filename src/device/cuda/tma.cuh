@@ -164,6 +164,15 @@ static __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+/* Stores 16 bytes at the same offset in block `rank` of the cluster, which are 16 expected bytes of its mbarrier at `bar`. */
+static __device__ __forceinline__ void cluster_store16(uint32_t to, uint32_t bar, uint32_t rank, const float (&x)[4]) {
+#if WGMMA_ENABLED
+    asm volatile("{.reg .b32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [bar];}" ::"r"(to),
+                 "r"(bar), "r"(rank), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+#endif
+}
 
 /* ---- host ---- */
 

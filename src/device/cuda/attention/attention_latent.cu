@@ -1,5 +1,5 @@
 /* attention_latent.cu - attention whose values are its keys, with heads of more than 256 elements (latent attention): forward of
- * training, prefill and decode where attention_latent_decode.cu and attention_latent_fwd_sm90.cu do not serve them; backward.
+ * training, prefill and decode where attention_latent_decode_sm90.cu and attention_latent_fwd_sm90.cu do not serve them; backward.
  *
  * bf16 on mma.sync. A block has 32 packed rows (or, for dk and dv, 32 keys) and 8 warps: two groups of 16 rows, in each four warps
  * that share the scores of a tile by quarters, and the columns of the result. Scores go through shared memory to all four. A tile
@@ -379,7 +379,7 @@ template <int STAGES> static __global__ void __launch_bounds__(THREADS, 1) bwd_l
 
 int cuda_attn_fwd_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p) {
     bool ran;
-    TRY(cuda_attn_decode_latent(c, a, p, &ran));
+    TRY(cuda_attn_decode_latent_sm90(c, a, p, &ran));
     if (ran) return 0;
     TRY(cuda_attn_fwd_latent_sm90(c, a, p, &ran));
     if (ran) return 0;

@@ -72,8 +72,8 @@ static __device__ __forceinline__ int rows_end(const struct cuda_attn &a, const 
 
 /* ---- host; *ran: false, it does not take this device or batch ---- */
 
-/* attention_latent_decode.cu: one row of each sequence. */
-int cuda_attn_decode_latent(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
+/* attention_latent_decode_sm90.cu: one row of each sequence. */
+int cuda_attn_decode_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 /* attention_latent_fwd_sm90.cu, attention_latent_bwd_sm90.cu; backward reads p.stat. */
 int cuda_attn_fwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);
 int cuda_attn_bwd_latent_sm90(struct cuda *c, const struct attn_args *a, struct cuda_attn p, bool *ran);

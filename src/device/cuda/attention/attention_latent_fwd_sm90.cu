@@ -1,5 +1,5 @@
 /* attention_latent_fwd_sm90.cu - forward of attention whose values are its keys (latent attention) on Hopper's WGMMA: training,
- * prefill, and decoding of more heads than attention_latent_decode.cu takes. attention_latent.cu serves everything else.
+ * prefill, and decoding of more heads than attention_latent_decode_sm90.cu takes. attention_latent.cu serves everything else.
  *
  * A block has 64 packed rows and two warpgroups. Of a tile of keys each has the scores of one half, which go through shared memory
  * to both, and the columns of 4 or 5 of nine panels of the result. A tile is there once, as keys and as values, while the next is
