@@ -23,7 +23,8 @@ static const struct geometry geometries[] = {
 };
 static const struct geometry latent[] = {
     {3, 1, 576, 0, true, 0}, {5, 1, 264, 50, true, 0}, {17, 1, 264, 50, true, 0}, {2, 1, 64, 0, true, 0}};
-static bool latent_alone; /* the device is one of test_device_ops_threads' kind, which has nothing else, and that in bf16 */
+static const struct geometry slow[] = {{8, 2, 256, 0, false, 0}, {2, 1, 256, 100, false, 0}, {14, 2, 64, 0, false, 0}};
+static bool slowly; /* the device is one of test_device_ops_threads' kind, a CPU that runs a GPU's kernels in bf16 */
 
 /* Rows [lo, hi) of sequence seq, which see keys [0, hi). */
 struct piece {
@@ -37,7 +38,8 @@ struct scene {
     int64_t start[N_SEQS + 1];       /* first packed row of each sequence */
     int32_t block_table[N_SEQS][16]; /* KV block of each 16 keys */
     int64_t n_kv_blocks;
-    float *q, *k, *v;        /* (rows, Hq*D), (rows, Hk*D) twice */
+    float *q, *k, *v; /* (rows, Hq*D), (rows, Hk*D) twice */
+    bool shared_new_keys;
     struct kv packed, paged; /* on the device, while all_rows runs */
 };
 
@@ -122,6 +124,7 @@ static int attend(struct dev *d, const struct scene *s, bool paged, const struct
     a.q = up_values(&r, shape_2d(s->act, rows, width), false, q, NULL);
     free(q);
     a.kv = paged ? s->paged : s->packed;
+    a.seqs.shared_new_keys = s->shared_new_keys;
     a.out = dev_new(&r, shape_2d(s->act, rows, width), false);
     a.lse = dev_new(&r, shape_2d(DT_F32, rows, g->hq), false);
     a.seqs.q_start = up_i32(&r, shape_1d(DT_I32, n + 1), q_start);
@@ -243,8 +246,8 @@ static void same(const char *backend, const struct scene *s, const char *what, c
                  (long long)(at / width), (double)got[at], (double)want[at]);
 }
 
-/* ref has one loop over rows, and no kernels that a call's shape chooses; nor has latent attention, which a CPU takes long for. */
-static int64_t ways_of(int backend) { return SANITIZED || backend == 0 || latent_alone ? FEW_WAYS : COUNT(ways); }
+/* ref has one loop over rows, and no kernels that a call's shape chooses. */
+static int64_t ways_of(int backend) { return SANITIZED || backend == 0 || slowly ? FEW_WAYS : COUNT(ways); }
 
 /* False: no attention on this backend. */
 static bool check_ways(int backend, const struct geometry *g, enum dtype act) {
@@ -271,25 +274,102 @@ static bool check_ways(int backend, const struct geometry *g, enum dtype act) {
 
 static void test_ways(void **state) {
     (void)state;
-    for (int b = 0; b < two.n; b++) {
+    const struct geometry *const of = slowly ? slow : geometries;
+    const int64_t n = slowly ? COUNT(slow) : COUNT(geometries);
+    for (int b = slowly; b < two.n; b++) {
         bool have = true;
-        for (int64_t i = 0; i < cases_of(COUNT(geometries), 2) && have; i++)
-            have = check_ways(b, &geometries[i], DT_F32) && check_ways(b, &geometries[i], DT_BF16);
+        for (int64_t i = 0; i < cases_of(n, 2) && have; i++)
+            have = (slowly || check_ways(b, &of[i], DT_F32)) && check_ways(b, &of[i], DT_BF16);
         if (!have) report_skip(two.name[b], "attention");
         else
-            print_message("%-15s %lld geometries x f32, bf16 x %lld ways: 0 differing bits\n", two.name[b],
-                          (long long)COUNT(geometries), (long long)ways_of(b));
+            print_message("%-15s %lld geometries x %sbf16 x %lld ways: 0 differing bits\n", two.name[b], (long long)n,
+                          slowly ? "" : "f32, ", (long long)ways_of(b));
     }
 }
 
 static void test_latent(void **state) {
     (void)state;
-    for (int b = latent_alone; b < two.n; b++) {
+    for (int b = slowly; b < two.n; b++) {
         bool have = true;
-        for (int64_t i = 0; i < (latent_alone ? 2 : COUNT(latent)) && have; i++)
-            have = (latent_alone || check_ways(b, &latent[i], DT_F32)) && check_ways(b, &latent[i], DT_BF16);
+        for (int64_t i = 0; i < (slowly ? 2 : COUNT(latent)) && have; i++)
+            have = (slowly || check_ways(b, &latent[i], DT_F32)) && check_ways(b, &latent[i], DT_BF16);
         if (!have) report_skip(two.name[b], "latent attention");
         else print_message("%-15s values that are the keys: 0 differing bits\n", two.name[b]);
+    }
+}
+
+/* ---- keys that the kernel in front makes ---- */
+
+/* Of tests/ops/cuda_threads, where that is linked. */
+__attribute__((weak)) void threads_in_front(void (*hook)(void *of, bool ended), void *of);
+__attribute__((weak)) int64_t threads_early_copies(void);
+
+enum { MAX_NEW = 4 };
+/* The key and value of each new row, in the paged KV cache: NaN until the kernel in front has ended. */
+struct new_keys {
+    int64_t n, bytes;
+    char *at[MAX_NEW * 8], *made; /* of each row, KV head, K and V */
+};
+static void kernel_in_front(void *of, bool ended) {
+    struct new_keys *const x = of;
+    for (int64_t i = 0; i < x->n; i++)
+        if (ended) memcpy(x->at[i], x->made + i * x->bytes, (size_t)x->bytes);
+        else memset(x->at[i], 0xff, (size_t)x->bytes);
+}
+static void new_keys_init(struct new_keys *x, const struct scene *s, const struct piece *row, int64_t n) {
+    const struct geometry *const g = s->g;
+    *x = (struct new_keys){.bytes = g->dim * (int64_t)dtype_size(s->act)};
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t h = 0; h < g->hk; h++)
+            for (int v = 0; v < (g->latent ? 1 : 2); v++) {
+                const int64_t kv_block = s->block_table[row[i].seq][row[i].lo / BLOCK_LEN];
+                const int64_t at = (kv_block * g->hk + h) * BLOCK_LEN + row[i].lo % BLOCK_LEN;
+                x->at[x->n++] = (char *)(v ? s->paged.v.data : s->paged.k.data) + at * x->bytes;
+            }
+    x->made = xmalloc((size_t)(x->n * x->bytes));
+    for (int64_t i = 0; i < x->n; i++) memcpy(x->made + i * x->bytes, x->at[i], (size_t)x->bytes);
+}
+
+/* These rows in one call, each a sequence, have the bits that each has alone when all keys are there; no key is read early where
+ * rows see each other's, else some are. */
+static void check_new_keys(struct dev *d, struct scene *s, const struct piece *row, int64_t n, bool shared) {
+    const struct geometry *const g = s->g;
+    const int64_t rows = s->start[N_SEQS], width = g->hq * g->dim;
+    const char *const kib = getenv("SMEM_KIB");
+    float *const want = xcalloc((size_t)(2 * rows * (width + g->hq)), sizeof *want), *const got = want + rows * (width + g->hq);
+    struct new_keys keys;
+    s->shared_new_keys = shared;
+    for (int64_t i = 0; i < n; i++) assert_int_equal(attend(d, s, true, &row[i], 1, want, want + rows * width), 0);
+    new_keys_init(&keys, s, row, n);
+    threads_in_front(kernel_in_front, &keys);
+    assert_int_equal(attend(d, s, true, row, n, got, got + rows * width), 0);
+    const int64_t early = threads_early_copies();
+    threads_in_front(NULL, NULL);
+    free(keys.made);
+    if (memcmp(want, got, (size_t)(rows * (width + g->hq)) * sizeof *want))
+        fail_msg("heads of %lld, %s: a key was read before it was there", (long long)g->dim, shared ? "drafts" : "decoding");
+    if (shared ? early > 0 : early == 0 && (!kib || atoi(kib) >= 227))
+        fail_msg("heads of %lld, %s: %lld copies before the kernel in front has ended", (long long)g->dim,
+                 shared ? "drafts" : "decoding", (long long)early);
+    free(want);
+}
+
+static void test_new_keys(void **state) {
+    (void)state;
+    static const struct geometry of[] = {
+        {14, 2, 64, 0, false, 0}, {8, 2, 128, 0, false, 0}, {8, 2, 256, 0, false, 0}, {3, 1, 576, 0, true, 0}};
+    static const struct piece drafts[] = {{3, 62, 63}, {3, 63, 64}, {3, 64, 65}, {3, 65, 66}};
+    static const struct piece decoding[] = {{4, 199, 200}, {3, 129, 130}, {2, 63, 64}};
+    for (int i = 0; i < COUNT(of); i++) {
+        struct scene s;
+        scene_init(&s, &of[i], DT_BF16);
+        struct run keys = {.d = &two.dev[1], .act = s.act};
+        s.paged.k = s.paged.v = up_keys(&keys, &s, s.k, true);
+        if (!of[i].latent) s.paged.v = up_keys(&keys, &s, s.v, true);
+        check_new_keys(keys.d, &s, drafts, COUNT(drafts), true);
+        check_new_keys(keys.d, &s, decoding, COUNT(decoding), false);
+        run_free_blocks(&keys);
+        scene_free(&s);
     }
 }
 
@@ -325,15 +405,15 @@ static void test_textbook(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        {"new_keys_of_the_kernel_in_front", test_new_keys, NULL, NULL, NULL},
         {"inv02_latent_attention_placement", test_latent, NULL, NULL, NULL},
-        cmocka_unit_test(test_textbook),
         {"inv02_attention_placement", test_ways, NULL, NULL, NULL},
+        cmocka_unit_test(test_textbook),
     };
-    latent_alone = argc > 1 && strcmp(argv[1], "latent") == 0;
+    slowly = argc > 1 && strcmp(argv[1], "slow") == 0;
     backends_open(&two, 2);
     backends_open(&one, 1);
-    const int failed = latent_alone ? _cmocka_run_group_tests("ops: latent attention placement", tests, 1, NULL, NULL)
-                                    : cmocka_run_group_tests_name("ops: attention placement", tests, NULL, NULL);
+    const int failed = _cmocka_run_group_tests("ops: attention placement", slowly ? tests : tests + 1, 3, NULL, NULL);
     backends_close(&two);
     backends_close(&one);
     return failed;

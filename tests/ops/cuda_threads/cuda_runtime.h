@@ -8,6 +8,7 @@
 #define VERLC_TESTS_CUDA_THREADS_RUNTIME_H
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <functional>
 #include <stddef.h>
@@ -70,6 +71,11 @@ void threads_cluster_barrier();
 void threads_wait(const void *what);
 void threads_wake(const void *what);
 bool threads_awaited(const void *what);
+/* The kernel in front of a launch: `hook` is called at the start of each cluster and, when none of its threads can go on without,
+ * at that kernel's end (ended). How many copies were issued in between since it was set. */
+extern "C" void threads_in_front(void (*hook)(void *of, bool ended), void *of);
+extern "C" int64_t threads_early_copies();
+void threads_pdl_wait(), threads_copy_issued();
 /* Whether copies, or WGMMAs, happen at once in this block, and not as late as they may. */
 enum { THREADS_COPY = 1, THREADS_WGMMA = 2 };
 bool threads_eager(int what);
@@ -110,6 +116,13 @@ static inline void __nanosleep(unsigned) {
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T v) { *p = v; }
+static inline unsigned __ballot_sync(unsigned, bool v) {
+    const lane_bytes *const all = threads_exchange(&v, sizeof v);
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++) bits |= (unsigned)(*all[i] != 0) << i;
+    return bits;
+}
+static inline int __ffs(int v) { return __builtin_ffs(v); }
 static inline bool __any_sync(unsigned, bool v) {
     const lane_bytes *const all = threads_exchange(&v, sizeof v);
     bool any = false;

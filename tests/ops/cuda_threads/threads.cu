@@ -3,6 +3,7 @@
  *
  * Fibers are made by makecontext and switched by setjmp, which keeps no signal mask and so makes no system call. */
 #include "device/cuda/attention/attention.cuh"
+#include "device/cuda/norm_rope.cuh"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -34,6 +35,12 @@ static unsigned first_block;            /* blockIdx.x of the cluster's first */
 static const std::function<void()> *body;
 static int eager; /* of THREADS_COPY, THREADS_WGMMA */
 static uint64_t block_number;
+static struct {
+    void (*hook)(void *of, bool ended);
+    void *of;
+    bool ended; /* this cluster's threads know */
+    int64_t early;
+} in_front;
 static struct {
     int arrived;
     bool waits[MAX_THREADS];
@@ -83,6 +90,20 @@ bool threads_awaited(const void *what) {
     for (const struct fiber &f : fiber) any |= f.wait == EVENT && f.event == what;
     return any;
 }
+void threads_in_front(void (*hook)(void *, bool), void *of) { in_front = {hook, of, false, 0}; }
+int64_t threads_early_copies() { return in_front.early; }
+void threads_copy_issued() { in_front.early += !in_front.ended; }
+void threads_pdl_wait() {
+    if (in_front.hook && !in_front.ended) threads_wait(&in_front);
+}
+/* The kernel in front ends when nobody can go on before; false: nobody waits for it. */
+static bool end_in_front() {
+    if (in_front.ended || !threads_awaited(&in_front)) return false;
+    in_front.hook(in_front.of, true);
+    in_front.ended = true;
+    threads_wake(&in_front);
+    return true;
+}
 unsigned threads_number() { return current; }
 unsigned threads_cluster_rank() { return current / block_threads; }
 char *threads_shared_of(unsigned rank) { return shared_memory[rank]; }
@@ -128,6 +149,8 @@ static void run_cluster(unsigned n) {
         f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
     }
     eager = (int)(draw() >> 40 & 3), block_number++;
+    in_front.ended = false;
+    if (in_front.hook) in_front.hook(in_front.of, false);
     const uint32_t slow = (uint32_t)(draw() >> 20 & draw() >> 20 & draw() >> 20); /* warps that run in one of 16 turns */
     memset(shared_memory, 0xff, n / block_threads * SHARED);                      /* NaN */
     for (;;) {
@@ -143,7 +166,7 @@ static void run_cluster(unsigned n) {
         if (ended == n) return;
         bool ready = false; /* released by a named barrier, or woken */
         for (unsigned i = 0; i < n; i++) ready |= fiber[i].wait == READY;
-        if (!release(n) && !ready) {
+        if (!release(n) && !ready && !end_in_front()) {
             fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
             abort();
         }
@@ -190,16 +213,6 @@ static int op_weight_pack(struct dev *, struct weight w, struct tensor src) {
     memcpy(w.data, src.data, (size_t)(w.n * w.k) * dtype_size(w.dt));
     return 0;
 }
-/* Attention whose values are the keys, and what WGMMA serves. */
-static int op_attn_fwd(struct dev *d, const struct attn_args *a) {
-    struct cuda_attn p;
-    bool ran = false;
-    TRY(attn_params("attn_fwd", a, &p));
-    if (attn_is_latent(a)) return cuda_attn_fwd_latent(cuda_of(d), a, p);
-    if (attn_on_tensor_cores(a)) TRY(cuda_attn_fwd_sm90(cuda_of(d), a, p, &ran));
-    if (!ran) FAIL(ERR_UNSUPPORTED, "attention of another kind");
-    return 0;
-}
 static float of_bf16(const void *p, int64_t i) { return __uint_as_float((uint32_t)((const uint16_t *)p)[i] << 16); }
 static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor dout, struct tensor dq, struct tensor dk,
                        struct tensor dv) {
@@ -237,7 +250,7 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.heads_fwd = cuda_heads_fwd, o.heads_dw = cuda_heads_dw;
     o.weight_bytes = op_weight_bytes, o.weight_pack = op_weight_pack;
     o.add_block = cuda_add_block;
-    o.attn_fwd = op_attn_fwd, o.attn_bwd = op_attn_bwd;
+    o.attn_fwd = cuda_attn_fwd, o.qkv_fwd = cuda_qkv_fwd, o.qkv_attn_fwd = cuda_qkv_attn_fwd, o.attn_bwd = op_attn_bwd;
     o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;
     o.gated_norm_fwd = cuda_gated_norm_fwd, o.gated_norm_bwd = cuda_gated_norm_bwd;
@@ -261,5 +274,32 @@ int cuda_add_parts(struct cuda *, float *out, const float *part, int64_t n, int6
         for (int64_t i = 0; i < n; i++) sum += part[i * stride + c];
         out[c] += sum;
     }
+    return 0;
+}
+/* In bf16, heads of at most 512; a warp has a head, and those lanes of it that have columns take part. */
+static void qkv_head(const struct qkv_args *q, int64_t t, int64_t head) {
+    typedef __nv_bfloat16 bf16;
+    const int64_t n = q->n_q_heads + 2 * q->n_kv_heads, D = q->head_dim, k_head = head - q->n_q_heads;
+    const int lanes = (int)D / 16, i = (int)threadIdx.x % lanes * CHUNK;
+    const bool is_q = k_head < 0, is_v = k_head >= q->n_kv_heads;
+    const bf16 *const from = (const bf16 *)q->qkv.data + (t * n + head) * D + i;
+    const bf16 *const norm = (const bf16 *)(is_v ? NULL : is_q ? q->q_norm.data : q->k_norm.data);
+    const int64_t slot = ((const int32_t *)q->slots.data)[t], len = q->kv.k.dim[2];
+    const int64_t row = (slot / len * q->n_kv_heads + k_head % q->n_kv_heads) * len + slot % len;
+    float x0[CHUNK], x1[CHUNK], w0[CHUNK], w1[CHUNK], cs[2 * CHUNK];
+    load8<true>(x0, from, CHUNK), load8<true>(x1, from + D / 2, CHUNK);
+    const float rs = head_rstd(x0, x1, D, lanes, q->eps);
+    if (norm) {
+        load8<true>(w0, norm + i, CHUNK), load8<true>(w1, norm + D / 2 + i, CHUNK);
+        norm_head<bf16>(x0, x1, w0, w1, rs);
+    }
+    if (!is_v) load_rope<true>(cs, (const float *)q->rope.data, ((const int32_t *)q->pos.data)[t], D, i, CHUNK), rotate(x0, x1, cs);
+    bf16 *const to = is_q ? (bf16 *)q->q.data + (t * q->n_q_heads + head) * D : (bf16 *)(is_v ? q->kv.v : q->kv.k).data + row * D;
+    store8<true>(to + i, x0, CHUNK), store8<true>(to + D / 2 + i, x1, CHUNK);
+}
+int cuda_qkv_fwd(struct dev *, const struct qkv_args *q) {
+    const int64_t n = q->n_q_heads + 2 * q->n_kv_heads;
+    if (q->qkv.dt != DT_BF16 || q->head_dim % 64) FAIL(ERR_UNSUPPORTED, "qkv of another kind");
+    threads_run(dim3((unsigned)(q->qkv.dim[0] * n)), 32, 0, [&] { qkv_head(q, blockIdx.x / n, blockIdx.x % n); });
     return 0;
 }

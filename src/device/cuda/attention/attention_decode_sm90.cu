@@ -1,5 +1,5 @@
 /* attention_decode_sm90.cu - decode attention on Hopper: one new row of each sequence, a paged KV cache,
- * heads of 64 and of 128.  attention_fwd.cu serves everything else.
+ * heads of 64, 128 and 256.  attention_fwd.cu serves everything else.
  *
  * A work unit is a KV head with its group of query heads for some neighbouring sequences, at most 16 packed rows.  The kernel
  * is warp-specialized: two producer warps load tiles of 64 rows of K and V by cp.async into two multi-stage pipelines, four
@@ -14,7 +14,8 @@
  *
  * The softmax warps have a tile each, side by side; all of them then know the maxima after each of the four
  * (their order does not matter), so that probabilities are final.  Each PV warp walks all tiles for some columns of
- * the output, which is the only sequential chain.
+ * the output, which is the only sequential chain.  With heads of 256 shared memory has no room for four tiles of keys:
+ * the softmax warps have a quarter each of the same tile, and each pipeline two producer warps.
  *
  * Invariant: a row goes through the operations that attention_fwd.cu lists, in that order; a tile
  * that is not of its sequence leaves its state as it is, bit for bit. */
@@ -22,14 +23,12 @@
 #include "device/cuda/norm_rope.cuh"
 #include "device/cuda/tma.cuh"
 
-extern __shared__ __align__(1024) char decode_smem[];
-
 enum { KEYS = DEV_KEY_TILE, PIECE = 16, PIECES = KEYS / PIECE, PANEL = KEYS * PANEL_ROW };
-enum { MAX_SEQS = 8, MAX_RUNS = 2 * MAX_SEQS };     /* of a unit */
-enum { GROUP = 4, THREADS = (2 * GROUP + 2) * 32 }; /* softmax warps, as many PV warps, two producer warps */
-/* pipeline stages, so that two blocks with heads of 64 fit a multiprocessor, one with heads of 128 */
-enum { STAGES_64 = 6, STAGES_64_MANY = 5, STAGES_128 = 6 };
-enum { MANY_64 = 5, MANY_128 = 4 }; /* units of a block where there are many */
+enum { MAX_SEQS = 8, MAX_RUNS = 2 * MAX_SEQS }; /* of a unit */
+enum { GROUP = 4 };                             /* softmax warps, and as many PV warps */
+/* pipeline stages, so that two blocks with heads of 64 fit a multiprocessor, else one */
+enum { STAGES_64 = 6, STAGES_64_MANY = 5, STAGES_128 = 6, STAGES_256 = 3 };
+enum { MANY_64 = 5, MANY_128 = 4, MANY_256 = 3 }; /* units of a block where there are many */
 
 /* Consecutive tiles of a sequence, the first being job `from` of the unit; the rows of the mask `rows` see keys
  * [lo, hi) of them. A run that several sequences share has no end, and no newest key. */
@@ -40,7 +39,7 @@ struct runs {
     struct run run[MAX_RUNS];
     int n, n_jobs;
 };
-/* A tile's probabilities, from a softmax warp to the PV warps. */
+/* A tile's probabilities, from the softmax warps to the PV warps. */
 struct weight_tile {
     uint4 p[4][32];     /* fragments (16 keys each), by lane */
     float2 part[4][32]; /* sums of a quarter, of the lane's two rows */
@@ -51,26 +50,32 @@ struct weight_tile {
 /* D: head size; S: pipeline stages; U: most units. In bytes: */
 template <int D, int S, int U> struct decode_shape {
     static constexpr int DIM = D, STAGES = S, UNITS = U;
+    static constexpr bool QUARTERS = S < GROUP; /* softmax warps have a quarter of a tile each, not a tile each */
+    static constexpr int WEIGHT_TILES = QUARTERS ? 2 : GROUP, SOFTMAX = QUARTERS ? GROUP * 32 : 32; /* lanes of a tile */
+    static constexpr int COPIERS = QUARTERS ? 2 : 1; /* producer warps of a pipeline */
+    static constexpr int WARPS = 2 * GROUP + 2 * COPIERS, THREADS = WARPS * 32;
     static constexpr int TILE = D / 64 * PANEL, COLS = D / 8 / GROUP; /* 64 keys; groups of 8 columns that a PV warp has */
     static constexpr int V = S * TILE, WEIGHTS = 2 * S * TILE;
-    static constexpr int TOPS = WEIGHTS + GROUP * (int)sizeof(struct weight_tile); /* maxima of scores: (2, tile, 16) */
-    static constexpr int SUMS = TOPS + 2 * GROUP * 16 * 4;                         /* at a unit's end: (U, quarter, 16) */
-    static constexpr int MAXIMA = SUMS + U * 4 * 16 * 4;                           /* at a unit's end: (U, 16) */
+    static constexpr int TOPS =
+        WEIGHTS + WEIGHT_TILES * (int)sizeof(struct weight_tile); /* maxima of scores: (2, tile or quarter, 16) */
+    static constexpr int SUMS = TOPS + 2 * GROUP * 16 * 4;        /* at a unit's end: (U, quarter, 16) */
+    static constexpr int MAXIMA = SUMS + U * 4 * 16 * 4;          /* at a unit's end: (U, 16) */
     /* mbarriers: full and empty of each stage, of the keys, then of the values; of the probabilities; the new rows are ready */
     static constexpr int K_FULL = MAXIMA + U * 16 * 4, K_EMPTY = K_FULL + S * 8, V_FULL = K_EMPTY + S * 8, V_EMPTY = V_FULL + S * 8;
-    static constexpr int P_FULL = V_EMPTY + S * 8, P_EMPTY = P_FULL + GROUP * 8, READY = P_EMPTY + GROUP * 8;
+    static constexpr int P_FULL = V_EMPTY + S * 8, P_EMPTY = P_FULL + WEIGHT_TILES * 8, READY = P_EMPTY + WEIGHT_TILES * 8;
     static constexpr int RUNS = READY + 16, RUNS_EACH = ((int)sizeof(struct runs) + 15) / 16 * 16;
     static constexpr int Q = RUNS + U * RUNS_EACH, Q_EACH = 16 * tile_stride(D); /* a unit's packed rows of tile_stride(D) */
     static constexpr int SMEM = Q + U * Q_EACH;
-    static_assert(S >= GROUP, "the softmax warps wait for a tile each before any of them goes on");
     static_assert(U <= 2 * GROUP, "a warp plans a unit");
     static_assert(sizeof(struct weight_tile) % 16 == 0 && K_FULL % 8 == 0 && RUNS % 16 == 0, "fragments and mbarriers are aligned");
 };
 
 using one_64 = decode_shape<64, STAGES_64, 1>;
 using one_128 = decode_shape<128, STAGES_128, 1>;
+using one_256 = decode_shape<256, STAGES_256, 1>;
 using many_64 = decode_shape<64, STAGES_64_MANY, MANY_64>;
 using many_128 = decode_shape<128, STAGES_128, MANY_128>;
+using many_256 = decode_shape<256, STAGES_256, MANY_256>;
 
 /* ---- what the block has to do ---- */
 
@@ -98,7 +103,7 @@ template <int S> static __device__ __forceinline__ void advance(struct pipeline_
     if (p.stage >= S) p.stage -= S, p.parity ^= 1;
 }
 template <class shape> static __device__ __forceinline__ struct runs *runs_of(int u) {
-    return (struct runs *)(decode_smem + shape::RUNS + u * shape::RUNS_EACH);
+    return (struct runs *)(panel_memory() + shape::RUNS + u * shape::RUNS_EACH);
 }
 
 /* Number of the run that job j is of; lanes may ask for different ones. */
@@ -231,13 +236,12 @@ template <class shape>
 static __device__ __forceinline__ void make_new_rows(const struct cuda_attn &a, const struct new_rows &f, const struct work &w,
                                                      int most, int warp) {
     constexpr int D = shape::DIM, LANES = D / 16, HEADS = 32 / LANES; /* of a head; of a part */
-    static_assert(16 + 2 * MAX_SEQS <= HEADS * 2 * GROUP, "a unit's heads are a part for each warp at most");
     const int lane = (int)threadIdx.x % 32, i = lane % LANES * CHUNK;
     const int parts = (16 + 2 * most + HEADS - 1) / HEADS; /* of a unit */
 #pragma unroll 1
     for (int part = warp; part < w.n * parts; part += 2 * GROUP) {
         const int u = part / parts, first = (part - u * parts) * HEADS;
-        char *q = decode_smem + shape::Q + u * shape::Q_EACH;
+        char *q = panel_memory() + shape::Q + u * shape::Q_EACH;
         const struct new_head h = new_head_of(a, f, unit_of(w, u), w.head, first + lane / LANES, i, q);
         const __nv_bfloat16 *from = (f.qkv ? f.qkv : (const __nv_bfloat16 *)a.q) + h.at;
         float x0[CHUNK] = {}, x1[CHUNK] = {}, w0[CHUNK] = {}, w1[CHUNK] = {}, cs[2 * CHUNK] = {};
@@ -253,7 +257,7 @@ static __device__ __forceinline__ void make_new_rows(const struct cuda_attn &a, 
         if (h.to) store8<true>(h.to, x0, CHUNK), store8<true>(h.to + D / 2, x1, CHUNK);
     }
     pdl_wait();
-    mbarrier_arrive(smem_addr(decode_smem) + shape::READY);
+    mbarrier_arrive(smem_addr(panel_memory()) + shape::READY);
 }
 
 /* ---- producer warps ---- */
@@ -273,17 +277,17 @@ static __device__ __forceinline__ struct piece piece_of(const struct cuda_attn &
     if (key >= r.hi || key + PIECE <= r.lo) return p;
     p.kv_block = a.block_table[(int64_t)r.seq * a.max_blocks + (key >> a.block_shift)];
     p.off = key & (a.block_len - 1);
-    p.seen = max(r.lo - key, 0) | min(r.hi - key, PIECE) << 8;
+    p.seen = max(r.lo - key, 0) | min(r.hi - key, (int)PIECE) << 8;
     p.newest = r.hi - key <= PIECE;
     p.shared = r.hi == INT_MAX;
     return p;
 }
 
-/* Queues the copy of a tile whose pieces' first rows are at src; lane k of `seen`: what is seen of piece k - first. The lanes
- * have a row's chunks side by side, and whole rows at a time. */
-template <class shape, bool WHOLE>
-static __device__ __forceinline__ void copy_tile(uint32_t to, const char *const (&src)[PIECES], const char *anywhere, int seen,
-                                                 int first, uint64_t policy) {
+/* Queues the copy of the N pieces of a tile whose first rows are at src; lane k of `seen`: what is seen of piece k - first. The
+ * lanes have a row's chunks side by side, and whole rows at a time. */
+template <class shape, bool WHOLE, int N>
+static __device__ __forceinline__ void copy_pieces(uint32_t to, const char *const (&src)[N], const char *anywhere, int seen,
+                                                   int first, uint64_t policy) {
     constexpr int CHUNKS = shape::DIM / 8, ROWS = 32 / CHUNKS, TURN = 8 / ROWS; /* rows a copy; copies until places repeat */
     constexpr bool POLICY = shape::UNITS > 1; /* else no other unit follows that could hit in L2 */
     const int lane = (int)threadIdx.x % 32, row = lane / CHUNKS;
@@ -292,7 +296,7 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const char *const 
     for (int i = 0; i < TURN; i++)
         place_of[i] = (uint32_t)(lane % CHUNKS / 8 * PANEL + row * PANEL_ROW + ((lane % 8 ^ (row + i * ROWS)) << 4));
 #pragma unroll
-    for (int k = 0; k < PIECES; k++) {
+    for (int k = 0; k < N; k++) {
         const int seen_of = WHOLE ? PIECE << 8 : __shfl_sync(WARP_ALL, seen, first + k);
 #pragma unroll
         for (int n = 0; n < PIECE / ROWS; n++) {
@@ -304,18 +308,18 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const char *const 
     }
 }
 
-/* One producer warp loads all units' tiles of x (keys or values); keys that no row sees become zeros. Tiles with a sequence's
- * newest key wait for the new rows. */
+/* One producer warp, `part` of COPIERS, loads its part of all units' tiles of x (keys or values); keys that no row sees become
+ * zeros. Tiles with a sequence's newest key wait for the new rows. */
 template <class shape>
 static __device__ __forceinline__ void produce_tiles(const struct cuda_attn &a, const void *x, const struct work &w,
-                                                     uint32_t stages, uint32_t full) {
-    constexpr int AT_ONCE = 32 / PIECES, ALL = (1 << PIECES) - 1;
+                                                     uint32_t stages, uint32_t full, int part) {
+    constexpr int AT_ONCE = 32 / PIECES, N = PIECES / shape::COPIERS, ALL = (1 << N) - 1;
     const char *from = (const char *)x + (int)threadIdx.x % 32 * 16;
     const uint64_t usual = l2_evict_normal(),
                    once = l2_evict_first(); /* keys that one unit sees are evicted first, a shared prompt's stay */
     struct pipeline_place at = {0, 1};
     bool waited = a.shared_new_keys;
-    if (waited) mbarrier_wait(smem_addr(decode_smem) + shape::READY, 0);
+    if (waited) mbarrier_wait(smem_addr(panel_memory()) + shape::READY, 0);
     struct piece next = piece_of(a, runs_of<shape>(0), 0);
 #pragma unroll 1
     for (int u = 0; u < w.n; u++) {
@@ -330,16 +334,16 @@ static __device__ __forceinline__ void produce_tiles(const struct cuda_attn &a, 
             else if (u + 1 < w.n) next = piece_of(a, runs_of<shape>(u + 1), 0);
 #pragma unroll 1
             for (int i = 0; i < AT_ONCE && base + i < n_jobs; i++, advance<shape::STAGES>(at, 1)) {
-                const int first = i * PIECES;
-                const uint32_t to = stages + (uint32_t)(at.stage * shape::TILE);
+                const int first = i * PIECES + part * N;
+                const uint32_t to = stages + (uint32_t)(at.stage * shape::TILE + part * (N * PIECE * PANEL_ROW));
                 const uint64_t policy = shared >> first & 1 ? usual : once;
-                const char *src[PIECES];
+                const char *src[N];
 #pragma unroll
-                for (int k = 0; k < PIECES; k++) src[k] = from + (int64_t)__shfl_sync(WARP_ALL, row, first + k) * (shape::DIM * 2);
-                if (!waited && newest >> first & ALL) mbarrier_wait(smem_addr(decode_smem) + shape::READY, 0), waited = true;
+                for (int k = 0; k < N; k++) src[k] = from + (int64_t)__shfl_sync(WARP_ALL, row, first + k) * (shape::DIM * 2);
+                if (!waited && newest >> first & ALL) mbarrier_wait(smem_addr(panel_memory()) + shape::READY, 0), waited = true;
                 mbarrier_wait(full + (shape::STAGES + at.stage) * 8, at.parity);
-                if ((whole >> first & ALL) == ALL) copy_tile<shape, true>(to, src, from, seen, first, policy);
-                else copy_tile<shape, false>(to, src, from, seen, first, policy);
+                if ((whole >> first & ALL) == ALL) copy_pieces<shape, true>(to, src, from, seen, first, policy);
+                else copy_pieces<shape, false>(to, src, from, seen, first, policy);
                 mbarrier_arrive_cp_async(full + at.stage * 8);
             }
         }
@@ -372,10 +376,24 @@ static __device__ __forceinline__ void tile_scores(float (&s)[8][4], const uint3
         }
 }
 
-/* Scores of keys outside of [lo, hi) become -inf; the tile's first key is `first`. */
-static __device__ __forceinline__ void hide_ends(float (&s)[8][4], int first, int lo, int hi) {
+/* s (16, 16) = q . K^T of the quarter of a tile whose first key is at `keys` of its first panel. */
+template <int D>
+static __device__ __forceinline__ void quarter_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4], uint32_t keys) {
+    const int lane = (int)threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    fill_zero(s);
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t y[4];
+        ldmatrix_x4(y, keys + k / 4 * PANEL + panel_offset(row, k % 4 * 2 + half));
+        mma_bf16(s[0], q[k], y[0], y[1]);
+        mma_bf16(s[1], q[k], y[2], y[3]);
+    }
+}
+
+/* Scores of keys outside of [lo, hi) become -inf; the first key is `first`. */
+template <int N> static __device__ __forceinline__ void hide_ends(float (&s)[N][4], int first, int lo, int hi) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int key = first + n * 8 + (int)threadIdx.x % 4 * 2 + e % 2;
@@ -391,20 +409,22 @@ static __device__ __forceinline__ float tile_top(const float (&s)[8][4], int i) 
     return quad_max(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])));
 }
 
-/* Probabilities relative to base, as fragments, and their sums. */
-static __device__ __forceinline__ void softmax_weights(float (&s)[8][4], const float (&base)[2], float scale_log2,
-                                                       struct weight_tile *to) {
+/* Probabilities of quarters first, first + 1, ... relative to base, as fragments, and their sums. */
+template <int N>
+static __device__ __forceinline__ void softmax_weights(float (&s)[N][4], const float (&base)[2], float scale_log2,
+                                                       struct weight_tile *to, int first) {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < N / 2; k++) {
 #pragma unroll
         for (int n = 2 * k; n < 2 * k + 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) s[n][e] = row_p(s[n][e], scale_log2, base[e / 2]);
-        to->p[k][lane] = make_uint4(pack_bf16(s[2 * k][0], s[2 * k][1]), pack_bf16(s[2 * k][2], s[2 * k][3]),
-                                    pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]), pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]));
-        to->part[k][lane] = make_float2(row_quarter(s[2 * k][0], s[2 * k][1], s[2 * k + 1][0], s[2 * k + 1][1]),
-                                        row_quarter(s[2 * k][2], s[2 * k][3], s[2 * k + 1][2], s[2 * k + 1][3]));
+        to->p[first + k][lane] =
+            make_uint4(pack_bf16(s[2 * k][0], s[2 * k][1]), pack_bf16(s[2 * k][2], s[2 * k][3]),
+                       pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]), pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]));
+        to->part[first + k][lane] = make_float2(row_quarter(s[2 * k][0], s[2 * k][1], s[2 * k + 1][0], s[2 * k + 1][1]),
+                                                row_quarter(s[2 * k][2], s[2 * k][3], s[2 * k + 1][2], s[2 * k + 1][3]));
     }
 }
 
@@ -426,10 +446,10 @@ static __device__ __forceinline__ float rescale(float *m, const float *tops, int
 template <class shape> static __device__ __forceinline__ void softmax_tiles(float scale_log2, const struct work &w, int warp) {
     constexpr int D = shape::DIM, S = shape::STAGES;
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
-    const uint32_t smem = smem_addr(decode_smem), p_full = smem + shape::P_FULL + warp * 8,
+    const uint32_t smem = smem_addr(panel_memory()), p_full = smem + shape::P_FULL + warp * 8,
                    p_empty = smem + shape::P_EMPTY + warp * 8;
-    struct weight_tile *to = (struct weight_tile *)(decode_smem + shape::WEIGHTS) + warp;
-    float *tops = (float *)(decode_smem + shape::TOPS);
+    struct weight_tile *to = (struct weight_tile *)(panel_memory() + shape::WEIGHTS) + warp;
+    float *tops = (float *)(panel_memory() + shape::TOPS);
     uint32_t wave = 0, turn = 0;
     struct pipeline_place start = {0, 0};
     mbarrier_wait(smem + shape::READY, 0);
@@ -471,12 +491,66 @@ template <class shape> static __device__ __forceinline__ void softmax_tiles(floa
             turn ^= 1;
             if (lane % 4 == 0) to->correction[row] = correction[0], to->correction[row + 8] = correction[1];
             if (lane == 0) to->rows = rows;
-            softmax_weights(s, from, scale_log2, to);
+            softmax_weights(s, from, scale_log2, to, 0);
             if (j == n_jobs - 1 && lane % 4 == 0) {
-                float *max = (float *)(decode_smem + shape::MAXIMA) + u * 16;
+                float *max = (float *)(panel_memory() + shape::MAXIMA) + u * 16;
                 max[row] = m[0], max[row + 8] = m[1];
             }
             mbarrier_arrive(p_full);
+        }
+    }
+}
+
+/* Softmax warp: Q.K^T and online softmax of quarter `warp` of all tiles. */
+template <class shape> static __device__ __forceinline__ void softmax_quarters(float scale_log2, const struct work &w, int warp) {
+    constexpr int D = shape::DIM, S = shape::STAGES;
+    const int lane = (int)threadIdx.x % 32, row = lane / 4;
+    const uint32_t smem = smem_addr(panel_memory());
+    struct weight_tile *const weights = (struct weight_tile *)(panel_memory() + shape::WEIGHTS);
+    float *const tops = (float *)(panel_memory() + shape::TOPS);
+    struct pipeline_place at = {0, 0};
+    uint32_t wave = 0, turns = 0; /* bit i: parity of the next weight tile i */
+    mbarrier_wait(smem + shape::READY, 0);
+#pragma unroll 1
+    for (int u = 0; u < w.n; u++) {
+        const struct runs *runs = runs_of<shape>(u);
+        const int n_jobs = runs->n_jobs;
+        float m[2] = {-INFINITY, -INFINITY};
+        uint32_t q[D / 16][4];
+        load_rows<D>(q, smem + shape::Q + u * shape::Q_EACH);
+#pragma unroll 1
+        for (int j = 0; j < n_jobs; j++, wave ^= 1, advance<S>(at, 1)) {
+            const struct run x = runs->run[run_of(runs, j)];
+            const int first = (x.tile + j - x.from) * KEYS;
+            float s[2][4], from[2], correction[2];
+            mbarrier_wait(smem + shape::K_FULL + at.stage * 8, at.parity);
+            quarter_scores<D>(s, q, smem + (uint32_t)(at.stage * shape::TILE + warp * (PIECE * PANEL_ROW)));
+            mbarrier_arrive(smem + shape::K_EMPTY + at.stage * 8);
+            if (first < x.lo || first + KEYS > x.hi) hide_ends(s, first + warp * PIECE, x.lo, x.hi);
+            float *const of_tile = tops + wave * GROUP * 16 + row;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float top = quad_max(fmaxf(fmaxf(s[0][2 * i], s[0][2 * i + 1]), fmaxf(s[1][2 * i], s[1][2 * i + 1])));
+                if (lane % 4 == 0) of_tile[warp * 16 + 8 * i] = x.rows >> (row + 8 * i) & 1 ? top : -INFINITY;
+            }
+            named_barrier_sync(1, GROUP * 32);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float *const y = of_tile + 8 * i;
+                from[i] = row_rescale(&m[i], fmaxf(fmaxf(y[0], y[16]), fmaxf(y[32], y[48])), scale_log2, &correction[i]);
+            }
+            const int i = j % shape::WEIGHT_TILES;
+            struct weight_tile *const to = weights + i;
+            mbarrier_wait(smem + shape::P_EMPTY + i * 8, (turns >> i & 1) ^ 1);
+            turns ^= 1u << i;
+            if (warp == 0 && lane % 4 == 0) to->correction[row] = correction[0], to->correction[row + 8] = correction[1];
+            if (warp == 0 && lane == 0) to->rows = x.rows;
+            softmax_weights(s, from, scale_log2, to, warp);
+            if (j == n_jobs - 1 && warp == 0 && lane % 4 == 0) {
+                float *max = (float *)(panel_memory() + shape::MAXIMA) + u * 16;
+                max[row] = m[0], max[row + 8] = m[1];
+            }
+            mbarrier_arrive(smem + shape::P_FULL + i * 8);
         }
     }
 }
@@ -521,8 +595,8 @@ static __device__ __forceinline__ void store_rows(const struct cuda_attn &a, str
 template <class shape> static __device__ __forceinline__ void pv_tiles(const struct cuda_attn &a, const struct work &w, int warp) {
     constexpr int COLS = shape::COLS;
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
-    const uint32_t smem = smem_addr(decode_smem), v_mine = smem + shape::V + panel_offset(lane, warp);
-    const struct weight_tile *const weights = (const struct weight_tile *)(decode_smem + shape::WEIGHTS);
+    const uint32_t smem = smem_addr(panel_memory()), v_mine = smem + shape::V + panel_offset(lane, warp);
+    const struct weight_tile *const weights = (const struct weight_tile *)(panel_memory() + shape::WEIGHTS);
     struct pipeline_place at = {0, 0};
     uint32_t turns = 0; /* bit i: parity of the next weight tile i */
     const auto load = [&](struct operands<COLS> &y, int half, int tile) {
@@ -530,12 +604,12 @@ template <class shape> static __device__ __forceinline__ void pv_tiles(const str
 #pragma unroll
         for (int n = 0; n < COLS; n++) /* group warp + 4 n: the swizzle takes 4 as the other half of the panel */
             ldmatrix_x4_trans(y.v[n], (n % 2 ? v ^ 64 : v) + n / 2 * PANEL);
-        const struct weight_tile *x = weights + tile % GROUP;
+        const struct weight_tile *x = weights + tile % shape::WEIGHT_TILES;
 #pragma unroll
         for (int k = 0; k < 2; k++) y.p[k] = x->p[2 * half + k][lane];
     };
     const auto wait = [&](int tile) {
-        const int i = tile % GROUP;
+        const int i = tile % shape::WEIGHT_TILES;
         mbarrier_wait(smem + shape::V_FULL + at.stage * 8, at.parity);
         mbarrier_wait(smem + shape::P_FULL + i * 8, turns >> i & 1);
         turns ^= 1u << i;
@@ -548,7 +622,7 @@ template <class shape> static __device__ __forceinline__ void pv_tiles(const str
         if (n_jobs > 0) wait(0), load(first, 0, 0);
 #pragma unroll 1
         for (int j = 0; j < n_jobs; j++) {
-            const struct weight_tile *y = weights + j % GROUP;
+            const struct weight_tile *y = weights + j % shape::WEIGHT_TILES;
             const float correction[2] = {y->correction[row], y->correction[row + 8]};
             const float2 part = y->part[warp][lane];
             const int rows = y->rows >> row;
@@ -562,7 +636,8 @@ template <class shape> static __device__ __forceinline__ void pv_tiles(const str
             if (seen[0]) x.l[0] = row_sum(x.l[0], correction[0], part.x);
             if (seen[1]) x.l[1] = row_sum(x.l[1], correction[1], part.y);
             pv_half(sum, first);
-            mbarrier_arrive(smem + shape::V_EMPTY + at.stage * 8), mbarrier_arrive(smem + shape::P_EMPTY + j % GROUP * 8);
+            mbarrier_arrive(smem + shape::V_EMPTY + at.stage * 8);
+            mbarrier_arrive(smem + shape::P_EMPTY + j % shape::WEIGHT_TILES * 8);
             advance<shape::STAGES>(at, 1);
             if (j + 1 < n_jobs) wait(j + 1), load(first, 0, j + 1);
             pv_half(sum, second);
@@ -571,25 +646,26 @@ template <class shape> static __device__ __forceinline__ void pv_tiles(const str
 #pragma unroll
                 for (int e = 0; e < 4; e++) x.acc[n][e] = seen[e / 2] ? sum[n][e] : x.acc[n][e];
         }
-        float *sums = (float *)(decode_smem + shape::SUMS) + u * 4 * 16;
+        float *sums = (float *)(panel_memory() + shape::SUMS) + u * 4 * 16;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             x.l[i] = quad_sum(x.l[i]);
             if (lane % 4 == 0) sums[warp * 16 + row + 8 * i] = x.l[i];
         }
         named_barrier_sync(2, GROUP * 32);
-        store_rows<shape>(a, unit_of(w, u), w.head, warp, x, sums, (const float *)(decode_smem + shape::MAXIMA) + u * 16);
+        store_rows<shape>(a, unit_of(w, u), w.head, warp, x, sums, (const float *)(panel_memory() + shape::MAXIMA) + u * 16);
     }
 }
 
 template <class shape> static __device__ __forceinline__ void init_mbarriers() {
-    const uint32_t smem = smem_addr(decode_smem);
+    const uint32_t smem = smem_addr(panel_memory());
+    constexpr int copiers = shape::COPIERS * 32;
     for (int i = 0; i < shape::STAGES; i++) {
-        mbarrier_init(smem + shape::K_FULL + i * 8, 32), mbarrier_init(smem + shape::K_EMPTY + i * 8, 32);
-        mbarrier_init(smem + shape::V_FULL + i * 8, 32), mbarrier_init(smem + shape::V_EMPTY + i * 8, GROUP * 32);
+        mbarrier_init(smem + shape::K_FULL + i * 8, copiers), mbarrier_init(smem + shape::K_EMPTY + i * 8, shape::SOFTMAX);
+        mbarrier_init(smem + shape::V_FULL + i * 8, copiers), mbarrier_init(smem + shape::V_EMPTY + i * 8, GROUP * 32);
     }
-    for (int i = 0; i < GROUP; i++)
-        mbarrier_init(smem + shape::P_FULL + i * 8, 32), mbarrier_init(smem + shape::P_EMPTY + i * 8, GROUP * 32);
+    for (int i = 0; i < shape::WEIGHT_TILES; i++)
+        mbarrier_init(smem + shape::P_FULL + i * 8, shape::SOFTMAX), mbarrier_init(smem + shape::P_EMPTY + i * 8, GROUP * 32);
     mbarrier_init(smem + shape::READY, 2 * GROUP * 32);
     mbarrier_init_fence();
 }
@@ -599,22 +675,27 @@ template <class shape> static __device__ __forceinline__ void init_mbarriers() {
  * keys but the newest. Every lane that has read or written arrives at an mbarrier, not one for its warp, as racecheck does not
  * follow an order through __syncwarp; it costs nothing. */
 template <class shape, int BLOCKS>
-__global__ void __launch_bounds__(THREADS, BLOCKS)
+__global__ void __launch_bounds__(shape::THREADS, BLOCKS)
     decode_kernel(const struct cuda_attn a, const struct new_rows f, int n_seqs, int most) {
-    const int warp = (int)threadIdx.x / 32, planned = 2 * GROUP + 1 - warp; /* the producer warps plan first */
+    const int warp = (int)threadIdx.x / 32, planned = shape::WARPS - 1 - warp; /* the producer warps plan first */
     const int first = (int)blockIdx.x, step = (int)gridDim.x, units = shape::UNITS > 1 ? (n_seqs + most - 1) / most : step;
     const struct work w = {(int)blockIdx.y, first,         step, shape::UNITS > 1 ? (units - first + step - 1) / step : 1,
                            n_seqs / units,  n_seqs % units};
-    const uint32_t smem = smem_addr(decode_smem);
+    const uint32_t smem = smem_addr(panel_memory());
     pdl_launch_dependents();
     if (threadIdx.x == 0) init_mbarriers<shape>();
     if (planned < w.n) plan(a, unit_of(w, planned), runs_of<shape>(planned));
     __syncthreads();
     if (warp < 2 * GROUP) make_new_rows<shape>(a, f, w, most, warp);
     if (warp < GROUP) pv_tiles<shape>(a, w, warp);
-    else if (warp < 2 * GROUP) softmax_tiles<shape>(a.scale_log2, w, warp - GROUP);
-    else if (warp == 2 * GROUP) produce_tiles<shape>(a, a.k, w, smem, smem + shape::K_FULL);
-    else produce_tiles<shape>(a, a.v, w, smem + shape::V, smem + shape::V_FULL);
+    else if (warp < 2 * GROUP) {
+        if constexpr (shape::QUARTERS) softmax_quarters<shape>(a.scale_log2, w, warp - GROUP);
+        else softmax_tiles<shape>(a.scale_log2, w, warp - GROUP);
+    } else {
+        const int part = warp - 2 * GROUP;
+        if (part < shape::COPIERS) produce_tiles<shape>(a, a.k, w, smem, smem + shape::K_FULL, part);
+        else produce_tiles<shape>(a, a.v, w, smem + shape::V, smem + shape::V_FULL, part - shape::COPIERS);
+    }
 }
 
 /* ---- the op ---- */
@@ -623,28 +704,29 @@ template <class shape, int BLOCKS>
 static int launch(struct cuda *c, const struct cuda_attn &p, const struct new_rows &f, int64_t n, int64_t blocks, int most) {
     const auto kernel = decode_kernel<shape, BLOCKS>;
     CU_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::SMEM));
-    CU_TRY(cuda_launch(c, kernel, dim3((unsigned)blocks, (unsigned)p.n_kv_heads), THREADS, shape::SMEM, p, f, (int)n, most));
+    CU_TRY(cuda_launch(c, kernel, dim3((unsigned)blocks, (unsigned)p.n_kv_heads), shape::THREADS, shape::SMEM, p, f, (int)n, most));
     return 0;
 }
 /* Blocks of one unit as long as they are one wave, with as few sequences as that allows; else full units, distributed over one
  * wave of blocks, or over several. */
 static int launch_any(struct cuda *c, const struct cuda_attn &p, const struct new_rows &f, int64_t n) {
     if (n == 0) return 0;
-    const bool d64 = p.dim == 64;
+    const auto choose = [&](auto d64, auto d128, auto d256) { return p.dim == 64 ? d64 : p.dim == 128 ? d128 : d256; };
     const int most = 16 / p.group < MAX_SEQS ? 16 / p.group : MAX_SEQS;
-    const int64_t at_once = (int64_t)c->n_sm * (d64 ? 2 : 1) / p.n_kv_heads, room = at_once > 0 ? at_once : 1;
+    const int64_t at_once = (int64_t)c->n_sm * (p.dim == 64 ? 2 : 1) / p.n_kv_heads, room = at_once > 0 ? at_once : 1;
     if (n <= room * most) {
-        const int64_t blocks = n < room ? n : room;
-        return d64 ? launch<one_64, 2>(c, p, f, n, blocks, most) : launch<one_128, 1>(c, p, f, n, blocks, most);
+        const auto run = choose(launch<one_64, 2>, launch<one_128, 1>, launch<one_256, 1>);
+        return run(c, p, f, n, n < room ? n : room, most);
     }
-    const int64_t full = room * most * (d64 ? MANY_64 : MANY_128), blocks = (n + full - 1) / full * room;
-    return d64 ? launch<many_64, 2>(c, p, f, n, blocks, most) : launch<many_128, 1>(c, p, f, n, blocks, most);
+    const int64_t full = room * most * choose(MANY_64, MANY_128, MANY_256), blocks = (n + full - 1) / full * room;
+    const auto run = choose(launch<many_64, 2>, launch<many_128, 1>, launch<many_256, 1>);
+    return run(c, p, f, n, blocks, most);
 }
 
 static bool takes(const struct cuda *c, const struct attn_args *a, const struct cuda_attn &p) {
-    return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128) && p.block_table && a->seqs.max_q == 1 &&
-           p.group <= 16 && p.block_shift >= 0 && p.block_len >= PIECE && p.n_kv_heads <= 65535 && p.softcap == 0 &&
-           c->smem_max >= (size_t)many_128::SMEM;
+    return cuda_hopper(c) && attn_on_tensor_cores(a) && (p.dim == 64 || p.dim == 128 || p.dim == 256) && p.block_table &&
+           a->seqs.max_q == 1 && p.group <= 16 && p.block_shift >= 0 && p.block_len >= PIECE && p.n_kv_heads <= 65535 &&
+           p.softcap == 0 && c->smem_max >= (size_t)(p.dim == 256 ? many_256::SMEM : many_128::SMEM);
 }
 
 int cuda_attn_decode_sm90(struct cuda *c, const struct attn_args *a, const struct cuda_attn &p, bool *ran) {

@@ -22,8 +22,6 @@
 #include "device/cuda/attention/attention_warp.cuh"
 #include "device/cuda/attention/online_softmax.cuh"
 
-extern __shared__ __align__(128) char attn_smem[];
-
 /* ---- loads of both kernels ---- */
 
 /* Two packed rows (r and r + 8 of this lane) as A fragments, zeros beyond the last row and the head size. */
@@ -210,7 +208,7 @@ __global__ void __launch_bounds__(prefill_shape<SIZE>::ROWS * 2, prefill_shape<S
     if (first >= s.packed || s.packed <= a.decode_rows) return;
     const int last = min(first + shape::ROWS, s.packed) - 1;
     const int lane = (int)threadIdx.x % 32, mine = first + (int)threadIdx.x / 32 * 16, r = mine + lane / 4;
-    const uint32_t smem = smem_addr(attn_smem), q_tile = smem + shape::KEYS;
+    const uint32_t smem = smem_addr(&dynamic_shared<char>()), q_tile = smem + shape::KEYS;
     const int p_last = s.pos0 + last / a.group;
     if constexpr (shape::Q_IN_SMEM) load_q_tile<SIZE>(a, s, head, first, last, q_tile); /* in the first group of copies */
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), p_last + 1, head};
@@ -335,8 +333,8 @@ __global__ void __launch_bounds__(decode_shape<SIZE, TS>::WARPS * 32, decode_sha
     const int last = min(first + 16, s.packed) - 1, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int mine = T == 1 ? 0 : warp / 4, quarter = warp % 4, row = lane / 4, t = lane % 4, r = first + row;
     const struct key_range range = {first_key(a, s.pos0 + first / a.group), s.pos0 + last / a.group + 1, head};
-    const uint32_t smem = smem_addr(attn_smem);
-    char *p_tile = attn_smem + shape::KEYS;
+    const uint32_t smem = smem_addr(&dynamic_shared<char>());
+    char *p_tile = &dynamic_shared<char>() + shape::KEYS;
     float *by_warp = (float *)(p_tile + T * shape::P), *sums = by_warp + shape::WARPS * 16;
     const int p_min = s.pos0 + first / a.group, from_max = first_key(a, s.pos0 + last / a.group);
     kv_pipeline<SIZE, shape::WARPS * 32, shape::STAGES, T> walk(a, s, range, smem);

@@ -11,7 +11,7 @@
 #define WARP_ALL 0xffffffffu
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline void pdl_launch_dependents() {}
-static inline void pdl_wait() {}
+static inline void pdl_wait() { threads_pdl_wait(); }
 static inline float rcp_approx(float x) { return 1.0f / x; }
 static inline float log2_approx(float x) { return log2f(x); }
 template <class T> static inline T &dynamic_shared() { return *(T *)threads_shared; }
@@ -20,6 +20,11 @@ static inline uint32_t pack_bf16(float lo, float hi) {
 }
 static inline float warp_sum(float v) {
     for (int lane = 16; lane > 0; lane /= 2) v += __shfl_xor_sync(WARP_ALL, v, lane);
+    return v;
+}
+
+static inline float warp_max(float v) {
+    for (int lane = 16; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, lane));
     return v;
 }
 
@@ -58,6 +63,7 @@ static inline void threads_copy_issue(const threads_copy &c) {
         fprintf(stderr, "cp_async: an address is not aligned\n");
         abort();
     }
+    threads_copy_issued();
     if (threads_eager(THREADS_COPY)) threads_copy_run(c);
     else threads_copies.issue(c);
 }
@@ -65,6 +71,9 @@ static inline void cp_async16(uint32_t dst, const void *src, bool take) {
     threads_copy_issue({threads_shared + dst, src, 16, take});
 }
 static inline void cp_async8(uint32_t dst, const void *src, bool take) { threads_copy_issue({threads_shared + dst, src, 8, take}); }
+template <bool> static inline void cp_async16_l2(uint32_t dst, const void *src, bool take, uint64_t) { cp_async16(dst, src, take); }
+static inline uint64_t l2_evict_normal() { return 0; }
+static inline uint64_t l2_evict_first() { return 0; }
 static inline void cp_commit() { threads_copies.commit(); }
 template <int N> static inline void cp_wait() { threads_copies.wait(N, threads_copy_run); }
 static inline void named_barrier_sync(int id, int threads) { threads_named_barrier(id, threads, true); }
