@@ -13,6 +13,7 @@
 #define VERLC_DEV_CUDA_CONTEXT_CUH
 
 #include "base/err.h"
+#include "device/cuda/gemm/gemm_args.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/scratch_sizes.h"
 #include "device/device.h"
@@ -176,28 +177,7 @@ bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu: see dev_k
 size_t cuda_working_bytes(struct dev *d, const struct dev_sizes *s);
 int cuda_reserve(struct dev *d, const struct dev_sizes *s);
 
-/* ---- GEMM (device/cuda/gemm/gemm.cu); all row-major, sums in f32 ---- */
-enum cuda_gemm_op {
-    CUDA_GEMM_FWD, /* out (m, n) = a (m, k) . b (n, k)^T: batch-invariant, a row's bits do not depend on m */
-    CUDA_GEMM_DX,  /* out (m, k) = a (m, n) . b (n, k): batch-invariant */
-    CUDA_GEMM_DW,  /* out (n, k) = a (m, n)^T . b (m, k): deterministic */
-};
-struct cuda_gemm_args {
-    enum cuda_gemm_op op;
-    int64_t m, n, k;
-    const void *a, *b;
-    void *out;
-    enum dtype in, out_dt; /* in: DT_F32 (plain f32, no TF32) or DT_BF16, of a and b; out: f32, or in */
-    int64_t ld_out;        /* elements between rows of out; 0: its width */
-    bool add;              /* out (f32) += */
-    const void *from;      /* add: what is accumulated on, of out's shape; NULL: out itself */
-    int64_t whole_n;       /* FWD: b is some rows of a matrix of so many, whose bits the result has; 0: it is all of them */
-    int64_t split_cols;    /* FWD, out f32, no add: the bits are those of GEMMs of split_cols columns each (the last may have
-                              fewer), one after the other; 0: of one GEMM */
-    void *gate_up;         /* FWD: fused SwiGLU: out is (m, n / 2) of dtype in; this (m, n) may be written, as the GEMM's
-                              output; NULL: no SwiGLU */
-    const void *bias;      /* FWD: (n) of dtype in, optional: added in f32 before the one rounding */
-};
+/* ---- GEMM (device/cuda/gemm/gemm.cu) ---- */
 int cuda_gemm(struct cuda *c, const struct cuda_gemm_args *a);
 int cuda_gemm_open(struct cuda *c);
 void cuda_gemm_close(struct cuda *c);

@@ -17,5 +17,6 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float x) {
     return {(uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16)};
 }
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
+static inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {__bfloat162float(v.x), __bfloat162float(v.y)}; }
 
 #endif

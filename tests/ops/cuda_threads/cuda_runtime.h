@@ -24,6 +24,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __trap() __builtin_trap()
 
 struct dim3 {
@@ -66,6 +67,7 @@ const lane_bytes *threads_exchange(const void *mine, size_t bytes);
 extern char *threads_shared;
 char *threads_shared_of(unsigned rank);
 unsigned threads_number(), threads_cluster_rank();
+size_t threads_shared_bytes(); /* of a block of this launch */
 void threads_cluster_barrier();
 /* Waits until another thread wakes all that wait for `what`; whether one does. */
 void threads_wait(const void *what);

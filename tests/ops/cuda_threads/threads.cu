@@ -35,6 +35,7 @@ static unsigned first_block;            /* blockIdx.x of the cluster's first */
 static const std::function<void()> *body;
 static int eager; /* of THREADS_COPY, THREADS_WGMMA */
 static uint64_t block_number;
+static size_t shared_bytes;
 static struct {
     void (*hook)(void *of, bool ended);
     void *of;
@@ -105,6 +106,7 @@ static bool end_in_front() {
     return true;
 }
 unsigned threads_number() { return current; }
+size_t threads_shared_bytes() { return shared_bytes; }
 unsigned threads_cluster_rank() { return current / block_threads; }
 char *threads_shared_of(unsigned rank) { return shared_memory[rank]; }
 const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
@@ -176,7 +178,7 @@ void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function
     if (threads * cluster > MAX_THREADS || shared > SHARED || cluster > MAX_CLUSTER || grid.x % cluster) abort();
     if (cluster > 1 && threads % 32) abort();
     block_threads = threads;
-    body = &kernel;
+    body = &kernel, shared_bytes = shared;
     gridDim = grid, blockDim = dim3(threads);
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)

@@ -15,10 +15,11 @@
 
 enum {
     GEMM_MAX_ALGOS = 16, /* of the library's heuristic, at a time */
-    /* Our small-M kernels: the largest M, and how many variants each kind has. */
+    /* Our small-M kernels: the largest M (TMA: of those for Hopper), and how many variants each kind has. */
     GEMM_SMALL_M_MAX = 96,
+    GEMM_SMALL_M_TMA_MAX = 128,
     GEMM_N_SMALL_M = 8,
-    GEMM_N_SMALL_M_TMA = 8,
+    GEMM_N_SMALL_M_TMA = 12,
     GEMM_N_SMALL_M_SWIGLU = 3
 };
 
@@ -59,7 +60,8 @@ struct cuda_gemm {
     cublasLtHandle_t handle;
     bool poison; /* VERLC_CUDA_POISON: gemm_plan_run fills outputs with NaN first */
     struct gemm_plan *plans[64];
-    bool small_m_ready[GEMM_SMALL_M_MAX / 16][GEMM_N_SMALL_M], small_m_tma_ready[GEMM_N_SMALL_M_TMA + GEMM_N_SMALL_M_SWIGLU];
+    bool small_m_ready[GEMM_SMALL_M_MAX / 16][GEMM_N_SMALL_M];
+    bool small_m_tma_ready[GEMM_N_SMALL_M_TMA + GEMM_N_SMALL_M_SWIGLU];
     int n_autotuned, n_two_pass; /* (plan, bucket) pairs autotuned; those without a bitwise-identical kernel */
 };
 

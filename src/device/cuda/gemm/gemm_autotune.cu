@@ -24,8 +24,8 @@ enum {
     PART_ROWS = 64,        /* M of the trial of some rows of a matrix */
     MAX_TESTS = 8,
     MAX_ROUNDS = 5,
-    MAX_MORE = 7,     /* algorithms tried after the heuristic's for the bucket */
-    MAX_IN_GRAPH = 6, /* of the fastest, timed again inside a CUDA graph */
+    MAX_MORE = 7,      /* algorithms tried after the heuristic's for the bucket */
+    MAX_IN_GRAPH = 10, /* of the fastest, timed again inside a CUDA graph */
     MIN_CHAIN = 16,
     MAX_CHAIN = 64,   /* GEMMs of such a graph */
     CHAIN_ROUNDS = 3, /* the first one warms up */
@@ -342,7 +342,8 @@ static void add_ours(struct gemm_pick *picks, int *n, enum gemm_method how, int 
  * for a plan of sums the canonical one, and our small-M kernels. */
 static int candidates(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int64_t rows, struct gemm_pick picks[MAX_TRIED],
                       int *n) {
-    const bool small_m = p->op == CUDA_GEMM_FWD && rows <= GEMM_SMALL_M_MAX, hopper = small_m && cuda_hopper(c);
+    const bool fwd = p->op == CUDA_GEMM_FWD, small_m = fwd && rows <= GEMM_SMALL_M_MAX;
+    const bool hopper = fwd && rows <= GEMM_SMALL_M_TMA_MAX && cuda_hopper(c);
     cublasLtMatmulAlgo_t algos[GEMM_MAX_ALGOS];
     int n_algos;
     *n = 0;
@@ -437,23 +438,6 @@ static int time_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial
     return rc;
 }
 
-/* The same of the fastest of them; the others' become infinite. */
-static int time_fastest_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
-                                 float *ms) {
-    float chained[MAX_TRIED];
-    for (int i = 0; i < n; i++) chained[i] = NOT_TIMED;
-    for (int k = 0; k < MAX_IN_GRAPH; k++) {
-        int best = 0;
-        for (int i = 1; i < n; i++)
-            if (ms[i] < ms[best]) best = i;
-        if (ms[best] == NOT_TIMED) break;
-        ms[best] = NOT_TIMED;
-        TRY(time_in_graph(c, p, t, &picks[best], &chained[best]));
-    }
-    memcpy(ms, chained, (size_t)n * sizeof *ms);
-    return 0;
-}
-
 /* "algorithm 3" of the list, or "small-M kernel 0" */
 static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, size_t size) {
     if (picks[i].how == GEMM_SMALL_M) snprintf(buf, size, "small-M kernel %d", picks[i].small);
@@ -462,6 +446,27 @@ static const char *pick_name(const struct gemm_pick *picks, int i, char *buf, si
     else if (picks[i].how == GEMM_SWIGLU_FUSED) snprintf(buf, size, "fused SwiGLU");
     else snprintf(buf, size, "algorithm %d", i + 1);
     return buf;
+}
+
+/* The same of the fastest of them; the others' become infinite. */
+static int time_fastest_in_graph(struct cuda *c, struct gemm_plan *p, const struct trial *t, const struct gemm_pick *picks, int n,
+                                 float *ms) {
+    float chained[MAX_TRIED];
+    char plan[128], who[32];
+    for (int i = 0; i < n; i++) chained[i] = NOT_TIMED;
+    for (int k = 0; k < MAX_IN_GRAPH; k++) {
+        int best = 0;
+        for (int i = 1; i < n; i++)
+            if (ms[i] < ms[best]) best = i;
+        if (ms[best] == NOT_TIMED) break;
+        const float alone = ms[best];
+        ms[best] = NOT_TIMED;
+        TRY(time_in_graph(c, p, t, &picks[best], &chained[best]));
+        log_debug("cuda: %s, %lld rows: %s %.1f us alone, %.1f us in a CUDA graph", gemm_plan_name(p, plan, sizeof plan),
+                  (long long)t->args.m, pick_name(picks, best, who, sizeof who), 1e3 * alone, 1e3 * chained[best]);
+    }
+    memcpy(ms, chained, (size_t)n * sizeof *ms);
+    return 0;
 }
 
 static int autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base, int bucket, struct trial *t) {
@@ -499,7 +504,7 @@ static int autotune(struct cuda *c, struct gemm_plan *p, struct gemm_plan *base,
         ms[i] = good[i] ? 0 : NOT_TIMED;
     }
     TRY(time_all(c, p, t, picks, n, ms));
-    if (c->cc >= 90 && top <= GEMM_SMALL_M_MAX) TRY(time_fastest_in_graph(c, p, t, picks, n, ms));
+    if (c->cc >= 90 && top <= GEMM_SMALL_M_TMA_MAX) TRY(time_fastest_in_graph(c, p, t, picks, n, ms));
     for (int i = 0; i < n; i++) {
         if (!good[i]) continue;
         n_good++;

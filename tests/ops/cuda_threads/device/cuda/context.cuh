@@ -3,6 +3,7 @@
 #define VERLC_TESTS_CUDA_THREADS_CONTEXT_CUH
 
 #include "base/err.h"
+#include "device/cuda/gemm/gemm_args.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/scratch_sizes.h"
 #include "device/device.h"
@@ -11,10 +12,12 @@
 #include <cuda_runtime.h>
 #include <string.h>
 
+struct cuda_gemm;
 struct cuda {
     int n_sm;
     size_t smem_max;
     cudaStream_t stream;
+    struct cuda_gemm *gemm;
     void *scratch[CUDA_N_SCRATCH];
 };
 static inline struct cuda *cuda_of(struct dev *d) { return (struct cuda *)d->ctx; }

@@ -8,6 +8,8 @@
 
 #include "device/cuda/ptx.cuh"
 
+#define WGMMA_ENABLED 1
+
 enum { PANEL_ROW = 128 };
 static inline char *panel_memory() { return threads_shared; }
 static inline uint32_t panel_offset(int row, int chunk) { return (uint32_t)(row * PANEL_ROW + ((chunk ^ (row & 7)) << 4)); }
@@ -34,6 +36,10 @@ static inline double threads_operand(uint64_t desc, bool mn, int i, int k) {
     if (mn) at += (uint32_t)(i / 64) * field(16) + (uint32_t)(k / 8) * field(32) + (uint32_t)(k % 8 * 128 + i % 64 * 2);
     else at += (uint32_t)(i / 8) * field(32) + (uint32_t)(i % 8 * 128 + k * 2);
     at ^= (at >> 7 & 7) << 4;
+    if (at >= threads_shared_bytes()) {
+        fprintf(stderr, "wgmma: an operand lies behind the block's shared memory\n");
+        abort();
+    }
     uint16_t x;
     memcpy(&x, threads_shared + at, sizeof x);
     return (double)__uint_as_float((uint32_t)x << 16);
@@ -75,7 +81,11 @@ template <int N> static inline void setmaxnreg_dec() {}
 template <int N> static inline void setmaxnreg_inc() {}
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() { threads_wgmmas.commit(); }
-template <int N> static inline void wgmma_wait() { threads_wgmmas.wait(N, threads_wgmma_run); }
+/* All of a warp together, as on a GPU: no lane has yet to wait when one says that a stage has been read. */
+template <int N> static inline void wgmma_wait() {
+    threads_wgmmas.wait(N, threads_wgmma_run);
+    __syncwarp();
+}
 template <int N> static inline void wgmma_fence_registers(float (&)[N][4]) {}
 
 static inline void wgmma_m64n64_ss(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
@@ -87,6 +97,10 @@ static inline void wgmma_m64n64_rs(float (&d)[8][4], const uint32_t (&a)[4], uin
 }
 static inline void wgmma_m64n256_rs(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
     threads_wgmma_issue({d[0], 256, true, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
+}
+static inline bool elect_one() {
+    __syncwarp();
+    return threadIdx.x % 32 == 0;
 }
 template <int NB> static inline void wgmma_small_n(float (&d)[NB][4], uint32_t a, uint32_t b) {
     const uint64_t upper = (uint64_t)0x40000040 << 32;
