@@ -50,7 +50,9 @@ int bench_keep(const char *recompute, struct model_keep *out);
 /* Random prompts of so many tokens, n samples of max_tokens tokens each; user counts the prompts. */
 struct bench_prompts {
     int64_t vocab, prompts, n, length, max_tokens;
-    int64_t repeat; /* so many random tokens again and again; 0: all are random */
+    int64_t repeat;      /* so many random tokens again and again; 0: all are random */
+    const int32_t *text; /* in their place these n_text tokens again and again, prompt i from the i-th on; NULL: none */
+    int64_t n_text;
 };
 int bench_submit(struct engine *e, const struct bench_prompts *p);
 #define BENCH_RECOMPUTE "none|mlp|layer", "what the backward recomputes: nothing, every layer's MLP, every layer"

@@ -35,6 +35,7 @@ int bench_submit(struct engine *e, const struct bench_prompts *p) {
     for (int64_t i = 0; i < p->prompts && rc == 0; i++) {
         for (int64_t k = 0; k < p->length; k++) ids[k] = (int32_t)rng_below(&r, (uint64_t)p->vocab);
         for (int64_t k = p->repeat; p->repeat > 0 && k < p->length; k++) ids[k] = ids[k - p->repeat];
+        for (int64_t k = 0; p->text && k < p->length; k++) ids[k] = p->text[(i + k) % p->n_text];
         const struct engine_request q = {.prompt = ids,
                                          .n_prompt = p->length,
                                          .n = p->n,

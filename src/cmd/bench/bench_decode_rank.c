@@ -115,7 +115,8 @@ static void close_all(struct decode_bench *b) {
 /* Seconds to all first tokens, and of each later token of all samples. */
 static int draw(struct decode_bench *b, double *first_s, double *token_s) {
     const struct engine_config cfg = {0};
-    const struct bench_prompts p = {b->m->cfg.vocab, b->batch, 1, b->prompt, b->len, 0};
+    const struct bench_prompts p = {
+        .vocab = b->m->cfg.vocab, .prompts = b->batch, .n = 1, .length = b->prompt, .max_tokens = b->len};
     struct engine *e = NULL;
     int rc = decoder_engine(&e, b->decoder, &cfg);
     if (rc == 0) rc = bench_submit(e, &p);

@@ -12,6 +12,7 @@
 #include "plan/memory_limit.h"
 #include "plan/model_memory.h"
 #include "train/activation_recompute.h"
+#include "text/text.h"
 #include "train/trained_model.h"
 
 #include <stdio.h>
@@ -22,7 +23,8 @@ struct model_bench {
     const char *model, *dtype, *device; /* device: NULL is auto */
     enum dtype act;
     int64_t batch, n, prompt, len, steps, threads, draft, repeat, logits;
-    const char *recompute, *draft_mode;
+    const char *recompute, *draft_mode, *text;
+    struct text_ids ids;        /* of text */
     enum engine_draft drafting; /* draft_mode */
     struct model_keep keep;
     const char *trace_file;
@@ -41,6 +43,7 @@ static int parse(struct model_bench *b, int argc, char **argv, const char *usage
         {"--draft", CMD_I64(CMD_DRAFT), &b->draft, "N", "tokens that the MTP layer drafts at a time (generate)"},
         {"--draft-mode", CMD_STR, &b->draft_mode, "always|measured|never", "when they are drafted (always)"},
         {"--repeat", CMD_I64("int[0,2^20]"), &b->repeat, "N", "prompts are N random tokens again and again (generate; 0: random)"},
+        {"--text", CMD_STR, &b->text, "TEXT", "prompts are the tokens of this text again and again (generate)"},
         {"--steps", CMD_I64(CMD_COUNT), &b->steps, "N", "measured repetitions; the best counts"},
         {"--device", CMD_STR, &b->device, "NAME", CMD_DEVICE_HELP},
         {"--threads", CMD_I64(CMD_THREADS), &b->threads, "N", "threads (all)"},
@@ -202,12 +205,28 @@ static int decode_times(struct engine *e, int64_t batch, int64_t len, struct gen
     return more < 0 ? more : 0;
 }
 
+/* The tokens of --text. */
+static int read_text(struct model_bench *b) {
+    struct tokenizer *tok = NULL;
+    if (!b->text) return 0;
+    TRY(tokenizer_open(&tok, b->model));
+    const int rc = tokenizer_encode(tok, b->text, strlen(b->text), false, &b->ids);
+    tokenizer_close(tok);
+    TRY(rc);
+    if (b->ids.n == 0) FAIL(ERR_INVAL, "--text has no tokens");
+    for (int64_t i = 0; i < b->ids.n; i++)
+        if (b->ids.p[i] >= b->m->cfg.vocab)
+            FAIL(ERR_INVAL, "--text: token %d; the model's vocabulary has %lld", b->ids.p[i], (long long)b->m->cfg.vocab);
+    return 0;
+}
+
 static int generate_once(struct model_bench *b, struct decoder *d, struct gen_times *times) {
     const struct engine_config cfg = {.draft = b->drafting};
     struct engine *e = NULL;
     int rc = decoder_engine(&e, d, &cfg);
     if (rc == 0)
-        rc = bench_submit(e, &(struct bench_prompts){b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len, b->repeat});
+        rc = bench_submit(e, &(struct bench_prompts){b->m->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len, b->repeat,
+                                                     b->text ? b->ids.p : NULL, b->ids.n});
     const double t = clock_now();
     while (rc >= 0 && engine_stats(e).sampled < b->batch) rc = engine_step(e); /* every sample has its first token */
     times->prefill = clock_now() - t;
@@ -228,6 +247,7 @@ int bench_generate(int argc, char **argv) {
     const double start = clock_now();
     const int64_t total = b.prompt + b.len, max_rows = b.batch * b.prompt; /* all prompts in one step: two clean phases */
     TRYG(open_model(&b, MODEL_INFER, total), out);
+    TRYG(read_text(&b), out);
     const struct decoder_args limits = {.max_seqs = b.batch, .max_rows = max_rows, .max_len = total, .max_draft = b.draft};
     struct decoder_args a = decoder_size(&b.dev, &b.m->cfg, b.m->act, &limits, SIZE_MAX);
     a.model = b.m;
@@ -250,6 +270,7 @@ int bench_generate(int argc, char **argv) {
            (long long)b.batch, load, best.prefill, 1 / best.decode, best.decode_median, (double)(b.batch * b.len) / whole,
            (long long)b.draft, best.accepted, b.m->weights_bytes, b.dev.describe);
 out:
+    text_ids_free(&b.ids);
     decoder_close(d);
     model_close(b.m);
     dev_close(&b.dev);

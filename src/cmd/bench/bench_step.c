@@ -52,7 +52,11 @@ static int generate(struct step_bench *b) {
     const struct engine_config cfg = {.done = take_sample, .done_arg = b};
     struct engine *e = NULL;
     int rc = decoder_engine(&e, b->decoder, &cfg);
-    if (rc == 0) rc = bench_submit(e, &(struct bench_prompts){b->policy->cfg.vocab, b->batch / b->n, b->n, b->prompt, b->len, 0});
+    if (rc == 0)
+        rc = bench_submit(
+            e,
+            &(struct bench_prompts){
+                .vocab = b->policy->cfg.vocab, .prompts = b->batch / b->n, .n = b->n, .length = b->prompt, .max_tokens = b->len});
     if (rc == 0) rc = engine_run(e);
     engine_destroy(e);
     return rc;
