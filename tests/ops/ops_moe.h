@@ -385,6 +385,8 @@ static const struct op_shape shapes_experts[] = {
     {.rows = 129, .n = 48, .k = 64, .hq = 9, .hk = 3, .flags = S_ADD},
     {.rows = 300, .n = 136, .k = 72, .hq = 5, .hk = 1, .flags = S_ADD},
     {.rows = 450, .n = 264, .k = 136, .hq = 3, .hk = 1, .flags = S_ADD},
+    {.rows = 150, .n = 136, .k = 584, .hq = 3, .hk = 1, .flags = S_ADD},
+    {.rows = 150, .n = 488, .k = 328, .hq = 2, .hk = 1, .flags = S_ADD},
 };
 
 #endif

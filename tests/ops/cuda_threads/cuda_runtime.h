@@ -24,6 +24,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...) /* cluster_rank says it */
 #define __grid_constant__
 #define __trap() __builtin_trap()
 
@@ -56,8 +57,36 @@ static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t) { abort(); }
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) { return cudaSuccess; }
+/* One cluster runs at a time. */
+enum { cudaLaunchAttributeClusterDimension };
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        dim3 clusterDim;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+};
+static inline cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *, const cudaLaunchConfig_t *) {
+    *n = 1;
+    return cudaSuccess;
+}
+enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaStream_t) {
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t) {
+    memset(p, v, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
-/* Blocks in clusters of so many along x, whose blocks run side by side. */
+/* Blocks in clusters of so many along x, whose blocks run side by side. 1: or of two, if threads_in_pairs says so. */
 void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel, unsigned cluster = 1);
 void threads_block_barrier();
 /* The values of the warp's 32 lanes; valid until this lane's next exchange but one. */
@@ -68,6 +97,8 @@ extern char *threads_shared;
 char *threads_shared_of(unsigned rank);
 unsigned threads_number(), threads_cluster_rank();
 size_t threads_shared_bytes(); /* of a block of this launch */
+/* Blocks of this kernel are in clusters of two: begins it again so if they are not. */
+void threads_in_pairs();
 void threads_cluster_barrier();
 /* Waits until another thread wakes all that wait for `what`; whether one does. */
 void threads_wait(const void *what);
@@ -124,6 +155,7 @@ static inline unsigned __ballot_sync(unsigned, bool v) {
     for (int i = 0; i < 32; i++) bits |= (unsigned)(*all[i] != 0) << i;
     return bits;
 }
+static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __ffs(int v) { return __builtin_ffs(v); }
 static inline bool __any_sync(unsigned, bool v) {
     const lane_bytes *const all = threads_exchange(&v, sizeof v);

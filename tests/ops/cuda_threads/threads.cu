@@ -21,17 +21,24 @@ struct fiber {
     ucontext_t start;
     jmp_buf at;
     char *stack;
-    enum wait wait;
     bool begun;
-    const void *event; /* that it waits for */
-    unsigned turn;     /* of its exchanges */
+    unsigned turn; /* of its exchanges */
 };
 static struct fiber fiber[MAX_THREADS];
+static uint8_t state[MAX_THREADS]; /* of each thread: enum wait */
+static const void *event[MAX_THREADS];
+static unsigned events; /* how many wait for one */
+/* Threads that wait for each other: how many have not ended, how many of these wait. */
+struct partners {
+    unsigned alive, waiting;
+};
+static struct partners warp[MAX_THREADS / 32], block[MAX_CLUSTER], whole;
 static lane_bytes exchange[MAX_THREADS / 32][2][32];
 static ucontext_t caller;
 static jmp_buf scheduler;
-static unsigned current, block_threads; /* this thread; threads of a block of the cluster */
-static unsigned first_block;            /* blockIdx.x of the cluster's first */
+static unsigned current, block_threads;      /* this thread; threads of a block of the cluster */
+static unsigned cluster_blocks, first_block; /* blockIdx.x of the cluster's first */
+static bool asked;                           /* for clusters of two, by a kernel that began as if it had none */
 static const std::function<void()> *body;
 static int eager; /* of THREADS_COPY, THREADS_WGMMA */
 static uint64_t block_number;
@@ -53,22 +60,27 @@ static uint64_t draw() { /* xorshift64 */
     return drawn;
 }
 static void pause(enum wait why) {
-    fiber[current].wait = why;
+    state[current] = why;
+    if (why == WARP) warp[current / 32].waiting++;
+    else if (why == BLOCK) block[current / block_threads].waiting++;
+    else if (why == CLUSTER) whole.waiting++;
     if (!_setjmp(fiber[current].at)) _longjmp(scheduler, 1);
 }
 static void fiber_main() {
     (*body)();
-    fiber[current].wait = ENDED;
+    state[current] = ENDED;
+    warp[current / 32].alive--, block[current / block_threads].alive--, whole.alive--;
     _longjmp(scheduler, 1);
 }
 bool threads_eager(int what) { return eager & what; }
 uint64_t threads_block_number() { return block_number; }
 void threads_named_barrier(int id, int threads, bool wait) {
-    auto &bar = named[threads_cluster_rank()][id];
+    const unsigned first = current / block_threads * block_threads;
+    auto &bar = named[current / block_threads][id];
     if (++bar.arrived == threads) {
         bar.arrived = 0;
-        for (unsigned i = 0; i < MAX_THREADS; i++) {
-            if (bar.waits[i]) fiber[i].wait = READY;
+        for (unsigned i = first; i < first + block_threads; i++) {
+            if (bar.waits[i]) state[i] = READY;
             bar.waits[i] = false;
         }
     } else if (wait) {
@@ -79,17 +91,17 @@ void threads_named_barrier(int id, int threads, bool wait) {
 void threads_block_barrier() { pause(BLOCK); }
 void threads_cluster_barrier() { pause(CLUSTER); }
 void threads_wait(const void *what) {
-    fiber[current].event = what;
+    event[current] = what, events++;
     pause(EVENT);
 }
 void threads_wake(const void *what) {
-    for (struct fiber &f : fiber)
-        if (f.wait == EVENT && f.event == what) f.wait = READY;
+    for (unsigned i = 0; events > 0 && i < block_threads * cluster_blocks; i++)
+        if (state[i] == EVENT && event[i] == what) state[i] = READY, events--;
 }
 bool threads_awaited(const void *what) {
-    bool any = false;
-    for (const struct fiber &f : fiber) any |= f.wait == EVENT && f.event == what;
-    return any;
+    for (unsigned i = 0; events > 0 && i < block_threads * cluster_blocks; i++)
+        if (state[i] == EVENT && event[i] == what) return true;
+    return false;
 }
 void threads_in_front(void (*hook)(void *, bool), void *of) { in_front = {hook, of, false, 0}; }
 int64_t threads_early_copies() { return in_front.early; }
@@ -108,6 +120,11 @@ static bool end_in_front() {
 unsigned threads_number() { return current; }
 size_t threads_shared_bytes() { return shared_bytes; }
 unsigned threads_cluster_rank() { return current / block_threads; }
+void threads_in_pairs() {
+    if (cluster_blocks == 2) return;
+    asked = true;
+    _longjmp(scheduler, 1);
+}
 char *threads_shared_of(unsigned rank) { return shared_memory[rank]; }
 const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
     lane_bytes *all = exchange[current / 32][fiber[current].turn++ & 1];
@@ -115,23 +132,23 @@ const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
     pause(WARP);
     return all;
 }
-/* Releases threads [from, to) that wait for `what` if all of these do that have not ended. */
-static bool release_all(unsigned from, unsigned to, enum wait what) {
-    unsigned waiting = 0, alive = 0;
-    for (unsigned i = from; i < to; i++) alive += fiber[i].wait != ENDED, waiting += fiber[i].wait == what;
-    if (waiting == 0 || waiting < alive) return false;
+/* Releases threads [from, to), these partners, that wait for `what` if all of these do that have not ended. */
+static bool release_all(struct partners *p, unsigned from, unsigned to, enum wait what) {
+    if (p->waiting == 0 || p->waiting < p->alive) return false;
     for (unsigned i = from; i < to; i++)
-        if (fiber[i].wait == what) fiber[i].wait = READY;
+        if (state[i] == what) state[i] = READY;
+    p->waiting = 0;
     return true;
 }
 /* Releases whoever all of whose partners wait with it; false: nobody could be. */
 static bool release(unsigned n) {
     bool any = false;
-    for (unsigned i = 0; i < n; i += 32) any |= release_all(i, min(n, i + 32), WARP);
-    for (unsigned i = 0; i < n; i += block_threads) any |= release_all(i, i + block_threads, BLOCK);
-    return release_all(0, n, CLUSTER) || any;
+    for (unsigned i = 0; i < n; i += 32) any |= release_all(&warp[i / 32], i, min(n, i + 32), WARP);
+    for (unsigned i = 0; i < n; i += block_threads) any |= release_all(&block[i / block_threads], i, i + block_threads, BLOCK);
+    return release_all(&whole, 0, n, CLUSTER) || any;
 }
-static void run_fiber(unsigned i) {
+/* Not inline, as setjmp would lose the locals of a function that calls it. */
+static __noinline__ void run_fiber(unsigned i) {
     current = i;
     threadIdx = dim3(i % block_threads), blockIdx.x = first_block + i / block_threads;
     threads_shared = shared_memory[i / block_threads];
@@ -140,34 +157,41 @@ static void run_fiber(unsigned i) {
     fiber[i].begun = true;
     setcontext(&fiber[i].start);
 }
-static void run_cluster(unsigned n) {
+static void run_cluster() {
+    const unsigned n = block_threads * cluster_blocks;
+    if (n > MAX_THREADS || cluster_blocks > MAX_CLUSTER || gridDim.x % cluster_blocks) abort();
+    if (cluster_blocks > 1 && block_threads % 32) abort();
     static unsigned order[MAX_THREADS];
+    whole = {n, 0}, events = 0;
+    for (unsigned b = 0; b < cluster_blocks; b++) block[b] = {block_threads, 0};
+    for (unsigned i = 0; i < n; i += 32) warp[i / 32] = {min(32u, n - i), 0};
     for (unsigned i = 0; i < n; i++) {
         struct fiber *f = &fiber[i];
         if (!f->stack) f->stack = (char *)malloc(STACK);
         getcontext(&f->start);
         f->start.uc_stack.ss_sp = f->stack, f->start.uc_stack.ss_size = STACK, f->start.uc_link = &caller;
         makecontext(&f->start, fiber_main, 0);
-        f->wait = READY, f->begun = false, f->turn = 0, order[i] = i;
+        f->begun = false, f->turn = 0, state[i] = READY, order[i] = i;
     }
     eager = (int)(draw() >> 40 & 3), block_number++;
     in_front.ended = false;
     if (in_front.hook) in_front.hook(in_front.of, false);
-    const uint32_t slow = (uint32_t)(draw() >> 20 & draw() >> 20 & draw() >> 20); /* warps that run in one of 16 turns */
-    memset(shared_memory, 0xff, n / block_threads * SHARED);                      /* NaN */
-    for (;;) {
-        unsigned ended = 0;
-        for (unsigned i = n; i-- > 1;) {
-            const unsigned k = (unsigned)(draw() % (i + 1)), x = order[i];
-            order[i] = order[k], order[k] = x;
+    const uint64_t slow = draw() & draw() & draw();       /* warps that run in one of 16 turns */
+    memset(shared_memory, 0xff, cluster_blocks * SHARED); /* NaN */
+    for (unsigned first = n;; first = n / 8) {            /* threads that take another's turn: all, then some */
+        for (unsigned i = 0; i < first; i++) {
+            const uint64_t d = draw();
+            const unsigned a = first == n ? i : (unsigned)((d & 0xffffffffu) * n >> 32), b = (unsigned)((d >> 32) * n >> 32);
+            std::swap(order[a], order[b]);
         }
         const bool all = (draw() >> 40 & 15) == 0;
-        for (volatile unsigned i = 0; i < n; i++)
-            if (fiber[order[i]].wait == READY && (all || !(slow >> order[i] / 32 & 1))) run_fiber(order[i]);
-        for (unsigned i = 0; i < n; i++) ended += fiber[i].wait == ENDED;
-        if (ended == n) return;
-        bool ready = false; /* released by a named barrier, or woken */
-        for (unsigned i = 0; i < n; i++) ready |= fiber[i].wait == READY;
+        for (unsigned k = 0; k < n; k++) {
+            const unsigned i = order[k];
+            if (!asked && state[i] == READY && (all || !(slow >> i / 32 & 1))) run_fiber(i);
+        }
+        if (asked) return;
+        if (whole.alive == 0) return;
+        const bool ready = memchr(state, READY, n) != NULL; /* released by a named barrier, or woken */
         if (!release(n) && !ready && !end_in_front()) {
             fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
             abort();
@@ -175,17 +199,19 @@ static void run_cluster(unsigned n) {
     }
 }
 void threads_run(dim3 grid, unsigned threads, size_t shared, const std::function<void()> &kernel, unsigned cluster) {
-    if (threads * cluster > MAX_THREADS || shared > SHARED || cluster > MAX_CLUSTER || grid.x % cluster) abort();
-    if (cluster > 1 && threads % 32) abort();
-    block_threads = threads;
+    if (shared > SHARED) abort();
+    block_threads = threads, cluster_blocks = cluster, asked = false;
     body = &kernel, shared_bytes = shared;
     gridDim = grid, blockDim = dim3(threads);
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x += cluster) {
+            for (unsigned x = 0; x < grid.x; x += cluster_blocks) {
                 blockIdx = dim3(x, y, z);
                 first_block = x;
-                run_cluster(threads * cluster);
+                run_cluster();
+                if (!asked) continue;
+                cluster_blocks = 2, asked = false;
+                run_cluster();
             }
 }
 
@@ -252,6 +278,9 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     o.heads_fwd = cuda_heads_fwd, o.heads_dw = cuda_heads_dw;
     o.weight_bytes = op_weight_bytes, o.weight_pack = op_weight_pack;
     o.add_block = cuda_add_block;
+    o.grouped_fwd = cuda_grouped_fwd, o.grouped_dx = cuda_grouped_dx, o.grouped_dw = cuda_grouped_dw;
+    o.expert_sort = cuda_expert_sort, o.gather_rows = cuda_gather_rows;
+    o.combine_fwd = cuda_combine_fwd, o.combine_bwd = cuda_combine_bwd;
     o.attn_fwd = cuda_attn_fwd, o.qkv_fwd = cuda_qkv_fwd, o.qkv_attn_fwd = cuda_qkv_attn_fwd, o.attn_bwd = op_attn_bwd;
     o.causal_conv_fwd = cuda_causal_conv_fwd, o.causal_conv_bwd = cuda_causal_conv_bwd;
     o.delta_fwd = cuda_delta_fwd, o.delta_bwd = cuda_delta_bwd;

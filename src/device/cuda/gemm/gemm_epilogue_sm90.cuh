@@ -12,8 +12,6 @@
 #include "device/cuda/context.cuh"
 #include "device/cuda/tma.cuh"
 
-extern __shared__ __align__(1024) char gemm_smem[];
-
 enum {
     BM = 128,
     BN = 256,
@@ -122,8 +120,9 @@ static __device__ __forceinline__ void gemm_store_bf16(const float (&z)[32][4], 
     for (int q = 0; q < PANELS; q++) {
         if (col + q * 64 >= cols) break;
         const uint32_t buffer = smem + AT_OUT + (uint32_t)((group * 2 + q % 2) * OUT);
-        if (first) tma_store_wait_read<1>();
-        named_barrier_sync(BAR_GROUP + group, GROUP);
+        if (first && q == 0) tma_store_wait_read<0>(); /* the tile before may have ended in either buffer */
+        if (first && q > 1) tma_store_wait_read<1>();
+        if (q != 1) named_barrier_sync(BAR_GROUP + group, GROUP);
 #pragma unroll
         for (int h = 0; h < 4; h++) { /* 16 columns: matrices of rows 0-7, 8-15, twice */
             const int n = q * 8 + h * 2;
@@ -148,7 +147,7 @@ static __device__ __forceinline__ void gemm_store_bf16(const float (&z)[32][4], 
 template <class EPILOGUE>
 static __device__ __forceinline__ void gemm_block(const struct gemm_tiles &p, const CUtensorMap *x, const CUtensorMap *w,
                                                   EPILOGUE epilogue) {
-    const uint32_t smem = smem_addr(gemm_smem);
+    const uint32_t smem = smem_addr(panel_memory());
     const struct block_place block = {smem, cluster_rank(), (int)blockIdx.x / 2, (int)gridDim.x / 2};
     const int group = (int)threadIdx.x / GROUP;
     if (threadIdx.x == 0) {

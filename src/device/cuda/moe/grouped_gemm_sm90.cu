@@ -120,7 +120,7 @@ static __device__ __forceinline__ void produce_grouped(const struct gemm_grouped
         for (int step = 0; step == 0 || step < t.steps; step++) {
             const uint32_t full = smem + AT_BARS + stage * 8;
             mbarrier_wait(full + STAGES * 8, parity);
-            if (step == 0) *(struct place *)(gemm_smem + AT_PLACES + stage * 32) = t;
+            if (step == 0) *(struct place *)(panel_memory() + AT_PLACES + stage * 32) = t;
             if (!there) {
                 mbarrier_arrive(full);
                 return;
@@ -136,14 +136,13 @@ static __device__ __forceinline__ void produce_grouped(const struct gemm_grouped
 
 /* DW: clears the rows from `left` on of this warpgroup's panel of A and of all of B, which may be another expert's; B's may be
  * cleared by both warpgroups. */
-static __device__ __forceinline__ void clear_rows(uint32_t tile, int group, int left) {
+static __device__ __forceinline__ void clear_rows(uint32_t stage, int group, int left) {
     const int chunks = (64 - left) * (PANEL_ROW / 16);
 #pragma unroll
     for (int i = 0; i <= B_PANELS; i++) {
-        const uint32_t panel = tile + (i < B_PANELS ? (uint32_t)(A_BYTES + i * PANEL) : (uint32_t)(group * PANEL));
+        char *const panel = panel_memory() + stage * STAGE + (i < B_PANELS ? (int)A_BYTES + i * PANEL : group * PANEL);
         for (int j = (int)threadIdx.x % GROUP; j < chunks; j += GROUP)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(panel + (uint32_t)(left * PANEL_ROW + j * 16)), "r"(0)
-                         : "memory");
+            *(uint4 *)(panel + left * PANEL_ROW + j * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_proxy_async();
     named_barrier_sync(BAR_GROUP + group, GROUP);
@@ -210,7 +209,7 @@ static __device__ __forceinline__ void consume_grouped(const struct gemm_grouped
     uint32_t stage = 0, parity = 0;
     for (bool first = true;; first = false) {
         mbarrier_wait(smem + AT_BARS + stage * 8, parity);
-        const struct place t = *(const struct place *)(gemm_smem + AT_PLACES + stage * 32);
+        const struct place t = *(const struct place *)(panel_memory() + AT_PLACES + stage * 32);
         if (t.steps == 0) break;
         if (first && group == 1) named_barrier_sync(BAR_LAG, 2 * GROUP);
         if (t.rows <= group * 64 || t.col >= (OP == CUDA_GEMM_FWD ? g.n : g.k)) { /* nothing to store */
@@ -218,6 +217,7 @@ static __device__ __forceinline__ void consume_grouped(const struct gemm_grouped
             for (int k = 0; k < t.steps; k++) {
                 const uint32_t full = smem + AT_BARS + stage * 8;
                 mbarrier_wait(full, parity);
+                __syncwarp();
                 if (lane < 2) mbarrier_arrive_cluster(full + STAGES * 8, (uint32_t)lane);
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
@@ -231,7 +231,7 @@ static __device__ __forceinline__ void consume_grouped(const struct gemm_grouped
             const uint64_t a = panel_desc(mine);
             const uint64_t b = B_MN ? panels_desc_mn(tile + A_BYTES, PANEL) : panel_desc(tile + A_BYTES);
             mbarrier_wait(full, parity);
-            if (OP == CUDA_GEMM_DW && t.reduced < (k + 1) * BK) clear_rows(tile, group, t.reduced - k * BK);
+            if (OP == CUDA_GEMM_DW && t.reduced < (k + 1) * BK) clear_rows(stage, group, t.reduced - k * BK);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < BK / 16; i++) wgmma_m64n256_ss<A_MN, B_MN>(z, a + i * A_NEXT, b + i * B_NEXT, k > 0 || i > 0);
@@ -258,7 +258,7 @@ template <int OP>
 static __global__ void CLUSTER_OF_TWO __launch_bounds__(THREADS, 1)
     grouped_sm90_kernel(const struct gemm_grouped g, const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                         const __grid_constant__ CUtensorMap out) {
-    const uint32_t smem = smem_addr(gemm_smem);
+    const uint32_t smem = smem_addr(panel_memory());
     const struct block_place block = {smem, cluster_rank(), (int)blockIdx.x / 2, (int)gridDim.x / 2};
     const int group = __shfl_sync(WARP_ALL, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x == 0) {

@@ -12,10 +12,13 @@
 #include <cuda_runtime.h>
 #include <string.h>
 
+enum cuda_checked { CUDA_UNCHECKED, CUDA_SAME, CUDA_DIFFERS };
 struct cuda_gemm;
 struct cuda {
     int n_sm;
     size_t smem_max;
+    bool capturing;
+    enum cuda_checked grouped;
     cudaStream_t stream;
     struct cuda_gemm *gemm;
     void *scratch[CUDA_N_SCRATCH];
@@ -54,6 +57,8 @@ static inline cudaError_t cuda_launch_pairs(const struct cuda *c, void (*kernel)
     return cudaSuccess;
 }
 bool cuda_keeps_logits(struct dev *d, struct weight w); /* lm_head.cu */
+int cuda_score_route_fwd(struct dev *d, const struct route_args *a);
+int cuda_score_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight);
 int cuda_add_parts(struct cuda *c, float *out, const float *part, int64_t n, int64_t stride, int64_t cols);
 
 #define OP(name, ...) int cuda_##name(struct dev *d, __VA_ARGS__);

@@ -26,6 +26,7 @@ struct threads_wgmma {
     bool add, a_in_registers, b_mn;
     uint32_t a[4];
     uint64_t a_desc, b_desc;
+    bool a_mn = false;
 };
 static threads_groups<threads_wgmma> threads_wgmmas;
 
@@ -58,7 +59,7 @@ static inline void threads_wgmma_run(const threads_wgmma &w) {
             }
     } else
         for (int i = 0; i < 2; i++)
-            for (int k = 0; k < 16; k++) a[i][k] = threads_operand(w.a_desc, false, row + 8 * i, k);
+            for (int k = 0; k < 16; k++) a[i][k] = threads_operand(w.a_desc, w.a_mn, row + 8 * i, k);
     for (int c = 0; c < w.n; c += 8)
         for (int e = 0; e < 2; e++) {
             double b[16];
@@ -81,7 +82,7 @@ template <int N> static inline void setmaxnreg_dec() {}
 template <int N> static inline void setmaxnreg_inc() {}
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() { threads_wgmmas.commit(); }
-/* All of a warp together, as on a GPU: no lane has yet to wait when one says that a stage has been read. */
+/* All of a warp together, as on a GPU: none says that an operand may be overwritten before all have read it. */
 template <int N> static inline void wgmma_wait() {
     threads_wgmmas.wait(N, threads_wgmma_run);
     __syncwarp();
@@ -98,6 +99,9 @@ static inline void wgmma_m64n64_rs(float (&d)[8][4], const uint32_t (&a)[4], uin
 static inline void wgmma_m64n256_rs(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
     threads_wgmma_issue({d[0], 256, true, true, true, {a[0], a[1], a[2], a[3]}, 0, b});
 }
+template <int A_MN = 0, int B_MN = 0> static inline void wgmma_m64n256_ss(float (&d)[32][4], uint64_t a, uint64_t b, int add) {
+    threads_wgmma_issue({d[0], 256, add != 0, false, B_MN != 0, {}, a, b, A_MN != 0});
+}
 static inline bool elect_one() {
     __syncwarp();
     return threadIdx.x % 32 == 0;
@@ -105,6 +109,17 @@ static inline bool elect_one() {
 template <int NB> static inline void wgmma_small_n(float (&d)[NB][4], uint32_t a, uint32_t b) {
     const uint64_t upper = (uint64_t)0x40000040 << 32;
     threads_wgmma_issue({d[0], 8 * NB, true, false, false, {}, upper | a, upper | b});
+}
+
+/* Each lane writes its part of a row whose address another lane has. */
+static inline void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
+    const lane_bytes *const all = threads_exchange(&addr, sizeof addr);
+    const int lane = (int)threadIdx.x & 31;
+    for (int i = 0; i < 4; i++) {
+        uint32_t row;
+        memcpy(&row, all[8 * i + lane / 4], sizeof row);
+        memcpy(threads_shared + row + lane % 4 * 4, &r[i], 4);
+    }
 }
 
 #endif
