@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/config_int.h"
 #include "model/families.h"
 
 #include <math.h>
@@ -20,11 +21,6 @@
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 #define MAX_PARAMS ((int64_t)1 << 48) /* and no sum of their bytes wraps */
-
-static const char *const rope_names[] = {"default", "linear",   "dynamic",  "llama3",
-                                         "yarn",    "longrope", "ntk_alpha"}; /* by enum rope_kind */
-enum { N_ROPES = sizeof rope_names / sizeof *rope_names };
-const char *model_rope_name(enum rope_kind kind) { return rope_names[kind]; }
 
 json_t *model_text_json(const json_t *o) {
     const char *const type = json_string_value(json_object_get(o, "model_type"));
@@ -49,14 +45,7 @@ static int parse_family(struct model_config *c, const json_t *o, const json_t **
 
 /* ---- shape ---- */
 
-struct dim {
-    const char *key;
-    int64_t *out;
-    int64_t fallback; /* used when the key is absent; 0: required */
-    int64_t max;
-};
-
-static int parse_dims(const json_t *o, const char *where, const struct dim *d, int n) {
+int model__parse_dims(const json_t *o, const char *where, const struct config_dim *d, int n) {
     for (int i = 0; i < n; i++) {
         *d[i].out = d[i].fallback;
         if (d[i].fallback == 0) TRY(json_i64(o, d[i].key, d[i].out, where));
@@ -67,159 +56,18 @@ static int parse_dims(const json_t *o, const char *where, const struct dim *d, i
     return 0;
 }
 
-/* Which layers have experts: those that "mlp_only_layers" does not list, of each "decoder_sparse_step". */
-static int parse_sparse_layers(struct model_config *c, const json_t *o, const char *where) {
-    const json_t *const dense = json_object_get(o, "mlp_only_layers");
-    int64_t step = 1;
-    TRY(json_i64_opt(o, "decoder_sparse_step", &step, where));
-    if (step < 1) FAIL(ERR_FORMAT, "%s: \"decoder_sparse_step\" is %lld, below 1", where, (long long)step);
-    for (int64_t l = step - 1; l < c->n_layers; l += step) c->layer[l] |= MODEL_SPARSE;
-    for (size_t i = 0; i < json_array_size(dense); i++) {
-        const json_t *const l = json_array_get(dense, i);
-        if (!json_is_integer(l)) FAIL(ERR_FORMAT, "%s: \"mlp_only_layers\" is not a list of layers", where);
-        if (json_integer_value(l) >= 0 && json_integer_value(l) < c->n_layers)
-            c->layer[json_integer_value(l)] &= (unsigned char)~MODEL_SPARSE;
-    }
-    return 0;
-}
-
-/* "topk_method", as remote code and transformers have it. */
-static int parse_topk_method(const struct model_config *c, const json_t *o, const char *where, bool *grouped) {
-    const bool greedy = c->family->experts.greedy;
-    const char *method = greedy ? "greedy" : "noaux_tc";
-    bool normalize = false;
-    TRY(json_str_opt(o, "topk_method", &method, where));
-    *grouped = strcmp(method, greedy ? "group_limited_greedy" : "noaux_tc") == 0;
-    if (!*grouped && !(greedy && strcmp(method, "greedy") == 0))
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported topk_method \"%s\" of a %s model", where, method, c->family->type);
-    if (greedy) TRY(json_bool_opt(o, "norm_topk_prob", &normalize, where));
-    if (normalize) FAIL(ERR_UNSUPPORTED, "%s: unsupported norm_topk_prob of a %s model", where, c->family->type);
-    return 0;
-}
-
-/* Groups of experts (DeepSeek-V2, DeepSeek-V3). */
-static int parse_expert_groups(struct model_config *c, const json_t *o, const char *where) {
-    const struct dim dims[] = {{"n_group", &c->expert_groups, 1, DEV_MAX_EXPERT_GROUPS},
-                               {"topk_group", &c->top_groups, 1, DEV_MAX_EXPERT_GROUPS}};
-    const struct model_experts_row *const row = &c->family->experts;
-    const char *scoring = NULL;
-    bool grouped;
-    c->expert_groups = c->top_groups = 1;
-    if (!row->groups) return 0;
-    TRY(parse_topk_method(c, o, where, &grouped));
-    if (grouped) TRY(parse_dims(o, where, dims, 2));
-    const int64_t n = c->expert_groups, each = c->n_experts / n;
-    if (c->n_experts % n || c->top_groups > n || c->top_groups * each < c->n_choices || (n > 1 && row->sigmoid && each < 2))
-        FAIL(ERR_FORMAT, "%s: %lld of %lld experts in %lld of %lld groups", where, (long long)c->n_choices, (long long)c->n_experts,
-             (long long)c->top_groups, (long long)n);
-    TRY(json_str_opt(o, "scoring_func", &scoring, where));
-    if (scoring && strcmp(scoring, row->sigmoid ? "sigmoid" : "softmax") != 0)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported scoring_func \"%s\" of a %s model", where, scoring, c->family->type);
-    return 0;
-}
-
-/* What the weights of a token's experts are multiplied by. */
-static int parse_route_scale(struct model_config *c, const json_t *o, const char *where) {
-    const char *const key = c->family->experts.scale_key;
-    if (!key) return 0;
-    c->route_scale = c->family->experts.scale;
-    TRY(json_f64_opt(o, key, &c->route_scale, where));
-    if (!(c->route_scale > 1e-6 && c->route_scale < 1e6))
-        FAIL(ERR_FORMAT, "%s: \"%s\" is %g, outside 1e-6 .. 1e6", where, key, c->route_scale);
-    return 0;
-}
-
-static int parse_swiglu_limits(struct model_config *c, const json_t *o, const char *where) {
-    if (!c->family->experts.clamped) return 0;
-    c->swiglu_alpha = 1.702;
-    c->swiglu_limit = 7;
-    TRY(json_f64_opt(o, "swiglu_alpha", &c->swiglu_alpha, where));
-    TRY(json_f64_opt(o, "swiglu_limit", &c->swiglu_limit, where));
-    if (!(c->swiglu_alpha > 0 && c->swiglu_alpha < 1e3 && c->swiglu_limit > 0 && c->swiglu_limit < 1e6))
-        FAIL(ERR_FORMAT, "%s: \"swiglu_alpha\" is %g, \"swiglu_limit\" %g, expected positive numbers", where, c->swiglu_alpha,
-             c->swiglu_limit);
-    return 0;
-}
-
-/* Experts that all tokens have, as one MLP. */
-static int parse_shared_expert(struct model_config *c, const json_t *o, const char *where) {
-    const struct model_experts_row *const row = &c->family->experts;
-    const struct dim width[] = {{"shared_expert_intermediate_size", &c->shared_ffn, row->shared, 1 << 22}};
-    int64_t n = row->n_shared;
-    if (row->shared) return parse_dims(o, where, width, 1);
-    if (!n) return 0;
-    const char *const key = row->n_shared_key ? row->n_shared_key : "n_shared_experts";
-    if (json_is_null(json_object_get(o, key))) n = 0;
-    TRY(json_i64_opt(o, key, &n, where));
-    if (n < 0 || n > DEV_MAX_EXPERTS) FAIL(ERR_FORMAT, "%s: \"%s\" is %lld", where, key, (long long)n);
-    c->shared_ffn = n * c->expert_ffn;
-    return 0;
-}
-
-static const char *experts_key(const json_t *o) { /* all are in use */
-    static const char *const keys[] = {"num_experts", "n_routed_experts", "num_local_experts"};
-    for (int i = 0; i < 3; i++)
-        if (json_object_get(o, keys[i])) return keys[i];
-    return keys[0];
-}
-
-/* Which layers have experts: those that "mlp_layer_types" calls sparse. */
-static int parse_mlp_types(struct model_config *c, const json_t *types, const char *where) {
-    if ((int64_t)json_array_size(types) != c->n_layers)
-        FAIL(ERR_FORMAT, "%s: \"mlp_layer_types\" is not a list of %lld layers' types", where, (long long)c->n_layers);
-    for (int64_t l = 0; l < c->n_layers; l++) {
-        const char *const t = json_string_value(json_array_get(types, (size_t)l));
-        if (!t || (strcmp(t, "dense") != 0 && strcmp(t, "sparse") != 0))
-            FAIL(ERR_UNSUPPORTED, "%s: unsupported mlp_layer_types entry \"%s\"; verlc has dense and sparse", where,
-                 t ? t : "(not a string)");
-        if (strcmp(t, "sparse") == 0) c->layer[l] |= MODEL_SPARSE;
-    }
-    return 0;
-}
-
-static int parse_experts(struct model_config *c, const json_t *o, const char *where) {
-    const struct model_experts_row *const row = &c->family->experts;
-    int64_t first = row->first_dense;
-    bool bias = false;
-    const struct dim dims[] = {
-        {experts_key(o), &c->n_experts, row->n, DEV_MAX_EXPERTS},
-        {"num_experts_per_tok", &c->n_choices, row->choices, DEV_MAX_CHOICES},
-        {row->width_key, &c->expert_ffn, row->width, 1 << 18},
-    };
-    if (!row->n) return 0;
-    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
-    TRY(json_bool_opt(o, "mlp_bias", &bias, where));
-    if (bias) FAIL(ERR_UNSUPPORTED, "%s: unsupported mlp_bias of a %s model", where, c->family->type);
-    TRY(parse_shared_expert(c, o, where));
-    TRY(parse_swiglu_limits(c, o, where));
-    if (c->n_choices > c->n_experts)
-        FAIL(ERR_FORMAT, "%s: \"num_experts_per_tok\" is %lld of %lld experts", where, (long long)c->n_choices,
-             (long long)c->n_experts);
-    TRY(parse_expert_groups(c, o, where));
-    TRY(parse_route_scale(c, o, where));
-    c->norm_topk = row->normalize || row->norm_key;
-    if (!row->normalize) TRY(json_bool_opt(o, "norm_topk_prob", &c->norm_topk, where));
-    if (row->dense) return parse_sparse_layers(c, o, where);
-    const json_t *const types = json_object_get(o, "mlp_layer_types");
-    if (row->mlp_types && types && !json_is_null(types)) return parse_mlp_types(c, types, where);
-    if (row->dense_first) TRY(json_i64_opt(o, "first_k_dense_replace", &first, where));
-    if (first < 0) FAIL(ERR_FORMAT, "%s: negative \"first_k_dense_replace\"", where);
-    for (int64_t l = first; l < c->n_layers; l++) c->layer[l] |= MODEL_SPARSE;
-    return 0;
-}
-
 /* Sizes of gated delta nets, and which layers have one. */
 static int parse_delta(struct model_config *c, const json_t *o, const char *where) {
     const json_t *const types = json_object_get(o, "layer_types");
     int64_t every = c->family->delta_interval, taps = DEV_CONV_TAPS;
-    const struct dim dims[] = {{"linear_num_key_heads", &c->delta.k_heads, 16, 4096},
-                               {"linear_num_value_heads", &c->delta.v_heads, 32, 4096},
-                               {"linear_key_head_dim", &c->delta.k_dim, 128, 4096},
-                               {"linear_value_head_dim", &c->delta.v_dim, 128, 4096},
-                               {"linear_conv_kernel_dim", &taps, DEV_CONV_TAPS, 4096},
-                               {"full_attention_interval", &every, c->family->delta_interval, MODEL_MAX_LAYERS}};
+    const struct config_dim dims[] = {{"linear_num_key_heads", &c->delta.k_heads, 16, 4096},
+                                      {"linear_num_value_heads", &c->delta.v_heads, 32, 4096},
+                                      {"linear_key_head_dim", &c->delta.k_dim, 128, 4096},
+                                      {"linear_value_head_dim", &c->delta.v_dim, 128, 4096},
+                                      {"linear_conv_kernel_dim", &taps, DEV_CONV_TAPS, 4096},
+                                      {"full_attention_interval", &every, c->family->delta_interval, MODEL_MAX_LAYERS}};
     if (!c->family->delta_interval) return 0;
-    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    TRY(model__parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     if (taps != DEV_CONV_TAPS)
         FAIL(ERR_UNSUPPORTED, "%s: unsupported linear_conv_kernel_dim %lld; verlc has %d", where, (long long)taps, DEV_CONV_TAPS);
     if (c->delta.v_heads % c->delta.k_heads != 0)
@@ -246,14 +94,14 @@ static int parse_delta(struct model_config *c, const json_t *o, const char *wher
 static int parse_mla(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
     const json_t *const q_rank = json_object_get(o, "q_lora_rank");
-    const struct dim dims[] = {{"kv_lora_rank", &c->mla.kv_rank, f->mla.kv_rank, 1 << 16},
-                               {"qk_nope_head_dim", &c->mla.nope, f->mla.nope, 4096},
-                               {"qk_rope_head_dim", &c->mla.rope, f->mla.rope, 4096},
-                               {"v_head_dim", &c->mla.v, f->mla.v, 4096},
-                               {"q_lora_rank", &c->mla.q_rank, f->mla.q_rank, 1 << 16}};
+    const struct config_dim dims[] = {{"kv_lora_rank", &c->mla.kv_rank, f->mla.kv_rank, 1 << 16},
+                                      {"qk_nope_head_dim", &c->mla.nope, f->mla.nope, 4096},
+                                      {"qk_rope_head_dim", &c->mla.rope, f->mla.rope, 4096},
+                                      {"v_head_dim", &c->mla.v, f->mla.v, 4096},
+                                      {"q_lora_rank", &c->mla.q_rank, f->mla.q_rank, 1 << 16}};
     bool bias = false, interleave = true, mlp_bias = false;
     if (!f->mla.kv_rank) return 0;
-    TRY(parse_dims(o, where, dims, q_rank && json_is_null(q_rank) ? 4 : 5));
+    TRY(model__parse_dims(o, where, dims, q_rank && json_is_null(q_rank) ? 4 : 5));
     c->head_dim = c->mla.rope + c->mla.kv_rank;
     c->n_kv_heads = 1;
     if (c->mla.rope % 2)
@@ -297,7 +145,7 @@ static int refuse_hybrid(const struct model_config *c, const json_t *o, const ch
 
 static int parse_shape(struct model_config *c, const json_t *o, const char *where) {
     const struct model_family *const f = c->family;
-    const struct dim dims[] = {
+    const struct config_dim dims[] = {
         /* ceilings keep every product far below 2^63 */
         {"num_hidden_layers", &c->n_layers, 0, MODEL_MAX_LAYERS},
         {"hidden_size", &c->hidden, 0, 1 << 20},
@@ -306,24 +154,24 @@ static int parse_shape(struct model_config *c, const json_t *o, const char *wher
         {"vocab_size", &c->vocab, 0, 1 << 24},
         {"max_position_embeddings", &c->max_pos, 2048, INT32_MAX},
     };
-    TRY(parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
+    TRY(model__parse_dims(o, where, dims, sizeof dims / sizeof dims[0]));
     int64_t kv_default = c->n_q_heads, head_default = c->hidden / c->n_q_heads;
     if (c->family->n_kv_heads && !json_object_get(o, "num_key_value_heads")) kv_default = c->family->n_kv_heads;
     if (c->family->head_dim && !json_object_get(o, "head_dim")) head_default = c->family->head_dim;
     else if (!c->family->mla.kv_rank && !json_is_integer(json_object_get(o, "head_dim")) && c->hidden % c->n_q_heads != 0)
         FAIL(ERR_FORMAT, "%s: hidden_size %lld is not a multiple of num_attention_heads %lld", where, (long long)c->hidden,
              (long long)c->n_q_heads);
-    const struct dim heads[] = {
+    const struct config_dim heads[] = {
         {"num_key_value_heads", &c->n_kv_heads, kv_default, c->n_q_heads},
         {"head_dim", &c->head_dim, head_default ? head_default : 1, 4096},
     };
-    TRY(parse_dims(o, where, heads, c->family->mla.kv_rank ? 0 : 2));
+    TRY(model__parse_dims(o, where, heads, c->family->mla.kv_rank ? 0 : 2));
     TRY(parse_mla(c, o, where));
     TRY(refuse_hybrid(c, o, where));
     if (c->n_q_heads % c->n_kv_heads != 0)
         FAIL(ERR_FORMAT, "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld", where,
              (long long)c->n_q_heads, (long long)c->n_kv_heads);
-    TRY(parse_experts(c, o, where));
+    TRY(model__parse_experts(c, o, where));
     TRY(parse_delta(c, o, where));
     if (c->family->mtp) c->mtp_layers = c->family->mtp->layers;
     if (c->family->mtp) TRY(json_i64_opt(o, c->family->mtp->key, &c->mtp_layers, where));
@@ -590,146 +438,6 @@ static int parse_rope_layers(struct model_config *c, const json_t *o, const char
     return 0;
 }
 
-/* ---- rope ---- */
-
-static int parse_rope_kind(const struct model_family *f, struct model_rope *t, const json_t *r, const char *where) {
-    const char *type = "default";
-    TRY(json_str_opt(r, "type", &type, where));
-    TRY(json_str_opt(r, "rope_type", &type, where));
-    if (f->longrope_aliases && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0)) type = "longrope";
-    for (int i = 0; i < N_ROPES; i++) {
-        if (strcmp(type, rope_names[i]) != 0 || i == ROPE_NTK_ALPHA) continue;
-        t->kind = (enum rope_kind)i;
-        if (t->kind == ROPE_DYNAMIC && f->ntk_alpha && json_number_value(json_object_get(r, "alpha")) != 0)
-            t->kind = ROPE_NTK_ALPHA;
-        return 0;
-    }
-    FAIL(ERR_UNSUPPORTED, "%s: unsupported rope type \"%s\"; verlc has default, linear, dynamic, llama3, yarn and longrope", where,
-         type);
-}
-
-/* short_factor or long_factor: a number for each pair. */
-static int check_longrope_list(const struct model_rope *t, const json_t *r, const char *key, const char *where) {
-    const json_t *list = json_object_get(r, key);
-    if (!json_is_array(list) || (int64_t)json_array_size(list) != t->dim / 2)
-        FAIL(ERR_FORMAT, "%s: rope \"%s\" is not a list of %lld numbers", where, key, (long long)(t->dim / 2));
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const double v = json_number_value(json_array_get(list, i));
-        if (!(v > 1e-6 && v < 1e6)) FAIL(ERR_FORMAT, "%s: rope \"%s\" entry %zu is not a positive number", where, key, i);
-    }
-    return 0;
-}
-
-/* The length of training that config.json names at its top wins over the one of rope, as in transformers. */
-static int parse_longrope(const struct model_config *c, struct model_rope *t, const json_t *r, const json_t *o, const char *where) {
-    TRY(json_i64_opt(o, "original_max_position_embeddings", &t->original_max_pos, where));
-    if (t->original_max_pos < 2)
-        FAIL(ERR_FORMAT, "%s: \"original_max_position_embeddings\" is %lld", where, (long long)t->original_max_pos);
-    t->factor = (double)c->max_pos / (double)t->original_max_pos;
-    TRY(json_f64_opt(r, "factor", &t->factor, where));
-    TRY(json_f64_opt(r, "attention_factor", &t->attention_factor, where));
-    if (!(t->attention_factor >= 0 && t->attention_factor < 1e6))
-        FAIL(ERR_FORMAT, "%s: rope \"attention_factor\" is %g, outside 0 .. 1e6", where, t->attention_factor);
-    TRY(check_longrope_list(t, r, "short_factor", where));
-    return check_longrope_list(t, r, "long_factor", where);
-}
-
-/* The keys of one kind; each is checked so that no frequency is infinite or NaN. */
-static int parse_rope_scaling(const struct model_config *c, struct model_rope *t, const json_t *r, const json_t *o,
-                              const char *where) {
-    t->factor = 1;
-    t->original_max_pos = c->max_pos;
-    t->beta_fast = 32;
-    t->beta_slow = 1;
-    t->truncate = true;
-    if (t->kind == ROPE_DEFAULT) return 0;
-    TRY(json_i64_opt(r, "original_max_position_embeddings", &t->original_max_pos, where));
-    if (t->original_max_pos < 1)
-        FAIL(ERR_FORMAT, "%s: rope \"original_max_position_embeddings\" is %lld", where, (long long)t->original_max_pos);
-    if (t->kind == ROPE_YARN) { /* transformers: an absent factor is the ratio of the lengths */
-        t->factor = (double)c->max_pos / (double)t->original_max_pos;
-        TRY(json_f64_opt(r, "factor", &t->factor, where));
-        TRY(json_f64_opt(r, "attention_factor", &t->attention_factor, where));
-        TRY(json_f64_opt(r, "beta_fast", &t->beta_fast, where));
-        TRY(json_f64_opt(r, "beta_slow", &t->beta_slow, where));
-        TRY(json_f64_opt(r, "mscale", &t->mscale, where));
-        TRY(json_f64_opt(r, "mscale_all_dim", &t->mscale_all_dim, where));
-        TRY(json_bool_opt(r, "truncate", &t->truncate, where));
-        if (t->beta_fast == 0) t->beta_fast = 32;
-        if (t->beta_slow == 0) t->beta_slow = 1;
-        const double factors[] = {t->attention_factor, t->beta_fast, t->beta_slow, t->mscale, t->mscale_all_dim};
-        for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
-            if (!(factors[i] >= 0 && factors[i] < 1e6))
-                FAIL(ERR_FORMAT, "%s: a yarn factor of rope is %g, outside 0 .. 1e6", where, factors[i]);
-    } else if (t->kind == ROPE_LONGROPE) {
-        TRY(parse_longrope(c, t, r, o, where));
-    } else {
-        TRY(json_f64(r, t->kind == ROPE_NTK_ALPHA ? "alpha" : "factor", &t->factor, where));
-    }
-    if (!(t->factor > 0 && t->factor < 1e6))
-        FAIL(ERR_FORMAT, "%s: rope \"factor\" is %g, expected a positive number", where, t->factor);
-    if (t->kind == ROPE_NTK_ALPHA && t->dim <= 2)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported rope with alpha of heads of %lld", where, (long long)t->dim);
-    if (t->kind == ROPE_DYNAMIC && (t->dim <= 2 || t->factor < 1))
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported dynamic rope with head_dim %lld and factor %g", where, (long long)t->dim, t->factor);
-    if (t->kind == ROPE_LLAMA3) {
-        TRY(json_f64(r, "low_freq_factor", &t->low_freq_factor, where));
-        TRY(json_f64(r, "high_freq_factor", &t->high_freq_factor, where));
-        if (!(t->low_freq_factor > 0 && t->high_freq_factor > t->low_freq_factor))
-            FAIL(ERR_FORMAT, "%s: rope \"high_freq_factor\" must be above \"low_freq_factor\", both positive", where);
-    }
-    return 0;
-}
-
-/* One table, of the object that describes it (NULL: plain) with what the top level says. */
-static int parse_rope_of(const struct model_config *c, struct model_rope *t, const json_t *r, const json_t *o, const char *where) {
-    double partial = c->family->partial_rotary ? c->family->partial_rotary : 1;
-    if (c->family->rotary_dim && json_is_integer(json_object_get(o, "rotary_dim")))
-        partial = (double)json_integer_value(json_object_get(o, "rotary_dim")) / (double)c->head_dim;
-    TRY(json_f64_opt(o, "partial_rotary_factor", &partial, where));
-    if (json_is_object(r)) {
-        TRY(json_f64_opt(r, "rope_theta", &t->theta, where));
-        TRY(json_f64_opt(r, "partial_rotary_factor", &partial, where));
-        TRY(parse_rope_kind(c->family, t, r, where));
-    }
-    t->dim = partial > 0 && partial <= 1 ? (int64_t)((double)model_rope_dim(c) * partial) : 0;
-    if ((partial != 1 && !c->family->partial_rotary) || t->dim < 2 || t->dim % 2 != 0)
-        FAIL(ERR_UNSUPPORTED, "%s: unsupported partial_rotary_factor %g of heads of %lld", where, partial, (long long)c->head_dim);
-    if (!json_is_object(r) && c->family->needs_rope)
-        FAIL(ERR_INPUT, "%s: a %s model needs \"rope_parameters\" or \"rope_scaling\"", where, c->family->type);
-    if (json_is_object(r) && c->family->query_scale) TRY(json_f64_opt(r, "llama_4_scaling_beta", &t->query_beta, where));
-    else if (c->family->query_scale) FAIL(ERR_INPUT, "%s: a %s model needs \"rope_parameters\"", where, c->family->type);
-    if (!(t->query_beta >= 0 && t->query_beta < 1e3))
-        FAIL(ERR_FORMAT, "%s: rope \"llama_4_scaling_beta\" is %g, outside 0 .. 1e3", where, t->query_beta);
-    if (!(t->theta > 1 && t->theta < 1e30))
-        FAIL(ERR_FORMAT, "%s: \"rope_theta\" is %g, expected a number above 1", where, t->theta);
-    return parse_rope_scaling(c, t, r, o, where);
-}
-
-const json_t *model_rope_json(const json_t *o) {
-    const json_t *const r = json_object_get(o, "rope_parameters");
-    return json_is_object(r) ? r : json_object_get(o, "rope_scaling");
-}
-
-static int parse_rope(struct model_config *c, const json_t *o, const char *where) {
-    const char *const local = c->family->local_theta;
-    const json_t *const r = model_rope_json(o);
-    const json_t *const full = json_object_get(r, "full_attention"), *const sliding = json_object_get(r, "sliding_attention");
-    const bool by_type = json_is_object(full) || json_is_object(sliding);
-    if (by_type && !local) FAIL(ERR_UNSUPPORTED, "%s: unsupported rope_parameters that differ between layers", where);
-    c->rope.theta = c->family->theta > 0 ? c->family->theta : 10000;
-    TRY(json_f64_opt(o, "rope_theta", &c->rope.theta, where));
-    if (local) {
-        c->has_local_rope = true;
-        c->local_rope.theta = strcmp(local, "rope_theta") == 0 ? c->rope.theta : 10000;
-        TRY(json_f64_opt(o, local, &c->local_rope.theta, where));
-        TRY(parse_rope_of(c, &c->local_rope, by_type ? sliding : NULL, o, where));
-    }
-    TRY(parse_rope_of(c, &c->rope, by_type ? full : r, o, where));
-    if (c->mla.kv_rank) c->attn_scale *= model_mla_scale(&c->rope);
-    return 0;
-}
-
 /* ---- dtype and end tokens ---- */
 
 static int parse_dtype(struct model_config *c, const json_t *o, const char *where) {
@@ -777,7 +485,7 @@ int model_config_from_json(struct model_config *c, const json_t *o, const char *
     TRY(parse_features(&t, o, where));
     TRY(parse_rope_layers(&t, o, where));
     TRY(parse_window(&t, o, where));
-    TRY(parse_rope(&t, o, where));
+    TRY(model__parse_rope(&t, o, where));
     if (t.outer) TRY(json_bool_opt(all, "tie_word_embeddings", &t.tied, where));
     if (t.outer) TRY(read_quantization(&t, json_object_get(all, "quantization_config"), where));
     TRY(parse_dtype(&t, json_object_get(o, "dtype") || json_object_get(o, "torch_dtype") ? o : all, where));
