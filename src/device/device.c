@@ -1,4 +1,5 @@
-/* device.c - the checked way to call a backend: every dev_* wrapper of device.h.
+/* device.c - the checked way to call a backend: the dev_* wrappers of device.h; those of the
+ * LM head, of experts, MLA and gated delta nets are in files of their own.
  *
  * A wrapper checks shapes and dtypes once, answers a missing table entry with
  * ERR_UNSUPPORTED, keeps the memory accounts, and returns early when there is
@@ -9,7 +10,6 @@
 #include "device/checks_int.h"
 #include "device/device_int.h"
 
-#include <math.h>
 #include <stdio.h>
 
 void dev_close(struct dev *d) {
@@ -215,229 +215,6 @@ int dev_swiglu_fwd(struct dev *d, struct tensor y, struct tensor gate_up) {
     return tensor_count(y) ? TRACED(swiglu_fwd, (d, y, gate_up), y.dim[0], y.dim[1], 0) : 0;
 }
 
-/* ---- mixture of experts ---- */
-
-/* What route_fwd and route_bwd have in common. */
-static int check_route(const char *op, const struct route_args *a) {
-    TRY(want2(op, "logits", a->logits, ACT, ANY, ANY));
-    TRY(want2(op, "expert", a->expert, I32, a->logits.dim[0], ANY));
-    const int64_t n = a->logits.dim[1], k = a->expert.dim[1];
-    if (n < 1 || n > DEV_MAX_EXPERTS || k < 1 || k > n || k > DEV_MAX_CHOICES)
-        FAIL(ERR_INVAL, "dev op %s: %lld of %lld experts, at most %d of %d are possible", op, (long long)k, (long long)n,
-             DEV_MAX_CHOICES, DEV_MAX_EXPERTS);
-    if (a->bias.data) TRY(want1(op, "bias", a->bias, F32, n));
-    if (a->groups > 1 && (a->groups > DEV_MAX_EXPERT_GROUPS || n % a->groups || n / a->groups < (a->sigmoid ? 2 : 1) ||
-                          a->top_groups < 1 || a->top_groups > a->groups || a->top_groups * (n / a->groups) < k))
-        FAIL(ERR_INVAL, "dev op %s: %lld of %lld experts in %lld of %lld groups", op, (long long)k, (long long)n,
-             (long long)a->top_groups, (long long)a->groups);
-    return 0;
-}
-
-int dev_route_fwd(struct dev *d, const struct route_args *a) {
-    TRY(check_route("route_fwd", a));
-    TRY(want_like("route_fwd", "weight", a->weight, ACT, a->expert));
-    if (a->given.data) TRY(want_like("route_fwd", "given", a->given, I32, a->expert));
-    HAVE(route_fwd);
-    return a->logits.dim[0] ? TRACED(route_fwd, (d, a), a->logits.dim[0], a->logits.dim[1], a->expert.dim[1]) : 0;
-}
-int dev_route_bwd(struct dev *d, const struct route_args *a, struct tensor dlogits, struct tensor dweight) {
-    TRY(check_route("route_bwd", a));
-    TRY(want_like("route_bwd", "dlogits", dlogits, ACT, a->logits));
-    TRY(want_like("route_bwd", "dweight", dweight, F32, a->expert));
-    HAVE(route_bwd);
-    return a->logits.dim[0] ? TRACED(route_bwd, (d, a, dlogits, dweight), a->logits.dim[0], a->logits.dim[1], a->expert.dim[1]) : 0;
-}
-
-int dev_balance_bwd(struct dev *d, const struct balance_args *a) {
-    TRY(want2("balance_bwd", "logits", a->logits, ACT, ANY, ANY));
-    const int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
-    if (n < 1 || n > DEV_MAX_EXPERTS)
-        FAIL(ERR_INVAL, "dev op balance_bwd: %lld experts, at most %d are possible", (long long)n, DEV_MAX_EXPERTS);
-    TRY(want1("balance_bwd", "load", a->load, F32, n));
-    TRY(want_like("balance_bwd", "dlogits", a->dlogits, ACT, a->logits));
-    TRY(want1("balance_bwd", "loss", a->loss, F32, rows));
-    if (a->z_loss.data) TRY(want1("balance_bwd", "z_loss", a->z_loss, F32, rows));
-    HAVE(balance_bwd);
-    return rows ? TRACED(balance_bwd, (d, a), rows, n, 0) : 0;
-}
-
-/* Rows of a grouped op are counted in i32 on the device. */
-static int check_slots(const char *op, int64_t slots, struct tensor offset, int64_t experts) {
-    TRY(want1(op, "offset", offset, I32, experts == ANY ? ANY : experts + 1));
-    if (slots > INT32_MAX || offset.dim[0] < 2 || offset.dim[0] - 1 > DEV_MAX_EXPERTS)
-        FAIL(ERR_INVAL, "dev op %s: %lld rows of %lld experts, at most %d of %d are possible", op, (long long)slots,
-             (long long)(offset.dim[0] - 1), INT32_MAX, DEV_MAX_EXPERTS);
-    return 0;
-}
-
-int dev_expert_sort(struct dev *d, struct tensor offset, struct tensor token, struct tensor row, struct tensor expert) {
-    TRY(want2("expert_sort", "expert", expert, I32, ANY, ANY));
-    TRY(check_slots("expert_sort", tensor_count(expert), offset, ANY));
-    TRY(want1("expert_sort", "token", token, I32, tensor_count(expert)));
-    TRY(want_like("expert_sort", "row", row, I32, expert));
-    HAVE(expert_sort);
-    if (tensor_count(expert) == 0) return dev_zero(d, offset.data, (size_t)offset.dim[0] * sizeof(int32_t));
-    return TRACED(expert_sort, (d, offset, token, row, expert), expert.dim[0], expert.dim[1], offset.dim[0] - 1);
-}
-
-int dev_clip_offsets(struct dev *d, struct tensor dst, struct tensor offset, int64_t lo, int64_t n) {
-    TRY(check_slots("clip_offsets", n, offset, ANY));
-    TRY(want_like("clip_offsets", "dst", dst, I32, offset));
-    if (lo < 0 || n < 0 || lo > INT32_MAX)
-        FAIL(ERR_INVAL, "dev op clip_offsets: %lld rows from %lld on", (long long)n, (long long)lo);
-    HAVE(clip_offsets);
-    return TRACED(clip_offsets, (d, dst, offset, lo, n), n, offset.dim[0] - 1, 0);
-}
-int dev_grouped_fwd(struct dev *d, struct tensor y, struct tensor x, struct weight_stack w, struct tensor offset) {
-    TRY(want2("grouped_fwd", "x", x, ACT, ANY, ANY));
-    TRY(want_weight("grouped_fwd", w.w, set_of(x.dt), ANY, x.dim[1]));
-    TRY(want2("grouped_fwd", "y", y, F32 | set_of(x.dt), x.dim[0], w.w.n));
-    TRY(check_slots("grouped_fwd", x.dim[0], offset, w.count));
-    HAVE(grouped_fwd);
-    return x.dim[0] ? TRACED(grouped_fwd, (d, y, x, w, offset), x.dim[0], w.w.n, w.w.k) : 0;
-}
-int dev_grouped_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weight_stack w, struct tensor offset) {
-    TRY(want2("grouped_dx", "dy", dy, ACT, ANY, ANY));
-    TRY(want_weight("grouped_dx", w.w, set_of(dy.dt), dy.dim[1], ANY));
-    TRY(want2("grouped_dx", "dx", dx, F32 | set_of(dy.dt), dy.dim[0], w.w.k));
-    TRY(check_slots("grouped_dx", dy.dim[0], offset, w.count));
-    HAVE(grouped_dx);
-    return dy.dim[0] ? TRACED(grouped_dx, (d, dx, dy, w, offset), dy.dim[0], w.w.n, w.w.k) : 0;
-}
-int dev_grouped_dw(struct dev *d, struct tensor dw, struct tensor dy, struct tensor x, struct tensor offset, bool add) {
-    TRY(want2("grouped_dw", "dy", dy, ACT, ANY, ANY));
-    TRY(want2("grouped_dw", "x", x, set_of(dy.dt), dy.dim[0], ANY));
-    TRY(check_slots("grouped_dw", dy.dim[0], offset, ANY));
-    TRY(want("grouped_dw", "dw", dw, F32, 3, (const int64_t[]){offset.dim[0] - 1, dy.dim[1], x.dim[1]}));
-    HAVE(grouped_dw);
-    if (dy.dim[0]) return TRACED(grouped_dw, (d, dw, dy, x, offset, add), dy.dim[0], dy.dim[1], x.dim[1]);
-    return add ? 0 : dev_zero(d, dw.data, (size_t)tensor_count(dw) * sizeof(float));
-}
-
-/* What combine_fwd and combine_bwd have in common. */
-static int check_combine(const char *op, const struct combine_args *a) {
-    TRY(want2(op, "row", a->row, I32, ANY, ANY));
-    TRY(want2(op, "y", a->y, ACT, tensor_count(a->row), ANY));
-    if (a->row.dim[1] < 1 || a->row.dim[1] > DEV_MAX_CHOICES)
-        FAIL(ERR_INVAL, "dev op %s: %lld experts of a token, at most %d are possible", op, (long long)a->row.dim[1],
-             DEV_MAX_CHOICES);
-    return a->weight.data ? want_like(op, "weight", a->weight, ACT, a->row) : 0;
-}
-
-int dev_combine_fwd(struct dev *d, const struct combine_args *a) {
-    TRY(check_combine("combine_fwd", a));
-    TRY(want2("combine_fwd", "out", a->out, F32 | set_of(a->y.dt), a->row.dim[0], a->y.dim[1]));
-    if (a->from.data) TRY(want_like("combine_fwd", "from", a->from, F32, a->out));
-    HAVE(combine_fwd);
-    return tensor_count(a->out) ? TRACED(combine_fwd, (d, a), a->row.dim[0], a->row.dim[1], a->y.dim[1]) : 0;
-}
-int dev_combine_bwd(struct dev *d, const struct combine_args *a, struct tensor dout, struct tensor dy, struct tensor dweight) {
-    TRY(check_combine("combine_bwd", a));
-    TRY(want_like("combine_bwd", "weight", a->weight, ACT, a->row));
-    TRY(want2("combine_bwd", "dout", dout, set_of(a->y.dt), a->row.dim[0], a->y.dim[1]));
-    TRY(want_like("combine_bwd", "dy", dy, set_of(a->y.dt), a->y));
-    TRY(want_like("combine_bwd", "dweight", dweight, F32, a->row));
-    HAVE(combine_bwd);
-    return tensor_count(dy) ? TRACED(combine_bwd, (d, a, dout, dy, dweight), a->row.dim[0], a->row.dim[1], a->y.dim[1]) : 0;
-}
-
-/* What lmhead_fwd and lmhead_bwd have in common. */
-static int check_lmhead(const char *op, const struct lmhead_args *a) {
-    TRY(want2(op, "x", a->x, ACT, ANY, ANY));
-    const int64_t n = a->x.dim[0];
-    TRY(want_weight(op, a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
-    TRY(want1(op, "inv_temp", a->inv_temp, F32, n));
-    TRY(want1(op, "target", a->target, I32, n));
-    if (a->lse.data) TRY(want1(op, "lse", a->lse, F32, n));
-    if (a->list_id.data) {
-        TRY(want2(op, "list_id", a->list_id, I32, n, ANY));
-        if (a->list_id.dim[1] > a->w.n)
-            FAIL(ERR_INVAL, "dev op %s: a list of %lld entries of a vocabulary of %lld", op, (long long)a->list_id.dim[1],
-                 (long long)a->w.n);
-    }
-    if (a->kept.data) {
-        TRY(want2(op, "kept", a->kept, F32, ANY, dev_kept_cols(a->w.n)));
-        if (a->kept.dim[0] % DEV_KEPT_ROWS || a->kept_at < 0 || a->list_id.data || a->top_id.data)
-            FAIL(ERR_INVAL, "dev op %s: kept logits of %lld rows, from row %lld on, or with lists", op, (long long)a->kept.dim[0],
-                 (long long)a->kept_at);
-    }
-    return a->entropy.data ? want1(op, "entropy", a->entropy, F32, n) : 0;
-}
-
-bool dev_keeps_logits(struct dev *d, struct weight w) { return d->ops->keeps_logits && d->ops->keeps_logits(d, w); }
-
-int dev_lmhead_fwd(struct dev *d, const struct lmhead_args *a) {
-    TRY(check_lmhead("lmhead_fwd", a));
-    if (a->kept.data && a->kept_at % DEV_KEPT_ROWS)
-        FAIL(ERR_INVAL, "dev op lmhead_fwd: kept logits from row %lld on", (long long)a->kept_at);
-    TRY(want1("lmhead_fwd", "logp", a->logp, F32, a->x.dim[0]));
-    if (a->sum_pi_sq.data) TRY(want1("lmhead_fwd", "sum_pi_sq", a->sum_pi_sq, F32, a->x.dim[0]));
-    if (a->list_id.data) TRY(want2("lmhead_fwd", "list_logp", a->list_logp, F32, a->x.dim[0], a->list_id.dim[1]));
-    if (a->top_id.data) {
-        TRY(want2("lmhead_fwd", "top_id", a->top_id, I32, a->x.dim[0], ANY));
-        TRY(want2("lmhead_fwd", "top_logp", a->top_logp, F32, a->x.dim[0], a->top_id.dim[1]));
-        if (a->top_id.dim[1] > a->w.n)
-            FAIL(ERR_INVAL, "dev op lmhead_fwd: top-k of %lld from a vocabulary of %lld", (long long)a->top_id.dim[1],
-                 (long long)a->w.n);
-    }
-    HAVE(lmhead_fwd);
-    return a->x.dim[0] ? TRACED(lmhead_fwd, (d, a), a->x.dim[0], a->w.n, a->w.k) : 0;
-}
-
-int dev_logits(struct dev *d, struct tensor out, struct tensor x, struct weight w) {
-    TRY(want2("logits", "x", x, ACT, ANY, ANY));
-    TRY(want_weight("logits", w, set_of(x.dt), ANY, x.dim[1]));
-    TRY(want2("logits", "out", out, F32, x.dim[0], w.n));
-    HAVE(logits);
-    return x.dim[0] ? TRACED(logits, (d, out, x, w), x.dim[0], w.n, w.k) : 0;
-}
-
-/* Comparisons are written so that NaN fails. */
-static bool sample_param_ok(const struct sample_param *p) {
-    return p->inv_temp > 0 && isfinite(p->inv_temp) && p->top_p > 0 && p->top_p <= 1 && p->min_p >= 0 && p->min_p <= 1 &&
-           p->repetition_penalty > 0 && isfinite(p->repetition_penalty) && p->u >= 0 && p->u < 1;
-}
-
-int dev_sample(struct dev *d, const struct sample_args *a) {
-    TRY(want2("sample", "logits", a->logits, F32, ANY, ANY));
-    const int64_t n = a->logits.dim[0], vocab = a->logits.dim[1];
-    if (n > 0 && vocab <= 0) FAIL(ERR_INVAL, "dev op sample: the vocabulary is empty");
-    if (n > 0 && a->param == NULL) FAIL(ERR_INVAL, "dev op sample: param is not given");
-    for (int64_t i = 0; i < n; i++)
-        if (!sample_param_ok(&a->param[i]))
-            FAIL(ERR_INVAL,
-                 "dev op sample: row %lld: inv_temp %g, top_p %g, min_p %g, repetition_penalty "
-                 "%g or u %g is out of range",
-                 (long long)i, (double)a->param[i].inv_temp, (double)a->param[i].top_p, (double)a->param[i].min_p,
-                 (double)a->param[i].repetition_penalty, (double)a->param[i].u);
-    if (a->seen.data) TRY(want2("sample", "seen", a->seen, U8, n, (vocab + 7) / 8));
-    TRY(want1("sample", "id", a->id, I32, n));
-    TRY(want1("sample", "logp", a->logp, F32, n));
-    if (a->logp_kept.data) TRY(want1("sample", "logp_kept", a->logp_kept, F32, n));
-    HAVE(sample);
-    return n ? TRACED(sample, (d, a), n, vocab, 0) : 0;
-}
-
-int dev_decode_next(struct dev *d, const struct decode_args *a) {
-    const bool given = a->x.nd == 0;
-    const int64_t n = a->logits.dim[0];
-    if (!given) TRY(want2("decode_next", "x", a->x, ACT, n, ANY));
-    if (!given) TRY(want_weight("decode_next", a->w, set_of(a->x.dt), ANY, a->x.dim[1]));
-    TRY(want2("decode_next", "logits", a->logits, F32, n, given ? ANY : a->w.n));
-    TRY(want2("decode_next", "rows", a->rows, U8, n, (int64_t)sizeof(struct decode_row)));
-    if (a->stop.data) TRY(want2("decode_next", "stop", a->stop, I32, n, ANY));
-    TRY(want2("decode_next", "block_table", a->block_table, I32, n, ANY));
-    if (a->block_len <= 0) FAIL(ERR_INVAL, "dev op decode_next: KV blocks of %lld tokens", (long long)a->block_len);
-    const struct tensor in[] = {a->ids, a->pos, a->slots};
-    for (int i = 0; i < 3; i++) TRY(want1("decode_next", "ids, pos or slots", in[i], I32, n));
-    TRY(want1("decode_next", "step", a->step, I32, 1));
-    TRY(want2("decode_next", "id", a->id, I32, ANY, n));
-    TRY(want_like("decode_next", "logp", a->logp, F32, a->id));
-    TRY(want_like("decode_next", "logp_kept", a->logp_kept, F32, a->id));
-    HAVE(decode_next);
-    return n ? TRACED(decode_next, (d, a), n, a->logits.dim[1], given ? 0 : a->w.k) : 0;
-}
-
 /* ---- CUDA graphs ---- */
 
 bool dev_has_graphs(const struct dev *d) { return d->ops->caps.graphs; }
@@ -613,8 +390,7 @@ int dev_matmul_dx(struct dev *d, struct tensor dx, struct tensor dy, struct weig
     return dy.dim[0] ? TRACED(matmul_dx, (d, dx, dy, w, add), dy.dim[0], w.n, w.k) : 0;
 }
 
-/* The gradients of no rows: nothing to add, or zeros. */
-static int no_rows(struct dev *d, struct tensor dw, struct tensor db, bool add) {
+int dev__no_rows(struct dev *d, struct tensor dw, struct tensor db, bool add) {
     if (add) return 0;
     if (dw.data) TRY(dev_zero(d, dw.data, (size_t)tensor_count(dw) * sizeof(float)));
     return db.data ? dev_zero(d, db.data, (size_t)tensor_count(db) * sizeof(float)) : 0;
@@ -626,7 +402,7 @@ int dev_matmul_dw(struct dev *d, struct tensor dw, struct tensor db, struct tens
     TRY(want2("matmul_dw", "dw", dw, F32, dy.dim[1], x.dim[1]));
     if (db.data) TRY(want1("matmul_dw", "db", db, F32, dy.dim[1]));
     HAVE(matmul_dw);
-    return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x, add), dy.dim[0], dy.dim[1], x.dim[1]) : no_rows(d, dw, db, add);
+    return dy.dim[0] ? TRACED(matmul_dw, (d, dw, db, dy, x, add), dy.dim[0], dy.dim[1], x.dim[1]) : dev__no_rows(d, dw, db, add);
 }
 
 int dev_qkv_bwd(struct dev *d, const struct qkv_args *a, const struct qkv_bwd_args *g) {
@@ -666,25 +442,6 @@ int dev_swiglu_bwd(struct dev *d, struct tensor dgate_up, struct tensor dy, stru
     TRY(want_like("swiglu_bwd", "dgate_up", dgate_up, set_of(dy.dt), gate_up));
     HAVE(swiglu_bwd);
     return tensor_count(dy) ? TRACED(swiglu_bwd, (d, dgate_up, dy, gate_up), dy.dim[0], dy.dim[1], 0) : 0;
-}
-
-int dev_lmhead_bwd(struct dev *d, const struct lmhead_args *a, const struct lmhead_bwd_args *g) {
-    TRY(check_lmhead("lmhead_bwd", a));
-    const int64_t n = a->x.dim[0];
-    TRY(want1("lmhead_bwd", "lse", a->lse, F32, n));
-    TRY(want1("lmhead_bwd", "dlogp", g->dlogp, F32, n));
-    if (g->dentropy.data) {
-        TRY(want1("lmhead_bwd", "dentropy", g->dentropy, F32, n));
-        TRY(want1("lmhead_bwd", "entropy", a->entropy, F32, n));
-    }
-    if (a->dlist.data) {
-        if (!a->list_id.data) FAIL(ERR_INVAL, "dev op lmhead_bwd: dlist without list_id");
-        TRY(want2("lmhead_bwd", "dlist", a->dlist, F32, n, a->list_id.dim[1]));
-    }
-    TRY(want_like("lmhead_bwd", "dx", g->dx, set_of(a->x.dt), a->x));
-    if (g->dw.data) TRY(want2("lmhead_bwd", "dw", g->dw, F32, a->w.n, a->w.k));
-    HAVE(lmhead_bwd);
-    return n ? TRACED(lmhead_bwd, (d, a, g), a->x.dim[0], a->w.n, a->w.k) : no_rows(d, g->dw, TENSOR_NONE, g->add);
 }
 
 /* ---- optimizer ---- */

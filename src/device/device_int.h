@@ -16,6 +16,9 @@ void dev_trace__pause(struct dev *d, bool paused);    /* no trace is fine */
 void dev_trace__drop(struct dev *d);
 void dev_gpu_use__drop(struct dev *d);
 
+/* The gradients of no rows: nothing to add, or zeros. */
+int dev__no_rows(struct dev *d, struct tensor dw, struct tensor db, bool add);
+
 /* The checks of dev_join_columns. */
 int dev__check_join_columns(const struct join_columns_args *a);
 
