@@ -74,7 +74,8 @@ if kind == "thief":
     want(403, "", status(chat(), headers={"Origin": "http://evil"}))
     (here / "victim").unlink()
 if kind == "victim":
-    (here / "victim").write_text(os.environ["VERLC_SESSION"])
+    (here / "victim.new").write_text(os.environ["VERLC_SESSION"])
+    (here / "victim.new").rename(here / "victim")  # the thief reads it as soon as it is there
     while (here / "victim").exists():
         time.sleep(0.01)
 if kind == "connects":

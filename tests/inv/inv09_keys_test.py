@@ -31,7 +31,7 @@ PRINT = r"""
 # that are structs of theirs (optimizer, sampler, reward). Raw values are what the configuration alone derives others from.
 TRAIN = ["train/*.c", "run/*.c", "ranks/*.c", "plan/*.c", "reward_model/*.c",
          "model/**/*.c", "data/*.c", "algo/**/*.c", "reward/**/*.c"]
-PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAIN], "ppo/config.c"),
+PROGRAMS = {"ppo": (["ppo", "megatron", "veomni", "async"], ["ppo/**/*.c", *TRAIN], "ppo/config*.c"),
             "sft": (["sft"], ["sft/*.c", "supervised/*.c", *TRAIN], "supervised/config.c"),
             "generate": (["generate"], ["generate/gener*.c", "generate/episodes.c", "ppo/stages/*_loop.c", "ppo/stages/agents.c",
                                         "ppo/stages/program/*.c", "ranks/rank_count.c",
@@ -54,13 +54,10 @@ def rows(table):
 
 
 def readers(globs, config):
-    """The text of the files without comments; of the configuration itself only what comes after the bindings."""
-    text = ""
-    for f in sorted({f for g in globs for f in SRC.glob(g)}):
-        if str(f.relative_to(SRC)) != config:
-            text += re.sub(r"/\*.*?\*/", "", f.read_text(), flags=re.S)
-    own = re.sub(r"/\*.*?\*/", "", (SRC / config).read_text(), flags=re.S) if config else ""
-    return text, own
+    """The text of the files without comments, and of those of the configuration itself."""
+    own = sorted(SRC.glob(config)) if config else []
+    others = sorted({f for g in globs for f in SRC.glob(g)} - set(own))
+    return tuple("".join(re.sub(r"/\*.*?\*/", "", f.read_text(), flags=re.S) for f in files) for files in (others, own))
 
 
 def main():
