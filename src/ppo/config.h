@@ -103,7 +103,8 @@ enum { MAX_PROFILE_STEPS = 64 };
 /* Whose choices of experts an update has (docs/models.md). */
 enum router_replay { ROUTER_REPLAY_OFF, ROUTER_REPLAY_R2, ROUTER_REPLAY_R3 };
 
-/* Values as they are written, from which config.c derives members below. No other file but validate_config.c reads them. */
+/* Values as they are written, from which config.c and config_reward.c derive members below. No other file but validate_config.c
+ * reads them. */
 struct ppo_raw_config {
     const char *model_path, *critic_path, *rm_path, *teacher_path, *chat_template, *loss_mode, *agg_mode, *critic_agg_mode,
         *kl_loss_type, *kl_penalty, *pf_method, *reward_manager, *manager_source, *manager_path, *manager_class;
