@@ -15,12 +15,14 @@
 
 #include <string.h>
 
-bool engine__only_decode(const struct engine *e) {
-    if (e->running.n == 0) return false;
-    if (e->waiting.head && e->running.n < e->cfg.max_seqs && !e->no_room) return false;
+bool engine__all_decode(const struct engine *e) {
     for (const struct sample *s = e->running.head; s; s = s->next)
         if (s->n_tokens - s->n_computed != 1 || !engine__plain_rule(s)) return false;
-    return true;
+    return e->running.n > 0;
+}
+bool engine__only_decode(const struct engine *e) {
+    const bool room = e->running.n < e->cfg.max_seqs && !e->no_room;
+    return !(e->waiting.head && room) && engine__all_decode(e);
 }
 
 /* Plans up to `steps` steps; false when too few blocks are free (those taken stay with their samples). */
@@ -88,8 +90,7 @@ static int take(struct engine *e, const struct engine_results *r, int64_t i, int
 
 enum { FEW = 128 }; /* samples; with more a step takes long, and what is lost between bursts counts more than who waits */
 
-/* Steps that the next burst may have. */
-static int64_t burst_limit(struct engine *e) {
+int64_t engine__burst_limit(struct engine *e) {
     const int64_t most = e->model.max_burst;
     if (e->cfg.first_burst == 0 || e->burst_steps >= most || e->running.n > FEW) return most;
     const int64_t steps = e->burst_steps < 2 ? 2 : e->burst_steps;
@@ -99,7 +100,7 @@ static int64_t burst_limit(struct engine *e) {
 
 int engine__burst(struct engine *e) {
     struct engine_burst b = {0};
-    if (e->model.max_burst < 2 || !engine__only_decode(e) || !plan(e, burst_limit(e), &b) || b.steps < 2) return 0;
+    if (e->model.max_burst < 2 || !engine__only_decode(e) || !plan(e, engine__burst_limit(e), &b) || b.steps < 2) return 0;
     fill(e, &b);
     TRY(e->model.burst(e->model.ctx, &b));
     e->stats.steps += b.steps;

@@ -128,6 +128,7 @@ struct drafting {
         double seconds, tokens; /* tokens of a sample */
     } trial[2];                 /* without and with drafts */
     int64_t chosen_at, since;   /* samples that ran then, steps since */
+    int64_t left;               /* verifying steps before a waiting sample is admitted */
     /* a plan's arrays, of max_seqs samples; and (max_rows) */
     struct decode_row *rows;
     int64_t *n_draft, *n_blocks;
@@ -202,8 +203,12 @@ void engine__share_block(struct engine *e, struct sample *s, int32_t block); /* 
 
 /* A multi-step decode burst, when all running samples decode: 1 done, 0 not now. */
 int engine__burst(struct engine *e);
-/* All running samples decode, by nothing but their rules, and no waiting one can be admitted. */
+/* All running samples decode, by nothing but their rules. */
+bool engine__all_decode(const struct engine *e);
+/* And no waiting one can be admitted. */
 bool engine__only_decode(const struct engine *e);
+/* Steps that the next burst may have. */
+int64_t engine__burst_limit(struct engine *e);
 /* It is sampled by a struct decode_row alone. */
 static inline bool engine__plain_rule(const struct sample *s) { return !s->seen && s->req->r.n_top == 0; }
 struct decode_row engine__decode_row(const struct engine *e, const struct sample *s);

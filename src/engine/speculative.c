@@ -188,10 +188,24 @@ static int take(struct engine *e, const struct engine_verify *v, int64_t i) {
     return engine__progress(e, s);
 }
 
+/* Whether the next step may verify. One that admits a sample is no replayed graph, and the others draw a single token in it; so
+ * where samples end one by one, nobody is admitted for about the tokens of a burst, in which nobody is either. */
+static bool is_next(struct engine *e) {
+    struct drafting *const d = &e->drafting;
+    const bool only = engine__only_decode(e);
+    if (!only && (d->left == 0 || !engine__all_decode(e))) {
+        d->left = 0;
+        return false;
+    }
+    if (only && d->left == 0) d->left = engine__burst_limit(e) / 2;
+    if (d->left > 0) d->left--;
+    return true;
+}
+
 int engine__verify(struct engine *e) {
     const struct drafting *const d = &e->drafting;
     struct engine_verify v = {.most = e->model.max_draft};
-    if (!drafting(e) || !engine__only_decode(e) || !plan(e, &v)) return 0;
+    if (!drafting(e) || !is_next(e) || !plan(e, &v)) return 0;
     engine__fill_tables(e, v.n_seqs, v.max_blocks);
     v.ids = d->ids;
     v.pos = e->pos;

@@ -391,6 +391,43 @@ static void test_drafts_measured(void **state) {
     }
 }
 
+/* Where samples with drafts end one by one, those that wait are admitted after some verifying steps, as after a burst: not one in
+ * a step of its own, in which the others draw a single token. */
+static void test_drafts_admit_together(void **state) {
+    (void)state;
+    enum { SAMPLES = 96, RUNNING = 12 };
+    int32_t prompt[] = {1, 2, 3, 4};
+    struct engine_request requests[SAMPLES];
+    struct fake *f = fake_new(400);
+    f->right = 4;
+    struct engine_model model = fake_model(f, 16);
+    model.max_draft = 1;
+    model.draft_seqs = 128;
+    model.verify = fake_verify;
+    struct seen seen = {.requests = requests};
+    const struct engine_config cfg = {
+        .max_rows = 128, .max_seqs = RUNNING, .draft = ENGINE_DRAFT_ALWAYS, .done = check_sample, .done_arg = &seen};
+    struct engine *e;
+    assert_int_equal(engine_create(&e, &model, &cfg), 0);
+    for (int i = 0; i < SAMPLES; i++) {
+        requests[i] = (struct engine_request){.prompt = prompt,
+                                              .n_prompt = 4,
+                                              .n = 1,
+                                              .max_tokens = 20 + 7 * i % 41,
+                                              .temperature = 1,
+                                              .top_p = 1,
+                                              .repetition_penalty = 1,
+                                              .ignore_eos = true,
+                                              .uid = (uint64_t)i};
+        assert_int_equal(engine_submit(e, &requests[i], NULL), 0);
+    }
+    assert_int_equal(engine_run(e), 0);
+    assert_int_equal(seen.n_done, SAMPLES);
+    assert_true(f->verified > 5 * f->steps);
+    engine_destroy(e);
+    fake_free(f);
+}
+
 /* The n samples of a prompt compute its full blocks once. */
 static void test_prompt_computed_once(void **state) {
     (void)state;
@@ -950,6 +987,7 @@ int main(void) {
         cmocka_unit_test(test_pool),
         cmocka_unit_test(test_any_limits),
         cmocka_unit_test(test_drafts_measured),
+        cmocka_unit_test(test_drafts_admit_together),
         cmocka_unit_test(test_prompt_computed_once),
         cmocka_unit_test(test_prompt_again),
         cmocka_unit_test(test_refusals),
