@@ -1,10 +1,7 @@
-/* algo_json.c - the functions of algo on JSON requests, for `verlc algo`
- * and for the golden tests, which so read what the tool reads.
+/* algo_json.c - the functions of algo on JSON requests, for `verlc algo` and for the golden tests, which so read what the tool
+ * reads. What a request has is read by algo_request.c. Names are verl's.
  *
- * Arrays nest as samples x tokens and need not be rectangular; null is NaN, which
- * may only stand where it is not read.  Names are verl's, at the top level, in
- * "config", or in config's policy_loss, global_batch_info and kl_ctrl.
- * Invariant: every array of a request has the shape of its mask. */
+ * Invariant: an answer has the shape of its request. */
 #include "cmd/algo_json.h"
 
 #include "algo/kl_controller.h"
@@ -17,229 +14,11 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "cmd/algo_request.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_OWNED = 32 };
-struct request {
-    const json_t *req;
-    const char *where;    /* "stdin:LINE" */
-    struct algo_ragged r; /* shape and mask, once known */
-    int64_t *off;         /* owned: r.off, r.mask */
-    uint8_t *mask;
-    bool flat; /* arrays came as one row without nesting, and go back so */
-    void *owned[MAX_OWNED];
-    int n_owned;
-    const struct algo_json_user *user; /* NULL: none */
-    struct map *looked_for;            /* keys that the operation read; NULL: not kept */
-    struct algo_metrics metrics;
-};
-
-static void *own(struct request *q, size_t n, size_t size) {
-    CHECK(q->n_owned < MAX_OWNED);
-    return q->owned[q->n_owned++] = xcalloc(n + 1, size);
-}
-
-/* ---- reading ---- */
-
-/* The value of a key wherever it may stand; NULL where it is missing or null. */
-static const json_t *find(const struct request *q, const char *key) {
-    if (q->looked_for) map_set(q->looked_for, key, strlen(key), 1);
-    const json_t *config = json_object_get(q->req, "config");
-    const json_t *places[] = {
-        q->req,
-        config,
-        json_object_get(config, "policy_loss"),
-        json_object_get(config, "global_batch_info"),
-        json_object_get(config, "kl_ctrl"),
-        json_object_get(q->req, "kl_ctrl"),
-        json_object_get(q->req, "global_batch_info"),
-    };
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        const json_t *v = json_object_get(places[i], key);
-        if (v && !json_is_null(v)) return v;
-    }
-    return NULL;
-}
-
-static bool is_explicit_null(const struct request *q, const char *key) {
-    return json_is_null(json_object_get(q->req, key)) || json_is_null(json_object_get(json_object_get(q->req, "config"), key));
-}
-
-static int read_f64(const struct request *q, const char *key, double *out) {
-    const json_t *v = find(q, key);
-    if (!v) return 0;
-    if (!json_is_number(v)) FAIL(ERR_FORMAT, "%s: \"%s\" is not a number", q->where, key);
-    *out = json_number_value(v);
-    return 0;
-}
-
-static int read_i64(const struct request *q, const char *key, int64_t *out) {
-    double f = (double)*out;
-    TRY(read_f64(q, key, &f));
-    if (f != floor(f) || fabs(f) > 9e15) FAIL(ERR_FORMAT, "%s: \"%s\" is not a whole number", q->where, key);
-    *out = (int64_t)f;
-    return 0;
-}
-
-static int read_bool(const struct request *q, const char *key, bool *out) {
-    const json_t *v = find(q, key);
-    if (!v) return 0;
-    if (!json_is_boolean(v)) FAIL(ERR_FORMAT, "%s: \"%s\" is not true or false", q->where, key);
-    *out = json_is_true(v);
-    return 0;
-}
-
-static int read_str(const struct request *q, const char *key, const char **out) {
-    const json_t *v = find(q, key);
-    if (!v) return 0;
-    if (!json_is_string(v)) FAIL(ERR_FORMAT, "%s: \"%s\" is not a string", q->where, key);
-    *out = json_string_value(v);
-    return 0;
-}
-
-/* Thresholds may be numbers, texts or a list of them; they come out as one text
- * with commas. */
-static int read_text(struct request *q, const struct request *in, const char *key, const char **out) {
-    const json_t *v = find(in, key);
-    if (!v) return 0;
-    struct buf text = {0};
-    const size_t n = json_is_array(v) ? json_array_size(v) : 1;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *e = json_is_array(v) ? json_array_get(v, i) : v;
-        if (i > 0) buf_addc(&text, ',');
-        if (json_is_string(e)) {
-            buf_adds(&text, json_string_value(e));
-        } else if (json_is_number(e)) {
-            buf_addf(&text, "%.17g", json_number_value(e));
-        } else {
-            buf_free(&text);
-            FAIL(ERR_FORMAT, "%s: \"%s\" is neither a number nor a string", in->where, key);
-        }
-    }
-    CHECK(q->n_owned < MAX_OWNED);
-    *out = q->owned[q->n_owned++] = buf_take(&text);
-    return 0;
-}
-
-static int need(const struct request *q, const char *key, const char *alias, const json_t **out) {
-    *out = find(q, key);
-    if (!*out && alias) *out = find(q, alias);
-    if (!*out) FAIL(ERR_FORMAT, "%s: \"%s\" is missing", q->where, key);
-    if (!json_is_array(*out)) FAIL(ERR_FORMAT, "%s: \"%s\" is not an array", q->where, key);
-    return 0;
-}
-
-/* Takes the shape of `key` as that of the request. */
-static int read_shape(struct request *q, const char *key) {
-    const json_t *v;
-    TRY(need(q, key, NULL, &v));
-    q->flat = json_array_size(v) > 0 && !json_is_array(json_array_get(v, 0));
-    q->r.n = q->flat ? 1 : (int64_t)json_array_size(v);
-    q->r.off = q->off = xcalloc((size_t)q->r.n + 1, sizeof *q->off);
-    for (int64_t i = 0; i < q->r.n; i++) {
-        const json_t *row = q->flat ? v : json_array_get(v, (size_t)i);
-        if (!json_is_array(row)) FAIL(ERR_FORMAT, "%s: \"%s\" row %lld is not an array", q->where, key, (long long)i);
-        q->off[i + 1] = q->off[i] + (int64_t)json_array_size(row);
-    }
-    q->r.mask = q->mask = xmalloc((size_t)q->off[q->r.n] + 1);
-    memset(q->mask, 1, (size_t)q->off[q->r.n] + 1);
-    return 0;
-}
-
-/* An array of the request's shape; NULL where it is missing and optional. */
-static int read_tokens(struct request *q, const char *key, const char *alias, bool required, const double **out) {
-    const json_t *v = NULL;
-    *out = NULL;
-    if (!required && !find(q, key) && !(alias && find(q, alias))) return 0;
-    TRY(need(q, key, alias, &v));
-    double *x = own(q, (size_t)q->off[q->r.n], sizeof *x);
-    const int64_t rows = q->flat ? 1 : (int64_t)json_array_size(v);
-    if (rows != q->r.n)
-        FAIL(ERR_FORMAT, "%s: \"%s\" has %lld rows, the mask %lld", q->where, key, (long long)rows, (long long)q->r.n);
-    for (int64_t i = 0; i < rows; i++) {
-        const json_t *row = q->flat ? v : json_array_get(v, (size_t)i);
-        const int64_t n = q->off[i + 1] - q->off[i];
-        if (!json_is_array(row) || (int64_t)json_array_size(row) != n)
-            FAIL(ERR_FORMAT, "%s: \"%s\" row %lld is not an array of %lld numbers like the mask's", q->where, key, (long long)i,
-                 (long long)n);
-        for (int64_t k = 0; k < n; k++) {
-            const json_t *e = json_array_get(row, (size_t)k);
-            if (json_is_null(e)) x[q->off[i] + k] = NAN;
-            else if (json_is_number(e)) x[q->off[i] + k] = json_number_value(e);
-            else FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not a number", q->where, key, (long long)i, (long long)k);
-        }
-    }
-    *out = x;
-    return 0;
-}
-
-static int read_mask(struct request *q, const char *key) {
-    TRY(read_shape(q, key));
-    const json_t *v = find(q, key);
-    for (int64_t i = 0; i < q->r.n; i++) {
-        const json_t *row = q->flat ? v : json_array_get(v, (size_t)i);
-        for (int64_t t = q->off[i]; t < q->off[i + 1]; t++) {
-            const json_t *e = json_array_get(row, (size_t)(t - q->off[i]));
-            const double m = json_is_boolean(e) ? json_is_true(e) : json_is_number(e) ? json_number_value(e) : -1;
-            if (m != 0 && m != 1)
-                FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not 0 or 1", q->where, key, (long long)i,
-                     (long long)(t - q->off[i]));
-            q->mask[t] = m != 0;
-        }
-    }
-    return 0;
-}
-
-/* One number for each sample. */
-static int read_samples(struct request *q, const char *key, const json_t *v, double *x) {
-    if (!json_is_array(v) || (int64_t)json_array_size(v) != q->r.n)
-        FAIL(ERR_FORMAT, "%s: \"%s\" is not an array of %lld numbers, one for each sample", q->where, key, (long long)q->r.n);
-    for (int64_t i = 0; i < q->r.n; i++) {
-        const json_t *e = json_array_get(v, (size_t)i);
-        if (!json_is_number(e)) FAIL(ERR_FORMAT, "%s: \"%s\" element %lld is not a number", q->where, key, (long long)i);
-        x[i] = json_number_value(e);
-    }
-    return 0;
-}
-
-/* uid, session: any JSON scalars; equal ones are one group. */
-static int read_groups(struct request *q, const char *key, const char *alias, const int64_t **out) {
-    const json_t *v = find(q, key);
-    if (!v && alias) v = find(q, alias);
-    if (!v) return 0;
-    if (!json_is_array(v) || (int64_t)json_array_size(v) != q->r.n)
-        FAIL(ERR_FORMAT, "%s: \"%s\" is not an array with one entry for each of the %lld samples", q->where, key,
-             (long long)q->r.n);
-    int64_t *id = own(q, (size_t)q->r.n, sizeof *id);
-    struct map seen = {0};
-    for (int64_t i = 0; i < q->r.n; i++) {
-        struct buf text = {0};
-        const int rc = json_dump_line(&text, json_array_get(v, (size_t)i));
-        if (rc == 0 && !map_get(&seen, text.p, text.n, &id[i])) {
-            id[i] = seen.n;
-            map_set(&seen, text.p, text.n, id[i]);
-        }
-        buf_free(&text);
-        if (rc < 0) return map_free(&seen), rc;
-    }
-    map_free(&seen);
-    *out = id;
-    return 0;
-}
-
-static int read_agg(struct request *q, const char *default_mode, struct algo_agg *agg) {
-    const char *mode = default_mode;
-    TRY(read_str(q, "loss_agg_mode", &mode));
-    agg->mode = algo_agg_find(mode);
-    if (!agg->mode) return ERR_INVAL;
-    TRY(read_i64(q, "dp_size", &agg->dp_size));
-    TRY(read_i64(q, "batch_num_tokens", &agg->batch_num_tokens));
-    TRY(read_i64(q, "global_batch_size", &agg->global_batch_size));
-    return read_f64(q, "loss_scale_factor", &agg->loss_scale_factor);
-}
 
 /* ---- answering ---- */
 
@@ -251,13 +30,13 @@ static json_t *row_json(const double *x, int64_t lo, int64_t hi) {
     return row;
 }
 
-static void put_tokens(json_t *out, const char *key, const struct request *q, const double *x) {
+static void put_tokens(json_t *out, const char *key, const struct algo_request *q, const double *x) {
     json_t *rows = q->flat ? row_json(x, 0, q->off[1]) : json_array();
     for (int64_t i = 0; !q->flat && i < q->r.n; i++) json_array_append_new(rows, row_json(x, q->off[i], q->off[i + 1]));
     json_object_set_new(out, key, rows);
 }
 
-static void put_mask(json_t *out, const char *key, const struct request *q, const uint8_t *mask) {
+static void put_mask(json_t *out, const char *key, const struct algo_request *q, const uint8_t *mask) {
     json_t *rows = json_array();
     for (int64_t i = 0; i < q->r.n; i++) {
         json_t *row = json_array();
@@ -272,14 +51,14 @@ static void put_mask(json_t *out, const char *key, const struct request *q, cons
     json_object_set_new(out, key, rows);
 }
 
-static void put_metrics(json_t *out, const struct request *q) {
+static void put_metrics(json_t *out, const struct algo_request *q) {
     json_t *m = json_object();
     for (int64_t i = 0; i < q->metrics.n; i++) json_object_set_new(m, q->metrics.v[i].name, real_or_null(q->metrics.v[i].value));
     json_object_set_new(out, "metrics", m);
 }
 
 /* A loss that is not a number must not pass for one. */
-static int put_loss(json_t *out, const struct request *q, double loss) {
+static int put_loss(json_t *out, const struct algo_request *q, double loss) {
     if (!isfinite(loss))
         FAIL(ERR_NUMERIC, "%s: the loss is not finite; look for extreme or missing numbers in the inputs", q->where);
     json_object_set_new(out, "loss", json_real(loss));
@@ -289,27 +68,27 @@ static int put_loss(json_t *out, const struct request *q, double loss) {
 /* ---- operations ---- */
 
 /* The reward components of gdpo: one number a sample under each of gdpo_reward_keys. */
-static int read_components(struct request *q, struct algo_adv_args *a) {
-    const json_t *keys = find(q, "gdpo_reward_keys"), *weights = find(q, "gdpo_reward_weights");
+static int read_components(struct algo_request *q, struct algo_adv_args *a) {
+    const json_t *keys = algo_request_find(q, "gdpo_reward_keys"), *weights = algo_request_find(q, "gdpo_reward_weights");
     if (!keys) return 0; /* the token level rewards are the only component */
     a->n_components = (int64_t)json_array_size(keys);
     if (a->n_components == 0) FAIL(ERR_FORMAT, "%s: \"gdpo_reward_keys\" is not a list of names", q->where);
-    double *x = own(q, (size_t)(a->n_components * q->r.n), sizeof *x);
+    double *x = algo_request_own(q, (size_t)(a->n_components * q->r.n), sizeof *x);
     for (int64_t k = 0; k < a->n_components; k++) {
         const char *key = json_string_value(json_array_get(keys, (size_t)k));
         if (!key) FAIL(ERR_FORMAT, "%s: \"gdpo_reward_keys\" holds something other than names", q->where);
-        const json_t *v = find(q, key);
+        const json_t *v = algo_request_find(q, key);
         if (!v) v = json_object_get(json_object_get(q->req, "non_tensor_batch"), key);
         if (!v) v = json_object_get(json_object_get(q->req, "reward_extra_info"), key);
         if (!v) FAIL(ERR_FORMAT, "%s: the reward \"%s\" of gdpo_reward_keys is missing", q->where, key);
-        TRY(read_samples(q, key, v, x + k * q->r.n));
+        TRY(algo_request_samples(q, key, v, x + k * q->r.n));
     }
     a->components = x;
     if (!weights) return 0;
     if ((int64_t)json_array_size(weights) != a->n_components)
         FAIL(ERR_FORMAT, "%s: \"gdpo_reward_weights\" must have %lld numbers, one for each key", q->where,
              (long long)a->n_components);
-    double *w = own(q, (size_t)a->n_components, sizeof *w);
+    double *w = algo_request_own(q, (size_t)a->n_components, sizeof *w);
     for (int64_t k = 0; k < a->n_components; k++) {
         const json_t *e = json_array_get(weights, (size_t)k);
         if (!json_is_number(e)) FAIL(ERR_FORMAT, "%s: \"gdpo_reward_weights\" holds something other than numbers", q->where);
@@ -320,12 +99,12 @@ static int read_components(struct request *q, struct algo_adv_args *a) {
 }
 
 /* Code is named on the command line alone: a request can only ask for what is there. */
-static int not_mine(const struct request *q, const char *name, const char *option) {
+static int not_mine(const struct algo_request *q, const char *name, const char *option) {
     FAIL(ERR_INVAL, "%s: '%s' is a user-defined function; name it on the command line too: verlc algo %s %s", q->where, name,
          option, name);
 }
 
-static int find_adv(const struct request *q, const char *name, const struct algo_adv_entry **e) {
+static int find_adv(const struct algo_request *q, const char *name, const struct algo_adv_entry **e) {
     *e = q->user && q->user->adv ? algo_user_adv(q->user->adv) : NULL;
     if (*e && strcmp(name, (*e)->name) == 0) return 0;
     if (algo_user_named(name)) return not_mine(q, name, "--adv");
@@ -333,7 +112,7 @@ static int find_adv(const struct request *q, const char *name, const struct algo
     return *e ? 0 : ERR_INVAL;
 }
 
-static int find_loss(const struct request *q, const char *name, const struct algo_policy_entry **e) {
+static int find_loss(const struct algo_request *q, const char *name, const struct algo_policy_entry **e) {
     *e = q->user && q->user->loss ? algo_user_policy(q->user->loss) : NULL;
     if (*e && strcmp(name, algo_policy_name(*e)) == 0) return 0;
     if (algo_user_named(name)) return not_mine(q, name, "--loss");
@@ -342,68 +121,68 @@ static int find_loss(const struct request *q, const char *name, const struct alg
 }
 
 /* The parameters of a user-defined function. */
-static int read_kwargs(const struct request *q, const json_t **out) {
-    *out = find(q, "kwargs");
+static int read_kwargs(const struct algo_request *q, const json_t **out) {
+    *out = algo_request_find(q, "kwargs");
     if (*out && !json_is_object(*out)) FAIL(ERR_FORMAT, "%s: \"kwargs\" is not an object", q->where);
     return 0;
 }
 
-static int op_advantage(struct request *q, json_t *out) {
+static int op_advantage(struct algo_request *q, json_t *out) {
     const char *name = NULL;
-    TRY(read_str(q, "estimator", &name));
-    if (!name) TRY(read_str(q, "adv_estimator", &name));
+    TRY(algo_request_str(q, "estimator", &name));
+    if (!name) TRY(algo_request_str(q, "adv_estimator", &name));
     if (!name) FAIL(ERR_FORMAT, "%s: \"estimator\" is missing", q->where);
     const struct algo_adv_entry *e;
     TRY(find_adv(q, name, &e));
     struct algo_adv_args a = algo_adv_defaults();
     if (e->user) TRY(read_kwargs(q, &a.kwargs));
-    TRY(read_mask(q, "response_mask"));
+    TRY(algo_request_mask(q, "response_mask"));
     a.r = &q->r;
-    TRY(read_tokens(q, "token_level_rewards", NULL, true, &a.rewards));
-    TRY(read_tokens(q, "values", NULL, false, &a.values));
-    TRY(read_tokens(q, "old_log_probs", "old_log_prob", false, &a.old_logp));
-    TRY(read_tokens(q, "sum_pi_squared", NULL, false, &a.sum_pi_squared));
-    TRY(read_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
-    TRY(read_groups(q, "uid", "index", &a.group));
-    TRY(read_groups(q, "session", NULL, &a.session));
+    TRY(algo_request_tokens(q, "token_level_rewards", NULL, true, &a.rewards));
+    TRY(algo_request_tokens(q, "values", NULL, false, &a.values));
+    TRY(algo_request_tokens(q, "old_log_probs", "old_log_prob", false, &a.old_logp));
+    TRY(algo_request_tokens(q, "sum_pi_squared", NULL, false, &a.sum_pi_squared));
+    TRY(algo_request_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
+    TRY(algo_request_groups(q, "uid", "index", &a.group));
+    TRY(algo_request_groups(q, "session", NULL, &a.session));
     TRY(read_components(q, &a));
-    TRY(read_f64(q, "gamma", &a.gamma));
-    TRY(read_f64(q, "lam", &a.lam));
-    TRY(read_bool(q, "norm_adv_by_std_in_grpo", &a.norm_by_std));
-    TRY(read_bool(q, "handle_zero_tail", &a.handle_zero_tail));
-    const json_t *b = find(q, "reward_baselines");
+    TRY(algo_request_f64(q, "gamma", &a.gamma));
+    TRY(algo_request_f64(q, "lam", &a.lam));
+    TRY(algo_request_bool(q, "norm_adv_by_std_in_grpo", &a.norm_by_std));
+    TRY(algo_request_bool(q, "handle_zero_tail", &a.handle_zero_tail));
+    const json_t *b = algo_request_find(q, "reward_baselines");
     if (b) {
-        double *x = own(q, (size_t)q->r.n, sizeof *x);
-        TRY(read_samples(q, "reward_baselines", b, x));
+        double *x = algo_request_own(q, (size_t)q->r.n, sizeof *x);
+        TRY(algo_request_samples(q, "reward_baselines", b, x));
         a.reward_baselines = x;
     }
     const size_t n = (size_t)q->off[q->r.n];
-    double *adv = own(q, n, sizeof *adv), *ret = own(q, n, sizeof *ret);
+    double *adv = algo_request_own(q, n, sizeof *adv), *ret = algo_request_own(q, n, sizeof *ret);
     TRY(algo_advantage(e, &a, adv, ret));
     put_tokens(out, "advantages", q, adv);
     put_tokens(out, "returns", q, ret);
     return 0;
 }
 
-static int read_corr(struct request *q, const struct request *in, struct algo_corr *c) {
+static int read_corr(struct algo_request *q, const struct algo_request *in, struct algo_corr *c) {
     struct algo_corr_spec s = {0};
-    TRY(read_str(in, "rollout_is", &s.rollout_is));
-    TRY(read_text(q, in, "rollout_is_threshold", &s.rollout_is_threshold));
-    TRY(read_str(in, "rollout_rs", &s.rollout_rs));
-    TRY(read_text(q, in, "rollout_rs_threshold", &s.rollout_rs_threshold));
-    TRY(read_bool(in, "rollout_is_batch_normalize", &s.rollout_is_batch_normalize));
-    TRY(read_str(in, "loss_type", &s.loss_type));
-    if (is_explicit_null(in, "rollout_is_threshold")) s.rollout_is = NULL; /* as in verl: no weights then */
+    TRY(algo_request_str(in, "rollout_is", &s.rollout_is));
+    TRY(algo_request_text(q, in, "rollout_is_threshold", &s.rollout_is_threshold));
+    TRY(algo_request_str(in, "rollout_rs", &s.rollout_rs));
+    TRY(algo_request_text(q, in, "rollout_rs_threshold", &s.rollout_rs_threshold));
+    TRY(algo_request_bool(in, "rollout_is_batch_normalize", &s.rollout_is_batch_normalize));
+    TRY(algo_request_str(in, "loss_type", &s.loss_type));
+    if (algo_request_is_null(in, "rollout_is_threshold")) s.rollout_is = NULL; /* as in verl: no weights then */
     return algo_corr_parse(c, &s);
 }
 
-static int read_policy_cfg(struct request *q, struct algo_policy_cfg *c, struct algo_corr *corr) {
+static int read_policy_cfg(struct algo_request *q, struct algo_policy_cfg *c, struct algo_corr *corr) {
     *c = algo_policy_defaults();
     double clip = 0.2;
-    TRY(read_f64(q, "clip_ratio", &clip));
+    TRY(algo_request_f64(q, "clip_ratio", &clip));
     /* the separate bounds have defaults of their own: only null falls back to clip_ratio */
-    if (is_explicit_null(q, "clip_ratio_low")) c->clip_ratio_low = clip;
-    if (is_explicit_null(q, "clip_ratio_high")) c->clip_ratio_high = clip;
+    if (algo_request_is_null(q, "clip_ratio_low")) c->clip_ratio_low = clip;
+    if (algo_request_is_null(q, "clip_ratio_high")) c->clip_ratio_high = clip;
     const struct {
         const char *key;
         double *out;
@@ -420,38 +199,39 @@ static int read_policy_cfg(struct request *q, struct algo_policy_cfg *c, struct 
         {"ppo_kl_coef", &c->ppo_kl_coef},
         {"dro_beta", &c->dro_beta},
     };
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) TRY(read_f64(q, numbers[i].key, numbers[i].out));
-    const json_t *rc = find(q, "rollout_correction");
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) TRY(algo_request_f64(q, numbers[i].key, numbers[i].out));
+    const json_t *rc = algo_request_find(q, "rollout_correction");
     if (rc) {
-        const struct request in = {.req = rc, .where = q->where};
+        const struct algo_request in = {.req = rc, .where = q->where};
         TRY(read_corr(q, &in, corr));
         c->corr = corr;
     }
     return 0;
 }
 
-static int read_policy(struct request *q, struct algo_policy_args *p, struct algo_corr *corr, const struct algo_policy_entry **e) {
+static int read_policy(struct algo_request *q, struct algo_policy_args *p, struct algo_corr *corr,
+                       const struct algo_policy_entry **e) {
     const char *name = "vanilla";
-    TRY(read_str(q, "loss_mode", &name));
+    TRY(algo_request_str(q, "loss_mode", &name));
     TRY(find_loss(q, name, e));
-    TRY(read_mask(q, "response_mask"));
+    TRY(algo_request_mask(q, "response_mask"));
     p->r = &q->r;
-    TRY(read_tokens(q, "old_log_prob", "old_log_probs", true, &p->old_logp));
-    TRY(read_tokens(q, "log_prob", "log_probs", true, &p->logp));
-    TRY(read_tokens(q, "advantages", NULL, true, &p->advantages));
-    TRY(read_tokens(q, "rollout_is_weights", NULL, false, &p->is_weights));
+    TRY(algo_request_tokens(q, "old_log_prob", "old_log_probs", true, &p->old_logp));
+    TRY(algo_request_tokens(q, "log_prob", "log_probs", true, &p->logp));
+    TRY(algo_request_tokens(q, "advantages", NULL, true, &p->advantages));
+    TRY(algo_request_tokens(q, "rollout_is_weights", NULL, false, &p->is_weights));
     TRY(read_policy_cfg(q, &p->cfg, corr));
     if (algo_user_named(name)) TRY(read_kwargs(q, &p->cfg.kwargs));
     /* verl's function defaults, where the request does not say */
-    return read_agg(q, strcmp(name, "gspo") == 0 ? "seq-mean-token-mean" : "token-mean", &p->agg);
+    return algo_request_agg(q, strcmp(name, "gspo") == 0 ? "seq-mean-token-mean" : "token-mean", &p->agg);
 }
 
-static int op_policy_loss(struct request *q, json_t *out) {
+static int op_policy_loss(struct algo_request *q, json_t *out) {
     struct algo_policy_args p = {0};
     struct algo_corr corr;
     const struct algo_policy_entry *e;
     TRY(read_policy(q, &p, &corr, &e));
-    double loss, *dlogp = own(q, (size_t)q->off[q->r.n], sizeof *dlogp);
+    double loss, *dlogp = algo_request_own(q, (size_t)q->off[q->r.n], sizeof *dlogp);
     TRY(algo_policy_loss(e, &p, &loss, dlogp, &q->metrics));
     TRY(put_loss(out, q, loss));
     put_metrics(out, q);
@@ -459,21 +239,21 @@ static int op_policy_loss(struct request *q, json_t *out) {
     return 0;
 }
 
-static int op_actor_loss(struct request *q, json_t *out) {
+static int op_actor_loss(struct algo_request *q, json_t *out) {
     struct algo_actor_args a = {.kl_loss_coef = 0.001};
     struct algo_corr corr;
     struct algo_kl_type kl;
     TRY(read_policy(q, &a.policy, &corr, &a.loss_mode));
     const char *kl_name = "low_var_kl";
-    TRY(read_str(q, "kl_loss_type", &kl_name));
+    TRY(algo_request_str(q, "kl_loss_type", &kl_name));
     TRY(algo_kl_find(&kl, kl_name));
     a.kl_loss_type = &kl;
-    TRY(read_f64(q, "kl_loss_coef", &a.kl_loss_coef));
-    TRY(read_f64(q, "entropy_coeff", &a.entropy_coeff));
-    TRY(read_tokens(q, "entropy", NULL, false, &a.entropy));
-    TRY(read_tokens(q, "ref_log_prob", "ref_log_probs", false, &a.ref_logp));
+    TRY(algo_request_f64(q, "kl_loss_coef", &a.kl_loss_coef));
+    TRY(algo_request_f64(q, "entropy_coeff", &a.entropy_coeff));
+    TRY(algo_request_tokens(q, "entropy", NULL, false, &a.entropy));
+    TRY(algo_request_tokens(q, "ref_log_prob", "ref_log_probs", false, &a.ref_logp));
     const size_t n = (size_t)q->off[q->r.n];
-    double loss, *dlogp = own(q, n, sizeof *dlogp), *dentropy = own(q, n, sizeof *dentropy);
+    double loss, *dlogp = algo_request_own(q, n, sizeof *dlogp), *dentropy = algo_request_own(q, n, sizeof *dentropy);
     TRY(algo_actor_loss(&a, &loss, dlogp, dentropy, &q->metrics));
     TRY(put_loss(out, q, loss));
     put_metrics(out, q);
@@ -483,9 +263,9 @@ static int op_actor_loss(struct request *q, json_t *out) {
 }
 
 /* A list of k numbers for each token: samples x tokens x k. *k 0: taken from the first token. */
-static int read_lists(struct request *q, const char *key, int64_t *k, double **out) {
+static int read_lists(struct algo_request *q, const char *key, int64_t *k, double **out) {
     const json_t *v;
-    TRY(need(q, key, NULL, &v));
+    TRY(algo_request_array(q, key, NULL, &v));
     *out = NULL;
     for (int64_t i = 0; i < q->r.n; i++)
         for (int64_t t = q->off[i]; t < q->off[i + 1]; t++) {
@@ -494,7 +274,7 @@ static int read_lists(struct request *q, const char *key, int64_t *k, double **o
             if (*k == 0 || (int64_t)json_array_size(list) != *k)
                 FAIL(ERR_FORMAT, "%s: \"%s\" row %lld token %lld is not a list of the same length as the others", q->where, key,
                      (long long)i, (long long)(t - q->off[i]));
-            if (!*out) *out = own(q, (size_t)(q->off[q->r.n] * *k), sizeof **out);
+            if (!*out) *out = algo_request_own(q, (size_t)(q->off[q->r.n] * *k), sizeof **out);
             for (int64_t e = 0; e < *k; e++) {
                 const json_t *x = json_array_get(list, (size_t)e);
                 if (!json_is_number(x))
@@ -506,11 +286,11 @@ static int read_lists(struct request *q, const char *key, int64_t *k, double **o
     if (!*out) FAIL(ERR_FORMAT, "%s: \"%s\" is empty", q->where, key);
     return 0;
 }
-static int read_list_ids(struct request *q, const char *key, int64_t *k, const int32_t **out) {
+static int read_list_ids(struct algo_request *q, const char *key, int64_t *k, const int32_t **out) {
     double *x;
     TRY(read_lists(q, key, k, &x));
     const int64_t n = q->off[q->r.n] * *k;
-    int32_t *id = own(q, (size_t)n, sizeof *id);
+    int32_t *id = algo_request_own(q, (size_t)n, sizeof *id);
     for (int64_t i = 0; i < n; i++) {
         if (!(x[i] >= 0 && x[i] < 0x1p31) || x[i] != floor(x[i]))
             FAIL(ERR_FORMAT, "%s: \"%s\": %g is not a token id", q->where, key, x[i]);
@@ -520,35 +300,35 @@ static int read_list_ids(struct request *q, const char *key, int64_t *k, const i
     return 0;
 }
 
-static int read_distill(struct request *q, struct algo_distill *d) {
+static int read_distill(struct algo_request *q, struct algo_distill *d) {
     const char *mode = "k3";
     double ratio = NAN;
-    TRY(read_str(q, "loss_mode", &mode));
+    TRY(algo_request_str(q, "loss_mode", &mode));
     TRY(algo_distill_find(d, mode));
-    TRY(read_f64(q, "loss_max_clamp", &d->loss_max_clamp));
-    TRY(read_f64(q, "log_prob_min_clamp", &d->log_prob_min_clamp));
-    TRY(read_bool(q, "use_policy_gradient", &d->use_policy_gradient));
-    TRY(read_f64(q, "clip_ratio", &ratio));
+    TRY(algo_request_f64(q, "loss_max_clamp", &d->loss_max_clamp));
+    TRY(algo_request_f64(q, "log_prob_min_clamp", &d->log_prob_min_clamp));
+    TRY(algo_request_bool(q, "use_policy_gradient", &d->use_policy_gradient));
+    TRY(algo_request_f64(q, "clip_ratio", &ratio));
     if (isfinite(ratio)) d->policy.clip_ratio_low = d->policy.clip_ratio_high = ratio;
-    TRY(read_f64(q, "clip_ratio_low", &d->policy.clip_ratio_low));
-    return read_f64(q, "clip_ratio_high", &d->policy.clip_ratio_high);
+    TRY(algo_request_f64(q, "clip_ratio_low", &d->policy.clip_ratio_low));
+    return algo_request_f64(q, "clip_ratio_high", &d->policy.clip_ratio_high);
 }
 
-static int op_distillation_loss(struct request *q, json_t *out) {
+static int op_distillation_loss(struct algo_request *q, json_t *out) {
     struct algo_distill d;
     struct algo_distill_sums sums = {0};
-    TRY(read_mask(q, "response_mask"));
+    TRY(algo_request_mask(q, "response_mask"));
     struct algo_distill_args a = {.r = &q->r, .d = &d};
     if (q->flat) FAIL(ERR_FORMAT, "%s: distillation_loss reads samples x tokens", q->where);
     TRY(read_distill(q, &d));
-    TRY(read_agg(q, "token-mean", &a.agg));
+    TRY(algo_request_agg(q, "token-mean", &a.agg));
     const bool pg = d.use_policy_gradient;
-    TRY(read_tokens(q, "log_prob", NULL, pg || !d.list, &a.logp));
-    TRY(read_tokens(q, "teacher_logprobs", NULL, !d.list, &a.teacher_logp));
-    TRY(read_tokens(q, "old_log_prob", NULL, pg, &a.old_logp));
-    TRY(read_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
+    TRY(algo_request_tokens(q, "log_prob", NULL, pg || !d.list, &a.logp));
+    TRY(algo_request_tokens(q, "teacher_logprobs", NULL, !d.list, &a.teacher_logp));
+    TRY(algo_request_tokens(q, "old_log_prob", NULL, pg, &a.old_logp));
+    TRY(algo_request_tokens(q, "rollout_is_weights", NULL, false, &a.is_weights));
     const int64_t n = q->off[q->r.n];
-    double loss, *lists[2] = {0}, *dlogp = own(q, (size_t)n, sizeof *dlogp), *dlist = NULL;
+    double loss, *lists[2] = {0}, *dlogp = algo_request_own(q, (size_t)n, sizeof *dlogp), *dlist = NULL;
     if (d.list) {
         TRY(read_lists(q, "teacher_topk_log_probs", &a.k, &lists[0]));
         TRY(read_lists(q, "student_topk_log_probs", &a.k, &lists[1]));
@@ -557,8 +337,8 @@ static int op_distillation_loss(struct request *q, json_t *out) {
         a.list_teacher = lists[0];
         a.list_logp = lists[1];
         a.vocab = INT64_MAX;
-        TRY(read_i64(q, "vocab_size", &a.vocab));
-        dlist = own(q, (size_t)(n * a.k), sizeof *dlist);
+        TRY(algo_request_i64(q, "vocab_size", &a.vocab));
+        dlist = algo_request_own(q, (size_t)(n * a.k), sizeof *dlist);
     }
     a.coef = 1;
     TRY(algo_distill_loss(&a, &loss, dlogp, dlist, &sums, &q->metrics));
@@ -577,32 +357,32 @@ static int op_distillation_loss(struct request *q, json_t *out) {
     return 0;
 }
 
-static int op_kl(struct request *q, json_t *out) {
+static int op_kl(struct algo_request *q, json_t *out) {
     const char *name = NULL;
     struct algo_kl_type type;
-    TRY(read_str(q, "type", &name));
-    if (!name) TRY(read_str(q, "kl_penalty", &name));
+    TRY(algo_request_str(q, "type", &name));
+    if (!name) TRY(algo_request_str(q, "kl_penalty", &name));
     if (!name) FAIL(ERR_FORMAT, "%s: \"type\" is missing", q->where);
     TRY(algo_kl_find(&type, name));
     const double *lp, *ref;
-    TRY(read_shape(q, "logp"));
-    TRY(read_tokens(q, "logp", NULL, true, &lp));
-    TRY(read_tokens(q, "ref_logp", NULL, true, &ref));
+    TRY(algo_request_shape(q, "logp"));
+    TRY(algo_request_tokens(q, "logp", NULL, true, &lp));
+    TRY(algo_request_tokens(q, "ref_logp", NULL, true, &ref));
     const int64_t n = q->off[q->r.n];
-    double *kl = own(q, (size_t)n, sizeof *kl), *d = own(q, (size_t)n, sizeof *d);
+    double *kl = algo_request_own(q, (size_t)n, sizeof *kl), *d = algo_request_own(q, (size_t)n, sizeof *d);
     for (int64_t t = 0; t < n; t++) kl[t] = algo_kl(&type, lp[t], ref[t], &d[t]);
     put_tokens(out, "kl", q, kl);
     put_tokens(out, "dlogp", q, d);
     return 0;
 }
 
-static int op_agg_loss(struct request *q, json_t *out) {
+static int op_agg_loss(struct algo_request *q, json_t *out) {
     struct algo_agg agg = {0};
     const double *mat;
-    TRY(read_mask(q, "loss_mask"));
-    TRY(read_tokens(q, "loss_mat", NULL, true, &mat));
-    TRY(read_agg(q, "token-mean", &agg));
-    double loss, *d = own(q, (size_t)q->off[q->r.n], sizeof *d);
+    TRY(algo_request_mask(q, "loss_mask"));
+    TRY(algo_request_tokens(q, "loss_mat", NULL, true, &mat));
+    TRY(algo_request_agg(q, "token-mean", &agg));
+    double loss, *d = algo_request_own(q, (size_t)q->off[q->r.n], sizeof *d);
     TRY(algo_agg_loss(&q->r, &agg, mat, &loss, d));
     TRY(put_loss(out, q, loss));
     put_tokens(out, "dloss_mat", q, d);
@@ -613,15 +393,15 @@ static int op_agg_loss(struct request *q, json_t *out) {
     return 0;
 }
 
-static int op_value_loss(struct request *q, json_t *out) {
+static int op_value_loss(struct algo_request *q, json_t *out) {
     struct algo_value_args a = {.r = &q->r, .cliprange_value = 0.5};
-    TRY(read_mask(q, "response_mask"));
-    TRY(read_tokens(q, "vpreds", NULL, true, &a.vpreds));
-    TRY(read_tokens(q, "values", NULL, true, &a.values));
-    TRY(read_tokens(q, "returns", NULL, true, &a.returns));
-    TRY(read_f64(q, "cliprange_value", &a.cliprange_value));
-    TRY(read_agg(q, "token-mean", &a.agg));
-    double loss, clipfrac = 0, *d = own(q, (size_t)q->off[q->r.n], sizeof *d);
+    TRY(algo_request_mask(q, "response_mask"));
+    TRY(algo_request_tokens(q, "vpreds", NULL, true, &a.vpreds));
+    TRY(algo_request_tokens(q, "values", NULL, true, &a.values));
+    TRY(algo_request_tokens(q, "returns", NULL, true, &a.returns));
+    TRY(algo_request_f64(q, "cliprange_value", &a.cliprange_value));
+    TRY(algo_request_agg(q, "token-mean", &a.agg));
+    double loss, clipfrac = 0, *d = algo_request_own(q, (size_t)q->off[q->r.n], sizeof *d);
     TRY(algo_value_loss(&a, &loss, d, &q->metrics));
     TRY(put_loss(out, q, loss));
     put_tokens(out, "dvpreds", q, d);
@@ -631,18 +411,18 @@ static int op_value_loss(struct request *q, json_t *out) {
     return 0;
 }
 
-static int op_rollout_correction(struct request *q, json_t *out) {
+static int op_rollout_correction(struct algo_request *q, json_t *out) {
     struct algo_corr c;
     struct algo_corr_args a = {.r = &q->r, .c = &c};
-    const json_t *nested = find(q, "rollout_correction");
-    const struct request in = {.req = nested ? nested : q->req, .where = q->where, .looked_for = q->looked_for};
+    const json_t *nested = algo_request_find(q, "rollout_correction");
+    const struct algo_request in = {.req = nested ? nested : q->req, .where = q->where, .looked_for = q->looked_for};
     TRY(read_corr(q, &in, &c));
-    TRY(read_mask(q, "response_mask"));
-    TRY(read_tokens(q, "old_log_prob", "old_log_probs", true, &a.old_logp));
-    TRY(read_tokens(q, "rollout_log_prob", "rollout_log_probs", true, &a.rollout_logp));
+    TRY(algo_request_mask(q, "response_mask"));
+    TRY(algo_request_tokens(q, "old_log_prob", "old_log_probs", true, &a.old_logp));
+    TRY(algo_request_tokens(q, "rollout_log_prob", "rollout_log_probs", true, &a.rollout_logp));
     const int64_t n = q->off[q->r.n];
-    double *w = own(q, (size_t)n, sizeof *w);
-    uint8_t *kept = own(q, (size_t)n, 1);
+    double *w = algo_request_own(q, (size_t)n, sizeof *w);
+    uint8_t *kept = algo_request_own(q, (size_t)n, 1);
     TRY(algo_corr_run(&a, w, kept, &q->metrics));
     if (c.is != ALGO_IS_NONE) put_tokens(out, "rollout_is_weights", q, w);
     else json_object_set_new(out, "rollout_is_weights", json_null());
@@ -651,24 +431,24 @@ static int op_rollout_correction(struct request *q, json_t *out) {
     return 0;
 }
 
-static int read_ctrl(struct request *q, const char *type_key, struct algo_kl_ctrl *c) {
+static int read_ctrl(struct algo_request *q, const char *type_key, struct algo_kl_ctrl *c) {
     const char *type = "fixed";
     double coef = 0.001, target = 0.1, horizon = 10000; /* algorithm.kl_ctrl's defaults */
-    TRY(read_str(q, type_key, &type));
-    TRY(read_f64(q, "kl_coef", &coef));
-    TRY(read_f64(q, "init_kl_coef", &coef));
-    TRY(read_f64(q, "target_kl", &target));
-    TRY(read_f64(q, "horizon", &horizon));
+    TRY(algo_request_str(q, type_key, &type));
+    TRY(algo_request_f64(q, "kl_coef", &coef));
+    TRY(algo_request_f64(q, "init_kl_coef", &coef));
+    TRY(algo_request_f64(q, "target_kl", &target));
+    TRY(algo_request_f64(q, "horizon", &horizon));
     return algo_kl_ctrl_init(c, type, coef, target, horizon);
 }
 
 /* One update, or a list of current_kl in turn; "value" is the coefficient after it. */
-static int op_kl_controller(struct request *q, json_t *out) {
+static int op_kl_controller(struct algo_request *q, json_t *out) {
     struct algo_kl_ctrl c;
     TRY(read_ctrl(q, "type", &c));
     int64_t n_steps = 1;
-    TRY(read_i64(q, "n_steps", &n_steps));
-    const json_t *kl = find(q, "current_kl"), *e;
+    TRY(algo_request_i64(q, "n_steps", &n_steps));
+    const json_t *kl = algo_request_find(q, "current_kl"), *e;
     size_t i;
     if (json_is_array(kl)) {
         json_t *values = json_array();
@@ -680,31 +460,31 @@ static int op_kl_controller(struct request *q, json_t *out) {
         }
     } else if (kl) {
         double current = 0;
-        TRY(read_f64(q, "current_kl", &current));
+        TRY(algo_request_f64(q, "current_kl", &current));
         algo_kl_ctrl_update(&c, current, n_steps);
     }
     json_object_set_new(out, "value", real_or_null(c.value));
     return 0;
 }
 
-static int op_pf_ppo_weights(struct request *q, json_t *out) {
+static int op_pf_ppo_weights(struct algo_request *q, json_t *out) {
     struct algo_pf_ppo c;
     const char *method = "pow";
     double weight_pow = 2;
     const double *score;
-    TRY(read_str(q, "reweight_method", &method));
-    TRY(read_f64(q, "weight_pow", &weight_pow));
+    TRY(algo_request_str(q, "reweight_method", &method));
+    TRY(algo_request_f64(q, "weight_pow", &weight_pow));
     TRY(algo_pf_ppo_parse(&c, method, weight_pow));
-    TRY(read_shape(q, "scores"));
-    TRY(read_tokens(q, "scores", NULL, true, &score));
+    TRY(algo_request_shape(q, "scores"));
+    TRY(algo_request_tokens(q, "scores", NULL, true, &score));
     const int64_t n = q->off[q->r.n];
-    double *w = own(q, (size_t)n, sizeof *w);
+    double *w = algo_request_own(q, (size_t)n, sizeof *w);
     algo_pf_ppo_weights(&c, score, n, w);
     put_tokens(out, "weights", q, w);
     return 0;
 }
 
-static int read_lengths(const struct request *q, const json_t *v, int64_t *len) {
+static int read_lengths(const struct algo_request *q, const json_t *v, int64_t *len) {
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *e = json_array_get(v, i);
         if (!json_is_integer(e)) FAIL(ERR_FORMAT, "%s: \"seqlen\" element %zu is not a whole number", q->where, i);
@@ -713,13 +493,14 @@ static int read_lengths(const struct request *q, const json_t *v, int64_t *len) 
     return 0;
 }
 
-static int op_rearrange_micro_batches(struct request *q, json_t *out) {
+static int op_rearrange_micro_batches(struct algo_request *q, json_t *out) {
     const json_t *v;
     int64_t max_tokens = 0, n_micro;
-    TRY(need(q, "seqlen", NULL, &v));
-    TRY(read_i64(q, "max_token_len", &max_tokens));
+    TRY(algo_request_array(q, "seqlen", NULL, &v));
+    TRY(algo_request_i64(q, "max_token_len", &max_tokens));
     const size_t n = json_array_size(v);
-    int64_t *len = own(q, n, sizeof *len), *row = own(q, n, sizeof *row), *end = own(q, n, sizeof *end);
+    int64_t *len = algo_request_own(q, n, sizeof *len), *row = algo_request_own(q, n, sizeof *row),
+            *end = algo_request_own(q, n, sizeof *end);
     TRY(read_lengths(q, v, len));
     TRY(algo_micro_batches(len, (int64_t)n, max_tokens, row, end, &n_micro));
     json_t *all = json_array();
@@ -732,19 +513,19 @@ static int op_rearrange_micro_batches(struct request *q, json_t *out) {
     return 0;
 }
 
-static int op_kl_in_reward(struct request *q, json_t *out) {
+static int op_kl_in_reward(struct algo_request *q, json_t *out) {
     struct algo_kl_ctrl c;
     struct algo_kl_type type;
     struct algo_kl_reward_args a = {.r = &q->r, .type = &type};
     const char *name = "kl";
-    TRY(read_str(q, "kl_penalty", &name));
+    TRY(algo_request_str(q, "kl_penalty", &name));
     TRY(algo_kl_find(&type, name));
     TRY(read_ctrl(q, "type", &c));
-    TRY(read_mask(q, "response_mask"));
-    TRY(read_tokens(q, "token_level_scores", NULL, true, &a.scores));
-    TRY(read_tokens(q, "old_log_probs", "old_log_prob", true, &a.old_logp));
-    TRY(read_tokens(q, "ref_log_prob", "ref_log_probs", true, &a.ref_logp));
-    double *rewards = own(q, (size_t)q->off[q->r.n], sizeof *rewards);
+    TRY(algo_request_mask(q, "response_mask"));
+    TRY(algo_request_tokens(q, "token_level_scores", NULL, true, &a.scores));
+    TRY(algo_request_tokens(q, "old_log_probs", "old_log_prob", true, &a.old_logp));
+    TRY(algo_request_tokens(q, "ref_log_prob", "ref_log_probs", true, &a.ref_logp));
+    double *rewards = algo_request_own(q, (size_t)q->off[q->r.n], sizeof *rewards);
     algo_kl_in_reward(&c, &a, rewards, &q->metrics);
     put_tokens(out, "token_level_rewards", q, rewards);
     put_metrics(out, q);
@@ -754,7 +535,7 @@ static int op_kl_in_reward(struct request *q, json_t *out) {
 
 static const struct {
     const char *name;
-    int (*run)(struct request *q, json_t *out);
+    int (*run)(struct algo_request *q, json_t *out);
 } ops[] = {
     {"advantage", op_advantage},
     {"policy_loss", op_policy_loss},
@@ -792,7 +573,7 @@ static void note_unread(const struct map *looked_for, const char *op, const json
 
 int algo_json(const json_t *request, const char *where, const struct algo_json_user *user, json_t **answer) {
     struct map looked_for = {0};
-    struct request q = {.req = request, .where = where, .user = user, .looked_for = &looked_for};
+    struct algo_request q = {.req = request, .where = where, .user = user, .looked_for = &looked_for};
     const char *op;
     TRY(json_str(request, "op", &op, where));
     int i = 0;
@@ -810,10 +591,7 @@ int algo_json(const json_t *request, const char *where, const struct algo_json_u
         note_unread(&looked_for, op, json_object_get(request, "config"));
     }
     map_free(&looked_for);
-    for (int k = 0; k < q.n_owned; k++) free(q.owned[k]);
-    free(q.off);
-    free(q.mask);
-    algo_metrics_free(&q.metrics);
+    algo_request_free(&q);
     if (rc < 0) {
         json_decref(out);
         return rc;

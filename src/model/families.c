@@ -4,322 +4,9 @@
  * Invariant: a row has transformers' defaults of that family. */
 #include "model/families.h"
 
-#include "model/parameters.h"
+#include "model/family_layers.h"
 
 #include <string.h>
-
-#define NORM(at, name, n, feature)                                                \
-    {                                                                             \
-        offsetof(struct model_layer, at), MODEL_NORM, MODEL_NO_DIM, feature, 0, { \
-            { name, n }                                                           \
-        }                                                                         \
-    }
-#define LINEAR(at, k, feature, ...)                                                    \
-    {                                                                                  \
-        offsetof(struct model_layer, at), MODEL_LINEAR, k, 0, feature, { __VA_ARGS__ } \
-    }
-
-/* Matrices that layers of one kind have alone. */
-#define OF_KIND(at, role, k, needs, ...)                                     \
-    {                                                                        \
-        offsetof(struct model_layer, at), role, k, needs, 0, { __VA_ARGS__ } \
-    }
-#define WITH_BIAS(at, role, k, ...)                                                                      \
-    {                                                                                                    \
-        offsetof(struct model_layer, at), role, k, MODEL_EXPERTS_MLP, MODEL_EXPERT_BIAS, { __VA_ARGS__ } \
-    }
-#define ROUTER(name) OF_KIND(router, MODEL_ROUTER, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {name, MODEL_N_EXPERTS})
-#define EXPERTS(stem, gate, up, down)                                                                            \
-    OF_KIND(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, MODEL_EXPERTS_MLP, {stem ".*." gate, MODEL_EXPERT_FFN}, \
-            {stem ".*." up, MODEL_EXPERT_FFN}),                                                                  \
-        OF_KIND(expert_down, MODEL_EXPERTS, MODEL_EXPERT_FFN, MODEL_EXPERTS_MLP, {stem ".*." down, MODEL_HIDDEN})
-/* An expert that all tokens have, and what its output is multiplied by. */
-#define SHARED_EXPERT(stem)                                                                                         \
-    OF_KIND(shared_gate_up, MODEL_LINEAR, MODEL_HIDDEN, MODEL_SHARED_EXPERT, {stem ".gate_proj", MODEL_SHARED_FFN}, \
-            {stem ".up_proj", MODEL_SHARED_FFN}),                                                                   \
-        OF_KIND(shared_down, MODEL_LINEAR, MODEL_SHARED_FFN, MODEL_SHARED_EXPERT, {stem ".down_proj", MODEL_HIDDEN})
-#define SHARED_GATE(name) OF_KIND(shared_gate, MODEL_ROUTER, MODEL_HIDDEN, MODEL_SHARED_EXPERT, {name, MODEL_NO_DIM})
-#define DENSE_MLP                                                                                                            \
-    OF_KIND(gate_up, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DENSE_MLP, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN}), \
-        OF_KIND(down, MODEL_LINEAR, MODEL_FFN, MODEL_DENSE_MLP, {"mlp.down_proj", MODEL_HIDDEN})
-
-#define QKV                                                                                                  \
-    LINEAR(qkv, MODEL_HIDDEN, MODEL_QKV_BIAS, {"self_attn.q_proj", MODEL_Q}, {"self_attn.k_proj", MODEL_KV}, \
-           {"self_attn.v_proj", MODEL_KV})
-#define O LINEAR(o, MODEL_Q, MODEL_O_BIAS, {"self_attn.o_proj", MODEL_HIDDEN})
-#define GATE_UP LINEAR(gate_up, MODEL_HIDDEN, MODEL_MLP_BIAS, {"mlp.gate_proj", MODEL_FFN}, {"mlp.up_proj", MODEL_FFN})
-#define FUSED_GATE_UP LINEAR(gate_up, MODEL_HIDDEN, 0, {"mlp.gate_up_proj", MODEL_GATE_UP})
-#define HEAD_NORMS \
-    NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_QK_NORM), NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_QK_NORM)
-#define DOWN LINEAR(down, MODEL_FFN, MODEL_MLP_BIAS, {"mlp.down_proj", MODEL_HIDDEN})
-
-static const struct model_group_row llama_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),         QKV,     HEAD_NORMS, O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN,       {0},
-};
-/* Phi-3's files have q, k, v and gate, up as the passes read them: one matrix each. */
-static const struct model_group_row phi3_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    LINEAR(qkv, MODEL_HIDDEN, 0, {"self_attn.qkv_proj", MODEL_QKV}),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    FUSED_GATE_UP,
-    DOWN,
-    {0},
-};
-
-static const struct model_group_row granite4_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    LINEAR(gate_up, MODEL_HIDDEN, 0, {"shared_mlp.input_linear", MODEL_GATE_UP}),
-    LINEAR(down, MODEL_FFN, 0, {"shared_mlp.output_linear", MODEL_HIDDEN}),
-    {0},
-};
-
-static const struct model_group_row glm_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    FUSED_GATE_UP,
-    DOWN,
-    {0},
-};
-
-static const struct model_group_row gemma2_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    HEAD_NORMS,
-    O,
-    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    NORM(mlp_norm, "pre_feedforward_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
-    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
-    {0},
-};
-
-/* GLM-4-0414: norms of both inputs and outputs. */
-static const struct model_group_row glm4_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    O,
-    NORM(attn_post_norm, "post_self_attn_layernorm", MODEL_HIDDEN, 0),
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    FUSED_GATE_UP,
-    DOWN,
-    NORM(mlp_post_norm, "post_mlp_layernorm", MODEL_HIDDEN, 0),
-    {0},
-};
-
-/* Norms of what attention and MLP give (EXAONE 4). */
-/* Norms of heads after rope. */
-static const struct model_group_row hunyuan_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    NORM(q_rope_norm, "self_attn.query_layernorm", MODEL_HEAD, 0),
-    NORM(k_rope_norm, "self_attn.key_layernorm", MODEL_HEAD, 0),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
-    {0},
-};
-static const struct model_group_row olmo_layer[] = {
-    QKV,
-    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
-    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
-    O,
-    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
-    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
-    {0},
-};
-static const struct model_group_row post_norm_layer[] = {
-    QKV,
-    HEAD_NORMS,
-    O,
-    NORM(attn_post_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    GATE_UP,
-    DOWN,
-    NORM(mlp_post_norm, "post_feedforward_layernorm", MODEL_HIDDEN, 0),
-    {0},
-};
-
-/* Experts, or in some layers one MLP. */
-static const struct model_group_row qwen_moe_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    HEAD_NORMS,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    {0},
-};
-
-static const struct model_group_row qwen2_moe_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_expert"),
-    SHARED_GATE("mlp.shared_expert_gate"),
-    {0},
-};
-
-static const struct model_group_row glm4_moe_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    HEAD_NORMS,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_experts"),
-    {0},
-};
-
-static const struct model_group_row hy_v3_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    HEAD_NORMS,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.router.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_mlp"),
-    {0},
-};
-
-/* Norms of q's and k's whole rows. */
-static const struct model_group_row minimax_m2_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
-    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    ROUTER("block_sparse_moe.gate"),
-    EXPERTS("block_sparse_moe.experts", "w1", "w3", "w2"),
-    {0},
-};
-
-/* Latent attention. */
-static const struct model_group_row deepseek_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    OF_KIND(mla_q_a, MODEL_LINEAR, MODEL_HIDDEN, MODEL_Q_LORA, {"self_attn.q_a_proj", MODEL_MLA_Q_RANK}),
-    NORM(mla_q_norm, "self_attn.q_a_layernorm", MODEL_MLA_Q_RANK, MODEL_Q_LORA),
-    OF_KIND(mla_q, MODEL_LINEAR, MODEL_MLA_Q_RANK, MODEL_Q_LORA, {"self_attn.q_b_proj", MODEL_MLA_Q}),
-    OF_KIND(mla_q, MODEL_LINEAR, MODEL_HIDDEN, MODEL_Q_DIRECT, {"self_attn.q_proj", MODEL_MLA_Q}),
-    LINEAR(mla_kv_a, MODEL_HIDDEN, 0, {"self_attn.kv_a_proj_with_mqa", MODEL_MLA_LATENT}),
-    NORM(mla_kv_norm, "self_attn.kv_a_layernorm", MODEL_MLA_KV_RANK, 0),
-    LINEAR(mla_kv, MODEL_MLA_KV_RANK, 0, {"self_attn.kv_b_proj", MODEL_MLA_KV}),
-    LINEAR(o, MODEL_MLA_V, 0, {"self_attn.o_proj", MODEL_HIDDEN}),
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_experts"),
-    {0},
-};
-
-/* Sinks of attention; biases of router and experts. */
-static const struct model_group_row gpt_oss_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    OF_KIND(sinks, MODEL_SINKS, MODEL_NO_DIM, 0, {"self_attn.sinks!", MODEL_Q_HEADS}),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    WITH_BIAS(router, MODEL_ROUTER, MODEL_HIDDEN, {"mlp.router", MODEL_N_EXPERTS}),
-    WITH_BIAS(expert_gate_up, MODEL_EXPERTS, MODEL_HIDDEN, {"mlp.experts.*.gate_proj", MODEL_EXPERT_FFN},
-              {"mlp.experts.*.up_proj", MODEL_EXPERT_FFN}),
-    WITH_BIAS(expert_down, MODEL_EXPERTS, MODEL_EXPERT_FFN, {"mlp.experts.*.down_proj", MODEL_HIDDEN}),
-    {0},
-};
-
-static const struct model_group_row olmoe_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    NORM(q_row_norm, "self_attn.q_norm", MODEL_Q, 0),
-    NORM(k_row_norm, "self_attn.k_norm", MODEL_KV, 0),
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    {0},
-};
-
-static const struct model_group_row mixtral_layer[] = {
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),
-    QKV,
-    O,
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    ROUTER("block_sparse_moe.gate"),
-    EXPERTS("block_sparse_moe.experts", "w1", "w3", "w2"),
-    {0},
-};
-
-/* Gated attention, or a gated delta net. */
-#define DELTA_MIXERS(...)                                                                                                   \
-    NORM(attn_norm, "input_layernorm", MODEL_HIDDEN, 0),                                                                    \
-        {offsetof(struct model_layer, qkv),                                                                                 \
-         MODEL_LINEAR,                                                                                                      \
-         MODEL_HIDDEN,                                                                                                      \
-         MODEL_ATTENTION,                                                                                                   \
-         MODEL_QKV_BIAS,                                                                                                    \
-         {{"self_attn.q_proj", MODEL_Q_GATE}, {"self_attn.k_proj", MODEL_KV}, {"self_attn.v_proj", MODEL_KV}}},             \
-        NORM(q_norm, "self_attn.q_norm", MODEL_HEAD, MODEL_ATTENTION),                                                      \
-        NORM(k_norm, "self_attn.k_norm", MODEL_HEAD, MODEL_ATTENTION),                                                      \
-        {offsetof(struct model_layer, o),     MODEL_LINEAR, MODEL_Q, MODEL_ATTENTION, MODEL_O_BIAS,                         \
-         {{"self_attn.o_proj", MODEL_HIDDEN}}},                                                                             \
-        __VA_ARGS__, OF_KIND(delta_conv, MODEL_CONV, MODEL_TAPS, MODEL_DELTA_NET, {"linear_attn.conv1d", MODEL_DELTA_QKV}), \
-        OF_KIND(delta_a_log, MODEL_A_LOG, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.A_log!", MODEL_DELTA_HEADS}),        \
-        OF_KIND(delta_dt_bias, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.dt_bias!", MODEL_DELTA_HEADS}),     \
-        OF_KIND(delta_norm, MODEL_ONES, MODEL_NO_DIM, MODEL_DELTA_NET, {"linear_attn.norm", MODEL_DELTA_HEAD}),             \
-        OF_KIND(o, MODEL_LINEAR, MODEL_DELTA_V, MODEL_DELTA_NET, {"linear_attn.out_proj", MODEL_HIDDEN})
-#define DELTA_INPUTS                                                                                             \
-    OF_KIND(delta_in, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkv", MODEL_DELTA_QKV}, \
-            {"linear_attn.in_proj_z", MODEL_DELTA_V}, {"linear_attn.in_proj_b", MODEL_DELTA_HEADS},              \
-            {"linear_attn.in_proj_a", MODEL_DELTA_HEADS})
-/* By key heads. */
-#define JOINT_DELTA_INPUTS                                                                                         \
-    OF_KIND(delta_in, MODEL_LINEAR, MODEL_HIDDEN, MODEL_DELTA_NET, {"linear_attn.in_proj_qkvz", MODEL_DELTA_QKVZ}, \
-            {"linear_attn.in_proj_ba", MODEL_DELTA_BA})
-
-static const struct model_group_row delta_layer[] = {
-    DELTA_MIXERS(DELTA_INPUTS), NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0), GATE_UP, DOWN, {0},
-};
-
-static const struct model_group_row delta_moe_layer[] = {
-    DELTA_MIXERS(DELTA_INPUTS),
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_expert"),
-    SHARED_GATE("mlp.shared_expert_gate"),
-    {0},
-};
-
-static const struct model_group_row delta_next_layer[] = {
-    DELTA_MIXERS(JOINT_DELTA_INPUTS),
-    NORM(mlp_norm, "post_attention_layernorm", MODEL_HIDDEN, 0),
-    DENSE_MLP,
-    ROUTER("mlp.gate"),
-    EXPERTS("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    SHARED_EXPERT("mlp.shared_expert"),
-    SHARED_GATE("mlp.shared_expert_gate"),
-    {0},
-};
 
 /* MTP layers by the names of their tensors. */
 enum { MTP_MIMO, MTP_QWEN, MTP_QWEN_NEXT };
@@ -342,13 +29,13 @@ static const struct model_mtp_row mtp_rows[] = {
 #define ATTENTION_BIAS \
     { "attention_bias", MODEL_QKV_BIAS | MODEL_O_BIAS }
 static const struct model_family families[] = {
-    {.type = "llama", .class_prefix = "Llama", .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, .layer = llama_layer},
+    {.type = "llama", .class_prefix = "Llama", .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}}, .layer = model_llama_layer},
     {.type = "qwen2",
      .class_prefix = "Qwen2",
      .features = MODEL_QKV_BIAS,
      .windows = MODEL_WINDOW_FROM,
      .window = 4096,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "mimo", /* Qwen2 with an MTP layer */
      .kept = {"model.mtp_layers."},
      .class_prefix = "MiMo",
@@ -356,7 +43,7 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_FROM,
      .window = 4096,
      .mtp = &mtp_rows[MTP_MIMO],
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "qwen3",
      .class_prefix = "Qwen3",
      .head_dim = 128,
@@ -364,7 +51,7 @@ static const struct model_family families[] = {
      .keys = {ATTENTION_BIAS},
      .windows = MODEL_WINDOW_FROM,
      .window = 4096,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "qwen3_moe",
      .class_prefix = "Qwen3Moe",
      .n_kv_heads = 4,
@@ -373,7 +60,7 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_USED,
      .window = 4096,
      .experts = {.n = 128, .choices = 8, .width = 768, .width_key = "moe_intermediate_size", .dense = true},
-     .layer = qwen_moe_layer},
+     .layer = model_qwen_moe_layer},
     {.type = "qwen2_moe",
      .class_prefix = "Qwen2Moe",
      .n_kv_heads = 16,
@@ -382,13 +69,13 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_EVEN,
      .window = 4096,
      .experts = {.n = 60, .choices = 4, .width = 1408, .width_key = "moe_intermediate_size", .dense = true, .shared = 5632},
-     .layer = qwen2_moe_layer},
+     .layer = model_qwen2_moe_layer},
     {.type = "mistral",
      .class_prefix = "Mistral",
      .n_kv_heads = 8,
      .windows = MODEL_WINDOW_ALL,
      .window = 4096,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "mixtral",
      .class_prefix = "Mixtral",
      .theta = 1e6,
@@ -396,20 +83,20 @@ static const struct model_family families[] = {
      .windows = MODEL_WINDOW_ALL,
      .rms_eps = 1e-5,
      .experts = {.n = 8, .choices = 2, .width = 14336, .width_key = "intermediate_size", .normalize = true, .f32_weights = true},
-     .layer = mixtral_layer},
+     .layer = model_mixtral_layer},
     {.type = "olmoe",
      .class_prefix = "Olmoe",
      .rms_eps = 1e-5,
      .keys = {ATTENTION_BIAS},
      .experts = {.n = 64, .choices = 8, .width = 2048, .width_key = "intermediate_size"},
-     .layer = olmoe_layer},
+     .layer = model_olmoe_layer},
     {.type = "seed_oss",
      .class_prefix = "SeedOss",
      .n_kv_heads = 8,
      .head_dim = 128,
      .features = MODEL_QKV_BIAS,
      .keys = {{"attention_bias", MODEL_QKV_BIAS}, {"attention_out_bias", MODEL_O_BIAS}, {"mlp_bias", MODEL_MLP_BIAS}},
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "smollm3",
      .class_prefix = "SmolLM3",
      .n_kv_heads = 4,
@@ -418,14 +105,14 @@ static const struct model_family families[] = {
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
      .windows = MODEL_WINDOW_NO_ROPE,
      .rope_layers = MODEL_ROPE_LISTED,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "phi3",
      .class_prefix = "Phi3",
      .windows = MODEL_WINDOW_ALL,
      .rms_eps = 1e-5,
      .partial_rotary = 1,
      .longrope_aliases = true,
-     .layer = phi3_layer},
+     .layer = model_phi3_layer},
     {.type = "glm",
      .class_prefix = "Glm",
      .n_kv_heads = 2,
@@ -435,7 +122,7 @@ static const struct model_family families[] = {
      .rms_eps = 1.5625e-7,
      .partial_rotary = 0.5,
      .interleaved = true,
-     .layer = glm_layer},
+     .layer = model_glm_layer},
     {.type = "glm4",
      .class_prefix = "Glm4",
      .n_kv_heads = 2,
@@ -445,7 +132,7 @@ static const struct model_family families[] = {
      .rms_eps = 1.5625e-7,
      .partial_rotary = 0.5,
      .interleaved = true,
-     .layer = glm4_layer},
+     .layer = model_glm4_layer},
     {.type = "glm4_moe",
      .keeps_layers = true,
      .class_prefix = "Glm4Moe",
@@ -468,7 +155,7 @@ static const struct model_family families[] = {
                  .n_shared = 1,
                  .dense_first = true,
                  .first_dense = 1},
-     .layer = glm4_moe_layer},
+     .layer = model_glm4_moe_layer},
     {.type = "deepseek_v2",
      .class_prefix = "DeepseekV2",
      .interleaved = true,
@@ -485,7 +172,7 @@ static const struct model_family families[] = {
                  .greedy = true,
                  .n_shared = 2,
                  .dense_first = true},
-     .layer = deepseek_layer},
+     .layer = model_deepseek_layer},
     {.type = "deepseek_v3",
      .keeps_layers = true,
      .class_prefix = "DeepseekV3",
@@ -506,7 +193,7 @@ static const struct model_family families[] = {
                  .n_shared = 1,
                  .dense_first = true,
                  .first_dense = 3},
-     .layer = deepseek_layer},
+     .layer = model_deepseek_layer},
     {.type = "glm4_moe_lite", /* GLM-4.7-Flash: DeepSeek-V3's layers */
      .keeps_layers = true,
      .class_prefix = "Glm4MoeLite",
@@ -530,7 +217,7 @@ static const struct model_family families[] = {
                  .dense_first = true,
                  .first_dense = 1,
                  .mlp_types = true},
-     .layer = deepseek_layer},
+     .layer = model_deepseek_layer},
     {.type = "hy_v3", /* Hunyuan 3 */
      .keeps_layers = true,
      .class_prefix = "HYV3",
@@ -556,7 +243,7 @@ static const struct model_family families[] = {
                  .dense_first = true,
                  .first_dense = 1,
                  .mlp_types = true},
-     .layer = hy_v3_layer},
+     .layer = model_hy_v3_layer},
     {.type = "minimax_m2",
      .class_prefix = "MiniMaxM2",
      .n_kv_heads = 8,
@@ -572,7 +259,7 @@ static const struct model_family families[] = {
                  .f32_weights = true,
                  .sigmoid = true,
                  .bias = "block_sparse_moe.e_score_correction_bias"},
-     .layer = minimax_m2_layer},
+     .layer = model_minimax_m2_layer},
     {.type = "gpt_oss",
      .class_prefix = "GptOss",
      .n_kv_heads = 8,
@@ -593,7 +280,7 @@ static const struct model_family families[] = {
                  .normalize = true,
                  .clamped = true,
                  .interleaved = true},
-     .layer = gpt_oss_layer},
+     .layer = model_gpt_oss_layer},
 
     {.type = "ministral3",
      .class_prefix = "Ministral3",
@@ -602,13 +289,13 @@ static const struct model_family families[] = {
      .rms_eps = 1e-5,
      .windows = MODEL_WINDOW_ALL,
      .query_scale = true,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "olmo2",
      .class_prefix = "Olmo2",
      .rms_eps = 1e-5,
      .norm = NORM_SCALE_CAST,
      .keys = {ATTENTION_BIAS},
-     .layer = olmo_layer},
+     .layer = model_olmo_layer},
     {.type = "olmo3",
      .class_prefix = "Olmo3",
      .rms_eps = 1e-5,
@@ -619,7 +306,7 @@ static const struct model_family families[] = {
      .window_pattern = 4,
      .window = 4096,
      .local_theta = "rope_theta",
-     .layer = olmo_layer},
+     .layer = model_olmo_layer},
     {.type = "gemma",
      .class_prefix = "Gemma",
      .n_kv_heads = 16,
@@ -629,7 +316,7 @@ static const struct model_family families[] = {
      .keys = {ATTENTION_BIAS},
      .gelu = true,
      .scaled_embedding = true,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "gemma2",
      .class_prefix = "Gemma2",
      .n_kv_heads = 4,
@@ -646,7 +333,7 @@ static const struct model_family families[] = {
      .softcaps = true,
      .attn_softcap = 50,
      .logit_softcap = 30,
-     .layer = gemma2_layer},
+     .layer = model_gemma2_layer},
     {.type = "gemma3_text",
      .class_prefix = "Gemma3",
      .n_kv_heads = 4,
@@ -664,18 +351,18 @@ static const struct model_family families[] = {
      .scaled_embedding = true,
      .query_scalar = 256,
      .softcaps = true,
-     .layer = gemma2_layer},
+     .layer = model_gemma2_layer},
     {.type = "hunyuan_v1_dense",
      .class_prefix = "HunYuanDenseV1",
      .rms_eps = 1e-5,
      .keys = {ATTENTION_BIAS},
      .ntk_alpha = true,
-     .layer = hunyuan_layer},
+     .layer = model_hunyuan_layer},
     {.type = "granite",
      .class_prefix = "Granite",
      .keys = {ATTENTION_BIAS, {"mlp_bias", MODEL_MLP_BIAS}},
      .multipliers = true,
-     .layer = llama_layer},
+     .layer = model_llama_layer},
     {.type = "granitemoehybrid", /* Granite 4, of which the dense ones */
      .class_prefix = "GraniteMoeHybrid",
      .keys = {ATTENTION_BIAS},
@@ -684,7 +371,7 @@ static const struct model_family families[] = {
      .ffn = 1024,
      .hybrid = true,
      .multipliers = true,
-     .layer = granite4_layer},
+     .layer = model_granite4_layer},
     {.type = "exaone4",
      .class_prefix = "Exaone4",
      .n_kv_heads = 32,
@@ -694,7 +381,7 @@ static const struct model_family families[] = {
      .window_pattern = 4,
      .window = 4096,
      .rope_layers = MODEL_ROPE_WINDOWS,
-     .layer = post_norm_layer},
+     .layer = model_post_norm_layer},
     {.type = "qwen3_5_text",
      .outer_type = "qwen3_5",
      .kept = {"model.visual.", "mtp."},
@@ -707,7 +394,7 @@ static const struct model_family families[] = {
      .partial_rotary = 0.25,
      .delta_interval = 4,
      .mtp = &mtp_rows[MTP_QWEN],
-     .layer = delta_layer},
+     .layer = model_delta_layer},
     {.type = "qwen3_5_moe_text",
      .outer_type = "qwen3_5_moe",
      .kept = {"model.visual.", "mtp."},
@@ -727,7 +414,7 @@ static const struct model_family families[] = {
                  .normalize = true,
                  .shared = 512,
                  .stacked = true},
-     .layer = delta_moe_layer},
+     .layer = model_delta_moe_layer},
     {.type = "qwen3_next",
      .kept = {"mtp."},
      .class_prefix = "Qwen3Next",
@@ -746,7 +433,7 @@ static const struct model_family families[] = {
                  .dense = true,
                  .norm_key = true,
                  .shared = 512},
-     .layer = delta_next_layer},
+     .layer = model_delta_next_layer},
 };
 const char model_family_types[] =
     "llama, qwen2, qwen3, mistral, seed_oss, smollm3, phi3, glm, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, "

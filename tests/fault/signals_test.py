@@ -117,11 +117,13 @@ def check_phases(s, test):
         """None: the first signal had ended the run before the second was sent."""
         calls.with_suffix(".go").unlink(missing_ok=True)
         began = time.time()
-        code, err = at_call(s.ppo("twice", **{**keys, "reward.trial_call": True}), calls, 1, signal.SIGTERM, signal.SIGTERM)
+        args = s.ppo("twice", **{**keys, "reward.trial_call": True})
+        code, err = at_call(args, calls, 1, signal.SIGTERM, signal.SIGTERM)
         return None if code == 128 + signal.SIGTERM else (code, time.time() - began, err)
 
     code, took, err = met(twice) or (0, 0, "never in time")
-    test("a second signal ends at once", code == -signal.SIGTERM and took < patience(15), f"{code} after {took:.1f} s: {err[-300:]}")
+    test("a second signal ends at once", code == -signal.SIGTERM and took < patience(15),
+         f"{code} after {took:.1f} s: {err[-300:]}")
 
 
 def stopped_at(args, progress):
