@@ -35,6 +35,15 @@ def alive(pid):
         return False
 
 
+def sent(pid, sig):
+    """False: it had ended."""
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def line(s, name, ranks, together):
     keys = {"trainer.total_training_steps": STEPS, "trainer.save_freq": 1, "trainer.device": "cpu", "trainer.ranks": ranks,
             "trainer.layout": "sharded", A + "rollout.tensor_model_parallel_size": together, "trainer.force_old_log_prob": True,
@@ -50,8 +59,7 @@ def strike(args, moment, how, rng):
         time.sleep(moment)
         there = below(p.pid)
         ranks = [pid for pid, command in there.items() if command.endswith(" worker")]
-        if p.poll() is None and ranks:
-            os.kill(rng.choice(ranks), how)
+        hit = p.poll() is None and ranks and sent(rng.choice(ranks), how)
         begin = time.time()
         try:
             p.wait(60)
@@ -63,7 +71,7 @@ def strike(args, moment, how, rng):
         took = time.time() - begin
         err.seek(0)
         said = err.read()
-    if p.returncode == 0 or not ranks:
+    if p.returncode == 0 or not hit:
         return None
     return took, p.returncode, said, [f"{pid} {command}" for pid, command in there.items() if alive(pid)]
 
