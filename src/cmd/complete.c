@@ -234,7 +234,7 @@ static const char *parts_of(const char *command) {
         {"data", "gsm8k arith"},
         {"model_merger", "merge test"},
         {"trackers", "sync"},
-        {"bench", "gemm grouped read train logprob generate decode update step checkpoint grade reward"}};
+        {"bench", "gemm attention grouped delta read train logprob generate decode update step checkpoint grade reward"}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (strcmp(command, parts[i][0]) == 0) return parts[i][1];
     return NULL;

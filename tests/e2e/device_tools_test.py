@@ -111,6 +111,22 @@ def check_bench_attention(test):
     test.refused("bench attention: heads", run("bench", "attention", "--heads", 3, "--kv-heads", 2, check=False), 2, "--heads 3")
 
 
+def check_bench_delta(test):
+    args = ("bench", "delta", "--device", "cpu", "--hidden", 32, "--key-heads", 2, "--value-heads", 4, "--dim", 16, "--batch", 2,
+            "--len", 70, "--rows", 3, "--seconds", 0.001)
+    want = [f"{part} {what}" for part in ("rule", "layer") for what in ("forward", "kept", "backward", "train")
+            if (part, what) != ("layer", "backward")] + [f"{part} step" for part in ("rule", "layer") for _ in range(5)]
+    j = json.loads(run(*args, "--json").stdout)
+    test("bench delta: the cases", [c["case"] for c in j["cases"]] == want, j)
+    test("bench delta: each has a time and a least time", all(c["seconds"] > 0 and c["roofline"] > 0 for c in j["cases"]), j)
+    steps = {c["open"]: c["bytes"] for c in j["cases"] if c["case"] == "rule step"}
+    test("bench delta: steps of a chunk, the last of which writes S", list(steps) == [0, 31, 62, 63, "mean"] and
+         steps[63] - steps[62] > 3 * 4 * 16 * 16 * 4 and steps[0] < steps["mean"] < steps[62], steps)
+    rows = re.findall(r"^(?:rule|layer) [a-z]+ +(?:140|3) +(?:-|\d+|mean) +[\d.]+ ", run(*args).stdout, re.M)
+    test("bench delta: a table", len(rows) == len(want), rows)
+    test.refused("bench delta: heads", run("bench", "delta", "--dim", 24, check=False), 2, "--dim 24")
+
+
 def check_bench_decode(s, test):
     args = ("bench", "decode", "--model", s.dir / "model", "--device", "cpu", "--batch", 2, "--prompt", 8, "--len", 16,
             "--steps", 1)
@@ -174,6 +190,7 @@ def main():
              c["training_slower"] > -1, c)
         check_bench_update(s, test)
         check_bench_attention(test)
+        check_bench_delta(test)
         check_bench_decode(s, test)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))

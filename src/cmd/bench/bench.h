@@ -14,6 +14,7 @@
     X(gemm, "GEMMs of a device; on the CPU next to memory bandwidth, the roofline of decode") \
     X(attention, "attention of a layer: decoding, forward and backward")                      \
     X(grouped, "grouped GEMMs of experts on a GPU, and dense GEMMs of the same work")         \
+    X(delta, "a gated delta net layer: forward, backward, decoding steps")                    \
     X(read, "memory bandwidth (reads): the roofline of decoding one sequence")                \
     X(train, "forward and backward of a model, tokens per second")                            \
     X(logprob, "log-probs of a model, tokens per second")                                     \
