@@ -124,7 +124,7 @@ struct batch {
         start.push_back(0);
         for (int n : lengths) start.push_back(start.back() + n), j.max_chunks = std::max(j.max_chunks, (n + 63) / 64);
         rows = (size_t)start.back();
-        j.hk = hk, j.hv = hv, j.n = (int)lengths.size(), j.width = (2 * hk + hv) * DIM, j.ba_width = 2 * hv + ba_more;
+        j.hk = hk, j.hv = hv, j.group = hv / hk, j.n = (int)lengths.size(), j.width = (2 * hk + hv) * DIM, j.ba_width = 2 * hv + ba_more;
         qkv = random_bf16(rows * j.width, -1, 1), ba = random_bf16(rows * j.ba_width, -2, 2);
         a_log = random_bf16(hv, -4, 0), dt_bias = random_bf16(hv, -1, 1);
         j.start = to_gpu(start), j.qkv = to_gpu(qkv), j.ba = to_gpu(ba), j.a_log = to_gpu(a_log), j.dt_bias = to_gpu(dt_bias);

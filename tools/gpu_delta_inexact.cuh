@@ -32,10 +32,10 @@ enum {
 typedef uint16_t bf16_bits;
 
 struct delta_shape {
-    int hk, hv, n;       /* heads; sequences */
-    int width, ba_width; /* of rows of qkv: q, k, v heads; of ba: b, then a of each value head, then others */
-    const int *start;    /* (n + 1) rows where sequences begin */
-    int max_chunks;      /* of a sequence */
+    int hk, hv, group, n; /* heads, value heads of a key head; sequences */
+    int width, ba_width;  /* of rows of qkv: q, k, v heads; of ba: b, then a of each value head, then others */
+    const int *start;     /* (n + 1) rows where sequences begin */
+    int max_chunks;       /* of a sequence */
     const bf16_bits *qkv, *ba, *a_log, *dt_bias;
     bf16_bits *out;    /* (rows, hv * DIM) */
     float *s;          /* (slots, hv, DIM, DIM): what a sequence leaves, or the state of a step */
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void stmatrix_x4_trans(uint32_t addr, const ui
  * are not that order, so A_TRANS is: a[0] to a[3] of A (16, 16) whose transpose lies in x. */
 enum tile_order { B_DIRECT, B_TRANS, A_DIRECT, A_TRANS };
 static __device__ __forceinline__ uint32_t tile_address(const bf16_bits *x, int ld, tile_order how) {
-    const int lane = (int)threadIdx.x & 31, in = lane & 7, first = lane >> 3 & 1, second = lane >> 4;
+    const int lane = (int)(threadIdx.x & 31), in = lane & 7, first = lane >> 3 & 1, second = lane >> 4;
     const bool rows_first = how == B_TRANS || how == A_DIRECT;
     return smem_addr(x + (in + 8 * (rows_first ? first : second)) * ld + 8 * (rows_first ? second : first));
 }
@@ -110,7 +110,7 @@ struct parts_scratch {
 
 /* (I + A)^-1 of a diagonal tile: a lane has a column; the upper half of the warp writes it times beta. */
 static __device__ __forceinline__ void invert_tile(parts_scratch &m, chunk_parts &to, int part) {
-    const int lane = (int)threadIdx.x & 31, c = lane & 15;
+    const int lane = (int)(threadIdx.x & 31), c = lane & 15;
     float x[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void invert_tile(parts_scratch &m, chunk_parts
 /* Column `col` of tiles of T', from its diagonal tile down: X_p = -inv_p sum of A_pr X_r, as transposed products whose accumulators
  * are the next operands. */
 static __device__ __forceinline__ void invert_column(const parts_scratch &m, chunk_parts &to, int col) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane & 3;
+    const int lane = (int)(threadIdx.x & 31), g = lane / 4, t = lane & 3;
     uint32_t y[PARTS][4], b[4];
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void invert_column(const parts_scratch &m, chu
 template <class Sync>
 static __device__ __forceinline__ void make_parts(const delta_shape &j, parts_scratch &m, chunk_parts &to, const chunk_rows &k,
                                                   const chunk_rows &q, int64_t t, int n, int head, int warp, const Sync &sync) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, c2 = 2 * (lane & 3), row = 32 * warp + lane;
+    const int lane = (int)(threadIdx.x & 31), g = lane / 4, c2 = 2 * (lane & 3), row = 32 * warp + lane;
     float decay = 0, beta = 0;
     if (row < n) beta = beta_of(j, t + row, head), decay = gate_of(j, t + row, head);
     float kk[PARTS][2][4] = {}, qk[PARTS][2][4] = {}, qq[2][4] = {};
@@ -370,14 +370,14 @@ static __device__ __forceinline__ void next_state(float (&s)[DIM / 8][4], const 
 }
 /* The warp's columns of S, to or from (DIM, DIM). */
 static __device__ __forceinline__ void store_state(float *to, const float (&s)[DIM / 8][4], int column) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t2 = 2 * (lane & 3);
+    const int lane = (int)(threadIdx.x & 31), g = lane / 4, t2 = 2 * (lane & 3);
 #pragma unroll
     for (int d = 0; d < DIM / 8; d++)
 #pragma unroll
         for (int x = 0; x < 4; x++) to[(8 * d + t2 + (x & 1)) * DIM + column + g + (x & 2 ? 8 : 0)] = s[d][x];
 }
 static __device__ __forceinline__ void store_e(float *to, int64_t stride, int n, const uint32_t (&e)[PARTS][4]) {
-    const int lane = (int)threadIdx.x & 31, g = lane / 4, t2 = 2 * (lane & 3);
+    const int lane = (int)(threadIdx.x & 31), g = lane / 4, t2 = 2 * (lane & 3);
 #pragma unroll
     for (int p = 0; p < PARTS; p++)
 #pragma unroll
@@ -393,7 +393,7 @@ template <int AT_ONCE, bool KEPT>
 static __device__ __forceinline__ void consume(const delta_shape &j, float (&s)[DIM / 8][4], const chunk_rows &k,
                                                const chunk_rows &q, chunk_rows &v, const chunk_parts &parts, const columns_of &w,
                                                int chunk, int64_t t, int n) {
-    const int lane = (int)threadIdx.x & 31;
+    const int lane = (int)(threadIdx.x & 31);
     const bool first = chunk == 0;
     uint32_t e[PARTS][4]; /* u at first */
     if (KEPT && !first) {
@@ -415,14 +415,29 @@ static __device__ __forceinline__ void consume(const delta_shape &j, float (&s)[
     }
 }
 
-/* n rows of a head's 128 columns of qkv from column `column` on; zeros up to 64. */
+/* n rows of a head's 128 columns of qkv from column `column` on; zeros up to 64. A thread has the same columns of each row. */
 template <int THREADS>
 static __device__ __forceinline__ void load_rows(chunk_rows &to, const delta_shape &j, int64_t t, int n, int column) {
+    enum { LANES = DIM / 8, ROWS = THREADS / LANES };
+    const int c = (int)(threadIdx.x % LANES) * 8, first = (int)(threadIdx.x / LANES);
+    const bf16_bits *const from = j.qkv + t * j.width + column + c;
 #pragma unroll
-    for (int x = (int)threadIdx.x; x < CHUNK_ROWS * DIM / 8; x += THREADS) {
-        const int row = x / (DIM / 8), c = x % (DIM / 8) * 8, from = row < n ? row : 0;
-        cp_async16(smem_addr(&to.x[row][c]), j.qkv + (t + from) * j.width + column + c, row < n);
+    for (int x = 0; x < CHUNK_ROWS; x += ROWS) {
+        const int row = first + x;
+        if (x + ROWS > CHUNK_ROWS && row >= CHUNK_ROWS) break;
+        cp_async16(smem_addr(&to.x[row][c]), from + (row < n ? row : 0) * j.width, row < n);
     }
+}
+/* T', P and scales as parts has left them. */
+template <int THREADS>
+static __device__ __forceinline__ void load_parts(chunk_parts &to, const bf16_bits *tiles, const chunk_scales *scales) {
+    enum { UNITS = 2 * TILES * 32 };
+    const unsigned x0 = threadIdx.x;
+#pragma unroll
+    for (unsigned x = 0; x < UNITS; x += THREADS)
+        if (x + THREADS <= UNITS || x0 + x < UNITS)
+            cp_async16(smem_addr(&to.t[0][(x0 + x) / 2][x0 % 2 * 8]), tiles + 8 * (x0 + x), true); /* p is behind t */
+    if (x0 < sizeof(chunk_scales) / 16) cp_async16(smem_addr((float4 *)&to.scales + x0), (const float4 *)scales + x0, true);
 }
 static __device__ __forceinline__ int rows_left(int rows, int chunk) { return min(rows - chunk * CHUNK_ROWS, (int)CHUNK_ROWS); }
 
@@ -438,19 +453,19 @@ static __global__ void __launch_bounds__(PART_THREADS, 3) delta_parts(const delt
     parts_memory &m = dynamic_shared<parts_memory>();
     const int head = (int)blockIdx.x, sequence = (int)blockIdx.y, chunk = j.max_chunks - 1 - (int)blockIdx.z;
     const int64_t t = j.start[sequence] + chunk * CHUNK_ROWS;
-    const int n = rows_left(j.start[sequence + 1] - j.start[sequence], chunk), key = head / (j.hv / j.hk) * DIM;
+    const int n = rows_left(j.start[sequence + 1] - j.start[sequence], chunk), key = head / j.group * DIM;
     if (n <= 0) return;
     load_rows<PART_THREADS>(m.k, j, t, n, j.hk * DIM + key);
     load_rows<PART_THREADS>(m.q, j, t, n, key);
     cp_commit();
     cp_wait<0>();
     __syncthreads();
-    make_parts(j, m.scratch, m.to, m.k, m.q, t, n, head, (int)threadIdx.x / 32, [] { __syncthreads(); });
+    make_parts(j, m.scratch, m.to, m.k, m.q, t, n, head, (int)(threadIdx.x / 32), [] { __syncthreads(); });
     __syncthreads();
     const int64_t entry = ((int64_t)sequence * j.max_chunks + chunk) * j.hv + head;
     bf16_bits *const tiles = j.tiles + entry * 2 * TILES * 256;
     for (int x = (int)threadIdx.x; x < 2 * TILES * 32; x += PART_THREADS)
-        *(float4 *)&tiles[8 * x] = *(const float4 *)&m.to.t[x / 32][x % 32 / 2][x % 2 * 8]; /* p is behind t */
+        *(float4 *)&tiles[8 * x] = *(const float4 *)&m.to.t[0][x / 2][x % 2 * 8]; /* p is behind t */
     for (int x = (int)threadIdx.x; x < (int)sizeof(chunk_scales) / 16; x += PART_THREADS)
         ((float4 *)&j.scales[entry])[x] = ((const float4 *)&m.to.scales)[x];
 }
@@ -463,24 +478,20 @@ template <int STAGES> struct scan_memory {
 enum { SCAN_THREADS = 32 * COLUMN_WARPS };
 template <int STAGES>
 static __device__ __forceinline__ void load_scan(scan_memory<STAGES> &m, const delta_shape &j, int head, int chunk) {
-    const int sequence = (int)blockIdx.y, at = chunk % STAGES, key = head / (j.hv / j.hk) * DIM;
+    const int sequence = (int)blockIdx.y, at = chunk % STAGES, key = head / j.group * DIM;
     const int64_t t = j.start[sequence] + chunk * CHUNK_ROWS, entry = ((int64_t)sequence * j.max_chunks + chunk) * j.hv + head;
     const int n = rows_left(j.start[sequence + 1] - j.start[sequence], chunk);
-    const bf16_bits *const tiles = j.tiles + entry * 2 * TILES * 256;
     load_rows<SCAN_THREADS>(m.k[at], j, t, n, j.hk * DIM + key);
     load_rows<SCAN_THREADS>(m.q[at], j, t, n, key);
     load_rows<SCAN_THREADS>(m.v[at], j, t, n, (2 * j.hk + head) * DIM);
-    for (int x = (int)threadIdx.x; x < 2 * TILES * 32; x += SCAN_THREADS)
-        cp_async16(smem_addr(&m.parts[at].t[x / 32][x % 32 / 2][x % 2 * 8]), tiles + 8 * x, true);
-    for (int x = (int)threadIdx.x; x < (int)sizeof(chunk_scales) / 16; x += SCAN_THREADS)
-        cp_async16(smem_addr((float4 *)&m.parts[at].scales + x), (const float4 *)&j.scales[entry] + x, true);
+    load_parts<SCAN_THREADS>(m.parts[at], j.tiles + entry * 2 * TILES * 256, j.scales + entry);
 }
 template <int STAGES, int AT_ONCE, bool KEPT>
 static __global__ void __launch_bounds__(SCAN_THREADS, STAGES == 1 ? 2 : 1) delta_scan(const delta_shape j) {
     scan_memory<STAGES> &m = dynamic_shared<scan_memory<STAGES>>();
     const int sequence = (int)blockIdx.y, rows = j.start[sequence + 1] - j.start[sequence];
     const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    const columns_of w = {(int)blockIdx.x, (int)threadIdx.x / 32 * 16, sequence};
+    const columns_of w = {(int)blockIdx.x, (int)(threadIdx.x / 32) * 16, sequence};
     float s[DIM / 8][4] = {};
     if (STAGES > 1) load_scan(m, j, w.head, 0);
     cp_commit();
@@ -509,37 +520,43 @@ struct one_memory {
     parts_scratch scratch;
 };
 enum { ONE_THREADS = 32 * (COLUMN_WARPS + PART_WARPS) };
+/* What both roles do before step c: what was under way is there, and the step before has been read; then the next rows. */
+static __device__ __forceinline__ void next_rows(one_memory &m, const delta_shape &j, int64_t t, int rows, int head, int c) {
+    const int key = head / j.group * DIM, left = rows_left(rows, c + 1);
+    cp_wait<0>();
+    __syncthreads();
+    if (left > 0) {
+        load_rows<ONE_THREADS>(m.k[(c + 1) % 3], j, t + (c + 1) * CHUNK_ROWS, left, j.hk * DIM + key);
+        load_rows<ONE_THREADS>(m.q[(c + 1) % 3], j, t + (c + 1) * CHUNK_ROWS, left, key);
+    }
+    if (c >= 0 && rows_left(rows, c) > 0)
+        load_rows<ONE_THREADS>(m.v[c % 2], j, t + c * CHUNK_ROWS, rows_left(rows, c), (2 * j.hk + head) * DIM);
+    cp_commit();
+}
 template <bool KEPT> static __global__ void __launch_bounds__(ONE_THREADS, 1) delta_one(const delta_shape j) {
     one_memory &m = dynamic_shared<one_memory>();
     const int sequence = (int)blockIdx.y, rows = j.start[sequence + 1] - j.start[sequence], head = (int)blockIdx.x;
-    const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, warp = (int)threadIdx.x / 32, key = head / (j.hv / j.hk) * DIM;
+    const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, warp = (int)(threadIdx.x / 32);
     const int64_t t = j.start[sequence];
-    const columns_of w = {head, warp * 16, sequence};
-    float s[DIM / 8][4] = {};
-    load_rows<ONE_THREADS>(m.k[0], j, t, rows_left(rows, 0), j.hk * DIM + key);
-    load_rows<ONE_THREADS>(m.q[0], j, t, rows_left(rows, 0), key);
-    cp_commit();
-    for (int c = 0; c <= chunks; c++) {
-        cp_wait<0>();
-        __syncthreads();
-        if (c + 1 < chunks) {
-            const int64_t next = t + (c + 1) * CHUNK_ROWS;
-            load_rows<ONE_THREADS>(m.k[(c + 1) % 3], j, next, rows_left(rows, c + 1), j.hk * DIM + key);
-            load_rows<ONE_THREADS>(m.q[(c + 1) % 3], j, next, rows_left(rows, c + 1), key);
-        }
-        if (c < chunks) load_rows<ONE_THREADS>(m.v[c % 2], j, t + c * CHUNK_ROWS, rows_left(rows, c), (2 * j.hk + head) * DIM);
-        cp_commit();
-        if (warp >= COLUMN_WARPS) {
+    next_rows(m, j, t, rows, head, -1);
+    if (warp >= COLUMN_WARPS) {
+        for (int c = 0; c <= chunks; c++) {
+            next_rows(m, j, t, rows, head, c);
             if (c < chunks)
                 make_parts(j, m.scratch, m.parts[c % 2], m.k[c % 3], m.q[c % 3], t + c * CHUNK_ROWS, rows_left(rows, c), head,
                            warp - COLUMN_WARPS, [] { named_barrier_sync(1, PART_THREADS); });
-        } else if (c > 0) {
-            const int at = c - 1;
-            consume<PARTS, KEPT>(j, s, m.k[at % 3], m.q[at % 3], m.v[at % 2], m.parts[at % 2], w, at, t + at * CHUNK_ROWS,
-                                 rows_left(rows, at));
         }
+        return;
     }
-    if (warp < COLUMN_WARPS) store_state(j.s + ((int64_t)sequence * j.hv + head) * DIM * DIM, s, w.column);
+    const columns_of w = {head, warp * 16, sequence};
+    float s[DIM / 8][4] = {};
+    next_rows(m, j, t, rows, head, 0);
+    for (int c = 0; c < chunks; c++) {
+        next_rows(m, j, t, rows, head, c + 1);
+        consume<PARTS, KEPT>(j, s, m.k[c % 3], m.q[c % 3], m.v[c % 2], m.parts[c % 2], w, c, t + c * CHUNK_ROWS,
+                             rows_left(rows, c));
+    }
+    store_state(j.s + ((int64_t)sequence * j.hv + head) * DIM * DIM, s, w.column);
 }
 
 /* ---- a decoding step ---- */
@@ -581,9 +598,9 @@ template <class S, int COLUMNS> static __global__ void __launch_bounds__(256, 2)
     typename plan::memory &m = dynamic_shared<typename plan::memory>();
     pdl_launch_dependents();
     pdl_wait();
-    const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid / 32, c = tid % plan::ACROSS * plan::UNIT,
+    const int tid = (int)threadIdx.x, lane = tid & 31, warp = (int)(threadIdx.x / 32), c = tid % plan::ACROSS * plan::UNIT,
               d0 = tid / plan::ACROSS;
-    const int head = (int)blockIdx.y, key = head / (j.hv / j.hk), column0 = (int)blockIdx.x * COLUMNS;
+    const int head = (int)blockIdx.y, key = head / j.group, column0 = (int)blockIdx.x * COLUMNS;
     const int64_t t = blockIdx.z;
     S *const st = state_of(j, S()) + ((int64_t)j.slot[t] * j.hv + head) * DIM * DIM + column0 + c;
     typename unit::word at[plan::LOADS];
@@ -649,7 +666,7 @@ template <class S, int COLUMNS> static __global__ void __launch_bounds__(256, 2)
         unit::get(v, at[x]);
 #pragma unroll
         for (int i = 0; i < plan::UNIT; i++) v[i] = fmaf(k, e[i], by * v[i]);
-        *(typename unit::word *)&st[(d0 + x * plan::DOWN) * DIM] = unit::put(v);
+        __stcs((typename unit::word *)&st[(d0 + x * plan::DOWN) * DIM], unit::put(v)); /* 16 bytes in one */
     }
 }
 
