@@ -55,11 +55,11 @@ static void run_parts(const delta_shape &j) {
 }
 template <int STAGES, int AT_ONCE> static void run_scan(const delta_shape &j) {
     run_parts(j);
-    launch(j.e ? delta_scan<STAGES, AT_ONCE, true> : delta_scan<STAGES, AT_ONCE, false>, dim3(j.hv, j.n), SCAN_THREADS,
+    launch(j.e ? delta_scan<STAGES, AT_ONCE, true> : delta_scan<STAGES, AT_ONCE, false>, dim3(j.group, j.hk, j.n), SCAN_THREADS,
            sizeof(scan_memory<STAGES>), false, j);
 }
 static void run_one(const delta_shape &j) {
-    launch(j.e ? delta_one<true> : delta_one<false>, dim3(j.hv, j.n), ONE_THREADS, sizeof(one_memory), false, j);
+    launch(j.e ? delta_one<true> : delta_one<false>, dim3(j.group, j.hk, j.n), ONE_THREADS, sizeof(one_memory), false, j);
 }
 template <class S, int COLUMNS> static void run_step(const delta_shape &j) {
     launch(delta_recurrence<S, COLUMNS>, dim3(DIM / COLUMNS, j.hv, j.n), 256, sizeof(typename step_plan<S, COLUMNS>::memory), true,
@@ -124,7 +124,8 @@ struct batch {
         start.push_back(0);
         for (int n : lengths) start.push_back(start.back() + n), j.max_chunks = std::max(j.max_chunks, (n + 63) / 64);
         rows = (size_t)start.back();
-        j.hk = hk, j.hv = hv, j.group = hv / hk, j.n = (int)lengths.size(), j.width = (2 * hk + hv) * DIM, j.ba_width = 2 * hv + ba_more;
+        j.hk = hk, j.hv = hv, j.group = hv / hk, j.n = (int)lengths.size(), j.width = (2 * hk + hv) * DIM,
+        j.ba_width = 2 * hv + ba_more;
         qkv = random_bf16(rows * j.width, -1, 1), ba = random_bf16(rows * j.ba_width, -2, 2);
         a_log = random_bf16(hv, -4, 0), dt_bias = random_bf16(hv, -1, 1);
         j.start = to_gpu(start), j.qkv = to_gpu(qkv), j.ba = to_gpu(ba), j.a_log = to_gpu(a_log), j.dt_bias = to_gpu(dt_bias);

@@ -82,10 +82,11 @@ static __device__ __forceinline__ void stmatrix_x4_trans(uint32_t addr, const ui
 }
 #endif
 
-/* Where this lane's row of 16 bytes is in a 16 x 16 tile at x with ld numbers between rows, by what the four matrices are:
- * B_DIRECT: rows n of x are columns of B (k along the row): words of two n tiles, b0 b1 b0 b1.
- * B_TRANS: rows k of x are rows of B: b0 b1 of columns 0-7, then of 8-15; also A^T of which rows are k: a[0], a[2], a[1], a[3] in turn
- * are not that order, so A_TRANS is: a[0] to a[3] of A (16, 16) whose transpose lies in x. */
+/* Where the row of 16 bytes is whose address this lane gives for a 16 x 16 tile at x, ld numbers between rows; what the words are:
+ * B_DIRECT: rows of x are columns of B: b0, b1 of B's columns 0-7, then of 8-15. Of C, transposed: rows 0-7 and 8-15 of its columns
+ * 0-7, then of 8-15, as accumulators have them.
+ * B_TRANS: rows of x are rows of B; the words as before.
+ * A_DIRECT: a[0] to a[3] of A. A_TRANS: of A whose transpose is x. */
 enum tile_order { B_DIRECT, B_TRANS, A_DIRECT, A_TRANS };
 static __device__ __forceinline__ uint32_t tile_address(const bf16_bits *x, int ld, tile_order how) {
     const int lane = (int)(threadIdx.x & 31), in = lane & 7, first = lane >> 3 & 1, second = lane >> 4;
@@ -295,20 +296,24 @@ static __device__ __forceinline__ void make_u(uint32_t (&u)[PARTS][4], const flo
         }
     }
 }
-/* u becomes e = T' u. */
-static __device__ __forceinline__ void make_e(uint32_t (&u)[PARTS][4], const chunk_parts &parts) {
-    float e[2 * PARTS][4] = {};
+/* u becomes e = T' u, AT_ONCE parts at a time from the last, since a part reads those before it. */
+template <int AT_ONCE> static __device__ __forceinline__ void make_e(uint32_t (&u)[PARTS][4], const chunk_parts &parts) {
 #pragma unroll
-    for (int q = 0; q < PARTS; q++)
+    for (int part = PARTS - AT_ONCE; part >= 0; part -= AT_ONCE) {
+        float e[2 * AT_ONCE][4] = {};
 #pragma unroll
-        for (int p = q; p < PARTS; p++) {
-            uint32_t b[4];
-            ldmatrix_x4(b, tile_address(parts.t[tile_of(p, q)][0], LD_TILE, B_DIRECT));
-            mma_bf16(e[2 * p], u[q], b[0], b[1]);
-            mma_bf16(e[2 * p + 1], u[q], b[2], b[3]);
-        }
+        for (int q = 0; q < part + AT_ONCE; q++)
 #pragma unroll
-    for (int p = 0; p < PARTS; p++) operand_of(u[p], e[2 * p], e[2 * p + 1]);
+            for (int p = 0; p < AT_ONCE; p++) {
+                if (part + p < q) continue;
+                uint32_t b[4];
+                ldmatrix_x4(b, tile_address(parts.t[tile_of(part + p, q)][0], LD_TILE, B_DIRECT));
+                mma_bf16(e[2 * p], u[q], b[0], b[1]);
+                mma_bf16(e[2 * p + 1], u[q], b[2], b[3]);
+            }
+#pragma unroll
+        for (int p = 0; p < AT_ONCE; p++) operand_of(u[part + p], e[2 * p], e[2 * p + 1]);
+    }
 }
 /* The outputs of AT_ONCE parts over the warp's columns of v. */
 template <int AT_ONCE>
@@ -402,7 +407,7 @@ static __device__ __forceinline__ void consume(const delta_shape &j, float (&s)[
     }
 #pragma unroll
     for (int p = 0; p < PARTS; p += AT_ONCE) make_u<AT_ONCE>(e, s, k, v, parts.scales, w.column, first, p);
-    make_e(e, parts);
+    make_e<AT_ONCE>(e, parts);
     if (KEPT) store_e(j.e + (t * j.hv + w.head) * DIM + w.column, (int64_t)j.hv * DIM, n, e);
 #pragma unroll
     for (int p = 0; p < PARTS; p += AT_ONCE) make_out<AT_ONCE>(v, s, e, q, parts, w.column, first, p);
@@ -417,15 +422,14 @@ static __device__ __forceinline__ void consume(const delta_shape &j, float (&s)[
 
 /* n rows of a head's 128 columns of qkv from column `column` on; zeros up to 64. A thread has the same columns of each row. */
 template <int THREADS>
-static __device__ __forceinline__ void load_rows(chunk_rows &to, const delta_shape &j, int64_t t, int n, int column) {
+static __device__ __forceinline__ void load_rows(chunk_rows &to, const delta_shape &j, int t, int n, int column) {
     enum { LANES = DIM / 8, ROWS = THREADS / LANES };
     const int c = (int)(threadIdx.x % LANES) * 8, first = (int)(threadIdx.x / LANES);
-    const bf16_bits *const from = j.qkv + t * j.width + column + c;
 #pragma unroll
     for (int x = 0; x < CHUNK_ROWS; x += ROWS) {
         const int row = first + x;
         if (x + ROWS > CHUNK_ROWS && row >= CHUNK_ROWS) break;
-        cp_async16(smem_addr(&to.x[row][c]), from + (row < n ? row : 0) * j.width, row < n);
+        cp_async16(smem_addr(&to.x[row][c]), j.qkv + (uint32_t)((t + (row < n ? row : 0)) * j.width + column + c), row < n);
     }
 }
 /* T', P and scales as parts has left them. */
@@ -470,6 +474,8 @@ static __global__ void __launch_bounds__(PART_THREADS, 3) delta_parts(const delt
         ((float4 *)&j.scales[entry])[x] = ((const float4 *)&m.to.scales)[x];
 }
 
+/* Blocks below: value head x of those of key head y, sequence z. */
+static __device__ __forceinline__ int block_head(const delta_shape &j) { return (int)(blockIdx.y * j.group + blockIdx.x); }
 /* A block: a value head of a sequence, chunk by chunk, from parts' tiles; STAGES: chunks in shared memory. */
 template <int STAGES> struct scan_memory {
     chunk_rows k[STAGES], q[STAGES], v[STAGES];
@@ -478,8 +484,9 @@ template <int STAGES> struct scan_memory {
 enum { SCAN_THREADS = 32 * COLUMN_WARPS };
 template <int STAGES>
 static __device__ __forceinline__ void load_scan(scan_memory<STAGES> &m, const delta_shape &j, int head, int chunk) {
-    const int sequence = (int)blockIdx.y, at = chunk % STAGES, key = head / j.group * DIM;
-    const int64_t t = j.start[sequence] + chunk * CHUNK_ROWS, entry = ((int64_t)sequence * j.max_chunks + chunk) * j.hv + head;
+    const int sequence = (int)blockIdx.z, at = chunk % STAGES, key = (int)blockIdx.y * DIM;
+    const int t = j.start[sequence] + chunk * CHUNK_ROWS;
+    const int64_t entry = ((int64_t)sequence * j.max_chunks + chunk) * j.hv + head;
     const int n = rows_left(j.start[sequence + 1] - j.start[sequence], chunk);
     load_rows<SCAN_THREADS>(m.k[at], j, t, n, j.hk * DIM + key);
     load_rows<SCAN_THREADS>(m.q[at], j, t, n, key);
@@ -489,9 +496,9 @@ static __device__ __forceinline__ void load_scan(scan_memory<STAGES> &m, const d
 template <int STAGES, int AT_ONCE, bool KEPT>
 static __global__ void __launch_bounds__(SCAN_THREADS, STAGES == 1 ? 2 : 1) delta_scan(const delta_shape j) {
     scan_memory<STAGES> &m = dynamic_shared<scan_memory<STAGES>>();
-    const int sequence = (int)blockIdx.y, rows = j.start[sequence + 1] - j.start[sequence];
+    const int sequence = (int)blockIdx.z, rows = j.start[sequence + 1] - j.start[sequence];
     const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    const columns_of w = {(int)blockIdx.x, (int)(threadIdx.x / 32) * 16, sequence};
+    const columns_of w = {block_head(j), (int)(threadIdx.x / 32) * 16, sequence};
     float s[DIM / 8][4] = {};
     if (STAGES > 1) load_scan(m, j, w.head, 0);
     cp_commit();
@@ -521,8 +528,8 @@ struct one_memory {
 };
 enum { ONE_THREADS = 32 * (COLUMN_WARPS + PART_WARPS) };
 /* What both roles do before step c: what was under way is there, and the step before has been read; then the next rows. */
-static __device__ __forceinline__ void next_rows(one_memory &m, const delta_shape &j, int64_t t, int rows, int head, int c) {
-    const int key = head / j.group * DIM, left = rows_left(rows, c + 1);
+static __device__ __forceinline__ void next_rows(one_memory &m, const delta_shape &j, int t, int rows, int head, int c) {
+    const int key = (int)blockIdx.y * DIM, left = rows_left(rows, c + 1);
     cp_wait<0>();
     __syncthreads();
     if (left > 0) {
@@ -535,7 +542,7 @@ static __device__ __forceinline__ void next_rows(one_memory &m, const delta_shap
 }
 template <bool KEPT> static __global__ void __launch_bounds__(ONE_THREADS, 1) delta_one(const delta_shape j) {
     one_memory &m = dynamic_shared<one_memory>();
-    const int sequence = (int)blockIdx.y, rows = j.start[sequence + 1] - j.start[sequence], head = (int)blockIdx.x;
+    const int sequence = (int)blockIdx.z, rows = j.start[sequence + 1] - j.start[sequence], head = block_head(j);
     const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, warp = (int)(threadIdx.x / 32);
     const int64_t t = j.start[sequence];
     next_rows(m, j, t, rows, head, -1);

@@ -3,9 +3,12 @@
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+TOOLS = TESTS.parent / "tools"
+sys.path.insert(0, str(TESTS))
 from verlc_test import Scratch, Tests, run  # noqa: E402
 
 
@@ -111,7 +114,22 @@ def check_bench_attention(test):
     test.refused("bench attention: heads", run("bench", "attention", "--heads", 3, "--kv-heads", 2, check=False), 2, "--heads 3")
 
 
-def check_bench_delta(test):
+def check_delta_exactness(s, test, bench):
+    """Inexact forms that take half of ours, and a faster one that does not count."""
+    (s.dir / "bench.json").write_text(json.dumps(bench))
+    half = [{"case": c["case"], "rows": c["rows"], "form": "half", "counted": True, "seconds": c["seconds"] / 2}
+            for c in bench["cases"] if c["case"] in ("rule forward", "rule kept", "rule step") and c.get("open", "mean") == "mean"]
+    lines = [{"check": "half", "nmse": 0}, *half, *({**x, "form": "none", "counted": False, "seconds": 1e-9} for x in half)]
+    (s.dir / "inexact.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    p = subprocess.run([sys.executable, TOOLS / "delta_exactness.py", s.dir / "bench.json", s.dir / "inexact.jsonl"],
+                       capture_output=True, text=True, check=True)
+    rows = [line.split() for line in p.stdout.splitlines()[1:]]
+    test("delta_exactness: prefill, training, decoding", [r[0] for r in rows] == ["prefill", "train", "decode"], p.stdout)
+    test("and ratios of the rule; training's has the same backward", rows[0][4] == rows[2][4] == "2.00" and
+         1 < float(rows[1][4]) < 2 and all(r[-1] == "half" for r in rows), p.stdout)
+
+
+def check_bench_delta(s, test):
     args = ("bench", "delta", "--device", "cpu", "--hidden", 32, "--key-heads", 2, "--value-heads", 4, "--dim", 16, "--batch", 2,
             "--len", 70, "--rows", 3, "--seconds", 0.001)
     want = [f"{part} {what}" for part in ("rule", "layer") for what in ("forward", "kept", "backward", "train")
@@ -124,6 +142,7 @@ def check_bench_delta(test):
          steps[63] - steps[62] > 3 * 4 * 16 * 16 * 4 and steps[0] < steps["mean"] < steps[62], steps)
     rows = re.findall(r"^(?:rule|layer) [a-z]+ +(?:140|3) +(?:-|\d+|mean) +[\d.]+ ", run(*args).stdout, re.M)
     test("bench delta: a table", len(rows) == len(want), rows)
+    check_delta_exactness(s, test, j)
     test.refused("bench delta: heads", run("bench", "delta", "--dim", 24, check=False), 2, "--dim 24")
 
 
@@ -190,7 +209,7 @@ def main():
              c["training_slower"] > -1, c)
         check_bench_update(s, test)
         check_bench_attention(test)
-        check_bench_delta(test)
+        check_bench_delta(s, test)
         check_bench_decode(s, test)
         peaks = []
         parts = sum(r[f"{k}_seconds"] for k in ("gen", "ref", "update"))
