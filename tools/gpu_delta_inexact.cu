@@ -29,6 +29,7 @@ static void *gpu_alloc(size_t bytes) {
     void *p;
     C(cudaMalloc(&p, bytes));
     C(cudaMemset(p, 0xff, bytes)); /* NaN */
+    C(cudaDeviceSynchronize());    /* `stream` waits for no other */
     return p;
 }
 static void gpu_free(void *p) { C(cudaFree(p)); }
@@ -98,9 +99,11 @@ static float host_float(bf16_bits x) {
     memcpy(&f, &u, 4);
     return f;
 }
+/* The same million of them again and again. */
 static std::vector<bf16_bits> random_bf16(size_t n, float lo, float hi) {
+    const size_t period = 1048573; /* a prime: rows of a power of two differ */
     std::vector<bf16_bits> v(n);
-    for (bf16_bits &x : v) x = host_bf16(lo + (hi - lo) * (uniform() + 1) / 2);
+    for (size_t i = 0; i < n; i++) v[i] = i < period ? host_bf16(lo + (hi - lo) * (uniform() + 1) / 2) : v[i - period];
     return v;
 }
 template <class T> static T *to_gpu(const std::vector<T> &v) {
@@ -119,7 +122,7 @@ struct batch {
     delta_shape j = {};
     std::vector<int> start;
     std::vector<bf16_bits> qkv, ba, a_log, dt_bias;
-    size_t rows, repeat; /* repeat: random elements, again and again */
+    size_t rows;
     batch(const std::vector<int> &lengths, int hk, int hv, int ba_more) {
         start.push_back(0);
         for (int n : lengths) start.push_back(start.back() + n), j.max_chunks = std::max(j.max_chunks, (n + 63) / 64);
@@ -292,7 +295,7 @@ static void print_time(const char *what, const form &f, size_t rows, double seco
 }
 /* Forward, without and with what backward reads. */
 static void time_rows(int n, int len, int hk, int hv) {
-    batch b(std::vector<int>(n, len), hk, hv, (hk * 2 + hv * 2) * DIM); /* ba is among a layer's inputs */
+    batch b(std::vector<int>(n, len), hk, hv, (hk + hv) * 2 * DIM); /* ba is among a layer's inputs */
     const double rows = (double)b.rows, heads = (double)hv * DIM, kept = 4 * heads * (rows + rows / CHUNK_ROWS * DIM);
     const double bytes = 2 * rows * (b.j.width + 2 * hv + heads) + 4 * n * heads * DIM;
     b.with_chunks();
@@ -310,7 +313,7 @@ static void time_rows(int n, int len, int hk, int hv) {
 }
 /* Steps of several layers, whose states are not in the cache, as a graph. */
 static void time_steps(int rows, int hk, int hv) {
-    batch b(std::vector<int>(rows, 1), hk, hv, (hk * 2 + hv * 2) * DIM);
+    batch b(std::vector<int>(rows, 1), hk, hv, (hk + hv) * 2 * DIM);
     const size_t layer = (size_t)rows * hv * DIM * DIM;
     std::vector<int> slot(rows);
     std::vector<float> some(1 << 20);
