@@ -449,11 +449,14 @@ static __device__ __forceinline__ int rows_left(int rows, int chunk) { return mi
 
 /* A block: a chunk of a value head; those at the end first, so that those which scan begins with are left in L2. */
 struct parts_memory {
-    chunk_rows k, q;
-    chunk_parts to;
+    chunk_rows k;
+    union {
+        chunk_rows q; /* read before the first barrier of make_parts, after which `to` is written */
+        chunk_parts to;
+    };
     parts_scratch scratch;
 };
-static __global__ void __launch_bounds__(PART_THREADS, 3) delta_parts(const delta_shape j) {
+static __global__ void __launch_bounds__(PART_THREADS, 4) delta_parts(const delta_shape j) {
     parts_memory &m = dynamic_shared<parts_memory>();
     const int head = (int)blockIdx.x, sequence = (int)blockIdx.y, chunk = j.max_chunks - 1 - (int)blockIdx.z;
     const int64_t t = j.start[sequence] + chunk * CHUNK_ROWS;
