@@ -2,8 +2,9 @@
  *
  * The calls must have run once before at the same shapes. None may wait or touch host memory; none writes a weight.
  * Within a graph, attention of one row a sequence may read before the calls in front of it what is there when a replay
- * starts: attn_seqs, pos, slots and, without shared_new_keys, the whole KV cache but its own rows. So the calls of a graph that
- * write these (dev_decode_next) come after it. */
+ * starts: attn_seqs, pos, slots and, without shared_new_keys, the whole KV cache but its own rows. So may the gated delta rule from
+ * a state: row_seqs and the state, which nothing else in the graph writes. So the calls of a graph that write these
+ * (dev_decode_next) come after it. */
 #ifndef VERLC_DEVICE_GRAPH_H
 #define VERLC_DEVICE_GRAPH_H
 

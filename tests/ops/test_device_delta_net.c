@@ -5,7 +5,8 @@
  *  - pieces a sequence comes in, from the state: chunks of a prefill, one row at a time (decode), next to others that are
  *    elsewhere in their chunks;
  *  - was in the state's slot before the sequence, or is in other slots;
- *  - rows came after it and were taken back, in the open chunk. */
+ *  - rows came after it and were taken back, in the open chunk;
+ *  - the kernel in front of the delta rule's has made later than this began (kernels as threads). */
 #include "ops/ops_table.h"
 
 static struct backends two, one; /* threads */
@@ -24,6 +25,13 @@ struct net {
     struct tensor conv_state;
     struct delta_state state;
     float *out; /* (rows, Hv Dv): the results so far */
+    void (*in_front)(void *of, bool ended);
+    int64_t early; /* copies that did not wait for it */
+};
+/* What a kernel in front of the delta rule's makes. */
+struct made {
+    void *at[2], *copy[2];
+    size_t bytes[2];
 };
 
 static void net_open(struct net *t, const struct op_shape *s, enum dtype act, struct dev *d) {
@@ -77,6 +85,25 @@ static struct tensor piece_rows(struct net *t, const struct piece *p, int64_t n,
     free(f);
     return out;
 }
+/* Of tests/ops/cuda_threads, where that is linked. */
+__attribute__((weak)) void threads_in_front(void (*hook)(void *of, bool ended), void *of);
+__attribute__((weak)) int64_t threads_early_copies(void);
+/* dev_delta_fwd behind a kernel that makes its heads and gates. */
+static int delta_behind(struct net *t, const struct delta_args *a) {
+    struct made x = {.at = {a->qkv.data, a->ba.data}};
+    for (int i = 0; i < 2; i++) {
+        x.bytes[i] = (size_t)tensor_count(i ? a->ba : a->qkv) * dtype_size(t->r.act);
+        x.copy[i] = xmalloc(x.bytes[i]);
+        memcpy(x.copy[i], x.at[i], x.bytes[i]);
+    }
+    threads_in_front(t->in_front, &x);
+    const int rc = dev_delta_fwd(t->r.d, a);
+    t->early = threads_early_copies();
+    threads_in_front(NULL, NULL);
+    free(x.copy[0]);
+    free(x.copy[1]);
+    return rc;
+}
 /* Runs the pieces in one call of each op and puts their rows into t->out. */
 static int net_run(struct net *t, const struct piece *p, int64_t n, const int64_t *bad) {
     const struct op_shape *s = t->r.s;
@@ -107,7 +134,7 @@ static int net_run(struct net *t, const struct piece *p, int64_t n, const int64_
                            .out = dev_new(&t->r, shape_2d(t->r.act, start[n], width), false)};
     if (p[0].slot >= 0) conv.state = t->conv_state, a.state = t->state;
     TRY(dev_causal_conv_fwd(t->r.d, &conv));
-    TRY(dev_delta_fwd(t->r.d, &a));
+    TRY(t->in_front ? delta_behind(t, &a) : dev_delta_fwd(t->r.d, &a));
     float *f = down_values(&t->r, a.out);
     for (int64_t i = 0; i < n; i++)
         memcpy(t->out + (t->start[p[i].seq] + p[i].from) * width, f + start[i] * width, (size_t)(p[i].n * width) * sizeof *f);
@@ -248,6 +275,44 @@ static void test_bits(void **state) {
         }
 }
 
+/* ---- rows that the kernel in front makes ---- */
+
+static void kernel_in_front(void *of, bool ended) {
+    const struct made *const x = of;
+    for (int i = 0; i < 2; i++)
+        if (ended) memcpy(x->at[i], x->copy[i], x->bytes[i]);
+        else memset(x->at[i], 0xff, x->bytes[i]);
+}
+/* Rows after 75 of a sequence whose heads and gates are NaN until the kernel in front has ended have their bits; what is read
+ * before that are states of the first row alone: of one row as much as of three. */
+static void test_in_front(void **state) {
+    (void)state;
+    if (!threads_in_front) return;
+    const char *const form = getenv("VERLC_DELTA_FORWARD");
+    const bool early = form && strcmp(form, "mma") == 0;
+    for (int i = 1; i < two.n; i++) {
+        struct net t;
+        int64_t copies[2];
+        net_open(&t, &shapes[0], DT_BF16, &two.dev[i]);
+        assert_int_equal(net_whole(&t), 0);
+        float *const want = xmalloc((size_t)(shapes[0].rows * shapes[0].hq * shapes[0].k) * sizeof *want);
+        memcpy(want, t.out, (size_t)(shapes[0].rows * shapes[0].hq * shapes[0].k) * sizeof *want);
+        net_state(&t, 3);
+        assert_int_equal(net_run(&t, &(struct piece){2, 0, 75, 1}, 1, NULL), 0);
+        for (int k = 0; k < 2; k++) {
+            t.in_front = kernel_in_front;
+            assert_int_equal(net_run(&t, &(struct piece){2, 75, k ? 3 : 1, 1}, 1, NULL), 0);
+            copies[k] = t.early;
+            t.in_front = NULL;
+            same_rows(&t, want, 2, 75, k ? 78 : 76, two.name[i]);
+        }
+        assert_int_equal(copies[0], copies[1]);
+        assert_true(early ? copies[0] > 0 : copies[0] == 0);
+        free(want);
+        net_close(&t);
+    }
+}
+
 static void test_threads(void **state) {
     (void)state;
     for (int i = 1; i < two.n; i++) {
@@ -297,7 +362,8 @@ static void test_misfits(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_threads), cmocka_unit_test(test_misfits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_in_front), cmocka_unit_test(test_threads),
+                                       cmocka_unit_test(test_misfits)};
     backends_open(&two, 2);
     backends_open(&one, 1);
     const int failed = cmocka_run_group_tests_name("ops: convolution and delta rule from a state", tests, NULL, NULL);

@@ -82,7 +82,7 @@ void cuda_driver_has(const char *name, void **f);
  * hides its launch.  Such a kernel calls pdl_launch_dependents() at once.
  * cuda_launch_pdl: always; every thread calls pdl_wait() before its first access to memory.
  * cuda_launch: in a CUDA graph only; weights may be read before pdl_wait(), since no graph writes one, and so may what
- * device/graph.h says of attention.
+ * device/graph.h says of attention and of the delta rule.
  * (pdl_wait ends when the previous kernel has ended, which itself has waited: so everything before is done.) */
 static inline cudaLaunchConfig_t cuda_launch_config(const struct cuda *c, dim3 grid, int threads, size_t smem,
                                                     cudaLaunchAttribute *attr, bool pdl) {

@@ -267,7 +267,8 @@ static int op_attn_bwd(struct dev *d, const struct attn_args *a, struct tensor d
     return 0;
 }
 static void op_close(struct dev *d) { free(d->ctx); }
-/* In place of device/open.c's, by the linker: a device whose blocks may have SMEM_KIB of shared memory. */
+/* In place of device/open.c's, by the linker: a device of SM_COUNT multiprocessors whose blocks may have
+ * SMEM_KIB of shared memory. */
 extern "C" bool __wrap_dev_cuda_present(char *, size_t) { return true; }
 extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     static struct dev_ops o;
@@ -291,8 +292,8 @@ extern "C" int __wrap_dev_open_cuda(struct dev *d, int) {
     *d = dev{};
     struct cuda *c = (struct cuda *)calloc(1, sizeof *c);
     if (!c) return ERR_NOMEM;
-    const char *kib = getenv("SMEM_KIB");
-    c->n_sm = 2, c->smem_max = (size_t)(kib ? atoi(kib) : 227) << 10;
+    const char *const kib = getenv("SMEM_KIB"), *const sm = getenv("SM_COUNT");
+    c->n_sm = sm ? atoi(sm) : 2, c->smem_max = (size_t)(kib ? atoi(kib) : 227) << 10;
     d->ops = &o, d->ctx = c;
     snprintf(d->isa, sizeof d->isa, "cuda-threads");
     return 0;

@@ -36,8 +36,9 @@ template <typename T> static __device__ __forceinline__ delta_seq delta_seq_at(c
 
 /* e^x for x <= 0, to about 2^-22: 2^n times 2^r. */
 static __device__ __forceinline__ float decay_exp(float x) {
-    x = x < -104.0f ? -104.0f : x; /* NaN stays */
-    const float n = rintf(__fmul_rn(x, 1.4426950408889634f));
+    x = x < -104.0f ? -104.0f : x;   /* NaN stays */
+    const float whole = 12582912.0f; /* 1.5 x 2^23: a sum with it has no fraction */
+    const float n = __fsub_rn(__fadd_rn(__fmul_rn(x, 1.4426950408889634f), whole), whole);
     const float r = __fmaf_rn(n, 2.12194440e-4f, __fmaf_rn(n, -0.693359375f, x));
     return __fmul_rn(exp2_approx(__fmul_rn(r, 1.4426950408889634f)), exp2_approx(n));
 }
@@ -80,13 +81,15 @@ template <typename T> static __device__ __forceinline__ void head_put(T *y, cons
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++)
         if (lane + 32 * i < dim) act_put(y, lane + 32 * i, x.v[i]);
 }
+static __device__ __forceinline__ float scale_of(float squares) {
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(squares, DEV_DELTA_EPS)));
+}
 /* 1 / |x|. */
 static __device__ __forceinline__ float head_scale(const lane_head &x) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++) sum = __fmaf_rn(x.v[i], x.v[i], sum);
-    sum = lanes_sum(sum, 32);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, DEV_DELTA_EPS)));
+    return scale_of(lanes_sum(sum, 32));
 }
 /* y (dim) = x / |x| * by; gives 1 / |x|. With by = 1 a number is x times that, rounded once, as a state's keys are made again. */
 static __device__ __forceinline__ float head_normalize(float *y, const lane_head &x, int64_t dim, float by) {

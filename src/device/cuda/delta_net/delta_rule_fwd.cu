@@ -7,8 +7,10 @@
  *
  * The order of every sum, alike in both: k.k, q.k, S^T k, S^T q over the head's elements, ascending; the sums over j ascending;
  * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it. */
-#include "device/cuda/delta_net/delta_rule.cuh"
-#include "device/cuda/ptx.cuh"
+#include "device/cuda/delta_net/delta_mma.cuh"
+
+#include <stdlib.h>
+#include <string.h>
 
 typedef __nv_bfloat16 bf16;
 
@@ -461,17 +463,26 @@ template <typename T> static int rows_by_width(struct cuda *c, const struct delt
     if (fits(64, sizeof(rows_of<64>::memory))) return rows_any<T, 64>(c, a, j);
     return j.dv % 32 == 0 ? rows_any<T, 32>(c, a, j) : rows_any<T, 16>(c, a, j);
 }
+template <typename T> static int step_any(struct cuda *c, const struct delta_args *a, const delta_job<T> &j, int row) {
+    const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
+    TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory<T>), a));
+    CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory<T>::THREADS, sizeof(step_memory<T>), j, row));
+    return 0;
+}
+static bool on_tensor_cores() {
+    static const char *const asked = getenv("VERLC_DELTA_FORWARD");
+    return asked && strcmp(asked, "mma") == 0;
+}
 template <typename T> static int forward_any(struct cuda *c, const struct delta_args *a) {
     const delta_job<T> j = delta_job_of<T>(a);
     if (a->seqs.n == 0) return 0;
+    const bool mma = on_tensor_cores();
+    if (mma && !aligned16(j.qkv)) FAIL(ERR_INVAL, "cuda delta rule: heads are copied by 16 bytes, which they are not aligned to");
     if (j.s && a->seqs.max_rows <= FEW_ROWS) {
-        const dim3 grid((unsigned)j.hv, (unsigned)a->seqs.n);
-        TRY(delta_shared(c, (const void *)delta_step_kernel<T>, sizeof(step_memory<T>), a));
-        for (int row = 0; row < (int)a->seqs.max_rows; row++)
-            CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory<T>::THREADS, sizeof(step_memory<T>), j, row));
+        for (int row = 0; row < (int)a->seqs.max_rows; row++) TRY(mma ? delta_step_mma(c, a, j, row) : step_any(c, a, j, row));
         return 0;
     }
-    TRY(rows_by_width<T>(c, a, j));
+    TRY(mma ? delta_chunk_mma(c, a, j) : rows_by_width<T>(c, a, j));
     if (j.s) CU_TRY(cuda_launch_plain(c, delta_open_kernel<T>, dim3((unsigned)j.hk, (unsigned)a->seqs.n), DELTA_THREADS, 0, j));
     return 0;
 }

@@ -98,7 +98,8 @@ static inline void threads_ldmatrix(uint32_t (&r)[4], uint32_t addr, bool trans)
 static inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) { threads_ldmatrix(r, addr, false); }
 static inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) { threads_ldmatrix(r, addr, true); }
 
-/* m16n8k16. The order of its sums is not the hardware's. */
+/* m16n8k16. The order of its sums is not the hardware's; with MMA_CHAIN they are rounded at each step, so that kernels with
+ * different orders of k differ. */
 static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const lane_bytes *const all = threads_exchange(mine, sizeof mine);
@@ -108,10 +109,13 @@ static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, 
         memcpy(&x, all[from] + 4 * word + 2 * (k & 1), 2);
         return (double)__uint_as_float((uint32_t)x << 16);
     };
+    static const bool chain = getenv("MMA_CHAIN") != NULL;
     for (int i = 0; i < 4; i++) {
         double sum = (double)c[i];
-        for (int k = 0; k < 16; k++)
+        for (int k = 0; k < 16; k++) {
             sum += at(g * 4 + k % 8 / 2, (i >= 2) + (k >= 8 ? 2 : 0), k) * at((2 * t + (i & 1)) * 4 + k % 8 / 2, 4 + (k >= 8), k);
+            if (chain) sum = (double)(float)sum;
+        }
         c[i] = (float)sum;
     }
 }
