@@ -14,7 +14,7 @@
 #include <time.h>
 
 static const double RENDER_TIMEOUT_S = 30; /* a template is a loop over a few messages */
-static const int64_t RENDER_CPU_S = 20;
+static const int64_t RENDER_CPU_S = 10;
 enum { RENDER_MANY = 256 }; /* conversations of one request */
 
 struct chat_template {
