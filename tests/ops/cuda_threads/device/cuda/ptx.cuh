@@ -104,20 +104,21 @@ static inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, 
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const lane_bytes *const all = threads_exchange(mine, sizeof mine);
     const int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    const auto at = [&](int from, int word, int k) {
-        uint16_t x;
-        memcpy(&x, all[from] + 4 * word + 2 * (k & 1), 2);
-        return (double)__uint_as_float((uint32_t)x << 16);
-    };
-    static const bool chain = getenv("MMA_CHAIN") != NULL;
-    for (int i = 0; i < 4; i++) {
-        double sum = (double)c[i];
-        for (int k = 0; k < 16; k++) {
-            sum += at(g * 4 + k % 8 / 2, (i >= 2) + (k >= 8 ? 2 : 0), k) * at((2 * t + (i & 1)) * 4 + k % 8 / 2, 4 + (k >= 8), k);
-            if (chain) sum = (double)(float)sum;
+    float x[2][16], y[16][2]; /* rows g, g + 8; columns 2t, 2t + 1 */
+    for (int k = 0; k < 16; k++)
+        for (int h = 0; h < 2; h++) {
+            uint16_t of_a, of_b;
+            memcpy(&of_a, all[4 * g + k % 8 / 2] + 4 * (h + k / 8 * 2) + 2 * (k & 1), 2);
+            memcpy(&of_b, all[4 * (2 * t + h) + k % 8 / 2] + 4 * (4 + k / 8) + 2 * (k & 1), 2);
+            x[h][k] = __uint_as_float((uint32_t)of_a << 16), y[k][h] = __uint_as_float((uint32_t)of_b << 16);
         }
-        c[i] = (float)sum;
-    }
+    static const bool chain = getenv("MMA_CHAIN") != NULL;
+    double sum[4] = {c[0], c[1], c[2], c[3]};
+    for (int k = 0; k < 16 && !chain; k++)
+        for (int i = 0; i < 4; i++) sum[i] += (double)x[i / 2][k] * (double)y[k][i & 1];
+    for (int i = 0; i < 4; i++) c[i] = chain ? c[i] : (float)sum[i];
+    for (int k = 0; k < 16 && chain; k++) /* products of bf16 are exact */
+        for (int i = 0; i < 4; i++) c[i] += x[i / 2][k] * y[k][i & 1];
 }
 
 /* m16n8k8; operands must be TF32. The order of its sums is not the hardware's. */
