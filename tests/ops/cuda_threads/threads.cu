@@ -25,7 +25,8 @@ struct fiber {
     unsigned turn; /* of its exchanges */
 };
 static struct fiber fiber[MAX_THREADS];
-static uint8_t state[MAX_THREADS]; /* of each thread: enum wait */
+static uint8_t state[MAX_THREADS];           /* of each thread: enum wait */
+static unsigned ready[MAX_THREADS], n_ready; /* those that have their turn in the next round */
 static const void *event[MAX_THREADS];
 static unsigned events; /* how many wait for one */
 /* Threads that wait for each other: how many have not ended, how many of these wait. */
@@ -59,6 +60,10 @@ static uint64_t draw() { /* xorshift64 */
     drawn ^= drawn << 13, drawn ^= drawn >> 7, drawn ^= drawn << 17;
     return drawn;
 }
+static void make_ready(unsigned i) {
+    state[i] = READY;
+    ready[n_ready++] = i;
+}
 static void pause(enum wait why) {
     state[current] = why;
     if (why == WARP) warp[current / 32].waiting++;
@@ -80,7 +85,7 @@ void threads_named_barrier(int id, int threads, bool wait) {
     if (++bar.arrived == threads) {
         bar.arrived = 0;
         for (unsigned i = first; i < first + block_threads; i++) {
-            if (bar.waits[i]) state[i] = READY;
+            if (bar.waits[i]) make_ready(i);
             bar.waits[i] = false;
         }
     } else if (wait) {
@@ -96,7 +101,7 @@ void threads_wait(const void *what) {
 }
 void threads_wake(const void *what) {
     for (unsigned i = 0; events > 0 && i < block_threads * cluster_blocks; i++)
-        if (state[i] == EVENT && event[i] == what) state[i] = READY, events--;
+        if (state[i] == EVENT && event[i] == what) make_ready(i), events--;
 }
 bool threads_awaited(const void *what) {
     for (unsigned i = 0; events > 0 && i < block_threads * cluster_blocks; i++)
@@ -136,7 +141,7 @@ const lane_bytes *threads_exchange(const void *mine, size_t bytes) {
 static bool release_all(struct partners *p, unsigned from, unsigned to, enum wait what) {
     if (p->waiting == 0 || p->waiting < p->alive) return false;
     for (unsigned i = from; i < to; i++)
-        if (state[i] == what) state[i] = READY;
+        if (state[i] == what) make_ready(i);
     p->waiting = 0;
     return true;
 }
@@ -161,8 +166,8 @@ static void run_cluster() {
     const unsigned n = block_threads * cluster_blocks;
     if (n > MAX_THREADS || cluster_blocks > MAX_CLUSTER || gridDim.x % cluster_blocks) abort();
     if (cluster_blocks > 1 && block_threads % 32) abort();
-    static unsigned order[MAX_THREADS];
-    whole = {n, 0}, events = 0;
+    static unsigned turn[MAX_THREADS];
+    whole = {n, 0}, events = 0, n_ready = 0;
     for (unsigned b = 0; b < cluster_blocks; b++) block[b] = {block_threads, 0};
     for (unsigned i = 0; i < n; i += 32) warp[i / 32] = {min(32u, n - i), 0};
     for (unsigned i = 0; i < n; i++) {
@@ -171,28 +176,28 @@ static void run_cluster() {
         getcontext(&f->start);
         f->start.uc_stack.ss_sp = f->stack, f->start.uc_stack.ss_size = STACK, f->start.uc_link = &caller;
         makecontext(&f->start, fiber_main, 0);
-        f->begun = false, f->turn = 0, state[i] = READY, order[i] = i;
+        f->begun = false, f->turn = 0;
+        make_ready(i);
     }
     eager = (int)(draw() >> 40 & 3), block_number++;
     in_front.ended = false;
     if (in_front.hook) in_front.hook(in_front.of, false);
     const uint64_t slow = draw() & draw() & draw();       /* warps that run in one of 16 turns */
     memset(shared_memory, 0xff, cluster_blocks * SHARED); /* NaN */
-    for (unsigned first = n;; first = n / 8) {            /* threads that take another's turn: all, then some */
-        for (unsigned i = 0; i < first; i++) {
-            const uint64_t d = draw();
-            const unsigned a = first == n ? i : (unsigned)((d & 0xffffffffu) * n >> 32), b = (unsigned)((d >> 32) * n >> 32);
-            std::swap(order[a], order[b]);
-        }
+    for (;;) {
+        const unsigned turns = n_ready;
         const bool all = (draw() >> 40 & 15) == 0;
-        for (unsigned k = 0; k < n; k++) {
-            const unsigned i = order[k];
-            if (!asked && state[i] == READY && (all || !(slow >> i / 32 & 1))) run_fiber(i);
+        memcpy(turn, ready, turns * sizeof *turn);
+        n_ready = 0;
+        for (unsigned k = 0; k < turns && !asked; k++) { /* in a random order */
+            std::swap(turn[k], turn[k + (unsigned)((draw() >> 32) * (turns - k) >> 32)]);
+            const unsigned i = turn[k];
+            if (all || !(slow >> i / 32 & 1)) run_fiber(i);
+            else make_ready(i);
         }
         if (asked) return;
         if (whole.alive == 0) return;
-        const bool ready = memchr(state, READY, n) != NULL; /* released by a named barrier, or woken */
-        if (!release(n) && !ready && !end_in_front()) {
+        if (!release(n) && n_ready == 0 && !end_in_front()) {
             fprintf(stderr, "threads: a barrier that some threads of the block never reach\n");
             abort();
         }
