@@ -334,7 +334,6 @@ static void each_backend(void (*check)(struct rig *r, const char *what)) {
             struct rig r = {
                 .backend = BACKENDS[b], .threads = t == 0 ? 2 : 1, .adapter = models[c].adapter, .quant = models[c].quant};
             if (r.quant && (b < 2 || acts[t] == DT_F32)) continue; /* slow there; test_model_quant.c has ref and f32 */
-            if (b == 0 && acts[t] == DT_BF16) continue;            /* its sums are those of f32 */
             if (!open_backend(&r.dev, BACKENDS[b], r.threads)) continue;
             snprintf(what, sizeof what, "%s %s %s", models[c].what, BACKENDS[b], dtype_name(acts[t]));
             rig_open(&r, dir, acts[t], MODEL_INFER);

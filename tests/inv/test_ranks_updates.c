@@ -520,10 +520,8 @@ static void compare(const struct models *m, size_t setup, size_t device, struct 
         struct coordinator_reply replies[MOST_RANKS];
         const bool sharded = i % 2;
         if (sharded && ((s->lora && !s->experts && !s->value) || workers_size(c) < 2)) continue;
-        if (s->experts && !sharded) continue;                    /* as other models */
-        if (n_groups > 1 && setup > 0 && workers_size(c) != 3 && /* of other numbers once, whole ones by turns */
-            (sharded || workers_size(c) == (setup % 2 ? 2 : 4)))
-            continue;
+        if (s->experts && !sharded) continue;                                       /* as other models */
+        if (sharded && n_groups > 1 && setup > 0 && workers_size(c) != 3) continue; /* of other numbers once */
         call(c, m, setup, device, sharded, replies);
         same(s, device, sharded, workers_size(c), &want, replies);
         for (int r = 0; r < workers_size(c); r++) coordinator_reply_free(&replies[r]);
