@@ -140,6 +140,15 @@ def is_pending(p, sig):
     return any(int(m, 16) >> (sig - 1) & 1 for m in masks)
 
 
+def reached(pid, sig):
+    """Sends it; False: the process has ended, as one that starts another does."""
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def had_ended(p, err, sig=signal.SIGTERM):
     """A run that was asked to stop when it had come to its end: it says so, or the signal met the default action."""
     return p.returncode == 0 or p.returncode == -sig and "\ndone: " in err
@@ -297,6 +306,6 @@ def sft_refusals(s, test, model, device, tokens):
     test("an adapter fits", p.returncode == 0, p.stderr[-600:])
 
 
-__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "at_once", "had_ended", "has_gpu", "is_pending", "met", "patience",
-           "reward_dir", "run", "save_tensors", "series", "sft_refusals", "start", "state", "signal", "tensors", "waited",
-           "json", "VERLC"]
+__all__ = ["DIGITS_REWARD", "Scratch", "Tests", "at_once", "had_ended", "has_gpu", "is_pending", "met", "patience", "reached",
+           "reward_dir", "run", "save_tensors", "series", "sft_refusals", "start", "state", "signal", "tensors", "waited", "json",
+           "VERLC"]

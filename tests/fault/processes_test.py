@@ -15,7 +15,7 @@ import termios
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, run, state, waited  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, reached, run, state, waited  # noqa: E402
 
 DEADLINE = 4  # of runs that are stopped for three times as long, beside the other checks
 MARK = f"86000.{os.getpid()}"  # the argument of every sleep that a reward function starts
@@ -162,15 +162,6 @@ def check_stopped(runs, since, test):
         _, err = p.communicate(timeout=300)
         test(f"{name}: stopped for three times every deadline, the run goes on to its end",
              p.returncode == 0 and "timeout" not in err and len(whole) > 1, f"exit {p.returncode}: {err[-400:]}")
-
-
-def reached(pid, what):
-    """False: it has ended, as one that starts another does."""
-    try:
-        os.kill(pid, what)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def helpers(pid):

@@ -19,7 +19,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from ranks import below  # noqa: E402
-from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, run, state  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, on_gpus, reached, run, state  # noqa: E402
 
 A = "actor_rollout_ref."
 STEPS, WITHIN = 4, 10.0
@@ -33,15 +33,6 @@ def alive(pid):
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def sent(pid, sig):
-    """False: it had ended."""
-    try:
-        os.kill(pid, sig)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def line(s, name, ranks, together):
@@ -59,7 +50,7 @@ def strike(args, moment, how, rng):
         time.sleep(moment)
         there = below(p.pid)
         ranks = [pid for pid, command in there.items() if command.endswith(" worker")]
-        hit = p.poll() is None and ranks and sent(rng.choice(ranks), how)
+        hit = p.poll() is None and ranks and reached(rng.choice(ranks), how)
         begin = time.time()
         try:
             p.wait(60)

@@ -6,7 +6,9 @@
  * reads the old ones any more.
  *
  * The order of every sum, alike in both: k.k, q.k, S^T k, S^T q over the head's elements, ascending; the sums over j ascending;
- * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it. */
+ * each one chain of fused multiply-adds.  So a row's bits do not depend on what computes it.
+ *
+ * VERLC_DELTA_FORWARD=mma takes the kernels of delta_chunk_mma.cu and delta_step_mma.cu in their place, until both are measured. */
 #include "device/cuda/delta_net/delta_mma.cuh"
 
 #include <stdlib.h>
@@ -469,14 +471,18 @@ template <typename T> static int step_any(struct cuda *c, const struct delta_arg
     CU_TRY(cuda_launch_pdl(c, delta_step_kernel<T>, grid, (int)step_memory<T>::THREADS, sizeof(step_memory<T>), j, row));
     return 0;
 }
-static bool on_tensor_cores() {
+static int on_tensor_cores(bool *mma) {
     static const char *const asked = getenv("VERLC_DELTA_FORWARD");
-    return asked && strcmp(asked, "mma") == 0;
+    *mma = asked && strcmp(asked, "mma") == 0;
+    if (asked && !*mma && strcmp(asked, "fma") != 0)
+        FAIL(ERR_INVAL, "VERLC_DELTA_FORWARD=%s: neither fma (the default) nor mma", asked);
+    return 0;
 }
 template <typename T> static int forward_any(struct cuda *c, const struct delta_args *a) {
     const delta_job<T> j = delta_job_of<T>(a);
     if (a->seqs.n == 0) return 0;
-    const bool mma = on_tensor_cores();
+    bool mma;
+    TRY(on_tensor_cores(&mma));
     if (mma && !aligned16(j.qkv)) FAIL(ERR_INVAL, "cuda delta rule: heads are copied by 16 bytes, which they are not aligned to");
     if (j.s && a->seqs.max_rows <= FEW_ROWS) {
         for (int row = 0; row < (int)a->seqs.max_rows; row++) TRY(mma ? delta_step_mma(c, a, j, row) : step_any(c, a, j, row));
