@@ -190,7 +190,7 @@ static int take(struct engine *e, const struct engine_verify *v, int64_t i) {
 
 /* Whether the next step may verify. One that admits a sample is no replayed graph, and the others draw a single token in it; so
  * where samples end one by one, nobody is admitted for about the tokens of a burst, in which nobody is either. */
-static bool is_next(struct engine *e) {
+static bool may_verify(struct engine *e) {
     struct drafting *const d = &e->drafting;
     const bool only = engine__only_decode(e);
     if (!only && (d->left == 0 || !engine__all_decode(e))) {
@@ -205,7 +205,7 @@ static bool is_next(struct engine *e) {
 int engine__verify(struct engine *e) {
     const struct drafting *const d = &e->drafting;
     struct engine_verify v = {.most = e->model.max_draft};
-    if (!drafting(e) || !is_next(e) || !plan(e, &v)) return 0;
+    if (!drafting(e) || !may_verify(e) || !plan(e, &v)) return 0;
     engine__fill_tables(e, v.n_seqs, v.max_blocks);
     v.ids = d->ids;
     v.pos = e->pos;
