@@ -554,9 +554,14 @@ int comm_reply(struct comm *c, const json_t *result, const struct comm_bytes *ar
     return reply(c, json_pack("{s:o}", "result", r), arrays, n);
 }
 
+/* The controller aborts the group's operations at this reply. This rank makes none until then either: its peers may still be in the
+ * one that it did not come to. */
 int comm_reply_error(struct comm *c, int code) {
     struct buf b = {0};
+    char why[sizeof c->cancel.why];
     buf_add_visible(&b, err_msg(), false);
+    snprintf(why, sizeof why, "%s: %s", c->mesh[c->rank].who, b.p ? b.p : "");
+    comm__alarm_ring(&c->cancel, code == ERR_RANK ? err_msg() : why); /* ERR_RANK names another rank */
     json_t *head = json_pack("{s:i,s:s}", "error", code, "message", b.p ? b.p : "");
     buf_free(&b);
     return reply(c, head, NULL, 0);

@@ -211,7 +211,10 @@ static int serve(struct comm *c) {
     int rc;
     while ((rc = comm_next_call(c, &call)) > 0) {
         rc = serve_call(c, &call);
-        if (rc < 0) rc = comm_reply_error(c, rc);
+        if (rc < 0) {
+            rc = comm_reply_error(c, rc);
+            if (rc >= 0 && comm_barrier(c) != ERR_RANK) rc = err_set(ERR_INTERNAL, __FILE__, __LINE__, "operations after an error");
+        }
         comm_call_free(&call);
         TRY(rc);
     }
@@ -462,6 +465,8 @@ static void a_rank_fails(void **state) {
     expect_ok(&g);
     call_all(&g, "random", json_pack("{s:i}", "seed", 1));
     expect_failure(&g, ERR_RANK, 2, 5); /* operations are over */
+    call_all(&g, "echo", json_object());
+    expect_ok(&g);
     close_group(&g);
 }
 
