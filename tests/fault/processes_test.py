@@ -15,7 +15,7 @@ import termios
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, reached, run, state, waited  # noqa: E402
+from verlc_test import ENV, VERLC, Scratch, Tests, is_pending, met, reached, run, state, waited  # noqa: E402
 
 DEADLINE = 4  # of runs that are stopped for three times as long, beside the other checks
 MARK = f"86000.{os.getpid()}"  # the argument of every sleep that a reward function starts
@@ -94,8 +94,10 @@ def check_nothing_left(s, test):
         "the watchdog": ([], 6, "time.sleep(60)", {"trainer.deadline": 5}),
         "the end of the run": ([], 0, "", {"trainer.total_training_steps": 1}),
     }
-    for name, (signals, status, body, keys) in ends.items():
-        p = begin(s, name.replace(" ", "_"), body, **keys)
+
+    def ended(i, name, signals, status, body, keys):
+        """None: the first of two signals had ended the run before the second was sent."""
+        p = begin(s, f"{name.replace(' ', '_')}{i}", body, **keys)
         there = strays()
         if name != "the end of the run":
             test(f"{name}: a reward function has four children", len(there) == 4, str(there))
@@ -104,10 +106,16 @@ def check_nothing_left(s, test):
             waited(lambda: p.poll() is not None or not is_pending(p, sig))  # noqa: B023
         _, err = p.communicate(timeout=300)
         there = left()
+        if len(signals) == 2 and p.returncode == 128 + signals[0] and not there:
+            return None
         test(f"{name}: exit {status}, nothing is left behind", p.returncode == status and not there,
              f"exit {p.returncode}, left {there}, {err[-300:]}")
         for pid in there:
-            os.kill(pid, signal.SIGKILL)
+            reached(pid, signal.SIGKILL)
+        return True
+
+    for name, end in ends.items():
+        test(f"{name}: it met the run", met(lambda i, end=(name, *end): ended(i, *end)))
 
 
 def check_timeout(s, test):
