@@ -91,7 +91,7 @@ def check_nothing_left(s, test):
         "SIGSEGV": ([signal.SIGSEGV], -signal.SIGSEGV, "time.sleep(60)", {}),
         "SIGHUP": ([signal.SIGHUP], 129, "time.sleep(60)", {"reward.trial_call": False}),
         "SIGINT twice": ([signal.SIGINT, signal.SIGINT], -signal.SIGINT, "time.sleep(60)", {}),
-        "the watchdog": ([], 6, "time.sleep(60)", {"trainer.deadline": 5}),
+        "the watchdog": ([], 6, "time.sleep(60)", {"trainer.deadline": 12}),
         "the end of the run": ([], 0, "", {"trainer.total_training_steps": 1}),
     }
 

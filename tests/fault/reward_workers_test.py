@@ -69,7 +69,7 @@ def bench(s, name, **options):
 
 def check_overhead(s, test):
     for size in 1024, 2048, 4096:
-        for _ in range(10):  # the least is the scorer's own; what else runs on the machine adds to the others
+        for _ in range(30):  # the least is the scorer's own; what else runs on the machine adds to the others
             got = bench(s, "trivial", bytes=size, samples=10000 if FULL else 2000)
             if got["ms_per_sample"] <= 0.2:
                 break

@@ -362,7 +362,7 @@ def check_helpers(s, test):
          p.stderr.count("error: ") == 1, f"exit {p.returncode} after {time.time() - began:.0f} s: {p.stderr[-400:]}")
     path = reward_file(s, "stuck", "time.sleep(1000)")
     began = time.time()
-    p = run(*s.ppo("stuck", trainer__deadline=5, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}),
+    p = run(*s.ppo("stuck", trainer__deadline=12, **{"reward.custom_reward_function.path": path, "reward.num_workers": 1}),
             check=False, timeout=100)
     test.refused("a stage without progress: the watchdog ends the run and names it", p, DEADLINE, "stage 'gen'", "trainer.deadline")
     test("a stage without progress: within its deadline", time.time() - began < 60)
