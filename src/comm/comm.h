@@ -109,7 +109,7 @@ void comm_call_free(struct comm_call *call);
  * controller has ended the group; ERR_RANK: it is lost. */
 int comm_next_call(struct comm *c, struct comm_call *call);
 int comm_reply(struct comm *c, const json_t *result, const struct comm_bytes *arrays, int n); /* result: borrowed; NULL: {} */
-int comm_reply_error(struct comm *c, int code);                                               /* with err_msg() */
+int comm_reply_error(struct comm *c, int code); /* with err_msg(); this rank makes no operation after it */
 
 /* ---- the controller ---- */
 
