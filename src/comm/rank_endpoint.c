@@ -560,9 +560,11 @@ int comm_reply_error(struct comm *c, int code) {
     struct buf b = {0};
     char why[sizeof c->cancel.why];
     buf_add_visible(&b, err_msg(), false);
-    snprintf(why, sizeof why, "%s: %s", c->mesh[c->rank].who, b.p ? b.p : "");
-    comm__alarm_ring(&c->cancel, code == ERR_RANK ? err_msg() : why); /* ERR_RANK names another rank */
-    json_t *head = json_pack("{s:i,s:s}", "error", code, "message", b.p ? b.p : "");
+    const char *const message = b.p ? b.p : "";
+    if (code == ERR_RANK) snprintf(why, sizeof why, "%s", message); /* it names another rank */
+    else snprintf(why, sizeof why, "%s: %s", c->mesh[c->rank].who, message);
+    comm__alarm_ring(&c->cancel, why);
+    json_t *head = json_pack("{s:i,s:s}", "error", code, "message", message);
     buf_free(&b);
     return reply(c, head, NULL, 0);
 }

@@ -101,7 +101,7 @@ def main():
         run(*line(s, "whole", 1, 1))
         whole = state(s.dir / "whole", STEPS)
         took = {}
-        while i < 20 * n and sum(struck.values()) < n or (n > 9 and i < 2 * n and set(STAGES) - set(struck)):
+        while (i < 20 * n and sum(struck.values()) < n) or (n > 9 and i < 2 * n and set(STAGES) - set(struck)):
             d, (ranks, together), i = f"struck_{i}", SIZES[0 if n < 10 else i % 3], i + 1
             if ranks not in took:
                 begin = time.time()

@@ -1,19 +1,20 @@
 /* delta_chunk_mma.cu - the gated delta rule's forward on tensor cores: rows of packed sequences, from the start or from a state.
  *
- * A block takes up to 128 value columns of a value head through a sequence's chunks. A warp has 16 columns, of which S^T is in its
- * registers: as an accumulator of S', and in parts of bf16 as the operand A of x_k . S and x_q . S. Four more warps make the next
- * chunk's heads, gates, a and p meanwhile (delta_chunk_fill.cuh). Of a chunk with keys x_k and queries x_q as the convolution left
- * them, a_ij and p_ij their decayed and normalised products (delta_mma.cuh):
+ * A block takes up to 128 value columns of a value head through a sequence's chunks, warp-specialized. A consumer warp has 16
+ * columns, of which S^T is in its registers: as an accumulator of S', and in parts of bf16 as the operand A of x_k . S and
+ * x_q . S. Four producer warps make the next chunk's heads, gates, a and p meanwhile (delta_chunk_producer.cuh). Of a chunk with
+ * keys x_k and queries x_q as the convolution left them, a_ij and p_ij their decayed and normalised products (delta_mma.cuh):
  *   u_i = v_i - exp(G_i) k_i . S;  e_i = beta_i (u_i - sum_{j<i} a_ij e_j);  o_i = exp(G_i) q_i . S + sum_{j<=i} p_ij e_j
  *   S' = exp(G_63) S + sum_j exp(G_63 - G_j) k_j e_j^T
  * e comes in parts of 16 rows: within a part a quad of lanes has a column's rows and takes them two at a time by FMAs, then the
  * part is operand A of what it adds to sums and outputs of its and later parts.
  *
- * Columns never meet. Two groups of four warps take turns: one makes products with S while the other makes e and o.
+ * Columns never meet. Two groups of four consumer warps are scheduled in ping-pong: one makes products with S while the other makes
+ * e and o.
  * Not here: one new row (delta_step_mma.cu), keys and G of the open chunk (delta_rule_fwd.cu), backward.
  * Invariant: an output's bits depend on its row and the rows before it in the sequence alone, and are the step kernel's: the order
  * of each sum is a chunk's, whatever rows of it are here. */
-#include "device/cuda/delta_net/delta_chunk_fill.cuh"
+#include "device/cuda/delta_net/delta_chunk_producer.cuh"
 #include "device/cuda/wgmma.cuh"
 
 enum {
@@ -23,12 +24,16 @@ enum {
     FULL = 1,                        /* named barriers: a buffer has a chunk, of each group; */
     EMPTY = 5,                       /* it has been read */
     TURN = 8,                        /* a group's turn to make products with S */
-    COL_REGISTERS = 208,             /* of a thread, of 168 that 384 threads have (bf16) */
-    FILL_REGISTERS = 88,
+    CONSUMER_REGISTERS = 208,        /* of a thread, of 168 that 384 threads have (bf16) */
+    PRODUCER_REGISTERS = 88,
 };
 
 template <typename T> struct chunk_memory {
-    enum { BUFFERS = sizeof(T) == 2 ? 2 : 1, COL_WARPS = chunk_heads<T>::COL_WARPS, THREADS = 32 * COL_WARPS + FILL_THREADS };
+    enum {
+        BUFFERS = sizeof(T) == 2 ? 2 : 1,
+        CONSUMER_WARPS = chunk_heads<T>::CONSUMER_WARPS,
+        THREADS = 32 * CONSUMER_WARPS + PRODUCER_THREADS
+    };
     chunk_heads<T> heads[BUFFERS];
 };
 static_assert(sizeof(chunk_memory<bf16>) <= 163 << 10 && sizeof(chunk_memory<float>) <= 163 << 10, "fits an A100");
@@ -215,8 +220,8 @@ static __device__ __forceinline__ void store_rows(T *to, int64_t stride, const f
 /* ALL: heads have DEV_DELTA_DIM elements. */
 template <typename T, bool ALL>
 static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chunk_kernel(const delta_job<T> job, int cols) {
-    enum { F = delta_parts<T>::F, BUFFERS = chunk_memory<T>::BUFFERS, COL_THREADS = 32 * chunk_memory<T>::COL_WARPS };
-    enum { FULL_THREADS = 32 * GROUP + FILL_THREADS, EMPTY_THREADS = COL_THREADS + FILL_THREADS };
+    enum { F = delta_parts<T>::F, BUFFERS = chunk_memory<T>::BUFFERS, CONSUMER_THREADS = 32 * chunk_memory<T>::CONSUMER_WARPS };
+    enum { FULL_THREADS = 32 * GROUP + PRODUCER_THREADS, EMPTY_THREADS = CONSUMER_THREADS + PRODUCER_THREADS };
     typedef two_of<T> two;
     delta_job<T> j = job;
     if (ALL) j.dk = j.dv = DEV_DELTA_DIM; /* numbers that the compiler knows */
@@ -224,9 +229,9 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
     const delta_seq seq = delta_seq_at(j, blockIdx.z);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, t = lane & 3, dk = (int)j.dk, dv = (int)j.dv;
     const int64_t n = blockIdx.y;
-    if (warp >= chunk_memory<T>::COL_WARPS) {
-        if (sizeof(T) == 2) setmaxnreg_dec<FILL_REGISTERS>();
-        const int thread = (int)threadIdx.x - COL_THREADS;
+    if (warp >= chunk_memory<T>::CONSUMER_WARPS) {
+        if (sizeof(T) == 2) setmaxnreg_dec<PRODUCER_REGISTERS>();
+        const int thread = (int)threadIdx.x - CONSUMER_THREADS;
         const chunk_cols of = {n, (int)blockIdx.x * cols, cols};
         int r = 0;
         for (int c = 0; r < seq.n; c++) {
@@ -236,13 +241,13 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
             make_heads(h, j, seq, of, x, thread);
             make_pairs(h, thread / 32, dk);
 #pragma unroll
-            for (int group = 0; group < chunk_memory<T>::COL_WARPS / GROUP; group++)
+            for (int group = 0; group < chunk_memory<T>::CONSUMER_WARPS / GROUP; group++)
                 named_barrier_arrive(FULL + 2 * group + c % BUFFERS, FULL_THREADS);
             r += x.n1 - x.n0;
         }
         return;
     }
-    if (sizeof(T) == 2) setmaxnreg_inc<COL_REGISTERS>();
+    if (sizeof(T) == 2) setmaxnreg_inc<CONSUMER_REGISTERS>();
     const int col = (int)blockIdx.x * cols + warp * PART + lane / 4 * 2;
     const bool on = warp * PART < cols && (int)blockIdx.x * cols + warp * PART < dv; /* else this warp has no columns */
     const int64_t state = (seq.slot * j.hv + n) * dk * dv + col;
@@ -252,8 +257,8 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
     /* S' of a chunk and k . S, q . S of the next are one group's turn, while the other group makes e and o */
     const int group = warp / GROUP;
     const bool turns = (int)blockIdx.x * cols + GROUP * PART < dv && GROUP * PART < cols && seq.n > 0;
-    if (turns && group == 1) named_barrier_arrive(TURN, COL_THREADS);
-    if (turns) named_barrier_sync(TURN + group, COL_THREADS);
+    if (turns && group == 1) named_barrier_arrive(TURN, CONSUMER_THREADS);
+    if (turns) named_barrier_sync(TURN + group, CONSUMER_THREADS);
     int r = 0;
     for (int c = 0; r < seq.n; c++) {
         const chunk_rows x = chunk_at(seq, r);
@@ -263,7 +268,7 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
         float u[TILES][4] = {}, o[TILES][4] = {}, sum[TILES][4] = {};
         named_barrier_sync(FULL + 2 * group + c % BUFFERS, FULL_THREADS);
         if (on && !first) state_dots(u, o, s, h, dk);
-        if (turns) named_barrier_arrive(TURN + 1 - group, COL_THREADS);
+        if (turns) named_barrier_arrive(TURN + 1 - group, CONSUMER_THREADS);
         if (on) {
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
@@ -307,16 +312,16 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
                 if (slot_e && x.n1 < DELTA_C) store_rows<false>(slot_e, dv, u, x);
             }
         }
-        if (turns) named_barrier_sync(TURN + group, COL_THREADS);
+        if (turns) named_barrier_sync(TURN + group, CONSUMER_THREADS);
         if (on && x.n1 == DELTA_C) next_state(s, u, h, first, dk);
         r += x.n1 - x.n0;
-        /* the fill warps wait where a chunk is BUFFERS after this one */
+        /* the producer warps wait where a chunk is BUFFERS after this one */
         if (r + (BUFFERS - 1) * DELTA_C < seq.n) named_barrier_arrive(EMPTY + c % BUFFERS, EMPTY_THREADS);
         if (!on || x.n1 < DELTA_C) continue;
         if (j.states && r < seq.n) store_state(j.states + ((seq.entry + x.chunk + 1) * j.hv + n) * dk * dv + col, s, dk, dv);
         if (slot_e && seq.n - r < DELTA_C) store_state(j.s + state, s, dk, dv); /* none comes after it here */
     }
-    if (turns && group == 0) named_barrier_arrive(TURN + 1, COL_THREADS);
+    if (turns && group == 0) named_barrier_arrive(TURN + 1, CONSUMER_THREADS);
 }
 
 template <typename T> int delta_chunk_mma(struct cuda *c, const struct delta_args *a, const delta_job<T> &j) {

@@ -1,9 +1,9 @@
-/* delta_chunk_fill.cuh - the half of the chunk kernel that knows no columns of S: four warps make the next chunk's heads, gates,
- * a and p.
+/* delta_chunk_producer.cuh - the producer warps of delta_chunk_mma.cu, which know no columns of S: they load the next chunk's
+ * heads and make its gates, a and p in shared memory.
  *
  * Invariant: what a buffer holds of a row depends on that row and those before it; of rows that are not there it is finite. */
-#ifndef VERLC_DEV_CUDA_DELTA_CHUNK_FILL_CUH
-#define VERLC_DEV_CUDA_DELTA_CHUNK_FILL_CUH
+#ifndef VERLC_DEV_CUDA_DELTA_CHUNK_PRODUCER_CUH
+#define VERLC_DEV_CUDA_DELTA_CHUNK_PRODUCER_CUH
 
 #include "device/cuda/delta_net/delta_mma.cuh"
 
@@ -12,17 +12,17 @@ typedef __nv_bfloat16 bf16;
 enum {
     PART = 16, /* rows of a chunk whose e are made at a time, columns of a warp */
     PARTS = DELTA_C / PART,
-    FILL_WARPS = 4,
-    FILL_THREADS = 32 * FILL_WARPS,
+    PRODUCER_WARPS = 4,
+    PRODUCER_THREADS = 32 * PRODUCER_WARPS,
     LD = DEV_DELTA_DIM + 8, /* bf16 between rows in shared memory: eight rows' 16 bytes are in different banks */
     LDS = DELTA_C + 8,
-    FILL = 7, /* named barrier of these warps */
+    PRODUCERS = 7, /* named barrier of these warps */
 };
 
 /* A chunk's heads, and what their products are scaled by. Of rows that come from a state (before n0): row = 0 and beta = 1, so that
  * u is e; of rows that are not there: zeros. */
 template <typename T> struct alignas(16) chunk_heads {
-    enum { COL_WARPS = sizeof(T) == 2 ? 8 : 4, COLS = COL_WARPS * PART, LDV = COLS + 8 };
+    enum { CONSUMER_WARPS = sizeof(T) == 2 ? 8 : 4, COLS = CONSUMER_WARPS * PART, LDV = COLS + 8 };
     bf16 k[delta_parts<T>::X][DELTA_C][LD], q[delta_parts<T>::X][DELTA_C][LD];
     T v[DELTA_C][LDV];
     float row[DELTA_C], key[DELTA_C], query[DELTA_C]; /* 1 / |k| of i, of j; 1 / |q| / sqrt(Dk) */
@@ -48,13 +48,13 @@ struct chunk_cols {
     int col, cols;
 };
 
-/* ---- heads; thread: its number among those of the fill warps ---- */
+/* ---- heads; thread: its number among those of the producer warps ---- */
 
 /* Columns of v, not waited for; zeros of rows and columns that are not here. WHOLE: all 64 rows are. */
 template <bool WHOLE, typename T>
 static __device__ __forceinline__ void load_values(chunk_heads<T> &m, const delta_job<T> &j, const chunk_cols &c,
                                                    const chunk_rows &x, int thread) {
-    enum { UNIT = 16 / sizeof(T), LANES = chunk_heads<T>::COLS / UNIT, ROWS = FILL_THREADS / LANES };
+    enum { UNIT = 16 / sizeof(T), LANES = chunk_heads<T>::COLS / UNIT, ROWS = PRODUCER_THREADS / LANES };
     const int row = thread / LANES, col = thread % LANES * UNIT;
     const bool on = col < c.cols && c.col + col < j.dv;
     const T *from = j.qkv + (on ? (x.t + row) * j.width + 2 * j.hk * j.dk + c.n * j.dv + c.col + col : 0);
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void load_values(chunk_heads<T> &m, const delt
 template <bool WHOLE>
 static __device__ __forceinline__ void load_heads(chunk_heads<bf16> &m, const delta_job<bf16> &j, const delta_seq &s, int64_t head,
                                                   const chunk_rows &x, int thread) {
-    enum { LANES = DEV_DELTA_DIM / CHUNK, ROWS = FILL_THREADS / LANES };
+    enum { LANES = DEV_DELTA_DIM / CHUNK, ROWS = PRODUCER_THREADS / LANES };
     const int row = thread / LANES, d = thread % LANES * CHUNK;
     const bool on = d < j.dk;
     const bf16 *q = j.qkv + (on ? (x.t + row) * j.width + head * j.dk + d : 0), *k = q + (on ? j.hk * j.dk : 0);
@@ -112,7 +112,7 @@ static __device__ void load_heads(chunk_heads<float> &m, const delta_job<float> 
                                   const chunk_rows &x, int thread) {
     enum { X = delta_parts<float>::X };
     const int lane = thread & 31;
-    for (int i = thread / 32; i < 2 * DELTA_C; i += FILL_WARPS) {
+    for (int i = thread / 32; i < 2 * DELTA_C; i += PRODUCER_WARPS) {
         const int y = i & (DELTA_C - 1);
         lane_head h = {};
         if (y >= x.n0 && y < x.n1) h = head_load(j.qkv + (x.t + y) * j.width + ((i < DELTA_C ? j.hk : 0) + head) * j.dk, j.dk);
@@ -151,13 +151,13 @@ static __device__ __forceinline__ void make_heads(chunk_heads<T> &m, const delta
         m.g[i] = g;
     }
     cp_wait<0>();
-    named_barrier_sync(FILL, FILL_THREADS);
+    named_barrier_sync(PRODUCERS, PRODUCER_THREADS);
     if (thread == 0) {
         running_sum(m.g, x.n0, x.n1, x.n0 ? m.g[x.n0 - 1] : 0.0f);
         for (int y = x.n1; y < DELTA_C; y++) m.g[y] = m.g[x.n1 - 1];
     }
     head_squares(m, thread / 32);
-    named_barrier_sync(FILL, FILL_THREADS);
+    named_barrier_sync(PRODUCERS, PRODUCER_THREADS);
     const float last = m.g[DELTA_C - 1], g = m.g[i], by = decay_exp(g);
     if (upper) {
         const float r = __fmul_rn(scale_of(m.query[i]), delta_q_scale(j.dk));
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void make_heads(chunk_heads<T> &m, const delta
         m.u_by[i] = -__fmul_rn(by, row), m.end_by[i] = __fmul_rn(decay_exp(__fsub_rn(last, g)), r);
         if (i == DELTA_C - 1) m.s_by = by;
     }
-    named_barrier_sync(FILL, FILL_THREADS);
+    named_barrier_sync(PRODUCERS, PRODUCER_THREADS);
 }
 
 /* ---- a and p ---- */
@@ -240,7 +240,7 @@ template <typename T> static __device__ __forceinline__ void put_own_p(chunk_hea
 /* A warp's of the ten tiles (rows i, keys j <= i) of a and of p: two of the same rows, and one of a or p alone. */
 template <typename T> static __device__ __forceinline__ void make_pairs(chunk_heads<T> &h, int warp, int dk) {
     enum { X = delta_parts<T>::X, MOST = delta_parts<T>::MOST, NEXT = DELTA_C * LD * sizeof(bf16) /* part */ };
-    static_assert(PARTS == 4 && FILL_WARPS == 4, "ten tiles of four warps");
+    static_assert(PARTS == 4 && PRODUCER_WARPS == 4, "ten tiles of four warps");
     const int i = warp < 2 ? 3 : warp == 2 ? 2 : 1, j = warp == 1 ? 2 : 0, own = warp & 1 ? 2 : 0;
     const bool query = warp >= 2; /* p of (own, own); else a */
     const uint32_t rows = 2 * tile_by_rows(LD), cols = 2 * tile_by_cols(LD);
