@@ -9,8 +9,7 @@
  * e comes in parts of 16 rows: within a part a quad of lanes has a column's rows and takes them two at a time by FMAs, then the
  * part is operand A of what it adds to sums and outputs of its and later parts.
  *
- * Columns never meet. Two groups of four consumer warps are scheduled in ping-pong: one makes products with S while the other makes
- * e and o.
+ * Columns never meet: two groups of four consumer warps wait for the producer warps alone.
  * Not here: one new row (delta_step_mma.cu), keys and G of the open chunk (delta_rule_fwd.cu), backward.
  * Invariant: an output's bits depend on its row and the rows before it in the sequence alone, and are the step kernel's: the order
  * of each sum is a chunk's, whatever rows of it are here. */
@@ -23,7 +22,6 @@ enum {
     GROUP = 4,                       /* warps that go from chunk to chunk together */
     FULL = 1,                        /* named barriers: a buffer has a chunk, of each group; */
     EMPTY = 5,                       /* it has been read */
-    TURN = 8,                        /* a group's turn to make products with S */
     CONSUMER_REGISTERS = 208,        /* of a thread, of 168 that 384 threads have (bf16) */
     PRODUCER_REGISTERS = 88,
 };
@@ -254,11 +252,6 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
     float *const slot_e = seq.slot >= 0 ? j.e + (seq.slot * j.hv + n) * DELTA_C * dv + col : NULL;
     float s[STATE_TILES][4];
     if (on && seq.pos0 >= DELTA_C) load_state(s, j.s + state, dk, dv);
-    /* S' of a chunk and k . S, q . S of the next are one group's turn, while the other group makes e and o */
-    const int group = warp / GROUP;
-    const bool turns = (int)blockIdx.x * cols + GROUP * PART < dv && GROUP * PART < cols && seq.n > 0;
-    if (turns && group == 1) named_barrier_arrive(TURN, CONSUMER_THREADS);
-    if (turns) named_barrier_sync(TURN + group, CONSUMER_THREADS);
     int r = 0;
     for (int c = 0; r < seq.n; c++) {
         const chunk_rows x = chunk_at(seq, r);
@@ -266,10 +259,9 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
         const bool first = x.chunk == 0;
         const int64_t row_at = (x.t * j.hv + n) * dv + col; /* of the chunk's row 0 */
         float u[TILES][4] = {}, o[TILES][4] = {}, sum[TILES][4] = {};
-        named_barrier_sync(FULL + 2 * group + c % BUFFERS, FULL_THREADS);
-        if (on && !first) state_dots(u, o, s, h, dk);
-        if (turns) named_barrier_arrive(TURN + 1 - group, CONSUMER_THREADS);
+        named_barrier_sync(FULL + warp / GROUP * 2 + c % BUFFERS, FULL_THREADS);
         if (on) {
+            if (!first) state_dots(u, o, s, h, dk);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
                 const typename two::word v[2] = {*(const typename two::word *)&h.v[8 * i + 2 * t][warp * PART + lane / 4 * 2],
@@ -311,9 +303,8 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
                 if (j.kept) store_rows<false>(j.kept + row_at, stride, u, x);
                 if (slot_e && x.n1 < DELTA_C) store_rows<false>(slot_e, dv, u, x);
             }
+            if (x.n1 == DELTA_C) next_state(s, u, h, first, dk);
         }
-        if (turns) named_barrier_sync(TURN + group, CONSUMER_THREADS);
-        if (on && x.n1 == DELTA_C) next_state(s, u, h, first, dk);
         r += x.n1 - x.n0;
         /* the producer warps wait where a chunk is BUFFERS after this one */
         if (r + (BUFFERS - 1) * DELTA_C < seq.n) named_barrier_arrive(EMPTY + c % BUFFERS, EMPTY_THREADS);
@@ -321,7 +312,6 @@ static __global__ void __launch_bounds__(chunk_memory<T>::THREADS, 1) delta_chun
         if (j.states && r < seq.n) store_state(j.states + ((seq.entry + x.chunk + 1) * j.hv + n) * dk * dv + col, s, dk, dv);
         if (slot_e && seq.n - r < DELTA_C) store_state(j.s + state, s, dk, dv); /* none comes after it here */
     }
-    if (turns && group == 0) named_barrier_arrive(TURN + 1, CONSUMER_THREADS);
 }
 
 template <typename T> int delta_chunk_mma(struct cuda *c, const struct delta_args *a, const delta_job<T> &j) {

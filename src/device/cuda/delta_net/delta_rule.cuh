@@ -91,15 +91,6 @@ static __device__ __forceinline__ float head_scale(const lane_head &x) {
     for (int i = 0; i < DEV_DELTA_DIM / 32; i++) sum = __fmaf_rn(x.v[i], x.v[i], sum);
     return scale_of(lanes_sum(sum, 32));
 }
-/* y (dim) = x / |x| * by; gives 1 / |x|. With by = 1 a number is x times that, rounded once, as a state's keys are made again. */
-static __device__ __forceinline__ float head_normalize(float *y, const lane_head &x, int64_t dim, float by) {
-    const int lane = threadIdx.x & 31;
-    const float r = head_scale(x);
-#pragma unroll
-    for (int i = 0; i < DEV_DELTA_DIM / 32; i++)
-        if (lane + 32 * i < dim) y[lane + 32 * i] = __fmul_rn(__fmul_rn(x.v[i], r), by);
-    return r;
-}
 /* G of rows [n0, n1), of whose g (in place) one thread makes the sums; before: G of the row before n0. */
 static __device__ __forceinline__ void running_sum(float *g, int n0, int n1, float before) {
     int i = n0;
