@@ -49,6 +49,7 @@ struct step {
     char why[400];
     struct dev_peer_memory flags;
     unsigned char id[DEV_NCCL_ID]; /* rank 0's */
+    char gpu[sizeof((struct dev *)0)->id];
 };
 
 /* *whole: no rank has failed at this step. why: the first that has, appended. */
@@ -93,14 +94,22 @@ static void close_transport(struct collective *g) {
 enum way { ANY, PEERS, NCCL, HOST, PEERS_GRAPH };
 static const char *const names[] = {"", "peers", "nccl", "host", "peers_graph"};
 
-/* Leaves g->peers NULL on all ranks where one of them cannot. Gathers are in CUDA graphs where that is asked for: a kernel that
- * waits keeps the other ranks of a GPU that is shared from their turn. */
+static bool a_gpu_each(const struct step *all, int size) {
+    for (int r = 0; r < size; r++)
+        for (int i = 0; i <= r; i++)
+            if (i < r ? strcmp(all[i].gpu, all[r].gpu) == 0 : !all[r].gpu[0]) return false;
+    return true;
+}
+
+/* Leaves g->peers NULL on all ranks where one of them cannot. CUDA graphs have gathers where ranks have a GPU each, or where that
+ * is asked for: a kernel that waits keeps the other ranks of a GPU that is shared from their turn. */
 static int try_peers(struct collective *g, enum way asked, struct step *all, struct buf *why) {
-    const bool graphs = asked == PEERS_GRAPH && g->size <= DEV_MOST_COLUMNS;
-    bool whole = false;
+    bool whole = false, graphs = asked == PEERS_GRAPH;
     int rc = agree(g, all, open_peers(g, &all[g->rank].flags), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, map_flags(g, all), &whole, why);
     if (rc >= 0 && whole) rc = agree(g, all, g->d->ops->peers->greeted(g->peers), &whole, why);
+    if (asked == ANY && rc >= 0 && whole) graphs = a_gpu_each(all, g->size); /* agree() gathered their names */
+    graphs = graphs && g->size <= DEV_MOST_COLUMNS;
     if (rc >= 0 && whole && graphs) rc = agree(g, all, g->d->ops->peers->graphs(g->peers, comm_deadline_s(g->comm)), &whole, why);
     if (rc < 0 || !whole) close_peers(g);
     g->graphs = graphs && g->peers;
@@ -171,6 +180,7 @@ static int choose_way(struct collective *g) {
     struct buf why = {0};
     enum way asked = HOST;
     int rc = 0;
+    snprintf(all[g->rank].gpu, sizeof all->gpu, "%s", g->d->id);
     if (g->size > 1) TRYG(way_asked(g, &asked), out);
     TRYG(open_way(g, asked, all, &why), out);
     if (g->rank == 0 && g->size > 1 && (g->d->ops->peers || g->d->ops->nccl))

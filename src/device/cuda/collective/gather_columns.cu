@@ -18,7 +18,12 @@
 #include "device/cuda/collective/system_scope.cuh"
 
 enum { BLOCKS = CUDA_GATHER_BLOCKS, THREADS = CUDA_GATHER_THREADS, LINES = CUDA_GATHER_LINES, LINE = CUDA_GATHER_LINE };
-enum { SPINS = 64, LOOKS = 256, NAP_NS = 100 }; /* looks without a nap; looks between two at the host's memory, which is far */
+enum {
+    SPINS = 64,        /* looks without a nap */
+    LOOKS = 256,       /* looks between two at whether the wait goes on */
+    HOST_LOOKS = 256,  /* of those, one is at the host's memory, by each thread at another time */
+    NAP_NS = 100,
+};
 static_assert((int)CUDA_GATHER_RANKS >= (int)DEV_MOST_COLUMNS, "a place for each rank");
 
 struct launch {
@@ -115,21 +120,22 @@ static __device__ __forceinline__ bool is_there(const struct line &v) {
     return v.word[0] != UINT32_MAX && v.word[1] != UINT32_MAX && v.word[2] != UINT32_MAX && v.word[3] != UINT32_MAX;
 }
 
-/* Whether a wait for a peer that began at `start` goes on. */
-static __device__ bool goes_on(const struct cuda_gather &g, int peer, uint64_t start) {
+/* Whether a wait for a peer that began at `start` goes on. The host's memory is far: were all threads to look at it at once, it
+ * would hold them up for longer than what they wait for, and the peer then waits for them, which does the same: so for good. */
+static __device__ bool goes_on(const struct cuda_gather &g, int peer, uint64_t start, bool look_at_host) {
     if (load_relaxed(g.words)) return false;
-    const bool ended = load_relaxed(&g.host->end), late = now_ns() - start > g.deadline_ns;
+    const bool ended = look_at_host && load_relaxed(&g.host->end), late = now_ns() - start > g.deadline_ns;
     if (!ended && !late) return true;
     store_relaxed(&g.host->lost, ended ? CUDA_GATHER_ENDED : (uint32_t)peer + 1);
     store_relaxed(g.words, 1);
     return false;
 }
 
-/* The first n lines of a slot, which are all ones again; false: the wait is over without them. */
-static __device__ __forceinline__ bool receive(const struct cuda_gather &g, int peer, struct line *slot, int n,
+/* The first n lines of the slot of channel `id`, which are all ones again; false: the wait is over without them. */
+static __device__ __forceinline__ bool receive(const struct cuda_gather &g, int peer, int id, struct line *slot, int n,
                                                struct line (&v)[LINES]) {
     uint64_t start = 0;
-    for (int looks = 1;; looks++) {
+    for (unsigned looks = 1;; looks++) {
         bool there = true;
 #pragma unroll
         for (int k = 0; k < LINES; k++)
@@ -139,7 +145,7 @@ static __device__ __forceinline__ bool receive(const struct cuda_gather &g, int 
         if (there) break;
         if (looks < SPINS) continue;
         if (looks == SPINS) start = now_ns();
-        if (looks % LOOKS == 0 && !goes_on(g, peer, start)) return false;
+        if (looks % LOOKS == 0 && !goes_on(g, peer, start, looks / LOOKS % HOST_LOOKS == (unsigned)id % HOST_LOOKS)) return false;
         nap_ns(NAP_NS); /* whoever is late by so much is not held up by it */
     }
 #pragma unroll
@@ -182,7 +188,7 @@ template <typename T, bool WHOLE, bool ADD> static __device__ __forceinline__ vo
             if (i < its.lines) got = k + 1;
             if (i < its.lines) base[k] = base_of<T, WHOLE, ADD>(l.a, its, i);
         }
-        if (!receive(l.g, peer, in, got, v)) return;
+        if (!receive(l.g, peer, id, in, got, v)) return;
 #pragma unroll
         for (int k = 0; k < LINES; k++)
             if (lo + k * n < its.lines) put_line<T, WHOLE, ADD>(l.a, its, lo + k * n, v[k], base[k]);
