@@ -25,6 +25,7 @@ enum {
     NAP_NS = 100,
 };
 static_assert((int)CUDA_GATHER_RANKS >= (int)DEV_MOST_COLUMNS, "a place for each rank");
+static_assert(CUDA_GATHER_CHANNELS / HOST_LOOKS <= 128, "few threads look at the host at a time");
 
 struct launch {
     struct cuda_gather g;
