@@ -177,19 +177,24 @@ static void fake_peers_close(void *peers) {
     CHECK(peers == &fake_opened);
     fake_opened--;
 }
+static int fake_peers_graphs(void *peers, double deadline_s) {
+    (void)peers, (void)deadline_s;
+    return 0;
+}
 static const struct dev_peer_ops fake_peers = {.bytes = fake_peer_bytes,
                                                .open = fake_peers_open,
                                                .flags = fake_peers_flags,
                                                .greeted = fake_peers_greeted,
+                                               .graphs = fake_peers_graphs,
                                                .close = fake_peers_close};
 
 /* DEVICE of rank r; "far" is the cpu with memory that counts as its own; "nccl" has the fake one, "nccl-without" all but rank 1,
  * "nccl-other" another version there; "peers-open", "peers-map" and "peers-greet" have the peers' memory of above, where rank 1
- * cannot. */
+ * cannot; "peers:each" have it, and a device each, "peers:shared" one device. */
 static int open_device(struct rank *k, const char *device) {
-    const char *gpus = strchr(device, ':');
     const bool peers = strncmp(device, "peers", 5) == 0, nccl = strncmp(device, "nccl", 4) == 0;
     const bool far = peers || nccl || strcmp(device, "far") == 0;
+    const char *const gpus = far ? NULL : strchr(device, ':');
     char name[64];
     if (gpus) snprintf(name, sizeof name, "cuda:%d", k->rank % atoi(gpus + 1));
     else snprintf(name, sizeof name, "%s", far ? "cpu" : device);
@@ -203,6 +208,8 @@ static int open_device(struct rank *k, const char *device) {
     if (nccl) far_ops.nccl = &fake_nccl;
     if (peers) far_ops.peers = &fake_peers;
     if (peers && k->rank == 1) fake_fails = device;
+    if (strcmp(device, "peers:each") == 0) snprintf(k->d.id, sizeof k->d.id, "%d", k->rank);
+    if (strcmp(device, "peers:shared") == 0) snprintf(k->d.id, sizeof k->d.id, "%d", k->rank / 2);
     if (k->rank == 1 && strcmp(device, "nccl-without") == 0) fake_version_number = 0;
     if (k->rank == 1 && strcmp(device, "nccl-other") == 0) fake_version_number = 29902;
     k->d.ops = &far_ops;
@@ -764,6 +771,15 @@ static int check_way(struct rank *k, int rc, bool *done) {
     return 0;
 }
 
+/* A group through memory that nobody has is opened, and that is all. */
+static int only_open(struct rank *k, const char *device) {
+    bool done;
+    TRY(open_device(k, device));
+    TRY(check_way(k, collective_open(&k->g, &k->d, k->comm), &done));
+    CHECK(fake_opened == 1);
+    return 0;
+}
+
 /* rank RANK SIZE ADDRESS KEY DEVICE ROUNDS MB; ROUNDS 0: bench, -1: abandoned. */
 static int be_rank(char **argv) {
     struct rank k = {.rank = atoi(argv[2]), .size = atoi(argv[3])};
@@ -780,7 +796,8 @@ static int be_rank(char **argv) {
     fake_nccl.transport.add_rows = fake_add_rows;
     int rc = comm_open(&k.comm, &a);
     bool done = false;
-    if (rc >= 0) rc = check_way(&k, open_rank(&k, argv[6], most, most < MAX_ROWS ? most : MAX_ROWS), &done);
+    if (rc >= 0 && strncmp(argv[6], "peers:", 6) == 0) rc = only_open(&k, argv[6]), done = true;
+    else if (rc >= 0) rc = check_way(&k, open_rank(&k, argv[6], most, most < MAX_ROWS ? most : MAX_ROWS), &done);
     if (rc >= 0 && rounds > 0 && !done) rc = check_refused(&k);
     if (rc >= 0 && !done) rc = rounds > 0 ? run_rounds(&k, rounds) : rounds ? check_abandoned(&k) : bench(&k);
     if (rc >= 0) rc = comm_barrier(k.comm);
@@ -866,6 +883,10 @@ static void the_way(void **state) {
         {"peers-open", "", "the host", NULL},
         {"peers-map", "", "the host", NULL},
         {"peers-greet", "", "the host", NULL},
+        {"peers:each", "", "peers' memory, gathers in CUDA graphs", NULL},
+        {"peers:each", "peers", "peers' memory", NULL},
+        {"peers:shared", "", "peers' memory", NULL},
+        {"peers:shared", "peers_graph", "peers' memory, gathers in CUDA graphs", NULL},
         {"peers-open", "peers", NULL, "rank 1"},
         {"peers-map", "peers", NULL, "it cannot read the others"},
         {"peers-greet", "peers", NULL, "what it read was something else"},
