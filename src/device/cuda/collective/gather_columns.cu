@@ -19,9 +19,9 @@
 
 enum { BLOCKS = CUDA_GATHER_BLOCKS, THREADS = CUDA_GATHER_THREADS, LINES = CUDA_GATHER_LINES, LINE = CUDA_GATHER_LINE };
 enum {
-    SPINS = 64,        /* looks without a nap */
-    LOOKS = 256,       /* looks between two at whether the wait goes on */
-    HOST_LOOKS = 256,  /* of those, one is at the host's memory, by each thread at another time */
+    SPINS = 64,       /* looks without a nap */
+    LOOKS = 256,      /* looks between two at whether the wait goes on */
+    HOST_LOOKS = 256, /* of those, one is at the host's memory, by each thread at another time */
     NAP_NS = 100,
 };
 static_assert((int)CUDA_GATHER_RANKS >= (int)DEV_MOST_COLUMNS, "a place for each rank");
