@@ -39,6 +39,9 @@ WEAK = {"recipe 1": {2: 95, 4: 92}, "recipe 2": {2: 96, 4: 94}}
 STRONG = {2: 20.0, 4: 11.5}
 EXACT = {"qwen2.5-0.5b": 5, "qwen3-1.7b": 3, "qwen2.5-7b": 3}
 PHASES = ("gen", "old_log_prob", "ref", "update_actor")
+# Samples, tokens of a prompt, tokens that are drawn; LARGE: with four GPUs or more alone
+DECODE = (("qwen3-1.7b", 80, 128, 256), ("qwen2.5-7b", 80, 128, 64), ("qwen3-30b-a3b", 80, 128, 64), ("qwen2.5-32b", 512, 128, 64))
+LARGE = ("qwen2.5-32b",)
 
 
 def gpus():
@@ -216,22 +219,41 @@ def update(b):
 
 
 def decode(b):
-    """Tensor parallel by each way of its gathers: what of a step is no kernel of the model."""
-    path = b.model("qwen3-1.7b")
-    say(f"  {'ranks, gathers':44s} {'tokens/s':>9s} {'step ms':>9s} {'kernels':>9s} {'other':>6s} {'roofline':>8s}")
-    sizes = ("--batch", 80, "--prompt", 128, "--len", 256) if b.device == "cuda" else ("--batch", 4, "--prompt", 8, "--len", 32)
-    ways = ("peers_graph", "peers", "nccl", "host") if b.device == "cuda" else ("host",)
-    for n in sorted({1, 2, 4, b.n} if b.device == "cuda" else {1, b.n}):
-        for way in ways if n > 1 else ("host",):
-            p = subprocess.run([VERLC, *map(str, ("bench", "decode", "--model", path, "--ranks", n, "--device", b.device, *sizes)),
-                                "--json"], capture_output=True, text=True, timeout=900, env={**os.environ, "VERLC_GROUP": way})
-            if p.returncode:
-                say(f"  {n} ranks, {way}: {p.stderr.strip()[-300:]}")
-                continue
-            d = json.loads(p.stdout.splitlines()[-1])
-            step, kernels = 1e3 * d["step_seconds"], 1e3 * d["kernel_seconds"]
-            say(f"  {str(n) + ', ' + d['way']:44s} {d['tokens_per_s']:9.0f} {step:9.3f} {kernels:9.3f} {1 - kernels / step:6.1%} "
-                f"{d['roofline_seconds'] / d['step_seconds']:8.1%}")
+    """Ranks that generate together, by each way of their gathers: what of a step is no kernel of the model, and the share of all
+    their GPUs' memory bandwidth; those with experts have some of them each."""
+    if b.device == "cpu":
+        shapes = [(b.model("tiny"), 4, 8, 32)]
+    else:
+        shapes = [(b.model(arch), *sizes) for arch, *sizes in DECODE if b.n >= 4 or arch not in LARGE]
+    say(f"  {'model, samples, ranks, gathers':60s} {'tokens/s':>9s} {'step ms':>9s} {'kernels':>9s} {'other':>6s} {'roofline':>8s}")
+    for path, batch, prompt, length in shapes:
+        for n in sorted({1, 2, 4, b.n} if b.device == "cuda" else {1, b.n}):
+            for way in ("host",) if b.device == "cpu" or n == 1 else ("", "peers", "nccl"):
+                decode_one(b, path, n, way, "--batch", batch, "--prompt", prompt, "--len", length)
+
+
+def decode_one(b, path, n, way, *sizes):
+    """way: of the gathers, "": the one that runs take."""
+    args = ("bench", "decode", "--model", path, "--ranks", n, "--device", b.device, *sizes, "--json")
+    p = subprocess.run([VERLC, *map(str, args)], capture_output=True, text=True, timeout=900,
+                       env={**os.environ, "VERLC_GROUP": way})
+    if p.returncode:
+        say(f"  {path.name}, {n} ranks, {way}: {p.stderr.strip()[-300:]}")
+        return
+    d = json.loads(p.stdout.splitlines()[-1])
+    step, kernels, share = 1e3 * d["step_seconds"], d["kernel_seconds"], d["roofline_seconds"] / d["step_seconds"]
+    other = f"{1e3 * kernels:9.3f} {1 - 1e3 * kernels / step:6.1%}" if kernels else f"{'':16s}"
+    say(f"  {f'{path.name}, {sizes[1]}, {n}, ' + d['way']:60s} {d['tokens_per_s']:9.0f} {step:9.3f} {other} {share:8.1%}")
+    if way or n > gpus():
+        return
+    name = f"decode/{path.name}/{n}"
+    alone = next((r["ours"] for r in FIGURES.rows if r["id"] == f"ranks/decode/{path.name}/1"), None)
+    who = f"{n} {b.gpus} together" if n > 1 else "one GPU"
+    row(name, f"decoding of {path.name}, {sizes[1]} samples, {who} ({share:.0%} of the memory bandwidth)",
+        d["tokens_per_s"], unit="tokens/s", peers=[("one GPU", alone, True)])
+    if path.name in LARGE and n == 4:
+        row(f"{name}/roofline", f"decoding of {path.name}, {sizes[1]} samples, {n} {b.gpus}: of their roofline", 100 * share,
+            unit="%", bar=60)
 
 
 def checkpoint(b):

@@ -36,7 +36,7 @@ SKIPPED = [  # the beginning of a command, and why it does not run here
     ("mpirun ", "tests/fault/ranks_test.py"),
     ("torchrun ", "tests/fault/ranks_test.py"),
     ("ray job submit --address=http://head", "needs a Ray cluster: tools/oracle_ray_ranks.py"),
-    ("VERLC_GROUP=peers_graph ", "needs GPUs"),
+    ("verlc bench decode --model DIR --ranks 2 --graph ", "needs GPUs"),
     ("verlc exec ray job submit --address=http://head", "needs a Ray cluster: tools/oracle_ray_ranks.py"),
 ]
 PROGRAMS = {"verlc", "echo", "sqlite3", "python3"}
