@@ -3,8 +3,8 @@
 Rows: links, hashes, start, recipe1, recipe2, 7b, update, decode, checkpoint, kills.  `recipe1` and `recipe2` are the recipes of
 docs/performance.md on one GPU, on all, and on all with as many times the prompts.  `7b` is Qwen2.5-7B with a reference.  `hashes`
 takes three steps of GRPO and PPO at full length on one GPU and on all, in every layout and with pools, and compares
-checkpoints, metrics and samples.  `kills` ends a rank with SIGKILL at random moments until each stage was hit, and compares
-what the resumed runs save.
+checkpoints, metrics and samples; and a fully asynchronous run with its replay on one GPU.  `kills` ends a rank with SIGKILL at
+random moments until each stage was hit, and compares what the resumed runs save.
 
   python tools/bench_ranks.py [ROW...] [--ranks N] [--one-done] [--model ARCH] [--device cpu]
 
@@ -276,8 +276,29 @@ def differs(a, b, at):
     return ""
 
 
+def replayed(b, arch, keys):
+    """Whether a fully asynchronous run, of which one rank generates, has other weights than its replay on one rank."""
+    fully = ["--config-name=fully_async_ppo_trainer", "data.train_batch_size=0", "rollout.total_rollout_steps=48",
+             "async_training.trigger_parameter_sync_step=2", "async_training.staleness_threshold=0.5",
+             "actor_rollout_ref.hybrid_engine=False", f"{A}use_kl_loss=False", *keys]
+    record, replay = (OUT / f"hashes_{arch}_fully_async_{x}" for x in ("record", "replay"))
+    done = b.run(f"{arch}, fully asynchronous", b.command(arch, record, (16, 5, 8, 2), b.n - 1, 3, *fully,
+                                                          *b.ranks(1, "rollout")))[0]
+    done = done and b.run(f"{arch}, its replay on one", b.command(arch, replay, (16, 5, 8, 2), 1, 3, *fully,
+                                                                  f"async_training.replay={record}"))[0]
+    why = "it failed"
+    if done:
+        weights = [{k: v for k, v in saved(run, 3).items() if k.endswith(".safetensors")} for run in (record, replay)]
+        why = "" if weights[0] and weights[0] == weights[1] else "weights differ"
+        why = why or ("" if samples(record) == samples(replay) else "samples differ")
+        why = why or ("" if all(m["actor/grad_norm"] > 0 for m in metrics(record)) else "nothing is learned")
+    for run in (record, replay):
+        shutil.rmtree(run, ignore_errors=True)
+    return same(f"{arch}, fully asynchronous: beside its replay on one", why)
+
+
 def hashes(b):
-    """Equal on one and all, in every layout, and with pools."""
+    """Equal on one and all, in every layout, and with pools; of what is asynchronous, its replay on one."""
     wrong = 0
     model_only = [f"{A}optim.lr=1e-4", f"{A}checkpoint.save_contents=[model]", "critic.checkpoint.save_contents=[model]",
                   "trainer.save_freq=3"]
@@ -302,6 +323,7 @@ def hashes(b):
                 wrong += same(f"{arch}, {name}, {way}: beside one", differs(alone, run, 3) if done else "it failed")
                 shutil.rmtree(run, ignore_errors=True)
             shutil.rmtree(alone, ignore_errors=True)
+        wrong += replayed(b, arch, model_only) if b.n > 1 else 0
     row("hashes", f"runs on {b.n} {b.gpus} whose checkpoint, metrics or samples are not those of one", wrong, unit="", lower=True,
         bar=0)
 
