@@ -250,6 +250,24 @@ bool process_exited(const struct process *p) {
     return waitid(P_PID, (id_t)p->pid, &si, WEXITED | WNOHANG | WNOWAIT) < 0 || si.si_pid == p->pid;
 }
 
+bool process_suspended(const struct process *p) {
+    char path[64], state = 0;
+    int program = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)p->pid, (int)p->pid);
+    FILE *f = p->pid > 0 ? fopen(path, "r") : NULL;
+    if (f) {
+        if (fscanf(f, "%d", &program) != 1) program = 0; /* the first is the program; others descend from it */
+        fclose(f);
+    }
+    snprintf(path, sizeof path, "/proc/%d/stat", program);
+    f = program > 0 ? fopen(path, "r") : NULL;
+    if (f) {
+        if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1) state = 0;
+        fclose(f);
+    }
+    return state == 'T' || state == 't';
+}
+
 void process_grant_cpu(const struct process *p, int64_t seconds) {
     (void)!send(p->lifeline, &seconds, sizeof seconds, MSG_NOSIGNAL | MSG_DONTWAIT);
 }

@@ -33,6 +33,8 @@ void process_prepare(void);
 int process_start(struct process *p, const struct process_args *a);
 /* It has ended and so has all that descends from it; process_stop is still to be called. */
 bool process_exited(const struct process *p);
+/* The program does not run, since it was stopped (SIGSTOP, a debugger); false also where /proc does not say. */
+bool process_suspended(const struct process *p);
 /* From now on it may use so many further seconds of processor time. */
 void process_grant_cpu(const struct process *p, int64_t seconds);
 /* Waits up to grace_s for it to end by itself, kills it and all below it, reaps it. how (may be NULL) gets "exit code 1",

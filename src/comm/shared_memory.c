@@ -1,10 +1,11 @@
 /* shared_memory.c - the arrays of a call or reply between processes of one host: written once to memory without a name (memfd),
- * which
- * the other side opens as /proc/PID/fd/N and maps. ZeroMQ with encryption moves less than 1 GB/s there, and once for each rank.
+ * which the other side opens as /proc/PID/fd/N and maps. ZeroMQ with encryption moves less than 1 GB/s there, and once for each
+ * rank.
  * Where a process may not look into the other one's /proc (another container), the bytes travel as elsewhere.
  * Invariant: such memory is sealed: it is complete, and neither shrinks nor changes, so that a mapping never faults. */
 #include "comm/comm_int.h"
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/hash.h"
 
@@ -37,6 +38,17 @@ static int write_all(int fd, const void *p, size_t n, size_t offset) {
     return 0;
 }
 
+/* The kernel refuses to seal pages that it holds itself (EBUSY), as reclaim and compaction do for a moment. */
+static int seal(int fd) {
+    enum { SEAL_S = 10, NAP_US = 1000 };
+    const double deadline = clock_awake() + SEAL_S;
+    while (fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+        if (errno != EBUSY || clock_awake() > deadline) FAIL(ERR_NOMEM, "shared memory cannot be sealed: %s", strerror(errno));
+        usleep(NAP_US);
+    }
+    return 0;
+}
+
 int comm__share(const struct comm_bytes *arrays, int n, int *fd) {
     size_t at = 0;
     *fd = memfd_create("verlc-arrays", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -44,8 +56,7 @@ int comm__share(const struct comm_bytes *arrays, int n, int *fd) {
     if (rc >= 0 && ftruncate(*fd, (off_t)sum(arrays, n)) != 0)
         rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "no memory for arrays of %zu bytes: %s", sum(arrays, n), strerror(errno));
     for (int i = 0; rc >= 0 && i < n; at += padded(arrays[i++].n)) rc = write_all(*fd, arrays[i].p, arrays[i].n, at);
-    if (rc >= 0 && fcntl(*fd, F_ADD_SEALS, SEALS) != 0)
-        rc = err_set(ERR_NOMEM, __FILE__, __LINE__, "shared memory cannot be sealed: %s", strerror(errno));
+    if (rc >= 0) rc = seal(*fd);
     if (rc >= 0) return 0;
     if (*fd >= 0) close(*fd);
     *fd = -1;

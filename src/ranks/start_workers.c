@@ -4,6 +4,7 @@
 #include "ranks/start_workers_int.h"
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -35,7 +36,8 @@ struct worker {
     struct buf line; /* of its output, not complete yet */
     char last[512];  /* the last complete one; under `lock`, since the watching thread writes it */
     pthread_mutex_t lock;
-    bool reported; /* that it has ended */
+    bool reported;       /* that it has ended */
+    double stopped_from; /* of clock_awake, seen so before it had joined; 0: it runs */
 };
 struct workers {
     struct coordinator *coordinator;
@@ -91,6 +93,14 @@ static bool has_ended(const struct worker *w, char *how, size_t n) {
     if (si.si_code == CLD_EXITED) snprintf(how, n, "ended with exit code %d", si.si_status);
     else snprintf(how, n, "ended by signal %d (%s)", si.si_status, strsignal(si.si_status));
     return true;
+}
+
+/* Whether it has been stopped (SIGSTOP, a debugger) for as long as a rank that has joined may be silent. */
+static bool stays_stopped(struct worker *w) {
+    const bool stopped = process_suspended(&w->process);
+    if (!stopped) w->stopped_from = 0;
+    else if (w->stopped_from == 0) w->stopped_from = clock_awake();
+    return stopped && clock_awake() - w->stopped_from > COMM_SILENCE_S;
 }
 
 static void watch_worker(struct workers *c, struct worker *w) {
@@ -196,6 +206,11 @@ static int check_workers(void *arg) {
     char how[64], last[sizeof c->workers->last];
     for (int i = 0; i < c->n_workers; i++) {
         struct worker *w = &c->workers[i];
+        if (stays_stopped(w)) {
+            c->lost = w->rank;
+            FAIL(ERR_RANK, "rank %d has been suspended for %.0f s (SIGSTOP, a debugger) and has not joined", w->rank,
+                 COMM_SILENCE_S);
+        }
         if (!has_ended(w, how, sizeof how)) continue;
         usleep(2 * WATCH_MS * 1000); /* its last line may still come */
         pthread_mutex_lock(&w->lock);

@@ -131,11 +131,11 @@ def launched(d):
 
 
 def faults(d):
-    """At random moments from the first worker's start on."""
+    """At random moments from the first worker's start on; one is stopped before it can have joined."""
     for k in range(8):
         p = start("--ranks", "3", "--seconds", "2")
         victim = random.choice(wait_for_workers(3))
-        moment = random.uniform(0, 1.5) if k % 2 else random.uniform(0, 0.1)
+        moment = 0 if k == 4 else random.uniform(0, 1.5) if k % 2 else random.uniform(0, 0.1)
         time.sleep(moment)
         begin = time.time()
         if k == 0:
@@ -143,8 +143,9 @@ def faults(d):
         elif k == 1:
             p.terminate()
         else:
-            os.kill(victim, signal.SIGSTOP if k == 3 else signal.SIGKILL)
-        what = {0: "the controller killed", 1: "the controller ended", 3: "a worker stopped"}.get(k, "a worker killed")
+            os.kill(victim, signal.SIGSTOP if k in (3, 4) else signal.SIGKILL)
+        ended = {0: "the controller killed", 1: "the controller ended", 3: "a worker stopped", 4: "a worker stopped"}
+        what = ended.get(k, "a worker killed")
         what += f" after {moment:.2f} s"
         try:
             out, err = p.communicate(timeout=patience(40))

@@ -1,5 +1,5 @@
 /* test_base_process.c - child processes: how they end is told, and all that descends from them ends with them, one that
- * forks and leaves as fast as it can too. */
+ * forks and leaves as fast as it can too; whether one is suspended. */
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/process.h"
@@ -96,17 +96,33 @@ static void descendants_end_too(void **state) {
     }
 }
 
+static void a_program_is_suspended(void **state) {
+    (void)state;
+    struct process runs = begin(own_path, "wait"), p = begin(own_path, "stop");
+    char how[64];
+    const double deadline = clock_awake() + 20;
+    while (!process_suspended(&p) && clock_awake() < deadline) usleep(1000);
+    assert_true(process_suspended(&p));
+    assert_false(process_suspended(&runs));
+    assert_false(process_suspended(&(struct process){-1, -1}));
+    process_stop(&p, 0, how, sizeof how);
+    assert_string_equal(how, "signal 9 (Killed)");
+    process_stop(&runs, 0, how, sizeof how);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "comet") == 0) comet();
     if (argc > 1 && strcmp(argv[1], "seven") == 0) return 7;
     if (argc > 1 && strcmp(argv[1], "term") == 0) return raise(SIGTERM);
     if (argc > 1 && strcmp(argv[1], "wait") == 0) return (int)sleep(60);
+    if (argc > 1 && strcmp(argv[1], "stop") == 0) return raise(SIGSTOP);
     const ssize_t n = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
     own_path[n > 0 ? n : 0] = '\0';
     snprintf(mark, sizeof mark, "mark-%d", (int)getpid());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_end_is_told),
         cmocka_unit_test(descendants_end_too),
+        cmocka_unit_test(a_program_is_suspended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,15 +11,18 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -433,6 +436,42 @@ static void calls_carry_arrays(void **state) {
         end_group(&g);
     }
     free(big);
+}
+
+/* Maps the next shared memory, so that it cannot be sealed, for a third of a second. */
+static void *hold_memory(void *held) {
+    enum { HOLD_US = 300000 };
+    const double deadline = clock_awake() + 20;
+    while (!atomic_load((atomic_bool *)held) && clock_awake() < deadline)
+        for (int fd = 3; fd < 64; fd++) {
+            char path[64], name[64] = "";
+            snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+            if (readlink(path, name, sizeof name - 1) <= 0 || !strstr(name, "memfd:verlc-arrays")) continue;
+            const int own = open(path, O_RDWR | O_CLOEXEC);
+            void *const p = own < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+            if (own >= 0) close(own);
+            if (p == MAP_FAILED) continue; /* it is sealed */
+            usleep(HOLD_US);
+            atomic_store((atomic_bool *)held, true);
+            munmap(p, 4096);
+            break;
+        }
+    return NULL;
+}
+static void memory_that_is_held(void **state) {
+    (void)state;
+    enum { TRIES = 20 };
+    static uint8_t bytes[1 << 24];
+    atomic_bool held = false;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, hold_memory, &held), 0);
+    for (int i = 0; i < TRIES && !atomic_load(&held); i++) {
+        int fd;
+        if (comm__share(&(struct comm_bytes){bytes, sizeof bytes}, 1, &fd) < 0) fail_msg("%s", err_msg());
+        close(fd);
+    }
+    assert_true(atomic_load(&held));
+    pthread_join(thread, NULL);
 }
 
 static void fault(struct group *g, int op, int victim, int sig, int after_us) {
@@ -877,6 +916,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(parts),
         cmocka_unit_test(large_messages),
         cmocka_unit_test(calls_carry_arrays),
+        cmocka_unit_test(memory_that_is_held),
         cmocka_unit_test(a_rank_dies_in_each_operation),
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(other_calls_are_refused),
