@@ -287,6 +287,7 @@ void process_stop(struct process *p, double grace_s, char *how, size_t n) {
     if (p->pid <= 0) return;
     const bool by_itself = wait_exit(p, grace_s);
     close(p->lifeline);
+    kill(p->pid, SIGCONT); /* a reaper that is stopped would leave all there for ever */
     /* SIGKILL cannot be refused; only a process stuck in the kernel outlasts 5 s, and the reaper then waits alone */
     const bool exited = by_itself || wait_exit(p, 5);
     if (exited && waitpid(p->pid, &status, WNOHANG) == p->pid && how) {

@@ -110,6 +110,18 @@ static void a_program_is_suspended(void **state) {
     process_stop(&runs, 0, how, sizeof how);
 }
 
+static void a_reaper_is_stopped(void **state) {
+    (void)state;
+    struct process p = begin(own_path, "wait");
+    siginfo_t si = {0};
+    assert_int_equal(kill(p.pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)p.pid, &si, WSTOPPED | WNOWAIT), 0);
+    const double t = clock_now();
+    process_stop(&p, 0, NULL, 0);
+    assert_true(clock_now() - t < 4);
+    assert_int_equal(alive(), 0);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "comet") == 0) comet();
     if (argc > 1 && strcmp(argv[1], "seven") == 0) return 7;
@@ -123,6 +135,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_end_is_told),
         cmocka_unit_test(descendants_end_too),
         cmocka_unit_test(a_program_is_suspended),
+        cmocka_unit_test(a_reaper_is_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
