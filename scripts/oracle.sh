@@ -101,7 +101,8 @@ compare_grpo() { # the program's ten steps beside torch's: the golden test on th
         program test_ppo_grpo "$PWD/$fix/train"
 }
 compare_lora() {
-    fresh lora && for base in llama llama_bias qwen2 qwen3; do cp -r "$fix/model/$base" "$out/lora" || return 1; done
+    fresh lora
+    for base in exaone4 llama llama_bias phi3 qwen2 qwen3 qwen3_moe; do cp -r "$fix/model/$base" "$out/lora" || return 1; done
     make_lora "$out/lora" && $py tools/oracle_diff.py "$out/lora" $fix/model &&
         $py tools/oracle_lora.py check "$VERLC" "$out/lora_check"
 }
