@@ -221,12 +221,10 @@ def update(b):
 def decode(b):
     """Ranks that generate together, by each way of their gathers: what of a step is no kernel of the model, and the share of all
     their GPUs' memory bandwidth; those with experts have some of them each."""
-    if b.device == "cpu":
-        shapes = [(b.model("tiny"), 4, 8, 32)]
-    else:
-        shapes = [(b.model(arch), *sizes) for arch, *sizes in DECODE if b.n >= 4 or arch not in LARGE]
+    shapes = [("tiny", 4, 8, 32)] if b.device == "cpu" else [s for s in DECODE if b.n >= 4 or s[0] not in LARGE]
     say(f"  {'model, samples, ranks, gathers':60s} {'tokens/s':>9s} {'step ms':>9s} {'kernels':>9s} {'other':>6s} {'roofline':>8s}")
-    for path, batch, prompt, length in shapes:
+    for arch, batch, prompt, length in shapes:
+        path = b.model(arch)
         for n in sorted({1, 2, 4, b.n} if b.device == "cuda" else {1, b.n}):
             for way in ("host",) if b.device == "cpu" or n == 1 else ("", "peers", "nccl"):
                 decode_one(b, path, n, way, "--batch", batch, "--prompt", prompt, "--len", length)
